@@ -1,0 +1,1 @@
+"""Lathe: a Lightning + Hydra research template."""

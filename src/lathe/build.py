@@ -1,0 +1,57 @@
+"""Parts from configuration nodes, with a sentence where a node can't be built."""
+
+from typing import Any
+
+import hydra
+from hydra.errors import InstantiationException
+
+from lathe.errors import UserError
+
+
+def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
+    """Instantiates `node`, which stands at `key` of the configuration.
+
+    Raises:
+        UserError: the target does not exist or does not take these arguments; or what the target itself raised, if that is one.
+    """
+    try:
+        return hydra.utils.instantiate(node, *args, **kwargs)
+    except InstantiationException as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, UserError):
+                raise cause from error
+            deepest, cause = cause, cause.__cause__
+        lines = [line for line in str(error).splitlines() if line.strip()]
+        where = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
+        full = ".".join(part for part in (key, where) if part)
+        if isinstance(deepest, (TypeError, ImportError, ModuleNotFoundError, AttributeError, ValueError)) or deepest is error:
+            raise UserError(f"{full} can't be built: {' '.join(str(deepest).split())}") from error
+        raise
+
+
+def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
+    """The task of a resolved configuration; without optimizer and scheduler if it is not to be trained.
+
+    The learning rate is scaled by the batch that an optimizer step sees, so accumulated batches count.
+    """
+    task = make(cfg["model"], "model", _partial_=True)
+    if not train:
+        return call_factory(task, "model")
+    accumulate = int(cfg["trainer"].get("accumulate_grad_batches", 1))
+    options = {"batch_size": cfg["data"]["batch_size"] * accumulate} if "batch_size" in cfg["optimizer"] else {}
+    optimizer = make(cfg["optimizer"], "optimizer", **options)
+    scheduler = make(cfg["scheduler"], "scheduler") if cfg.get("scheduler") else None
+    return call_factory(task, "model", optimizer=optimizer, scheduler=scheduler)
+
+
+def call_factory(factory: Any, key: str, **kwargs: Any) -> Any:
+    """Calls what `make` returned for a `_partial_` node.
+
+    Raises:
+        UserError: it does not take these arguments.
+    """
+    try:
+        return factory(**kwargs)
+    except TypeError as error:
+        raise UserError(f"{key} can't be built: {error}") from error

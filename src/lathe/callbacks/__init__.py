@@ -1,0 +1,12 @@
+"""Lightning adapters: when something acts during a run."""
+
+from lathe.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
+from lathe.callbacks.ema import EMA
+from lathe.callbacks.nan_guard import NanGuard
+from lathe.callbacks.preemption import Preemption
+from lathe.callbacks.profiler import TorchProfiler
+from lathe.callbacks.progress import Progress
+from lathe.callbacks.rng import RandomState
+from lathe.callbacks.throughput import Throughput
+
+__all__ = ["EMA", "AtomicCheckpointIO", "Checkpoint", "NanGuard", "Preemption", "Progress", "RandomState", "Throughput", "TorchProfiler"]

@@ -1,0 +1,146 @@
+"""best.ckpt and last.ckpt, written whole or not at all, at the moments from which a run continues bit for bit."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lathe.errors import UserError
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and moves it there, so that a file under its final name is always whole."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class Checkpoint(CheckpointBase):
+    """Keeps the best epoch by a monitored figure, and the newest state.
+
+    last.ckpt is written after every `every_n_epochs` epochs, and every `every_n_train_steps` optimizer steps. Where a validation is due
+    after such a step it is written after the validation, so that a continued run neither misses nor repeats one.
+
+    `dirpath` null means checkpoints/ in the run directory.
+
+    Raises:
+        UserError: a mode that is neither max nor min, or an interval that is not positive.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | None = None,
+        monitor: str | None = "val/accuracy",
+        mode: str = "max",
+        every_n_train_steps: int | None = None,
+        every_n_epochs: int = 1,
+    ) -> None:
+        super().__init__()
+        if mode not in ("max", "min"):
+            raise UserError(f"callbacks.checkpoint.mode={mode!r}: choose max or min.")
+        for key, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
+            if value is not None and value < 1:
+                raise UserError(f"callbacks.checkpoint.{key}={value}: give a whole number from 1, or null.")
+        self._dirpath = Path(dirpath) if dirpath else None
+        self.monitor, self.mode = monitor, mode
+        self.every_n_train_steps, self.every_n_epochs = every_n_train_steps, every_n_epochs
+        self.best_score: float | None = None
+        self.best_step = 0
+        self.best_metrics: dict[str, float] = {}
+        self._saved_step = -1
+        self._due = False
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._dirpath is None:
+            self._dirpath = Path(trainer.default_root_dir) / "checkpoints"
+
+    def path(self, name: str) -> Path:
+        """Where checkpoint `name` (best or last) is."""
+        assert self._dirpath is not None
+        return self._dirpath / f"{name}.ckpt"
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if not self.every_n_train_steps:
+            return
+        step = trainer.global_step
+        if step == self._saved_step or step % self.every_n_train_steps or trainer.fit_loop._should_accumulate():
+            return
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            return  # the end of the epoch is a moment later, and writes it
+        if _validation_follows(trainer):
+            self._due = True
+        else:
+            self.save_last(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
+            return
+        self._keep_best(trainer)
+        if self._due:
+            self.save_last(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epoch = trainer.current_epoch + 1
+        last_epoch = epoch == trainer.max_epochs or trainer.should_stop or trainer.global_step == trainer.max_steps
+        unmonitored = self.monitor is None
+        if last_epoch and not unmonitored and self.best_score is None:
+            rank_zero_warn(f"{self.monitor} was never reported (no validation ran?), so best.ckpt is the newest state.")
+            unmonitored = True
+        if unmonitored:
+            self.save(trainer, "best")
+        if epoch % self.every_n_epochs == 0 or last_epoch:
+            self.save_last(trainer)
+
+    def save_last(self, trainer: Trainer) -> None:
+        """Writes last.ckpt."""
+        self._due, self._saved_step = False, trainer.global_step
+        self.save(trainer, "last")
+
+    @property
+    def saved_step(self) -> int:
+        """The optimizer step of the newest last.ckpt that this process wrote; -1 before the first."""
+        return self._saved_step
+
+    def save(self, trainer: Trainer, name: str) -> None:
+        """Writes checkpoint `name`; every rank takes part."""
+        trainer.save_checkpoint(self.path(name))
+
+    def _keep_best(self, trainer: Trainer) -> None:
+        if self.monitor is None or self.monitor not in trainer.callback_metrics:
+            return
+        score = float(trainer.callback_metrics[self.monitor])
+        better = self.best_score is None or (score > self.best_score if self.mode == "max" else score < self.best_score)
+        if better:
+            self.best_score, self.best_step = score, trainer.global_step
+            self.best_metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+            self.save(trainer, "best")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best_score": self.best_score, "best_step": self.best_step, "best_metrics": self.best_metrics}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
+        self.best_metrics = state_dict["best_metrics"]
+
+
+def _validation_follows(trainer: Trainer) -> bool:
+    """Whether Lightning validates right after the batch that has just ended."""
+    loop = trainer.fit_loop.epoch_loop
+    fetcher = trainer.fit_loop._data_fetcher
+    return fetcher is not None and loop._should_check_val_fx(fetcher)

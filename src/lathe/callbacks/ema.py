@@ -1,0 +1,221 @@
+"""Exponential moving average of the weights: what is evaluated and shipped, while the raw weights go on training."""
+
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+
+
+class EMA(Callback):
+    """Keep `average = decay * average + (1 - decay) * weights` of `pl_module.net` (Polyak and Juditsky, 1992).
+
+    The first update copies the weights; until then, evaluation and checkpoints show the raw weights. Validation inside fit runs
+    on the average, and after fit the net holds it. In a checkpoint `state_dict` is the average, under the usual names, so whoever
+    opens it need not know of this class; `checkpoint["ema"]` has the raw weights and the number of updates, from which a resumed
+    run goes on bit for bit. Lightning's own `WeightAveraging` loses the raw weights when a run ends or dies inside validation,
+    copies the whole LightningModule, and averages low-precision weights in low precision, where small steps vanish: here the
+    average is at least float32.
+
+    Every process keeps the same average; the averaged buffers, which differ between processes as BatchNorm's do, are those of
+    process 0 wherever they are shown.
+
+    Args:
+        decay: weight of the past per update, in [0, 1).
+        every_n_steps: optimizer steps per update; the average then forgets `every_n_steps` times more slowly.
+        start_step: optimizer steps before averaging begins.
+        warmup: begin with a short memory: update t uses min(decay, (1 + t) / (10 + t)), as TensorFlow's and timm's EMA do.
+        buffers: floating-point buffers (BatchNorm's running statistics) are averaged like weights; "copy" shows the raw ones.
+
+    Raises UserError for values out of range, for a checkpoint callback that saves weights only (Lightning then skips this
+    callback, and the file would hold raw weights), for sharded weights, and if the net changes shape once averaging has begun.
+    """
+
+    def __init__(
+        self,
+        decay: float = 0.999,
+        every_n_steps: int = 1,
+        start_step: int = 0,
+        warmup: bool = True,
+        buffers: Literal["average", "copy"] = "average",
+    ) -> None:
+        if not 0 <= decay < 1:
+            raise UserError(f"callbacks.ema.decay={decay} is not in [0, 1): use a value such as 0.999.")
+        if every_n_steps < 1:
+            raise UserError(f"callbacks.ema.every_n_steps={every_n_steps} is below 1: use 1 to average after every step.")
+        if start_step < 0:
+            raise UserError(f"callbacks.ema.start_step={start_step} is negative: use 0 to average from the first step.")
+        if buffers not in ("average", "copy"):
+            raise UserError(f"callbacks.ema.buffers={buffers} is unknown: use average or copy.")
+        self.decay, self.every_n_steps, self.start_step = decay, every_n_steps, start_step
+        self.warmup, self.buffers = warmup, buffers
+        self._reset()
+
+    def _reset(self) -> None:
+        self.updates = 0
+        self._step = -1  # the last optimizer step that was looked at; -1 before training
+        self._index: dict[str, int] = {}  # name in the net's state_dict -> position below; tied weights share one
+        self._live: list[Tensor] = []
+        self._average: list[Tensor] = []  # empty until the first update
+        self._raw: list[Tensor] = []  # the training weights while the net shows the average
+        self._restored: dict[str, Tensor] = {}
+
+    # -- the average
+
+    def update(self, step: int) -> None:
+        """Account for the weights after optimizer step `step`, counted from 1."""
+        before, self._step = max(self._step, self.start_step), step
+        if (step - self.start_step) // self.every_n_steps <= (before - self.start_step) // self.every_n_steps:
+            return
+        with torch.no_grad():
+            if not self._average:
+                self._average = [t.detach().to(_wide(t), copy=True) for t in self._live]
+            else:
+                decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
+                torch._foreach_lerp_(self._average, self._widened(), 1 - decay)
+        self.updates += 1
+
+    def _widened(self) -> list[Tensor]:
+        return self._live if not self._narrow else [t.to(a.dtype) for t, a in zip(self._live, self._average, strict=True)]
+
+    def _bind(self, net: nn.Module) -> None:
+        """Find the tensors to average. Done again each epoch: another callback may have put new ones in the place of old ones."""
+        shapes = [t.shape for t in self._live]
+        index: dict[str, int] = {}
+        live: list[Tensor] = []
+        seen: dict[int, int] = {}
+        for name, tensor in net.state_dict(keep_vars=True).items():
+            averaged = isinstance(tensor, nn.Parameter) or self.buffers == "average"
+            if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not averaged:
+                continue
+            if hasattr(tensor, "device_mesh"):
+                raise UserError("callbacks.ema cannot average sharded weights yet: drop ema from callbacks or use strategy=ddp.")
+            if id(tensor) not in seen:
+                seen[id(tensor)] = len(live)
+                live.append(tensor)
+            index[name] = seen[id(tensor)]
+        if self._average and (index != self._index or shapes != [t.shape for t in live]):
+            raise UserError(
+                f"callbacks.ema.start_step={self.start_step} lies before a change of the net's tensors: set it past that change."
+            )
+        self._index, self._live = index, live
+        self._narrow = any(t.dtype != _wide(t) for t in live)
+
+    def _show_average(self) -> None:
+        if not self._average or self._raw:
+            return
+        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+        with torch.no_grad():
+            if distributed and torch.distributed.get_world_size() > 1:
+                for tensor, average in zip(self._live, self._average, strict=True):
+                    if not isinstance(tensor, nn.Parameter):
+                        torch.distributed.broadcast(average, src=0)
+            self._raw = [t.detach().clone() for t in self._live]
+            torch._foreach_copy_(self._live, self._average)
+
+    def _show_raw(self) -> None:
+        if self._raw:
+            with torch.no_grad():
+                torch._foreach_copy_(self._live, self._raw)
+            self._raw = []
+
+    # -- when
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._reset()
+        if any(getattr(callback, "save_weights_only", False) for callback in trainer.checkpoint_callbacks):
+            raise UserError(
+                "callbacks.checkpoint.save_weights_only=true would save the raw weights instead of the average: set it to false."
+            )
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._bind(pl_module.get_submodule("net"))
+        self._install()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._step < 0:
+            self._step = trainer.global_step
+        elif trainer.global_step > self._step:
+            # The checkpoint was written between an optimizer step and its update.
+            self.update(trainer.global_step)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._bind(pl_module.get_submodule("net"))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step = trainer.global_step
+        if step > self._step:  # not while gradients accumulate
+            self.update(step)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show_average()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show_raw()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._show_raw()
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit" and self._average:
+            self._show_average()
+            self._live, self._average, self._raw = [], [], []
+
+    # -- checkpoints
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        ema: dict[str, Any] = {"updates": self.updates, "step": self._step}
+        checkpoint["ema"] = ema
+        if not self._average:
+            return
+        state = dict(checkpoint["state_dict"])
+        # The task strips "net." from the names in a hook of its own, which may have run already.
+        prefix = "net." if all(f"net.{name}" in state for name in self._index) else ""
+        # Inside validation the net shows the average, and the raw weights are put aside.
+        raw = {name: self._raw[i] if self._raw else state[prefix + name].detach() for name, i in self._index.items()}
+        for name, i in self._index.items():
+            state[prefix + name] = self._average[i].to(self._live[i].dtype)
+        checkpoint["state_dict"] = state
+        ema["raw"] = raw
+        if self._narrow:
+            ema["average"] = {name: self._average[i] for name, i in self._index.items()}
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        if "ema" not in checkpoint:
+            rank_zero_warn("The checkpoint holds no moving average: averaging starts from its weights.")
+            return
+        ema = checkpoint["ema"]
+        self.updates, self._step = ema["updates"], ema["step"]
+        if "raw" not in ema:
+            return
+        # Lightning has just loaded `state_dict`, the average, into the net.
+        net = pl_module.get_submodule("net")
+        loaded = net.state_dict()
+        self._restored = ema.get("average") or {name: loaded[name].clone() for name in ema["raw"]}
+        net.load_state_dict({**loaded, **ema["raw"]})
+        if self._live:
+            self._install()
+
+    def _install(self) -> None:
+        """Take over a restored average, once the net is on its device."""
+        if not self._restored:
+            return
+        if self._restored.keys() != self._index.keys():
+            raise UserError(
+                f"callbacks.ema.buffers={self.buffers} differs from the run that wrote the checkpoint: use its value."
+            )
+        by_position = {i: self._restored[name] for name, i in self._index.items()}
+        self._average = [by_position[i].to(t.device, _wide(t), copy=True) for i, t in enumerate(self._live)]
+        self._restored = {}
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)

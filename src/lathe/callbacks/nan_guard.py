@@ -1,0 +1,206 @@
+"""Stop as soon as a number is not finite, and say which one was first."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, NamedTuple, NoReturn
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+from lathe.measure.flops import net_input
+
+
+class _Finding(NamedTuple):
+    """What one process knows; `step` and `value` are of its first bad loss, the names of what is bad now."""
+
+    step: int | None
+    value: str
+    gradient: str
+    state: str
+
+
+class NanGuard(Callback):
+    """Raise UserError with the optimizer step and the first tensor that is nan or inf.
+
+    A single process on a CPU looks at every loss before backward, so the weights are still whole, and the forward pass is run
+    again to name the first module with a bad output. Elsewhere reading a number makes the host wait, so losses are put aside
+    unread and read every `every_n_steps` optimizer steps; the step named is exact either way. At those steps gradients are read
+    too, before the optimizer uses them: a checkpoint written every multiple of `every_n_steps` never holds a bad weight.
+    Parameters (and buffers, for nan only: a mask may hold -inf) are read before each validation and at the end.
+
+    Processes compare notes at the same steps and stop together with the same sentence; none is left waiting in a collective.
+    Under a GradScaler, inf gradients and inf float16 losses are its business, not an error, until its scale is below 2^-8.
+
+    Args:
+        every_n_steps: optimizer steps between two readings.
+    """
+
+    def __init__(self, every_n_steps: int = 50) -> None:
+        if every_n_steps < 1:
+            raise UserError(f"callbacks.nan_guard.every_n_steps={every_n_steps} is below 1: use 1 to look at every step.")
+        self.every_n_steps = every_n_steps
+        self._losses: list[Tensor] = []
+        self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it
+        self._batch: Any = None
+        self._at_once = False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._losses, self._ends = [], []
+        self._at_once = trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu"
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._batch = batch
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        if not self._at_once:
+            self._losses.append(loss.detach())
+        elif not math.isfinite(loss.item()):
+            self._losses = [loss.detach()]
+            self._look(trainer, pl_module, gradients=False)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        self._ends.append(len(self._losses))
+        if len(self._ends) >= self.every_n_steps:
+            self._look(trainer, pl_module, gradients=True)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._batch = None
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._look(trainer, pl_module, gradients=False, state=True)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._look(trainer, pl_module, gradients=False, state=True)
+
+    def _look(self, trainer: Trainer, pl_module: LightningModule, gradients: bool, state: bool = False) -> None:
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        # Inside a step, it is the one after those that are complete.
+        now = trainer.global_step + (0 if state else 1)
+        net = pl_module.get_submodule("net")
+        bad_loss = self._first_bad_loss(scaler is not None)
+        suspect = bad_loss is not None
+        if gradients and scaler is None:
+            suspect = suspect or not _all_finite(_gradients(net).values())
+        elif gradients and scaler is not None:
+            suspect = suspect or scaler.get_scale() < 2**-8
+        if state:
+            suspect = suspect or bool(_first_bad_state(net))
+        if _any_process(trainer, suspect):
+            # Before the optimizer acts, the step under way has been noted but is not complete.
+            complete = len(self._ends) - gradients
+            self._stop(trainer, net, now, trainer.global_step - complete + 1, bad_loss)
+        self._losses.clear()
+        self._ends.clear()
+
+    def _first_bad_loss(self, scaled: bool) -> tuple[int, str] | None:
+        """Of the first bad loss: how many optimizer steps lay between the last reading and it, and its value in words."""
+        if not self._losses:
+            return None
+        values = torch.stack([loss.float() for loss in self._losses]).tolist()
+        for i, (value, loss) in enumerate(zip(values, self._losses, strict=True)):
+            overflow = scaled and math.isinf(value) and loss.dtype is torch.float16
+            if not math.isfinite(value) and not overflow:
+                return sum(end <= i for end in self._ends), _kind(value)
+        return None
+
+    def _stop(self, trainer: Trainer, net: nn.Module, now: int, first: int, bad_loss: tuple[int, str] | None) -> NoReturn:
+        """`now` is the step under way or just done, `first` the one after the last reading."""
+        mine = _Finding(
+            step=None if bad_loss is None else first + bad_loss[0],
+            value="" if bad_loss is None else bad_loss[1],
+            gradient=next((f"{n} is {_kind_of(g)}" for n, g in _gradients(net).items() if not g.isfinite().all()), ""),
+            state=_first_bad_state(net),
+        )
+        findings = _gather(trainer, mine)
+        rank, found = min(enumerate(findings), key=lambda x: (x[1].step is None, x[1].step or 0))
+        where = f" on process {rank}" if len(findings) > 1 else ""
+        if found.step is None:
+            if found.state:
+                what = f"after optimizer step {trainer.global_step} {found.state}"
+            elif found.gradient:
+                what = f"in optimizer step {now} the gradient of {found.gradient} although the loss is finite"
+            else:
+                what = f"in optimizer step {now} the gradients are not finite at any loss scale"
+        elif found.state.startswith("parameter") and found.step == now:  # buffers may be bad since this step's own forward
+            what = f"in optimizer step {now} the loss is {found.value}{where} because {found.state} since the step before"
+        elif found.step == now and self._batch is not None:
+            # All processes run it, not only the one with the bad loss: the net may hold collectives.
+            culprits = _gather(trainer, _first_bad_output(trainer, net, net_input(self._batch)))
+            what = f"in optimizer step {now} the loss is {found.value}{where}: {culprits[rank]}"
+        else:
+            what = (
+                f"in optimizer step {found.step} the loss is {found.value}{where}, read at step {now} when the weights had "
+                "followed (callbacks.nan_guard.every_n_steps=1 names the module)"
+            )
+        raise UserError(f"Training stopped: {what}; lower optimizer.lr, set trainer.gradient_clip_val, or use precision=32-true.")
+
+
+def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
+    """Run the forward pass again and name the first module, in order of completion, whose output is not finite."""
+    if not x.isfinite().all():
+        return f"the batch itself holds {_kind_of(x)}"
+    bad: list[str] = []
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, args: Any, output: Any) -> None:
+            if not bad and isinstance(output, Tensor) and output.is_floating_point() and not output.isfinite().all():
+                bad.append(f"the first module with {_kind_of(output)} in its output is {name} ({type(module).__name__})")
+
+        return hook
+
+    handles = [module.register_forward_hook(watch(name or "the net")) for name, module in net.named_modules()]
+    try:
+        with torch.no_grad(), torch.compiler.set_stance("force_eager"), trainer.precision_plugin.forward_context():
+            net(x)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return bad[0] if bad else "the net's output is finite, so the loss function made it"
+
+
+def _gradients(net: nn.Module) -> dict[str, Tensor]:
+    found = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    return {name: g._values() if g.is_sparse else g for name, g in found.items() if g.numel()}
+
+
+def _first_bad_state(net: nn.Module) -> str:
+    for name, parameter in net.named_parameters():
+        if not parameter.isfinite().all():
+            return f"parameter {name} is {_kind_of(parameter)}"
+    for name, buffer in net.named_buffers():
+        if buffer.isnan().any():
+            return f"buffer {name} is nan"
+    return ""
+
+
+def _all_finite(tensors: Iterable[Tensor]) -> bool:
+    """One reading for all. The largest magnitude cannot overflow, as a sum of squares can."""
+    listed = list(tensors)
+    return not listed or bool(torch.stack([n.float() for n in torch._foreach_norm(listed, math.inf)]).isfinite().all())
+
+
+def _kind_of(tensor: Tensor) -> str:
+    return "nan" if tensor.isnan().any() else "inf"
+
+
+def _kind(value: float) -> str:
+    return "nan" if math.isnan(value) else "inf"
+
+
+def _any_process(trainer: Trainer, flag: bool) -> bool:
+    if trainer.world_size == 1:
+        return flag
+    shared = torch.tensor(float(flag), device=trainer.strategy.root_device)
+    torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+    return bool(shared.item())
+
+
+def _gather(trainer: Trainer, value: Any) -> list[Any]:
+    if trainer.world_size == 1:
+        return [value]
+    everyone: list[Any] = [None] * trainer.world_size
+    torch.distributed.all_gather_object(everyone, value)
+    return everyone

@@ -1,0 +1,56 @@
+"""A run that is told to stop writes a checkpoint first."""
+
+import signal
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+
+from lathe.callbacks.checkpoint import Checkpoint
+from lathe.errors import UserError
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # SLURM's --signal is USR1 by custom
+
+
+class Preemption(Callback):
+    """On SIGTERM or SIGUSR1, finishes the optimizer step (and a validation that is due), writes last.ckpt and stops.
+
+    Lightning's own handler starts a collective inside the signal handler, which can meet another rank in the middle of its gradients.
+    This one only notes the signal. Every `every_n_steps` optimizer steps the ranks agree whether any of them was signalled, then all
+    stop at the same step.
+    """
+
+    def __init__(self, every_n_steps: int = 10) -> None:
+        if every_n_steps < 1:
+            raise UserError(f"callbacks.preemption.every_n_steps={every_n_steps}: give a whole number from 1.")
+        self.every_n_steps = every_n_steps
+        self.received: str | None = None
+        self._before: dict[int, Any] = {}
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+
+    def _note(self, number: int, frame: Any) -> None:
+        self.received = signal.Signals(number).name
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        stop = self.received is not None
+        if trainer.world_size > 1:
+            if (batch_idx + 1) % self.every_n_steps:
+                return
+            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
+        if stop:
+            self.received = self.received or "SIGTERM"
+            trainer._signal_connector.received_sigterm = True  # Lightning raises SIGTERMException at the end of this step
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if isinstance(exception, SIGTERMException):
+            for callback in trainer.checkpoint_callbacks:
+                if isinstance(callback, Checkpoint) and callback.saved_step != trainer.global_step:
+                    callback.save_last(trainer)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}

@@ -1,0 +1,86 @@
+"""Progress on a terminal, and plain lines everywhere else."""
+
+import sys
+from time import perf_counter
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import RichProgressBar
+
+from lathe.errors import UserError
+
+
+class Progress(RichProgressBar):
+    """Lightning's rich bar, touched a few times a second instead of at every batch; one line per epoch where it cannot draw.
+
+    Shows epoch, batches, time, batches per second, the last training loss and the latest validation metrics. Reading the loss
+    waits for a GPU, so that too happens only when the bar is drawn. Where the output is not a terminal (a file, a pipe, a
+    notebook), each epoch prints one line without control codes and flushes it.
+
+    Args:
+        refresh_rate: draws per second.
+        leave: keep one finished bar per epoch on the screen.
+        plain: lines instead of a bar; None decides by whether standard output is a terminal.
+    """
+
+    def __init__(self, refresh_rate: int = 5, leave: bool = False, plain: bool | None = None) -> None:
+        if refresh_rate < 1:
+            raise UserError(
+                f"callbacks.progress_bar.refresh_rate={refresh_rate} is below 1: "
+                "leave progress_bar out of callbacks and set trainer.enable_progress_bar=false for no bar."
+            )
+        super().__init__(refresh_rate=refresh_rate, leave=leave)
+        self.plain = plain
+        self._lines = False
+        self._due = 0.0
+        self._outputs: Any = None
+        self._batches = 0
+        self._started = 0.0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._lines = self.plain if self.plain is not None else not sys.stdout.isatty()
+        if self._lines:
+            self.disable()  # Lightning's half
+        super().setup(trainer, pl_module, stage)
+        self._lines = self._lines and trainer.is_global_zero
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_start(trainer, pl_module)
+        # An epoch that is continued in its middle has no on_train_epoch_start.
+        self._batches, self._started = 0, perf_counter()
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_epoch_start(trainer, pl_module)
+        self._batches, self._started = 0, perf_counter()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._outputs = outputs
+        self._batches += 1
+        now = perf_counter()
+        if now >= self._due and self.is_enabled:
+            self._due = now + 1 / self.refresh_rate
+            super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.is_enabled:
+            # The bar was drawn last some batches ago.
+            self._update(self.train_progress_bar_id, trainer.fit_loop.epoch_loop.batch_progress.current.ready)
+        super().on_train_epoch_end(trainer, pl_module)
+        if self._lines:
+            seconds = perf_counter() - self._started
+            last = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"
+            parts = [
+                f"epoch {trainer.current_epoch + 1}{last}",
+                f"step {trainer.global_step}",
+                f"{self._batches / seconds:.1f} it/s",
+            ]
+            parts += [f"{name} {value:.4g}" for name, value in self.get_metrics(trainer, pl_module).items()]
+            print(" | ".join(parts), flush=True)
+
+    def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+        """The loss of the last batch, then every `val/` metric and whatever was logged with `prog_bar=True`."""
+        loss = self._outputs.get("loss") if isinstance(self._outputs, dict) else self._outputs
+        found: dict[str, Any] = {} if loss is None else {"train/loss": loss}
+        found |= {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        found |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in found}
+        return {name: float(value) for name, value in found.items()}

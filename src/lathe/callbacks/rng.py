@@ -1,0 +1,64 @@
+"""The state of the random number generators, which Lightning does not save."""
+
+import random
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+
+
+class RandomState(Callback):
+    """Saves every rank's generators (dropout draws from them) and puts them back, so that a continued run draws the same numbers.
+
+    Ranks start from (seed, rank): the same seed would give them the same dropout masks on different samples. After a change of the number
+    of ranks the saved states fit nobody; the generators then start from (seed, rank, step).
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self._states: list[dict[str, Any]] | None = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        states, self._states = self._states, None
+        if states is not None and len(states) == trainer.world_size:
+            _set_state(states[trainer.global_rank])
+        else:
+            sequence = np.random.SeedSequence((self.seed, trainer.global_rank, trainer.global_step))
+            word = int(sequence.generate_state(1)[0])
+            random.seed(word)
+            np.random.seed(word)
+            torch.manual_seed(word)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        states = [_get_state()]
+        if trainer.world_size > 1:
+            states = [{}] * trainer.world_size
+            torch.distributed.all_gather_object(states, _get_state())
+        checkpoint["random_state"] = states
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._states = checkpoint.get("random_state")
+
+
+def _get_state() -> dict[str, Any]:
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": random.getstate(),
+        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def _set_state(state: dict[str, Any]) -> None:
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words), gauss))
+    name, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"].cpu())
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"].cpu())

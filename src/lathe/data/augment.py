@@ -1,0 +1,175 @@
+"""Batched augmentation: what to do, the numbers that decide it, and pure functions on tensors that do it."""
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lathe.data.random import sample_betas, sample_uniforms, to_integers
+from lathe.errors import UserError
+
+# Columns of the table of uniforms: each method reads its own, so that switching one on leaves the others' numbers alone.
+CROP_Y, CROP_X, FLIP, CUTOUT_Y, CUTOUT_X, MIX_CHOICE, MIX_Y, MIX_X, COLUMNS = range(9)
+
+
+@dataclass(frozen=True)
+class Augment:
+    """What is done to training images, in this order: crop, flip, cutout, normalisation, mixup or cutmix.
+
+    Args:
+        crop: pixels of padding on each side, from which a window of the original size is cut; 0 is off.
+        crop_fill: what the padding holds: black pixels, or the image mirrored at its edge.
+        flip: left-right. "random" tosses a coin for each sample and epoch; "alternating" tosses one for each sample in epoch 0
+            and then turns at every epoch, so that two epochs in a row show both sides (K. Jordan, arXiv:2404.00498).
+        cutout: side in pixels of a square at a random centre, cut off at the border, that is set to the mean colour; 0 is off
+            (DeVries and Taylor, arXiv:1708.04552).
+        mixup: alpha of the Beta(alpha, alpha) from which each sample's share is drawn; 0 is off (Zhang et al., arXiv:1710.09412).
+        cutmix: the same for a box pasted from the partner (Yun et al., arXiv:1905.04899). With both on, each sample takes either
+            with probability one half.
+
+    Raises:
+        UserError: for a negative value or an unknown name.
+    """
+
+    crop: int = 0
+    crop_fill: Literal["zero", "reflect"] = "zero"
+    flip: Literal["none", "random", "alternating"] = "none"
+    cutout: int = 0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("crop", "cutout", "mixup", "cutmix"):
+            value = getattr(self, name)
+            if value < 0:
+                raise UserError(f"data.augment.{name}={value} is negative: use 0 to switch it off.")
+        for name, known in (("crop_fill", ("zero", "reflect")), ("flip", ("none", "random", "alternating"))):
+            if getattr(self, name) not in known:
+                raise UserError(f"data.augment.{name}={getattr(self, name)} is unknown: choose one of {', '.join(known)}.")
+
+    @property
+    def mixes(self) -> bool:
+        """Whether samples are mixed, so that targets are class probabilities."""
+        return self.mixup > 0 or self.cutmix > 0
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The decisions for n samples in one epoch; None where a method is off.
+
+    Boxes hold (top, bottom, left, right) in pixels, bottom and right exclusive.
+    """
+
+    top: Tensor | None = None  # int64 [n]: the crop's corner in the padded image
+    left: Tensor | None = None
+    flip: Tensor | None = None  # bool [n]
+    cutout: Tensor | None = None  # int64 [n, 4]
+    share: Tensor | None = None  # float32 [n]: mixup's weight of a sample's own pixels, 1 where cutmix is taken
+    paste: Tensor | None = None  # int64 [n, 4]: cutmix's box, empty where mixup is taken
+
+    def __getitem__(self, index: Tensor | slice) -> "Draws":
+        return Draws(**{f.name: None if (t := getattr(self, f.name)) is None else t[index] for f in fields(self)})
+
+    def to(self, device: torch.device) -> "Draws":
+        """The same decisions on another device."""
+        return Draws(**{f.name: None if (t := getattr(self, f.name)) is None else t.to(device) for f in fields(self)})
+
+
+def draw(augment: Augment, seed: int, epoch: int, n: int, height: int, width: int) -> Draws:
+    """The decisions of one epoch for samples 0..n-1, on the CPU; a function of (seed, epoch, sample) alone."""
+    u = sample_uniforms(seed, epoch, n, COLUMNS)
+    found: dict[str, Tensor] = {}
+    if augment.crop:
+        found["top"] = to_integers(u[:, CROP_Y], 2 * augment.crop + 1)
+        found["left"] = to_integers(u[:, CROP_X], 2 * augment.crop + 1)
+    if augment.flip == "random":
+        found["flip"] = u[:, FLIP] < 0.5
+    elif augment.flip == "alternating":
+        first = sample_uniforms(seed, 0, n, COLUMNS)[:, FLIP] < 0.5
+        found["flip"] = first ^ bool(epoch % 2)
+    if augment.cutout:
+        side = torch.full((n,), augment.cutout)
+        found["cutout"] = boxes(
+            to_integers(u[:, CUTOUT_Y], height), to_integers(u[:, CUTOUT_X], width), side, side, height, width
+        )
+    if augment.mixes:
+        odds = 0.5 if augment.mixup and augment.cutmix else float(augment.mixup > 0)
+        mixup = u[:, MIX_CHOICE] < odds
+        one = torch.ones(n)
+        found["share"] = torch.where(mixup, sample_betas(seed, epoch, n, augment.mixup, "mixup"), one) if augment.mixup else one
+        if augment.cutmix:
+            side = (1 - sample_betas(seed, epoch, n, augment.cutmix, "cutmix")).sqrt().masked_fill(mixup, 0)
+            tall, wide = (side * height).long(), (side * width).long()
+            found["paste"] = boxes(to_integers(u[:, MIX_Y], height), to_integers(u[:, MIX_X], width), tall, wide, height, width)
+    return Draws(**found)
+
+
+def boxes(y: Tensor, x: Tensor, tall: Tensor, wide: Tensor, height: int, width: int) -> Tensor:
+    """Boxes of the given sides around the pixels (y, x), cut off at the image's border; int64 [n, 4]."""
+    top, left = y - tall // 2, x - wide // 2
+    edges = (top.clamp(min=0), (top + tall).clamp(max=height), left.clamp(min=0), (left + wide).clamp(max=width))
+    return torch.stack(edges, dim=1)
+
+
+def box_mask(box: Tensor, height: int, width: int) -> Tensor:
+    """True inside each box: bool [n, 1, height, width] from int64 [n, 4]."""
+    y, x = torch.arange(height, device=box.device), torch.arange(width, device=box.device)
+    rows = (y >= box[:, :1]) & (y < box[:, 1:2])
+    columns = (x >= box[:, 2:3]) & (x < box[:, 3:])
+    return (rows[:, :, None] & columns[:, None, :])[:, None]
+
+
+def pad(images: Tensor, padding: int, fill: str) -> Tensor:
+    """[n, channels, height + 2 padding, width + 2 padding]; `fill` is "zero" or "reflect", for any dtype."""
+    if fill == "reflect":
+        for dim in (-2, -1):
+            size = images.shape[dim]
+            place = torch.arange(-padding, size + padding, device=images.device).abs()
+            images = images.index_select(dim, torch.where(place < size, place, 2 * (size - 1) - place))
+        return images
+    return torch.nn.functional.pad(images, (padding,) * 4)
+
+
+def crop_and_flip(images: Tensor, draws: Draws, padding: int, fill: str) -> Tensor:
+    """Pads each image, turns it left to right where `draws.flip`, and cuts the window at (`draws.top`, `draws.left`).
+
+    [n, channels, height, width] to the same shape and dtype. `lathe.data.bank.Bank` gives the same bits faster.
+    """
+    if draws.flip is not None:
+        images = torch.where(draws.flip[:, None, None, None], images.flip(-1), images)
+    if draws.top is None or draws.left is None:
+        return images
+    n, channels, height, width = images.shape
+    device = images.device
+    y = draws.top[:, None, None, None] + torch.arange(height, device=device)[:, None]
+    x = draws.left[:, None, None, None] + torch.arange(width, device=device)
+    sample = torch.arange(n, device=device)[:, None, None, None]
+    return pad(images, padding, fill)[sample, torch.arange(channels, device=device)[:, None, None], y, x]
+
+
+def cutout(images: Tensor, box: Tensor, fill: Tensor) -> Tensor:
+    """Sets the pixels inside each box to the colour `fill` [channels] (of the images' dtype)."""
+    return torch.where(box_mask(box, images.shape[-2], images.shape[-1]), fill[:, None, None], images)
+
+
+def mix(
+    images: Tensor, partners: Tensor, labels: Tensor, partner_labels: Tensor, draws: Draws, classes: int
+) -> tuple[Tensor, Tensor]:
+    """Mixup and cutmix: float images [n, channels, height, width] and class probabilities [n, classes].
+
+    Both are one weighted sum of pixels: mixup's weight is the same everywhere, cutmix's is 0 inside its box and 1 outside. A
+    label's weight is the mean weight of its image's pixels, which for a box that the border cuts off is the share that is really
+    seen.
+    """
+    assert draws.share is not None
+    weight, share = draws.share[:, None, None, None], draws.share
+    if draws.paste is not None:
+        height, width = images.shape[-2:]
+        top, bottom, left, right = draws.paste.unbind(1)
+        area = (bottom - top).clamp(min=0) * (right - left).clamp(min=0)
+        weight = weight * ~box_mask(draws.paste, height, width)
+        share = share * (1 - area / (height * width))
+    one_hot = torch.nn.functional.one_hot
+    targets = one_hot(labels, classes) * share[:, None] + one_hot(partner_labels, classes) * (1 - share)[:, None]
+    return images * weight + partners * (1 - weight), targets

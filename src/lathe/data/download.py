@@ -1,0 +1,110 @@
+"""Fetching a file over HTTP: a progress bar, continuation of what an earlier try left, and a hash that is checked before use."""
+
+import contextlib
+import hashlib
+import http.client
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from lathe.errors import UserError
+
+BLOCK = 2**20
+TRIES = 3  # connections that may break off before the user is told
+
+
+def md5(path: Path) -> str:
+    """The hash that data sets of that age are published with; hexadecimal."""
+    found = hashlib.md5(usedforsecurity=False)
+    with path.open("rb") as file:
+        while block := file.read(BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def check(path: Path, expected: str) -> None:
+    """Raises:
+    UserError: unless the file has the published hash; nothing is read from it before that.
+    """
+    if (found := md5(path)) != expected:
+        raise UserError(
+            f"{path} has the MD5 hash {found} and not the published {expected}, so it is damaged or another file:"
+            " delete it and run again."
+        )
+
+
+def download(url: str, path: Path, expected: str, by_hand: str) -> None:
+    """Fetches `url` to `path`, which appears whole and checked or not at all.
+
+    What has arrived is kept in `<path>.part`; a later call asks the server for the rest only.
+
+    Args:
+        url: http or https.
+        path: in a folder that exists.
+        expected: MD5 hash, hexadecimal.
+        by_hand: the end of the error's sentence when there is no network: what the user can do.
+
+    Raises:
+        UserError: without a network or with a server that does not have the file, and for a wrong hash.
+        OSError: if the disk cannot be written.
+    """
+    part = path.with_name(path.name + ".part")
+    for left in reversed(range(TRIES)):
+        continued = part.exists()
+        try:
+            complete = _fetch(url, part)
+        except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise UserError(f"{url} cannot be fetched ({reason}): {by_hand}.") from error
+        if complete and md5(part) == expected:
+            os.replace(part, path)
+            return
+        if complete:
+            part.unlink()
+            if not continued:  # if it was, the earlier piece may have been of another file: once more from the start
+                raise UserError(f"{url} arrived with another hash than the published {expected}: {by_hand}.")
+        elif not left:
+            raise UserError(f"{url} broke off {TRIES} times, last at {part.stat().st_size} bytes: run again to continue there.")
+    raise UserError(f"{url} arrived with another hash than the published {expected}: {by_hand}.")
+
+
+def _fetch(url: str, part: Path) -> bool:
+    """Appends to `part` what the server still has; whether that was all of it."""
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"{url} is not an http or https address.")
+    have = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})  # noqa: S310 (scheme checked above)
+    try:
+        response = urllib.request.urlopen(request, timeout=30)  # noqa: S310
+    except urllib.error.HTTPError as error:
+        error.close()
+        if error.code == http.HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return True  # nothing left to send; the hash tells whether it is the right file
+        raise
+    with response:
+        if response.status != http.HTTPStatus.PARTIAL_CONTENT:
+            have = 0  # a server that does not continue sends everything again
+        length = response.headers.get("Content-Length")
+        total = have + int(length) if length else None
+        _copy(response, part, have, total)
+    return total is None or part.stat().st_size >= total
+
+
+def _copy(response: http.client.HTTPResponse, part: Path, have: int, total: int | None) -> None:
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (
+        "[progress.description]{task.description}",
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    # a connection that breaks leaves what has arrived; the caller compares the size with the announced one
+    broken = (http.client.IncompleteRead, ConnectionError, TimeoutError)
+    with Progress(*columns) as progress, part.open("ab" if have else "wb") as file, contextlib.suppress(*broken):
+        bar = progress.add_task(part.stem, completed=have, total=total)
+        while block := response.read(BLOCK):
+            file.write(block)
+            progress.advance(bar, len(block))

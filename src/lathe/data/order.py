@@ -1,0 +1,123 @@
+"""Which samples are in which batch on which rank, and where in the epoch a loader stands."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from lathe.data.random import epoch_permutation
+from lathe.errors import UserError
+
+Batch = tuple[Tensor, Tensor]
+
+IGNORED = -100  # torch's own ignore_index: the label of rows that only fill up a batch
+
+
+class EpochLoader(ABC):
+    """Iterates over epochs of batches, shared out among ranks; subclasses say how the samples of an epoch are fetched.
+
+    Training: global batch k of epoch e is places k*batch_size to (k+1)*batch_size of that epoch's permutation, and a rank takes
+    its contiguous part; an incomplete last batch is dropped. Evaluation: samples in order, every batch of the same shape on every
+    rank; rows that fill up the last ones repeat sample 0 under the label -100, so that each sample counts exactly once.
+
+    The state is two integers, equal on all ranks: `epoch`, and `batch`, the batches of it that were yielded. Each iteration
+    starts the next epoch, except the first one, and the first one after `load_state_dict`, which continues where the state says.
+    An iterator that was never asked for a batch has no effect.
+
+    Args:
+        n: samples.
+        batch_size: over all ranks together.
+        seed: of the order and the augmentation.
+        rank: this process.
+        world_size: processes that share the batches.
+        train: see above.
+        shuffle: False keeps the stored order in training too.
+        limit: where a trainer that ends its epochs early does so, in batches or (a float) as a share, as Lightning reads its
+            `limit_train_batches`; a state that is loaded there continues with the next epoch. None is the whole epoch.
+
+    Raises:
+        UserError: if a training batch does not divide by the ranks or is larger than the training set, or an evaluation batch has
+            fewer samples than there are ranks.
+    """
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        train: bool = False,
+        shuffle: bool = True,
+        limit: int | float | None = None,
+    ) -> None:
+        if train and batch_size % world_size:
+            raise UserError(
+                f"data.batch_size={batch_size} is the global batch and does not divide by the {world_size} replicas that"
+                f" trainer.devices={world_size} makes: choose a multiple of {world_size}, or other devices."
+            )
+        if train and not 0 < batch_size <= n:
+            raise UserError(f"data.batch_size={batch_size} cannot be filled from {n} training samples: choose 1 to {n}.")
+        if not train and batch_size < world_size:
+            raise UserError(
+                f"data.eval_batch_size={batch_size} has fewer samples than the {world_size} replicas that"
+                f" trainer.devices={world_size} makes: choose at least {world_size}."
+            )
+        self.n = n
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
+        self.train = train
+        self.shuffle = shuffle
+        self.local_batch_size = batch_size // world_size
+        self.global_batch_size = self.local_batch_size * world_size
+        self._length = n // batch_size if train else -(-n // self.global_batch_size)
+        allowed = int(self._length * limit) if isinstance(limit, float) else limit
+        self.limit = self._length if allowed is None else min(allowed, self._length)
+        self._epoch = 0
+        self._batch = 0
+        self._fresh = True  # the next iteration continues at (epoch, batch) instead of starting the next epoch
+
+    def __len__(self) -> int:
+        return self._length
+
+    def state_dict(self) -> dict[str, int]:
+        """{"epoch", "batch"}: the epoch of the last batch that was yielded, and how many of that epoch were."""
+        return {"epoch": self._epoch, "batch": self._batch}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """The next iteration continues after the state's batch; after the epoch's last one (see `limit`), with the next epoch."""
+        self._epoch, self._batch, self._fresh = state_dict["epoch"], state_dict["batch"], True
+
+    def __iter__(self) -> Iterator[Batch]:
+        # a generator: nothing below runs before the first next()
+        if not self._fresh or self._batch >= self.limit:
+            self._epoch, self._batch = self._epoch + 1, 0
+        self._fresh = False
+        epoch, first = self._epoch, self._batch
+        for number, batch in enumerate(self._batches(epoch, first), start=first + 1):
+            self._epoch, self._batch = epoch, number
+            yield batch
+
+    @abstractmethod
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        """This rank's batches of an epoch, from batch `first` on."""
+
+    def rank_rows(self, epoch: int, extra: int = 0) -> tuple[Tensor, Tensor]:
+        """This rank's samples of an epoch, int64 [batches, local batch + extra], and which of them count, bool of the same shape.
+
+        The `extra` columns go on into the next rank's part, cyclically: with one, each sample's right neighbour in the *global*
+        batch is its mixing partner, whatever the number of ranks.
+        """
+        total = self._length * self.global_batch_size
+        if self.train:
+            order = epoch_permutation(self.seed, epoch, self.n)[:total] if self.shuffle else torch.arange(total)
+        else:
+            order = torch.arange(total)
+        start = self.rank * self.local_batch_size
+        columns = torch.arange(start, start + self.local_batch_size + extra) % self.global_batch_size
+        rows = order.view(self._length, self.global_batch_size)[:, columns]
+        counts = rows < self.n
+        return rows.where(counts, 0), counts

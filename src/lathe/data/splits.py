@@ -1,0 +1,94 @@
+"""What a source of images is: three splits of uint8 arrays, and how one labelled set is divided into them."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lathe.errors import UserError
+
+Images = NDArray[np.uint8]
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """Some rows of an array of images.
+
+    `images` [m, channels, height, width] may be memory-mapped and may hold rows of other splits too; `labels` [m]; `rows` [n] are
+    the rows that belong to this split, and a sample's number is its place in `rows`.
+    """
+
+    images: Images
+    labels: Labels
+    rows: Labels
+
+    @classmethod
+    def whole(cls, images: Images, labels: Labels) -> "Split":
+        """Every row, in order."""
+        return cls(images, labels, np.arange(len(labels)))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self) -> tuple[Images, Labels]:
+        """This split alone, in memory: images [n, channels, height, width] and labels [n]."""
+        return np.ascontiguousarray(self.images[self.rows]), self.labels[self.rows]
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Training data, the validation data on which an epoch is chosen, and the test data that is touched once."""
+
+    train: Split
+    val: Split
+    test: Split
+
+
+class Source(Protocol):
+    """Where images come from. A class with these three members is a source; it needs no base class."""
+
+    @property
+    def num_classes(self) -> int: ...
+
+    def prepare(self) -> None:
+        """Puts the data on disk if it is not there. Runs in one process per machine, before `load`."""
+        ...
+
+    def load(self) -> Splits:
+        """Opens the data. Runs in every process; must give equal arrays in each."""
+        ...
+
+
+def stratified_order(labels: Labels, seed: int) -> Labels:
+    """An order of all samples in which every contiguous piece has nearly the class shares of the whole; int64 [n].
+
+    Samples are shuffled within their class, and sorted by their relative place in it, so that pieces of any exact size can be
+    cut.
+    """
+    rng = np.random.Generator(np.random.Philox(seed))
+    shuffled = rng.permutation(len(labels))
+    place = np.empty(len(labels))
+    for label in np.unique(labels):
+        members = shuffled[labels[shuffled] == label]
+        place[members] = (np.arange(len(members)) + rng.random()) / len(members)
+    return np.argsort(place, kind="stable").astype(np.int64)
+
+
+def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[str, Labels]:
+    """Cuts sets of the given sizes out of all samples; what is left is "train". Rows are in rising order.
+
+    Raises:
+        UserError: if the sizes leave nothing to train on. The keys of `sizes` are named as `data.source.<key>_size`.
+    """
+    if min(sizes.values()) < 1 or sum(sizes.values()) >= len(labels):
+        asked = ", ".join(f"data.source.{name}_size={size}" for name, size in sizes.items())
+        raise UserError(
+            f"{asked} cannot be cut out of {len(labels)} samples: choose sizes of at least 1 that leave some to train on."
+        )
+    order = stratified_order(labels, seed)
+    cuts = {}
+    for name, size in sizes.items():
+        cuts[name], order = np.sort(order[:size]), order[size:]
+    return cuts | {"train": np.sort(order)}

@@ -1,0 +1,101 @@
+"""Images that do not fit in device memory: rows of a memory-mapped array, read ahead by worker processes."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from lathe.data.augment import crop_and_flip
+from lathe.data.loader import ImageLoader
+from lathe.data.order import Batch
+from lathe.data.splits import Split
+
+
+class _Rows(Dataset[Tensor]):
+    """Raw uint8 images of a split; a batch is one read."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+
+    def __len__(self) -> int:
+        return len(self.split)
+
+    def __getitems__(self, samples: list[int]) -> Tensor:
+        # sorted rows are read in the order of the file; the inverse puts them back
+        rows, back = torch.from_numpy(self.split.rows[samples]).unique(return_inverse=True)
+        return torch.from_numpy(self.split.images[rows.numpy()])[back]
+
+
+class _Batches:
+    """Batch sampler of one DataLoader for all epochs: its owner says which lists of samples come next."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[int]] = []
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.lists)
+
+    def __len__(self) -> int:
+        return len(self.lists)
+
+
+def _as_it_is(images: Any) -> Any:
+    return images
+
+
+class StreamLoader(ImageLoader):
+    """The batches of `ResidentLoader`, bit for bit, through a DataLoader.
+
+    Workers only read uint8 rows; augmentation and normalisation are batched in this process, on its device. The order is a pure
+    function of (seed, epoch), so the state is the same two integers, whatever the workers have read ahead.
+
+    Args:
+        split: where the images are.
+        num_workers: reading processes; 0 reads in this one.
+        pin_memory: page-locked batches, for faster copies to a GPU; has no meaning, and no effect, on another device.
+        prefetch_factor: batches that each worker reads ahead; None is torch's own choice, 2. Not used without workers.
+        persistent_workers: keeps workers alive between epochs. Not used without workers.
+        settings: as `ImageLoader` has them.
+
+    Raises:
+        UserError: as `ImageLoader`.
+    """
+
+    def __init__(
+        self,
+        split: Split,
+        *,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        **settings: object,
+    ) -> None:
+        channels, height, width = split.images.shape[1:]
+        labels = torch.from_numpy(split.labels[split.rows])
+        super().__init__((channels, height, width), labels, **settings)  # type: ignore[arg-type]
+        self.fill = self.normalizer.fill if self.normalizer else torch.zeros(channels, dtype=torch.uint8, device=self.device)
+        self._ahead = _Batches()
+        self._reader: DataLoader[Tensor] = DataLoader(
+            _Rows(split),
+            batch_sampler=self._ahead,  # type: ignore[arg-type]
+            num_workers=num_workers,
+            pin_memory=pin_memory and self.device.type == "cuda",
+            prefetch_factor=prefetch_factor if num_workers else None,
+            persistent_workers=persistent_workers and num_workers > 0,
+            collate_fn=_as_it_is,
+            # a DataLoader draws a seed at each start; its own generator leaves the global one, and so the run, alone
+            generator=torch.Generator(),
+        )
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        rows, draws, labels = self._plan(epoch)
+        width = rows.shape[1]
+        self._ahead.lists = rows[first:].tolist()
+        for number, raw in enumerate(self._reader, start=first):
+            part = draws[slice(number * width, (number + 1) * width)]
+            images = crop_and_flip(raw.to(self.device, non_blocking=True), part, self.augment.crop, self.augment.crop_fill)
+            target = labels[number : number + 1].to(self.device, non_blocking=True)
+            yield from self._finish(images, target, part, self.fill, batches=1)

@@ -1,0 +1,130 @@
+"""Images from a generator whose best possible accuracy is known exactly."""
+
+import numpy as np
+
+from lathe.data.splits import Images, Labels, Split, Splits
+from lathe.errors import UserError
+
+SIGNAL = 64  # half the distance, in pixel values, between a template's dark and bright cells
+CANDIDATES = 64  # templates tried for each class; the one farthest from those already chosen is kept
+
+
+class Synthetic:
+    """One random chequered template for each class, disturbed so that it can always be told from the others, under noisy labels.
+
+    An image is its class's template on a `grid` x `grid` lattice of dark and bright cells for each channel. Then up to r random
+    cells are turned over, r = difficulty * floor((d - 1) / 2), where d is the smallest number of cells in which two templates
+    differ; and each pixel gets uniform noise that is smaller than half the step between dark and bright. By both bounds the
+    nearest template is the image's class *with certainty*, so the only errors left are those of the labels: with probability
+    `noise` a label is drawn anew, uniformly from all C classes. Given the class k of an image, its label is k with probability 1
+    - noise + noise / C and each other with noise / C, so the Bayes rule is to answer k, and for every split
+
+        best accuracy = 1 - noise + noise / C
+
+    in expectation; on n samples with a standard deviation of sqrt(best * (1 - best) / n).
+
+    Args:
+        num_classes: C.
+        channels: of the images.
+        image_size: side in pixels, at least 4.
+        train_size: training samples.
+        val_size: validation samples.
+        test_size: test samples.
+        noise: probability, from 0 to 1, that a label is drawn anew. Labels of all splits are noisy.
+        difficulty: from 0 (clean templates) to 1 (as disturbed as certainty allows).
+        seed: of templates, images and labels; apart from the run's seed.
+
+    Raises:
+        UserError: for values out of these ranges, or more classes than different templates.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 10,
+        channels: int = 1,
+        image_size: int = 16,
+        train_size: int = 4096,
+        val_size: int = 1024,
+        test_size: int = 1024,
+        noise: float = 0.1,
+        difficulty: float = 0.5,
+        seed: int = 0,
+    ) -> None:
+        for name, share in (("noise", noise), ("difficulty", difficulty)):
+            if not 0 <= share <= 1:
+                raise UserError(f"data.source.{name}={share} is not a share: choose a number from 0 to 1.")
+        least = {"num_classes": 2, "channels": 1, "image_size": 4, "train_size": 1, "val_size": 1, "test_size": 1}
+        given = (num_classes, channels, image_size, train_size, val_size, test_size)
+        for (name, bound), value in zip(least.items(), given, strict=True):
+            if value < bound:
+                raise UserError(f"data.source.{name}={value} is too small for synthetic images: choose {bound} or more.")
+        self.num_classes = num_classes
+        self.channels = channels
+        self.image_size = image_size
+        self.sizes = {"train": train_size, "val": val_size, "test": test_size}
+        self.noise = noise
+        self.difficulty = difficulty
+        self.seed = seed
+        self.grid = min(8, image_size // 2)
+        # the cell of each pixel along one side: cells differ by at most one pixel in size
+        self.cell = np.arange(image_size) * self.grid // image_size
+        self.templates, self.distance = self._draw_templates()
+        self.flipped_cells = int(difficulty * ((self.distance - 1) // 2))
+        self.pixel_noise = int(difficulty * (SIGNAL - 1))
+
+    @property
+    def best_accuracy(self) -> float:
+        """Expected accuracy of the Bayes rule, on any split."""
+        return 1 - self.noise + self.noise / self.num_classes
+
+    def prepare(self) -> None:
+        """Nothing to fetch: images are drawn by `load`."""
+
+    def load(self) -> Splits:
+        """Images uint8 [n, channels, image_size, image_size]."""
+        return Splits(
+            **{name: Split.whole(*self._draw(size, stream)) for stream, (name, size) in enumerate(self.sizes.items(), 1)}
+        )
+
+    def bayes_predict(self, images: Images) -> Labels:
+        """The class of each image, without error: the best possible prediction of its label; int64 [n]."""
+        # mean over the pixels of each cell, then the nearest template
+        pooled = np.stack([images[..., self.cell == i].mean(-1) for i in range(self.grid)], axis=-1)
+        pooled = np.stack([pooled[:, :, self.cell == i].mean(-2) for i in range(self.grid)], axis=-2)
+        signs = np.sign(pooled.reshape(len(images), -1) - 127)
+        return np.argmax(signs @ self.templates.T, axis=1).astype(np.int64)
+
+    def _rng(self, stream: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self.seed % 2**64, stream]))
+
+    def _draw_templates(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
+        """Cells of -1 and 1, [classes, channels * grid * grid], and the smallest number of cells in which two rows differ."""
+        rng = self._rng(0)
+        cells = self.channels * self.grid**2
+        chosen = rng.choice([-1, 1], size=(1, cells))
+        smallest = cells
+        while len(chosen) < self.num_classes:
+            candidates = rng.choice([-1, 1], size=(CANDIDATES, cells))
+            nearest = ((cells - candidates @ chosen.T) // 2).min(axis=1)
+            best = int(nearest.argmax())
+            smallest = min(smallest, int(nearest[best]))
+            if smallest == 0:
+                raise UserError(
+                    f"data.num_classes={self.num_classes} is more than the different templates found on {cells} cells:"
+                    " choose fewer classes, a larger data.image_size or more data.channels."
+                )
+            chosen = np.concatenate([chosen, candidates[best : best + 1]])
+        return chosen, smallest
+
+    def _draw(self, n: int, stream: int) -> tuple[Images, Labels]:
+        rng = self._rng(stream)
+        classes = rng.integers(self.num_classes, size=n)
+        cells = self.templates[classes]
+        turned = rng.random(cells.shape).argsort(axis=1)[:, : self.flipped_cells]
+        np.put_along_axis(cells, turned, -np.take_along_axis(cells, turned, axis=1), axis=1)
+        pattern = cells.reshape(n, self.channels, self.grid, self.grid)[:, :, self.cell][:, :, :, self.cell]
+        levels = rng.integers(-self.pixel_noise, self.pixel_noise + 1, size=pattern.shape, dtype=np.int16)
+        images = (127 + SIGNAL * pattern.astype(np.int16) + levels).astype(np.uint8)
+        redrawn = rng.random(n) < self.noise
+        labels = np.where(redrawn, rng.integers(self.num_classes, size=n), classes)
+        return images, labels.astype(np.int64)

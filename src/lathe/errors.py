@@ -1,0 +1,24 @@
+"""The exceptions that a user is meant to see."""
+
+import signal as signals
+
+
+class UserError(Exception):
+    """A mistake that whoever typed the command can mend.
+
+    Its message is one sentence that names the key, the value and the way out. The command line prints that sentence alone and exits
+    with 1; `HYDRA_FULL_ERROR=1` brings the traceback back.
+    """
+
+
+class Stopped(UserError):
+    """A signal ended the run at a step boundary after a checkpoint was written: it can be resumed.
+
+    `signal` is its name, such as SIGTERM. The process exits with 128 plus its number, as shells report it.
+    """
+
+    def __init__(self, signal: str, run_dir: str | None) -> None:
+        where = f"; continue with: python train.py resume={run_dir}" if run_dir else ""
+        super().__init__(f"stopped by {signal}{where}")
+        self.signal, self.run_dir = signal, run_dir
+        self.code = 128 + signals.Signals[signal].value

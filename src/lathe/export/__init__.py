@@ -1,0 +1,1 @@
+"""Ways to ship a net, one file per target: export, load, run."""

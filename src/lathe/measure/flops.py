@@ -1,0 +1,95 @@
+"""Floating-point operations: of a net's forward pass, and per second at the peak of a device."""
+
+import re
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+# Dense peak rates in TFLOP/s, without sparsity, accumulating in float32, from NVIDIA's data sheets and architecture white papers
+# (a data sheet that prints "with sparsity" is halved here). The pattern has to match the whole device name, so that a laptop chip
+# or a MIG slice, which are slower than the card they are named after, stay unknown.
+# name pattern: (float16, bfloat16, tf32, float32)
+_PEAKS: tuple[tuple[str, tuple[float | None, float | None, float | None, float]], ...] = (
+    (r"NVIDIA B200", (2250, 2250, 1125, 75)),  # Blackwell architecture technical brief; DGX B200 data sheet, per GPU
+    (r"NVIDIA (H200|H100 80GB HBM3|GH200 .*)", (989.4, 989.4, 494.7, 66.9)),  # H100 white paper, SXM5; H200 data sheet
+    (r"NVIDIA (H100|H200) NVL", (835.5, 835.5, 417.5, 60)),  # H100 and H200 data sheets, NVL
+    (r"NVIDIA H100 PCIe", (756, 756, 378, 51.2)),  # H100 white paper, PCIe
+    (r"NVIDIA A100.*GB( PCIe)?", (312, 312, 156, 19.5)),  # A100 white paper
+    (r"NVIDIA A40", (149.7, 149.7, 74.8, 37.4)),  # A40 data sheet
+    (r"NVIDIA A10", (125, 125, 62.5, 31.2)),  # A10 data sheet
+    (r"NVIDIA RTX A6000", (154.8, 154.8, 77.4, 38.7)),  # GA102 white paper
+    (r"NVIDIA L40S", (362, 362, 183, 91.6)),  # L40S data sheet
+    (r"NVIDIA L40", (181, 181, 90.5, 90.5)),  # L40 data sheet
+    (r"NVIDIA L4", (121, 121, 60, 30.3)),  # L4 data sheet
+    (r"NVIDIA GeForce RTX 5090", (209.5, 209.5, 104.8, 104.8)),  # RTX Blackwell white paper
+    (r"NVIDIA GeForce RTX 4090", (165.2, 165.2, 82.6, 82.6)),  # Ada white paper
+    (r"NVIDIA GeForce RTX 3090", (71, 71, 35.6, 35.6)),  # GA102 white paper
+    (r"(NVIDIA |Tesla )?V100-(SXM2|SXM3)-.*", (125, None, None, 15.7)),  # V100 data sheet; no bfloat16, no TF32
+    (r"(NVIDIA |Tesla )?V100-PCIE-.*", (112, None, None, 14)),  # V100 data sheet
+    (r"(NVIDIA |Tesla )?T4", (65, None, None, 8.1)),  # T4 data sheet
+)
+_COLUMNS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 3}
+
+
+def net_input(batch: Any) -> Tensor:
+    """The tensor of a batch that a net takes: the first one of a tuple, list or dict, or the batch itself.
+
+    Raises TypeError where there is none.
+    """
+    found = batch
+    while not isinstance(found, Tensor):
+        if isinstance(found, dict) and found:
+            found = next(iter(found.values()))
+        elif isinstance(found, list | tuple) and found:
+            found = found[0]
+        else:
+            raise TypeError(f"no tensor in a batch of type {type(batch).__name__}")
+    return found
+
+
+def count_flops(net: nn.Module, example: Tensor) -> int:
+    """Floating-point operations of one forward pass on `example`, a multiply-add as two: MACs are half of it.
+
+    Counts matrix products, convolutions and attention, as `torch.utils.flop_counter` does; biases, norms and activations are left
+    out. The net runs eagerly in eval mode, so no statistic moves; modes, gradients and the random state are left as found.
+    A training step costs about three times a forward pass: backward computes two products for each one of forward.
+    """
+    modes = [(module, module.training) for module in net.modules()]
+    devices = [example.device] if example.is_cuda else []
+    net.eval()
+    try:
+        # A compiled net would run one fused graph that the counter cannot see into.
+        with (
+            torch.random.fork_rng(devices=devices),
+            torch.no_grad(),
+            torch.compiler.set_stance("force_eager"),
+            FlopCounterMode(display=False) as counter,
+        ):
+            net(example)
+    finally:
+        for module, training in modes:
+            module.training = training
+    return int(counter.get_total_flops())
+
+
+def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
+    """FLOP/s that the data sheet promises for dense matrix products of `dtype`; None where the device is not in the table.
+
+    float32 means TF32 where torch may use it for products or convolutions: the higher ceiling, hence the lower utilisation.
+    """
+    if device.type != "cuda":
+        return None
+    return peak_by_name(torch.cuda.get_device_name(device), dtype)
+
+
+def peak_by_name(name: str, dtype: torch.dtype) -> float | None:
+    """As `peak_flops`, for the name that `torch.cuda.get_device_name` returns."""
+    for pattern, row in _PEAKS:
+        if re.fullmatch(pattern, name) and dtype in _COLUMNS:
+            tf32_allowed = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
+            tf32 = row[2] if dtype is torch.float32 and tf32_allowed else None
+            rate = tf32 or row[_COLUMNS[dtype]]
+            return rate * 1e12 if rate else None
+    return None

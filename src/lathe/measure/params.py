@@ -1,0 +1,36 @@
+"""Parameters of a net: how many, how many are trained, how many are not zero, and the bytes they take in memory."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+
+@dataclass(frozen=True)
+class ParamCount:
+    """Counts of a net's parameters; one shared by several modules counts once.
+
+    `total`, `trainable` and `non_zero` are numbers of scalars. `bytes` is the memory of parameters and buffers in their present
+    dtype, which is not the size of a file: what ships is measured on disk.
+    """
+
+    total: int
+    trainable: int
+    non_zero: int
+    bytes: int
+
+    @property
+    def sparsity(self) -> float:
+        """Share of parameters that are exactly zero, from 0 to 1; 0 for a net without parameters."""
+        return 1 - self.non_zero / self.total if self.total else 0.0
+
+
+def count_parameters(net: nn.Module) -> ParamCount:
+    """Count `net`'s parameters. Waits for the device once per parameter, so it belongs outside the training step."""
+    parameters = list(net.parameters())
+    held = [*parameters, *net.buffers()]
+    return ParamCount(
+        total=sum(p.numel() for p in parameters),
+        trainable=sum(p.numel() for p in parameters if p.requires_grad),
+        non_zero=sum(int(p.detach().count_nonzero()) for p in parameters),
+        bytes=sum(t.numel() * t.element_size() for t in held),
+    )

@@ -1,0 +1,101 @@
+"""Initialisations by name, for `model.init`: each is a function that changes a net's weights in place.
+
+A name of the table, a dotted path to a function of your own (`my_project.init.fixup`), or a list of either, applied in order:
+`model.init=[kaiming_normal,zero_gamma]`. Biases of the layers that an init touches are set to zero.
+"""
+
+import difflib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
+
+import torch
+from torch import nn
+
+from lathe.errors import UserError
+
+Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
+Init = Callable[[nn.Module], None]
+
+
+def _layers(net: nn.Module) -> Iterator[tuple[Layer, bool]]:
+    """Yield each convolution and linear layer, and whether it is the classifier (the last linear one)."""
+    layers = [module for module in net.modules() if isinstance(module, Layer)]
+    if not layers:
+        raise UserError("model.init found no convolution and no linear layer in this net: set model.init=null.")
+    linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
+    for layer in layers:
+        yield layer, bool(linear) and layer is linear[-1]
+        if layer.bias is not None:
+            nn.init.zeros_(layer.bias)
+
+
+@torch.no_grad()
+def kaiming_normal(net: nn.Module) -> None:
+    """He et al. 2015, arXiv:1502.01852: normal, variance 2 / fan-out for convolutions and 2 / fan-in for hidden linear layers.
+
+    The classifier has no ReLU behind it and gets variance 1 / fan-in.
+    """
+    for layer, is_classifier in _layers(net):
+        mode: Literal["fan_in", "fan_out"] = "fan_in" if isinstance(layer, nn.Linear) else "fan_out"
+        nn.init.kaiming_normal_(layer.weight, mode=mode, nonlinearity="linear" if is_classifier else "relu")
+
+
+@torch.no_grad()
+def xavier_uniform(net: nn.Module) -> None:
+    """Glorot and Bengio 2010: uniform, variance 2 / (fan-in + fan-out)."""
+    for layer, _ in _layers(net):
+        nn.init.xavier_uniform_(layer.weight)
+
+
+@torch.no_grad()
+def orthogonal(net: nn.Module) -> None:
+    """Saxe et al. 2014, arXiv:1312.6120: rows (or columns) of each flattened weight orthonormal, times sqrt(2) before a ReLU."""
+    for layer, is_classifier in _layers(net):
+        nn.init.orthogonal_(layer.weight, gain=1.0 if is_classifier else nn.init.calculate_gain("relu"))
+
+
+@torch.no_grad()
+def zero_gamma(net: nn.Module) -> None:
+    """Goyal et al. 2017, arXiv:1706.02677: the norm that ends a residual branch starts at zero, so blocks start as shortcuts.
+
+    Raises UserError if no block of the net has a `last_norm`.
+    """
+    norms = [block.last_norm for block in getattr(net, "blocks", []) if hasattr(block, "last_norm")]
+    if not norms:
+        raise UserError(
+            f"model.init=zero_gamma found no block with a last_norm in {type(net).__name__}: choose another model.init."
+        )
+    for norm in norms:
+        nn.init.zeros_(norm.weight)
+
+
+INITS: dict[str, Init] = {init.__name__: init for init in (kaiming_normal, xavier_uniform, orthogonal, zero_gamma)}
+
+
+def _resolve(name: str) -> Init:
+    if name in INITS:
+        return INITS[name]
+    if "." in name:
+        try:
+            found = pkgutil.resolve_name(name)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise UserError(f"model.init={name} cannot be imported ({error}): name a function that takes the net.") from error
+        if not callable(found):
+            raise UserError(f"model.init={name} is not a function: name one that takes the net.")
+        return found  # type: ignore[no-any-return]  # a user's own function; what it does is theirs
+    near = difflib.get_close_matches(name, INITS, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(INITS)}, a dotted path to your own function, or null."
+    raise UserError(f"model.init={name} is unknown: {hint}")
+
+
+def apply_init(net: nn.Module, name: str | Iterable[str] | None) -> None:
+    """Initialise `net` in place by one name or several in order; None leaves it as its constructor made it.
+
+    Random numbers come from torch's global generator, so `torch.manual_seed` decides them.
+
+    Raises UserError for an unknown name, and for an init that finds nothing to do in this net.
+    """
+    names = [] if name is None else [name] if isinstance(name, str) else list(name)
+    for init in [_resolve(each) for each in names]:  # resolve all first: a typo must leave the net untouched
+        init(net)

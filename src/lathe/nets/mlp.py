@@ -1,0 +1,45 @@
+"""A multilayer perceptron on flattened images: the smallest net that every other room can be tried on."""
+
+from torch import Tensor, nn
+
+from lathe.nets.checks import probability, whole_number
+
+
+class HiddenLayer(nn.Module):
+    """Linear, ReLU, dropout: `[batch, in_features] -> [batch, out_features]`."""
+
+    def __init__(self, in_features: int, out_features: int, *, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+        self.relu = nn.ReLU()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.relu(self.linear(x)))
+        return out
+
+
+class MLP(nn.Module):
+    """`depth` hidden layers of `width` units, then a linear classifier.
+
+    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. The first hidden layer
+    is the `stem`; the `depth - 1` layers behind it are equal in shape and are the repeated `blocks`.
+
+    Raises UserError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
+    """
+
+    def __init__(self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        whole_number("width", width)
+        whole_number("depth", depth)
+        probability("dropout", dropout)
+        self.stem = HiddenLayer(channels * image_size * image_size, width, dropout=dropout)
+        self.blocks = nn.ModuleList(HiddenLayer(width, width, dropout=dropout) for _ in range(depth - 1))
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x.flatten(1))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(x)
+        return logits

@@ -1,0 +1,195 @@
+"""Residual nets with a stem for small images: He et al. 2016, "Deep Residual Learning for Image Recognition", arXiv:1512.03385.
+
+Both families start with one 3x3 convolution of stride 1 and no max-pooling, and end with a global average, so that any image
+of at least 8x8 pixels will do. Convolutions have no bias (a BatchNorm follows each). In training mode a BatchNorm needs more
+than one value per channel: with the four-stage nets at 8x8 pixels, a batch of at least two.
+"""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+from lathe.nets.checks import whole_number
+
+Shortcut = Literal["projection", "zero_pad"]
+
+
+class ZeroPadShortcut(nn.Module):
+    """The paper's option A, without parameters: take every `stride`-th pixel and add channels of zeros."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.stride = stride
+        self.extra = out_channels - in_channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
+
+
+def make_shortcut(in_channels: int, out_channels: int, stride: int, kind: Shortcut) -> nn.Module:
+    """Return the identity where the shapes agree, and otherwise what `kind` says."""
+    if stride == 1 and in_channels == out_channels:
+        return nn.Identity()
+    if kind == "zero_pad":
+        return ZeroPadShortcut(in_channels, out_channels, stride)
+    return nn.Sequential(
+        OrderedDict(
+            conv=nn.Conv2d(in_channels, out_channels, kernel_size=1, stride=stride, bias=False),
+            bn=nn.BatchNorm2d(out_channels),
+        )
+    )
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions around a shortcut: `[batch, in_channels, H, W] -> [batch, width, H/stride, W/stride]`."""
+
+    expansion = 1
+
+    def __init__(self, in_channels: int, width: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, width, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.shortcut = make_shortcut(in_channels, width, stride, shortcut)
+        self.relu2 = nn.ReLU()
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        """The norm that ends the residual branch; the init `zero_gamma` reads it."""
+        return self.bn2
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.relu1(self.bn1(self.conv1(x)))
+        branch = self.bn2(self.conv2(branch))
+        out: Tensor = self.relu2(branch + self.shortcut(x))
+        return out
+
+
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions around a shortcut: `[batch, in_channels, H, W] -> [batch, 4 * width, H/stride, W/stride]`.
+
+    The stride is in the 3x3 convolution (the usual "v1.5"), where the paper has it in the first 1x1.
+    """
+
+    expansion = 4
+
+    def __init__(self, in_channels: int, width: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        out_channels = self.expansion * width
+        self.conv1 = nn.Conv2d(in_channels, width, kernel_size=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.relu1 = nn.ReLU()
+        self.conv2 = nn.Conv2d(width, width, kernel_size=3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.relu2 = nn.ReLU()
+        self.conv3 = nn.Conv2d(width, out_channels, kernel_size=1, bias=False)
+        self.bn3 = nn.BatchNorm2d(out_channels)
+        self.shortcut = make_shortcut(in_channels, out_channels, stride, shortcut)
+        self.relu3 = nn.ReLU()
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        """The norm that ends the residual branch; the init `zero_gamma` reads it."""
+        return self.bn3
+
+    def forward(self, x: Tensor) -> Tensor:
+        branch = self.relu1(self.bn1(self.conv1(x)))
+        branch = self.relu2(self.bn2(self.conv2(branch)))
+        branch = self.bn3(self.conv3(branch))
+        out: Tensor = self.relu3(branch + self.shortcut(x))
+        return out
+
+
+class _StagedResNet(nn.Module):
+    """Stem, stages, head. Stage i has `counts[i]` blocks of `width * 2**i`; every stage but the first halves the image."""
+
+    def __init__(
+        self,
+        block: type[BasicBlock | Bottleneck],
+        counts: Sequence[int],
+        *,
+        width: int,
+        in_channels: int,
+        num_classes: int,
+        shortcut: Shortcut,
+    ) -> None:
+        super().__init__()
+        whole_number("width", width)
+        self.conv = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(width)
+        self.relu = nn.ReLU()
+        self.blocks = nn.ModuleList()
+        channels = width
+        for stage, count in enumerate(counts):
+            for index in range(count):
+                stride = 2 if stage > 0 and index == 0 else 1
+                self.blocks.append(block(channels, width * 2**stage, stride, shortcut))
+                channels = width * 2**stage * block.expansion
+        self.pool = nn.AdaptiveAvgPool2d(1)
+        self.head = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.relu(self.bn(self.conv(x)))
+        for block in self.blocks:
+            x = block(x)
+        logits: Tensor = self.head(self.pool(x).flatten(1))
+        return logits
+
+
+class CifarResNet(_StagedResNet):
+    """The paper's section 4.2: three stages of n basic blocks, `width`, 2x and 4x `width` channels, `depth` 6n + 2 (20, 32, ...).
+
+    `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`. `shortcut` decides how a residual
+    crosses from one stage to the next. `zero_pad` is the paper's own on CIFAR (option A, no parameters). `projection` (option B:
+    1x1 convolution and BatchNorm, 2,752 parameters more at width 16) is the default, because channel pruning and quantizers are
+    made to follow a convolution, not a padding.
+
+    Raises UserError if `depth` is not 6n + 2, `width` is not a whole number of at least 1, or `shortcut` is unknown.
+    """
+
+    def __init__(
+        self, *, depth: int, width: int = 16, in_channels: int = 3, num_classes: int = 10, shortcut: Shortcut = "projection"
+    ) -> None:
+        whole_number("depth", depth, least=8)
+        if (depth - 2) % 6:
+            near = depth - (depth - 2) % 6
+            raise UserError(
+                f"model.net.depth={depth} is not 6n + 2, which a three-stage ResNet needs: take {near} or {near + 6}."
+            )
+        if shortcut not in ("projection", "zero_pad"):
+            raise UserError(f"model.net.shortcut={shortcut!r} is unknown: take projection or zero_pad.")
+        counts = [(depth - 2) // 6] * 3
+        super().__init__(BasicBlock, counts, width=width, in_channels=in_channels, num_classes=num_classes, shortcut=shortcut)
+
+
+class ResNet(_StagedResNet):
+    """The paper's four-stage nets (table 1), `width`, 2x, 4x and 8x `width` channels, with the stem for small images.
+
+    `depth` 18 and 34 use basic blocks; 50, 101 and 152 use bottlenecks, whose outputs have four times the channels. Shortcuts are
+    projections. `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`.
+
+    Raises UserError if `depth` is another number or `width` is not a whole number of at least 1.
+    """
+
+    COUNTS: ClassVar[dict[int, tuple[int, ...]]] = {
+        18: (2, 2, 2, 2),
+        34: (3, 4, 6, 3),
+        50: (3, 4, 6, 3),
+        101: (3, 4, 23, 3),
+        152: (3, 8, 36, 3),
+    }
+
+    def __init__(self, *, depth: int, width: int = 64, in_channels: int = 3, num_classes: int = 10) -> None:
+        if depth not in self.COUNTS:
+            raise UserError(
+                f"model.net.depth={depth!r} fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or model=resnet20 for 6n + 2."
+            )
+        block: type[BasicBlock | Bottleneck] = BasicBlock if depth < 50 else Bottleneck
+        counts = self.COUNTS[depth]
+        super().__init__(block, counts, width=width, in_channels=in_channels, num_classes=num_classes, shortcut="projection")

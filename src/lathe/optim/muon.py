@@ -1,0 +1,196 @@
+"""Muon (Keller Jordan 2024, https://kellerjordan.github.io/posts/muon/) for matrices and convolutions, AdamW for the rest."""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.adamw import adamw
+from torch.optim.optimizer import ParamsT
+
+from lathe.errors import UserError
+
+# The quintic of Jordan's post: the steepest slope at zero whose iterates stay near 1. Singular values end in about [0.7, 1.2].
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+
+
+def orthogonalise(matrix: Tensor, steps: int) -> Tensor:
+    """Return the nearest semi-orthogonal matrix, roughly: every singular value moved near 1 by Newton-Schulz iterations.
+
+    `matrix` is `[rows, columns]`; so is the result, in at least float32 on a CPU and in bfloat16 on other devices, where it
+    is fast. A matrix of zeros stays zero.
+    """
+    dtype = torch.promote_types(matrix.dtype, torch.float32) if matrix.device.type == "cpu" else torch.bfloat16
+    x: Tensor = matrix.to(dtype)
+    tall = x.size(0) > x.size(1)
+    if tall:  # iterate on the smaller Gram matrix
+        x = x.mT
+    x = x / x.norm().clamp(min=1e-7)  # the Frobenius norm bounds the spectral norm, which must be at most 1
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = _A * x + (_B * gram + _C * gram @ gram) @ x
+    x = x.mT if tall else x
+    return x
+
+
+def update_scale(rows: int, columns: int, adjust_lr_fn: str) -> float:
+    """Return what the orthogonal update is multiplied by, named as in `torch.optim.Muon`.
+
+    `original` is Jordan's sqrt(max(1, rows / columns)). `match_rms_adamw` is 0.2 sqrt(max(rows, columns)), which gives the
+    update the root mean square of a typical AdamW step (Liu et al. 2025, arXiv:2502.16982), so that AdamW's learning rates
+    carry over.
+    """
+    return 0.2 * math.sqrt(max(rows, columns)) if adjust_lr_fn == "match_rms_adamw" else math.sqrt(max(1.0, rows / columns))
+
+
+class Muon(Optimizer):
+    """Momentum, orthogonalised by Newton-Schulz, on groups with the role `muon`; AdamW on groups with the role `adamw`.
+
+    A weight of more than two dimensions is flattened to `[out, in * kernel]`. Weight decay is decoupled in both roles. AdamW
+    groups get `lr * adamw_lr_ratio`, so that one learning rate scales both, and torch's own AdamW step. A group without a
+    role is `muon`.
+
+    State per parameter: `momentum_buffer` under `muon`; `step`, `exp_avg` and `exp_avg_sq` under `adamw`.
+
+    Raises ValueError for a `muon` parameter of fewer than two dimensions and for options out of range.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.02,
+        weight_decay: float = 0.0,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_steps: int = 5,
+        adjust_lr_fn: Literal["original", "match_rms_adamw"] = "original",
+        adamw_lr_ratio: float = 0.05,
+        adamw_betas: tuple[float, float] = (0.9, 0.95),
+        adamw_eps: float = 1e-8,
+    ) -> None:
+        for name, value in (
+            ("lr", lr),
+            ("weight_decay", weight_decay),
+            ("adamw_lr_ratio", adamw_lr_ratio),
+            ("adamw_eps", adamw_eps),
+        ):
+            if not value >= 0:
+                raise ValueError(f"{name} must be at least 0, not {value}")
+        if not (0 <= momentum < 1 and len(adamw_betas) == 2 and all(0 <= beta < 1 for beta in adamw_betas)):
+            raise ValueError(f"momentum and the two adamw_betas must be in [0, 1), not {momentum} and {adamw_betas}")
+        if not (isinstance(ns_steps, int) and 1 <= ns_steps < 100):
+            raise ValueError(f"ns_steps must be a whole number in 1 to 99, not {ns_steps}")
+        if adjust_lr_fn not in ("original", "match_rms_adamw"):
+            raise ValueError(f"adjust_lr_fn must be original or match_rms_adamw, not {adjust_lr_fn}")
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "adamw_lr_ratio": adamw_lr_ratio,
+            "adamw_betas": adamw_betas,
+            "adamw_eps": adamw_eps,
+            "role": "muon",
+        }
+        super().__init__(params, defaults)
+
+    @staticmethod
+    def roles(net: nn.Module) -> dict[str, str]:
+        """Return `muon` for the hidden weights and `adamw` for every other parameter, by parameter name.
+
+        Hidden are, as in Jordan's post, weights of at least two dimensions that are no embedding and belong neither to the
+        input nor to the output layer: those inside `net.blocks` where the net names its repeated units, and otherwise all but
+        the first and the last in the order of registration.
+
+        Raises UserError if none is left, since Muon would then be plain AdamW.
+        """
+        names = {id(parameter): name for name, parameter in net.named_parameters()}
+        embeddings = {id(module.weight) for module in net.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
+        candidates = [id(parameter) for parameter in net.parameters() if parameter.ndim >= 2 and id(parameter) not in embeddings]
+        blocks = getattr(net, "blocks", None)
+        if blocks is None:
+            hidden = set(candidates[1:-1])
+        else:
+            inside = {id(parameter) for block in blocks for parameter in block.parameters()}
+            hidden = inside.intersection(candidates)
+        if not hidden:
+            raise UserError(f"optimizer=muon found no hidden weight in {type(net).__name__}'s `blocks`: take optimizer=adamw.")
+        return {name: "muon" if key in hidden else "adamw" for key, name in names.items()}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group with an optional `role`; an `adamw` group without its own `lr` gets `lr * adamw_lr_ratio`."""
+        group = {**self.defaults, **param_group}
+        if group["role"] == "adamw" and "lr" not in param_group:
+            group["lr"] = self.defaults["lr"] * group["adamw_lr_ratio"]
+        elif group["role"] not in ("muon", "adamw"):
+            raise ValueError(f"the role of a group must be muon or adamw, not {group['role']}")
+        super().add_param_group(group)
+        flat = [tuple(parameter.shape) for parameter in self.param_groups[-1]["params"] if parameter.ndim < 2]
+        if group["role"] == "muon" and flat:
+            raise ValueError(f"a muon parameter needs at least two dimensions, not the shape {flat[0]}: give it the role adamw")
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step, and return the loss where a `closure` computes it again."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
+            if group["role"] == "adamw":
+                self._adamw_step(group, parameters)
+            else:
+                for parameter in parameters:
+                    self._muon_step(group, parameter)
+        return loss
+
+    def _muon_step(self, group: dict[str, Any], parameter: Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        state = self.state[parameter]
+        if not state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        buffer = state["momentum_buffer"]
+        buffer.lerp_(gradient, 1 - group["momentum"])
+        direction = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
+        matrix = direction.flatten(1)
+        update = orthogonalise(matrix, group["ns_steps"]).to(parameter.dtype).view_as(parameter)
+        scale = update_scale(matrix.size(0), matrix.size(1), group["adjust_lr_fn"])
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(update, alpha=-group["lr"] * scale)
+
+    def _adamw_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
+        for parameter in parameters:
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.zeros(())
+                state["exp_avg"] = torch.zeros_like(parameter)
+                state["exp_avg_sq"] = torch.zeros_like(parameter)
+        states = [self.state[parameter] for parameter in parameters]
+        beta1, beta2 = group["adamw_betas"]
+        adamw(
+            parameters,
+            [parameter.grad for parameter in parameters if parameter.grad is not None],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            amsgrad=False,
+            beta1=beta1,
+            beta2=beta2,
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["adamw_eps"],
+            maximize=False,
+        )

@@ -1,0 +1,48 @@
+"""Which parameters a rule such as `no_decay: [norm, bias, head.*]` means."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from lathe.errors import UserError
+
+# By name, because torch has no common base class of its norms, and a cloner's own `ScaleNorm` or `RMSNorm` is meant too.
+_NORM = re.compile(r"Norm(\dd)?$")
+
+
+def norm_names(net: nn.Module) -> set[str]:
+    """Return the names of the parameters that normalisation layers own (classes named `...Norm`, `...Norm1d` to `...Norm3d`)."""
+    return {
+        f"{path}.{name}" if path else name
+        for path, module in net.named_modules()
+        if _NORM.search(type(module).__name__)
+        for name, _ in module.named_parameters(recurse=False)
+    }
+
+
+def bias_names(net: nn.Module) -> set[str]:
+    """Return the names of the parameters that end in `bias` (an attention's `in_proj_bias` too)."""
+    return {name for name, _ in net.named_parameters() if name.endswith("bias")}
+
+
+def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str]:
+    """Return the parameter names of `net` that any rule matches: the words `norm` and `bias`, or a pattern (`*`, `?`, `[...]`).
+
+    A net without norms or biases is fine. Raises UserError, naming `key`, if a pattern matches no parameter.
+    """
+    names = [name for name, _ in net.named_parameters()]
+    found: set[str] = set()
+    for rule in rules:
+        if rule in ("norm", "bias"):
+            found |= norm_names(net) if rule == "norm" else bias_names(net)
+            continue
+        matched = {name for name in names if fnmatchcase(name, str(rule))}
+        if not matched:
+            near = difflib.get_close_matches(str(rule), ["norm", "bias", *names], n=1)
+            hint = f"did you mean {near[0]}?" if near else f"parameters are named like {names[0]}." if names else "it has none."
+            raise UserError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
+        found |= matched
+    return found

@@ -1,0 +1,76 @@
+"""Launchers that start the ranks themselves: torchrun and SLURM's srun. Imports no torch until ranks have to talk.
+
+Each rank has then composed the configuration on its own, so rank 0's is sent to the others: a random sampler, a clock or a file edited
+in between can't give the ranks different hyper-parameters.
+"""
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from lathe.errors import UserError
+
+
+@dataclass
+class Outer:
+    """What an outer launcher says about this process. `launch_id` is the same on all ranks and after a restart."""
+
+    launch_id: str
+    rank: int
+    local_rank: int
+    world_size: int
+    restarted: bool
+
+    def send(self, cfg: dict[str, Any]) -> None:
+        """Sends rank 0's configuration to all other ranks."""
+        self._broadcast([cfg])
+
+    def receive(self) -> dict[str, Any]:
+        """Waits for rank 0's configuration."""
+        box: list[Any] = [None]
+        self._broadcast(box)
+        assert isinstance(box[0], dict)
+        return box[0]
+
+    def _broadcast(self, box: list[Any]) -> None:
+        """Brings up the process group that Lightning goes on to use (it keeps one that exists) and sends `box` from rank 0."""
+        import torch
+
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(self.local_rank % torch.cuda.device_count())
+        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", rank=self.rank, world_size=self.world_size)
+        torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+
+
+def detect_outer() -> Outer | None:
+    """The launcher around this process, or None if it was started by hand.
+
+    Raises:
+        UserError: a launch over several nodes that has no name, so that its ranks could not find one directory.
+    """
+    env = os.environ
+    if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
+        run_id, world, local = env["TORCHELASTIC_RUN_ID"], int(env["WORLD_SIZE"]), int(env.get("LOCAL_WORLD_SIZE", "1"))
+        if run_id == "none":  # torchrun without --rdzv-id: the agent's process stands for the launch, which only one machine can see
+            if local != world:
+                raise UserError("torchrun on several nodes needs --rdzv-id, a name that all nodes share: the run directory is found by it.")
+            run_id = f"torchrun-{os.getppid()}-{env.get('MASTER_PORT', '')}"
+        restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
+        return Outer(f"torchrun:{run_id}", int(env["RANK"]), int(env["LOCAL_RANK"]), world, restarts > 0)
+    if "SLURM_JOB_ID" in env and "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
+        if env.get("SLURM_JOB_NAME") in ("bash", "interactive"):  # a shell inside an allocation, not a task of srun
+            return None
+        _slurm_rendezvous()
+        restarted = int(env.get("SLURM_RESTART_COUNT", "0")) > 0
+        return Outer(f"slurm:{env['SLURM_JOB_ID']}", int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), int(env["SLURM_NTASKS"]), restarted)
+    return None
+
+
+def _slurm_rendezvous() -> None:
+    """Where the ranks meet: the first node of the job, at a port made from the job's number, as Lightning derives them."""
+    from lightning.fabric.plugins.environments import SLURMEnvironment
+
+    environment = SLURMEnvironment(auto_requeue=False)
+    os.environ.setdefault("MASTER_ADDR", environment.main_address)
+    os.environ.setdefault("MASTER_PORT", str(environment.main_port))

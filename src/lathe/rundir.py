@@ -1,0 +1,265 @@
+"""What a run leaves on disk, and how it is found again. Imports no torch.
+
+A run directory holds config.yaml, overrides.yaml, environment.json, checkpoints/, metrics.csv and, once the run is complete,
+result.json. One process at a time may write to it; a lock says so.
+"""
+
+import errno
+import json
+import os
+import platform
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from omegaconf import OmegaConf
+
+from lathe.config import differences
+from lathe.errors import UserError
+
+# What may differ between a run and its continuation without making it another experiment.
+NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra")
+PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics", "scikit-learn")
+
+
+def disk_sentence(error: OSError) -> str | None:
+    """One sentence for a full, read-only or forbidden disk; None for any other error."""
+    reasons = {
+        errno.ENOSPC: "the disk is full: free some space",
+        errno.EDQUOT: "the disk quota is used up: free some space",
+        errno.EROFS: "the disk is read-only: choose another place",
+        errno.EACCES: "writing there is not permitted: choose another place",
+        errno.EPERM: "writing there is not permitted: choose another place",
+        errno.ENOTDIR: "a part of that path is a file: choose another place",
+    }
+    if error.errno not in reasons:
+        return None
+    return f"{error.filename or 'a file'} can't be written, {reasons[error.errno]} (paths.log_dir and paths.data_dir say where things go)."
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes the whole of `text` or nothing: readers never see half a file, whatever kills the writer."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class RunDir:
+    """The directory of one run."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def last(self) -> Path:
+        """The newest whole checkpoint, which a continuation starts from."""
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best monitored value."""
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run reached its end."""
+        return (self.path / "result.json").is_file()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration that the run has trained with."""
+        container = OmegaConf.to_container(OmegaConf.load(self.path / "config.yaml"))
+        assert isinstance(container, dict)
+        return {str(key): value for key, value in container.items()}
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The final figures."""
+        return dict(json.loads((self.path / "result.json").read_text()))
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, hardware and the state of the code at the start."""
+        return dict(json.loads((self.path / "environment.json").read_text()))
+
+    def checkpoint(self, name: str) -> Path:
+        """The file of checkpoint `name`, `best` or `last`.
+
+        Raises:
+            UserError: the run has no such checkpoint.
+        """
+        path = self.path / "checkpoints" / f"{name}.ckpt"
+        if not path.is_file():
+            there = sorted(file.stem for file in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
+            raise UserError(f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) if there else 'none at all'}.")
+        return path
+
+    def save_config(self, cfg: dict[str, Any]) -> None:
+        """Writes config.yaml."""
+        write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(cfg)))
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Writes result.json, which makes the run complete."""
+        write_atomically(self.path / "result.json", json.dumps(result, indent=2, sort_keys=True) + "\n")
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Holds the directory for this process; the kernel lets go of it however the process ends.
+
+        Raises:
+            UserError: another process is writing to it.
+        """
+        with open(self.path / ".lock", "a") as file:
+            _lock(file, self.path)
+            yield
+
+    @property
+    def busy(self) -> bool:
+        """Whether a live process holds the directory."""
+        try:
+            with self.locked():
+                return False
+        except UserError:
+            return True
+
+
+def _lock(file: IO[str], path: Path) -> None:
+    if sys.platform == "win32":  # no flock there: two writers are not kept apart
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        raise UserError(f"{path} is being written to by another process: wait for it, or stop it first.") from error
+
+
+def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: str | None = None) -> RunDir:
+    """Makes a fresh directory `<log_dir>/<name>/<date>_<time>_<short id>`, writes what is known at the start, and points
+    `<log_dir>/latest` to it. `launch_id` is what an outer launcher (torchrun, SLURM) calls this run.
+
+    Raises:
+        UserError: the place can't be written to. Nothing is left behind then.
+    """
+    parent = log_dir / str(cfg["name"])
+    try:
+        while True:
+            path = parent / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
+            try:
+                path.mkdir(parents=True)
+                break
+            except FileExistsError:
+                if parent.exists() and not parent.is_dir():
+                    raise
+        run = RunDir(path.absolute())
+        cfg["paths"]["run_dir"] = str(run.path)
+        run.save_config(cfg)
+        write_atomically(run.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
+        write_atomically(run.path / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
+        point_latest(log_dir, run.path)
+    except OSError as error:
+        sentence = disk_sentence(error)
+        if sentence is None:
+            raise
+        raise UserError(sentence) from error
+    return run
+
+
+def point_latest(log_dir: Path, target: Path) -> None:
+    """Makes `<log_dir>/latest` a link to `target`, in one step, so that it always leads somewhere."""
+    temporary = log_dir / f".latest.{os.getpid()}"
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(os.path.relpath(target, log_dir.absolute()), target_is_directory=True)
+        os.replace(temporary, log_dir / "latest")
+    except OSError:  # a file system without links, or a folder of that name: the run itself is not hurt
+        temporary.unlink(missing_ok=True)
+
+
+def open_run(path: str | Path, key: str) -> RunDir:
+    """The run directory that `key` (such as `resume`) names.
+
+    Raises:
+        UserError: it does not exist or is not a run directory.
+    """
+    run = RunDir(Path(path).resolve())
+    if not run.path.exists():
+        raise UserError(f"{key}={path}: there is no such directory; logs/latest is the newest run.")
+    if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
+        raise UserError(f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the newest run.")
+    try:
+        run.config  # noqa: B018 - read it once, so that a foreign or torn file is told here
+    except Exception as error:
+        raise UserError(f"{key}={path}: its config.yaml can't be read as a configuration.") from error
+    return run
+
+
+def find_runs(log_dir: Path, name: str) -> list[RunDir]:
+    """All runs called `name`, newest first."""
+    paths = sorted((path.parent for path in (log_dir / name).glob("*/config.yaml")), key=lambda path: path.name, reverse=True)
+    return [RunDir(path.absolute()) for path in paths]
+
+
+def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
+    """The newest run of exactly this configuration that has no result yet and that no live process holds."""
+    for run in find_runs(log_dir, str(cfg["name"])):
+        if not run.complete and not differences(run.config, cfg, NOT_THE_EXPERIMENT) and not run.busy:
+            return run
+    return None
+
+
+def find_launch(log_dir: Path, name: str, launch_id: str) -> RunDir | None:
+    """The newest unfinished run that an outer launcher started under `launch_id`: the one that its restart continues."""
+    for run in find_runs(log_dir, name):
+        if not run.complete and run.environment.get("launch_id") == launch_id:
+            return run
+    return None
+
+
+def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
+    """Versions, hardware, command, git commit and the diff that was not committed."""
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": sys.argv,
+        "launch_id": launch_id,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "packages": versions,
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_diff": _git("diff", "HEAD"),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent)  # noqa: S603, S607
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,39 @@
+"""torch.compile of the net, in place."""
+
+import warnings
+
+from torch import nn
+
+from lathe.config import did_you_mean
+from lathe.errors import UserError
+
+MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
+
+
+def compile_net(
+    net: nn.Module,
+    device_type: str,
+    enabled: bool = True,
+    mode: str = "default",
+    regional: bool = False,
+    dynamic: bool | None = None,
+    fullgraph: bool = False,
+) -> None:
+    """Compiles `net`, or with `regional` each of its `blocks`, in place, so parameter names and checkpoints stay as they are.
+
+    Compilation happens at the first call. The task around the net stays eager: its logging can't be traced.
+
+    Raises:
+        UserError: an unknown mode, or `regional` for a net that names no blocks.
+    """
+    if not enabled:
+        return
+    if mode not in MODES:
+        raise UserError(f"compile.mode={mode!r}: {did_you_mean(str(mode), MODES)}")
+    if mode == "reduce-overhead" and device_type == "cpu":
+        warnings.warn("compile=reduce-overhead is about CUDA graphs, which a CPU run does not have: it acts as compile=default.", stacklevel=2)
+    regions = list(getattr(net, "blocks", [])) if regional else [net]
+    if not regions:
+        raise UserError(f"compile.regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false.")
+    for region in regions:
+        region.compile(mode=mode, dynamic=dynamic, fullgraph=fullgraph)

@@ -1,0 +1,52 @@
+"""The old DataParallel, kept as a baseline for DDP."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import nn
+
+from lathe.errors import UserError
+
+
+class DP(SingleDeviceStrategy):
+    """One process that copies the net to every GPU at each step and splits the batch among them (torch.nn.DataParallel).
+
+    The wrapper stands in for the net during a step only, so parameter names stay plain.
+
+    Raises:
+        UserError: no GPU is visible.
+    """
+
+    def __init__(self, devices: list[int] | None = None) -> None:
+        if not torch.cuda.is_available():
+            raise UserError("strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp or auto.")
+        self.devices = devices if devices is not None else list(range(torch.cuda.device_count()))
+        super().__init__(device=torch.device("cuda", self.devices[0]))
+        self._parallel: nn.DataParallel | None = None
+
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        assert self.lightning_module is not None
+        self._parallel = nn.DataParallel(self.lightning_module.net, device_ids=self.devices)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._through(super().training_step, *args, **kwargs)
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._through(super().validation_step, *args, **kwargs)
+
+    def test_step(self, *args: Any, **kwargs: Any) -> Any:
+        return self._through(super().test_step, *args, **kwargs)
+
+    def _through(self, step: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        module = self.lightning_module
+        assert module is not None
+        net = module.net
+        module.net = self._parallel
+        try:
+            return step(*args, **kwargs)
+        finally:
+            module.net = net

@@ -1,0 +1,72 @@
+"""DistributedDataParallel, with communication hooks that act on every backend."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+from lathe.config import did_you_mean
+from lathe.errors import UserError
+
+HOOKS = ("fp16", "bf16", "powersgd")
+
+
+def auto() -> None:
+    """No choice: the run takes none for one device, and DDP with its defaults for several."""
+
+
+class DDP(DDPStrategy):
+    """Lightning's DDPStrategy with two differences: a communication hook is never ignored, and the process group is left alone if an
+    outer launcher's ranks have brought it up already.
+
+    `comm_hook` is fp16, bf16 (gradients travel at half their size) or powersgd (Vogels et al. 2019).
+
+    Raises:
+        UserError: an unknown hook, or PowerSGD settings that torch refuses.
+    """
+
+    def __init__(
+        self,
+        find_unused_parameters: bool = False,
+        gradient_as_bucket_view: bool = True,
+        static_graph: bool = False,
+        broadcast_buffers: bool = True,
+        bucket_cap_mb: int = 25,
+        comm_hook: str | None = None,
+        powersgd_rank: int = 1,
+        powersgd_start_step: int = 1000,
+    ) -> None:
+        if comm_hook is not None and comm_hook not in HOOKS:
+            raise UserError(f"strategy.comm_hook={comm_hook!r}: {did_you_mean(comm_hook, HOOKS)}")
+        if comm_hook == "powersgd" and powersgd_start_step < 2:
+            raise UserError(f"strategy.powersgd_start_step={powersgd_start_step}: PowerSGD needs at least 2 plain steps first.")
+        super().__init__(
+            find_unused_parameters=find_unused_parameters,
+            gradient_as_bucket_view=gradient_as_bucket_view,
+            static_graph=static_graph,
+            broadcast_buffers=broadcast_buffers,
+            bucket_cap_mb=bucket_cap_mb,
+        )
+        self._hook_name, self._rank, self._start = comm_hook, powersgd_rank, powersgd_start_step
+
+    def _register_ddp_hooks(self) -> None:
+        # Lightning registers hooks on CUDA only, and says nothing elsewhere.
+        if self._hook_name is None:
+            return
+        assert isinstance(self.model, nn.parallel.DistributedDataParallel)
+        if self._hook_name == "powersgd":
+            state = powerSGD_hook.PowerSGDState(
+                process_group=None, matrix_approximation_rank=self._rank, start_powerSGD_iter=self._start
+            )
+            self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        elif self._hook_name == "fp16":
+            self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        else:
+            self.model.register_comm_hook(None, _bfloat16)
+
+
+def _bfloat16(state: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:
+    """torch's bf16_compress_hook under another name: by its own name torch refuses it on every backend but NCCL."""
+    return default_hooks.bf16_compress_hook(state, bucket)

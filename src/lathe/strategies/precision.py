@@ -1,0 +1,36 @@
+"""Number formats. What a device can't do is refused, never replaced by something else."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch.plugins import MixedPrecision
+
+from lathe.config import did_you_mean
+from lathe.errors import UserError
+
+FORMATS = ("64-true", "32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
+
+
+def precision_plugin(
+    name: str, device_type: str, matmul: str = "highest", init_scale: float = 65536.0, growth_interval: int = 2000
+) -> dict[str, Any]:
+    """The Trainer arguments, `precision` or `plugins`, that bring format `name` to devices of `device_type` (cpu, cuda or mps).
+
+    Lightning turns 16-mixed on a CPU into bf16-mixed without a word; here it is real float16 with a gradient scaler.
+
+    Raises:
+        UserError: an unknown format, or one that this device can't do.
+    """
+    if name not in FORMATS:
+        raise UserError(f"precision.name={name!r}: {did_you_mean(str(name), FORMATS)}")
+    if matmul not in ("highest", "high", "medium"):
+        raise UserError(f"precision.matmul={matmul!r}: {did_you_mean(str(matmul), ('highest', 'high', 'medium'))}")
+    if device_type == "mps" and name == "64-true":
+        raise UserError("precision=64-true: Apple's GPUs have no float64; use trainer.accelerator=cpu or precision=32-true.")
+    if device_type == "cuda" and name.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise UserError(f"precision={name}: {torch.cuda.get_device_name()} has no bfloat16 arithmetic; use precision=16-mixed or 32-true.")
+    torch.set_float32_matmul_precision(matmul)
+    if name == "16-mixed":
+        scaler = torch.amp.GradScaler(device_type, init_scale=init_scale, growth_interval=growth_interval)
+        return {"plugins": [MixedPrecision("16-mixed", device_type, scaler=scaler)]}
+    return {"precision": name}

@@ -1,0 +1,176 @@
+"""What every task shares: optimizers, running sums of its figures, and plain names in checkpoints."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lathe.errors import UserError
+
+Objective = Callable[[Any, Any], dict[str, Tensor]]
+SPLITS = ("train", "val", "test")
+
+
+class Task(LightningModule):
+    """A net, an objective and the figures that are reported for it.
+
+    A subclass says what its named figures are (`figures`) and computes their sums for a batch (`sums`). Sums are kept on the device and
+    read once per logged step or epoch: a read waits for the device, and per-step metric objects cost several times the step of a small
+    net. Every rank's sums are added before they are divided, so the figures do not depend on the number of devices.
+
+    `optimizer` makes an Optimizer from the net; `scheduler` makes a scheduler from it and the run's number of optimizer steps. Both are
+    null for evaluation alone. Nothing goes into hyper-parameters: the run directory rebuilds the task from its configuration.
+    """
+
+    figures: tuple[str, ...] = ("loss",)
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[[nn.Module], Optimizer] | None = None,
+        scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
+    ) -> None:
+        super().__init__()
+        self.net = net
+        self._make_optimizer, self._make_scheduler = optimizer, scheduler
+        self.objective: Objective = self.losses
+        self._sums: dict[str, Tensor] = {}
+        self._epoch_sums: dict[str, Tensor] = {}
+        self._logged_step = -1
+        self._restored: dict[str, list[float]] = {}
+        self.latest: dict[str, float] = {}
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Every `split/metric` that this task reports, which a callback may monitor."""
+        return [f"{split}/{figure}" for split in SPLITS for figure in self.figures]
+
+    def losses(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
+        """Named loss terms whose sum is trained on. Callbacks wrap this by replacing `objective`."""
+        raise NotImplementedError
+
+    def sums(self, outputs: Any, batch: Any, loss: Tensor) -> Tensor:
+        """Sums over the batch of each of `figures`, and last the number of samples that count: [len(figures) + 1], detached.
+
+        `loss` is the mean over the counted samples.
+        """
+        raise NotImplementedError
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Returns the loss. To run several optimizer steps in one call later, override this one method: figures add up in the same way."""
+        outputs = self.net(batch[0])
+        terms = list(self.objective(outputs, batch).values())
+        loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+        self._add("train", self.sums(outputs, batch, loss.detach()))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate("val", batch)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self._evaluate("test", batch)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.net(batch[0] if isinstance(batch, (tuple, list)) else batch)
+
+    def _evaluate(self, split: str, batch: Any) -> None:
+        outputs = self.net(batch[0])
+        loss = torch.stack(list(self.losses(outputs, batch).values())).sum()
+        self._add(split, self.sums(outputs, batch, loss))
+
+    def _add(self, split: str, sums: Tensor) -> None:
+        total = self._sums.get(split)
+        self._sums[split] = sums if total is None else total + sums
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Logs the mean since the last logged step, every `trainer.log_every_n_steps` optimizer steps."""
+        step = self.trainer.global_step
+        if step % self.trainer.log_every_n_steps == 0 and step != self._logged_step:
+            self._logged_step = step
+            self.latest = self._means("train", self._take("train"))
+            self.write(self.latest)
+
+    def _take(self, split: str) -> Tensor:
+        """The sums since the last call; those of training are also added to the epoch's."""
+        sums = self._sums.pop(split)
+        if split == "train":
+            epoch = self._epoch_sums.get(split)
+            self._epoch_sums[split] = sums if epoch is None else epoch + sums
+        return sums
+
+    def _means(self, split: str, sums: Tensor) -> dict[str, float]:
+        if self.trainer.world_size > 1:
+            sums = self.trainer.strategy.reduce(sums.clone(), reduce_op="sum")
+        *values, count = sums.tolist()
+        return {f"{split}/{name}": value / count for name, value in zip(self.figures, values, strict=True)} if count else {}
+
+    def write(self, metrics: dict[str, float]) -> None:
+        """Sends figures to all loggers at the current optimizer step."""
+        for logger in self.trainer.loggers:
+            logger.log_metrics({**metrics, "epoch": self.trainer.current_epoch}, step=self.trainer.global_step)
+
+    def on_train_epoch_end(self) -> None:
+        if "train" in self._sums:
+            self._take("train")
+        if "train" in self._epoch_sums:
+            means = self._means("train", self._epoch_sums.pop("train"))
+            self._report({f"{name}_epoch": value for name, value in means.items()}, monitored=means)
+
+    def on_validation_epoch_end(self) -> None:
+        self._report_split("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._report_split("test")
+
+    def _report_split(self, split: str) -> None:
+        if split in self._sums:
+            means = self._means(split, self._sums.pop(split))
+            self._report({} if self.trainer.sanity_checking else means, monitored=means)
+
+    def _report(self, written: dict[str, float], monitored: dict[str, float]) -> None:
+        if written:
+            self.write(written)
+        # Lightning's own logging only feeds callbacks and the bar: it would count steps in its own way in the loggers.
+        self.log_dict(monitored, logger=False, prog_bar=not self.trainer.testing, rank_zero_only=False)
+
+    def configure_optimizers(self) -> Any:
+        if self._make_optimizer is None:
+            return None
+        optimizer = self._make_optimizer(self.net)
+        if self._make_scheduler is None:
+            return optimizer
+        total = self.trainer.estimated_stepping_batches
+        if total == float("inf"):
+            raise UserError("trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of them.")
+        scheduler = self._make_scheduler(optimizer, int(total))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Leaves the net's own plain names in `state_dict`, and keeps the figures that are under way."""
+        checkpoint["state_dict"] = {name.removeprefix("net."): value for name, value in checkpoint["state_dict"].items()}
+        sums = {}
+        for kind, table in (("window", self._sums), ("epoch", self._epoch_sums)):
+            if "train" in table or self.trainer.world_size > 1:
+                mine = table.get("train", torch.zeros(len(self.figures) + 1, device=self.device))
+                sums[kind] = self.trainer.strategy.reduce(mine.clone(), reduce_op="sum").tolist()
+        checkpoint["task"] = {"sums": sums, "logged_step": self._logged_step}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {f"net.{name}": value for name, value in checkpoint["state_dict"].items()}
+        state = checkpoint.get("task")
+        if state is not None:
+            self._logged_step, self._restored = state["logged_step"], state["sums"]
+
+    def on_train_start(self) -> None:
+        if self._restored and self.trainer.is_global_zero:  # the saved sums are of all ranks: one of them goes on with them
+            tables = {"window": self._sums, "epoch": self._epoch_sums}
+            for kind, values in self._restored.items():
+                tables[kind]["train"] = torch.tensor(values, device=self.device)
+        self._restored = {}

@@ -1,0 +1,65 @@
+"""Image classification: cross-entropy and accuracy."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lathe.errors import UserError
+from lathe.nets.init import apply_init
+from lathe.tasks.base import Task
+
+IGNORE = -100  # torch's ignore_index: the label of rows that only fill up a batch
+
+
+class ClassificationTask(Task):
+    """Cross-entropy with optional label smoothing (Szegedy et al. 2016).
+
+    A batch is `(x, y)`: x [batch, channels, height, width], y either class numbers [batch], -100 in rows that do not count, or class
+    probabilities [batch, classes] as mixup gives them. Accuracy against probabilities counts their largest class.
+
+    Raises:
+        UserError: label smoothing outside [0, 1), or an unknown initialisation.
+    """
+
+    figures = ("loss", "accuracy")
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[[nn.Module], Optimizer] | None = None,
+        scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
+        label_smoothing: float = 0.0,
+        init: str | None = None,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler)
+        if not 0.0 <= label_smoothing < 1.0:
+            raise UserError(f"model.label_smoothing={label_smoothing}: give a share of at least 0 and below 1.")
+        self.label_smoothing = label_smoothing
+        if init is not None:
+            apply_init(net, init)
+
+    def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        smoothing = self.label_smoothing if self.training else 0.0
+        target = batch[1]
+        if self.training or target.is_floating_point():
+            return {"cross_entropy": F.cross_entropy(outputs, target, label_smoothing=smoothing)}
+        # A batch of nothing but filling rows has no mean: it weighs nothing instead of being NaN.
+        total = F.cross_entropy(outputs, target, ignore_index=IGNORE, reduction="sum")
+        return {"cross_entropy": total / (target != IGNORE).sum().clamp(min=1)}
+
+    def sums(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
+        target = batch[1]
+        if target.is_floating_point():
+            target = target.argmax(dim=1)
+        outputs = outputs.detach()
+        correct = (outputs.argmax(dim=1) == target).sum()
+        if self.training:
+            count = target.new_tensor(len(target)) if target.device.type != "cpu" else torch.tensor(len(target))
+        else:
+            count = (target != IGNORE).sum()
+        return torch.stack((loss.float() * count, correct.float(), count.float()))

@@ -1,0 +1,286 @@
+"""The average is the one on paper, it is what gets evaluated and saved, and an interruption does not change it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch import Tensor, nn
+
+from lathe.callbacks.ema import EMA
+from lathe.errors import UserError
+
+
+def copy_of(net: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+class Recorder(Callback):
+    """Raw weights after each step, and those that validation sees."""
+
+    def __init__(self) -> None:
+        self.trained: dict[int, dict[str, Tensor]] = {}
+        self.validated: list[dict[str, Tensor]] = []
+        self.after_validation: list[dict[str, Tensor]] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.trained[trainer.global_step] = copy_of(pl_module.net)
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.validated.append(copy_of(pl_module.net))
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        self.after_validation.append(copy_of(pl_module.net))
+
+
+class Saves(Callback):
+    """A checkpoint after every step, without a state of its own that a later trainer would have to take over."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        trainer.save_checkpoint(self.folder / f"step={trainer.global_step}.ckpt")
+
+
+def by_hand(
+    trained: dict[int, dict[str, Tensor]], decay: float, every: int = 1, start: int = 0, warmup: bool = False, copied: str = "-"
+) -> dict[str, Tensor]:
+    average: dict[str, Tensor] = {}
+    updates = 0
+    for step in sorted(trained):
+        if step <= start or (step - start) % every:
+            continue
+        d = min(decay, (1 + updates) / (10 + updates)) if warmup else decay
+        for name, raw in trained[step].items():
+            kept = updates == 0 or not raw.is_floating_point() or copied in name
+            average[name] = raw.double() if kept else d * average[name] + (1 - d) * raw.double()
+        updates += 1
+    return average
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"decay": 0.9, "warmup": False},
+        {"decay": 0.5, "warmup": True},
+        {"decay": 0.9, "warmup": False, "every_n_steps": 3},
+        {"decay": 0.9, "warmup": False, "start_step": 4, "every_n_steps": 2},
+        {"decay": 0.9, "warmup": False, "buffers": "copy"},
+    ],
+)
+def test_the_average_is_the_one_on_paper(tiny: SimpleNamespace, options: dict[str, Any]) -> None:
+    ema, recorder, task = EMA(**options), Recorder(), tiny.Task()
+    tiny.trainer(recorder, ema).fit(task, tiny.Loader())
+    expected = by_hand(
+        recorder.trained,
+        options["decay"],
+        options.get("every_n_steps", 1),
+        options.get("start_step", 0),
+        options["warmup"],
+        copied="running" if options.get("buffers") == "copy" else "-",
+    )
+    last = recorder.trained[12]
+    moved = 0
+    for name, tensor in task.net.state_dict().items():
+        stays = not tensor.is_floating_point() or (options.get("buffers") == "copy" and "running" in name)
+        wanted = last[name] if stays else expected[name].to(tensor.dtype)
+        torch.testing.assert_close(tensor, wanted, rtol=1e-5, atol=1e-6)
+        moved += not torch.equal(tensor, last[name])
+    assert moved >= 4
+    assert ema.updates == len([s for s in range(1, 13) if s > ema.start_step and (s - ema.start_step) % ema.every_n_steps == 0])
+
+
+def test_accumulated_batches_update_once_per_optimizer_step(tiny: SimpleNamespace) -> None:
+    ema = EMA()
+    tiny.trainer(ema, accumulate_grad_batches=3).fit(tiny.Task(), tiny.Loader())
+    assert ema.updates == 4
+
+
+@pytest.mark.parametrize("strips", [True, False])
+def test_checkpoint_holds_average_under_plain_names_and_raw_beside(tiny: SimpleNamespace, tmp_path: Path, strips: bool) -> None:
+    recorder, task = Recorder(), tiny.Task(strips=strips)
+    # Before the first update there is nothing but the raw weights.
+    checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    tiny.trainer(EMA(decay=0.9, warmup=False, start_step=2), recorder, checkpoint).fit(task, tiny.Loader())
+    prefix = "" if strips else "net."
+    early = torch.load(tmp_path / "step=2.ckpt", weights_only=True)
+    assert_same(early["state_dict"], {prefix + k: v for k, v in recorder.trained[2].items()})
+    saved = torch.load(tmp_path / "step=12.ckpt", weights_only=True)
+    assert_same(saved["state_dict"], {prefix + k: v for k, v in copy_of(task.net).items()})
+    for name, raw in saved["ema"]["raw"].items():
+        assert torch.equal(raw, recorder.trained[12][name])
+    assert saved["ema"]["updates"] == 10
+    plain = tiny.Task().net
+    plain.load_state_dict({k.removeprefix(prefix): v for k, v in saved["state_dict"].items()}, strict=True)
+
+
+# The trainer that tests has none of the callbacks of the one that trained, on purpose.
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_validation_and_best_checkpoint_see_the_average(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    recorder = Recorder()
+    checkpoint = ModelCheckpoint(tmp_path, monitor="val/accuracy", save_top_k=-1, filename="{epoch}")
+    trainer = tiny.trainer(EMA(decay=0.9, warmup=False), recorder, checkpoint)
+    trainer.fit(tiny.Task(), tiny.Loader())
+    for epoch, last in enumerate((6, 12)):
+        expected = by_hand({s: w for s, w in recorder.trained.items() if s <= last}, 0.9)
+        for name, tensor in recorder.validated[epoch].items():
+            if tensor.is_floating_point():
+                torch.testing.assert_close(tensor, expected[name].float(), rtol=1e-5, atol=1e-6)
+        assert_same(recorder.after_validation[epoch], recorder.trained[last])
+        saved = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)
+        assert_same(saved["state_dict"], recorder.validated[epoch])
+    # Another trainer that knows nothing of the average tests the same weights.
+    tester = tiny.Task()
+    tiny.trainer().test(tester, tiny.Loader(1), ckpt_path=str(tmp_path / "epoch=0.ckpt"), verbose=False)
+    assert_same(copy_of(tester.net), recorder.validated[0])
+
+
+def test_checkpoint_written_inside_validation_keeps_both(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    class SavesInValidation(Callback):
+        def on_validation_batch_end(self, trainer: Any, *args: Any) -> None:
+            trainer.save_checkpoint(tmp_path / "inside.ckpt")
+
+    recorder = Recorder()
+    tiny.trainer(EMA(decay=0.5), recorder, SavesInValidation(), max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    saved = torch.load(tmp_path / "inside.ckpt", weights_only=True)
+    assert_same(saved["state_dict"], recorder.validated[0])
+    for name, raw in saved["ema"]["raw"].items():
+        assert torch.equal(raw, recorder.trained[6][name])
+
+
+@pytest.mark.parametrize("stop", [1, 5, 6, 7, 10])
+@pytest.mark.parametrize("strips", [True, False])
+def test_resume_is_bit_for_bit(tiny: SimpleNamespace, tmp_path: Path, stop: int, strips: bool) -> None:
+    def run(resume: str | None, max_steps: int) -> tuple[EMA, dict[str, Tensor], dict[str, Any]]:
+        ema, task = EMA(decay=0.9, every_n_steps=2, start_step=1), tiny.Task(strips=strips)
+        file = tmp_path / f"{max_steps}"
+        trainer = tiny.trainer(ema, Saves(file), max_epochs=3, max_steps=max_steps)
+        trainer.fit(task, tiny.Loader(), ckpt_path=resume, weights_only=True)
+        return ema, copy_of(task.net), torch.load(file / f"step={max_steps}.ckpt", weights_only=True)
+
+    whole = run(None, 18)
+    run(None, stop)
+    parts = run(str(tmp_path / f"{stop}" / f"step={stop}.ckpt"), 18)
+    assert parts[0].updates == whole[0].updates == 8
+    assert_same(parts[1], whole[1])
+    assert_same(parts[2]["state_dict"], whole[2]["state_dict"])
+    assert_same(parts[2]["ema"]["raw"], whole[2]["ema"]["raw"])
+
+
+def test_a_checkpoint_between_step_and_update_loses_nothing(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    class SavesEarly(Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 4:
+                trainer.save_checkpoint(tmp_path / "early.ckpt")
+
+    whole, parts = tiny.Task(), tiny.Task()
+    tiny.trainer(SavesEarly(), EMA(decay=0.9)).fit(whole, tiny.Loader())
+    tiny.trainer(EMA(decay=0.9)).fit(parts, tiny.Loader(), ckpt_path=str(tmp_path / "early.ckpt"))
+    assert_same(copy_of(parts.net), copy_of(whole.net))
+
+
+def test_low_precision_weights_are_averaged_in_float32(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    ema, task = EMA(decay=0.999, warmup=False), tiny.Task(nn.Linear(3, 2).bfloat16())
+    tiny.trainer(ema, Saves(tmp_path), precision="bf16-true").fit(task, tiny.Loader(dtype=torch.bfloat16))
+    saved = torch.load(tmp_path / "step=12.ckpt", weights_only=True)
+    assert saved["ema"]["average"]["weight"].dtype == torch.float32
+    assert saved["state_dict"]["weight"].dtype == torch.bfloat16
+    raw = {s: torch.load(tmp_path / f"step={s}.ckpt", weights_only=True)["ema"]["raw"] for s in range(1, 13)}
+    torch.testing.assert_close(saved["ema"]["average"]["weight"].double(), by_hand(raw, 0.999)["weight"], rtol=1e-5, atol=1e-6)
+    # In bfloat16 an update of a thousandth rounds away, and the average would still be the first copy.
+    assert not torch.equal(saved["ema"]["average"]["weight"], raw[1]["weight"].float())
+    again = tiny.Task(nn.Linear(3, 2).bfloat16())
+    trainer = tiny.trainer(EMA(decay=0.999, warmup=False), precision="bf16-true")
+    trainer.fit(again, tiny.Loader(dtype=torch.bfloat16), ckpt_path=str(tmp_path / "step=5.ckpt"))
+    assert_same(copy_of(again.net), copy_of(task.net))
+
+
+def test_tied_weights_share_one_average(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 3, bias=False))
+    net[2].weight = net[0].weight
+    checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=12, filename="tied")
+    tiny.trainer(EMA(decay=0.5), checkpoint).fit(tiny.Task(net), tiny.Loader())
+    state = torch.load(tmp_path / "tied.ckpt", weights_only=True)["state_dict"]
+    assert torch.equal(state["0.weight"], state["2.weight"])
+    assert torch.equal(state["0.weight"], net[0].weight)
+
+
+def test_an_exception_inside_validation_leaves_the_raw_weights(tiny: SimpleNamespace) -> None:
+    class Fails(Callback):
+        def on_validation_batch_end(self, *args: Any) -> None:
+            raise ZeroDivisionError
+
+    recorder, task = Recorder(), tiny.Task()
+    with pytest.raises(ZeroDivisionError):
+        tiny.trainer(recorder, EMA(decay=0.5), Fails()).fit(task, tiny.Loader())
+    assert_same(copy_of(task.net), recorder.trained[6])
+
+
+@pytest.mark.parametrize("options", [{"decay": 1.0}, {"every_n_steps": 0}, {"start_step": -1}, {"buffers": "no"}])
+def test_values_out_of_range_are_named(options: dict[str, Any]) -> None:
+    ((key, value),) = options.items()
+    with pytest.raises(UserError, match=rf"callbacks\.ema\.{key}={value}"):
+        EMA(**options)
+
+
+def test_weights_only_checkpoints_are_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    trainer = tiny.trainer(EMA(), ModelCheckpoint(tmp_path, save_weights_only=True))
+    with pytest.raises(UserError, match=r"callbacks\.checkpoint\.save_weights_only=true"):
+        trainer.fit(tiny.Task(), tiny.Loader())
+
+
+def test_a_checkpoint_without_average_warns_and_starts_from_its_weights(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    tiny.trainer(Saves(tmp_path), max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    ema = EMA()
+    with pytest.warns(UserWarning, match="holds no moving average"):
+        tiny.trainer(ema).fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=6.ckpt"))
+    assert ema.updates == 6
+
+
+def test_a_net_that_changes_shape_later_is_refused(tiny: SimpleNamespace) -> None:
+    class Shrinks(Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            pl_module.net[2] = nn.Linear(4, 5)
+
+    with pytest.raises(UserError, match=r"callbacks\.ema\.start_step=0"):
+        tiny.trainer(EMA(), Shrinks()).fit(tiny.Task(), tiny.Loader())
+
+
+@pytest.mark.slow
+def test_two_processes_evaluate_one_average(two_processes: Any) -> None:
+    done = two_processes(
+        """
+import torch
+from conftest import TinyLoader, TinyTask, make_trainer
+from lathe.callbacks.ema import EMA
+from lightning.pytorch import Callback
+
+class Sees(Callback):
+    def on_validation_batch_end(self, trainer, pl_module, *args):
+        mine = torch.cat([t.flatten().double() for t in pl_module.net.state_dict().values() if t.is_floating_point()])
+        both = [torch.empty_like(mine) for _ in range(2)]
+        torch.distributed.all_gather(both, mine)
+        assert torch.equal(*both), (both[0] - both[1]).abs().max()
+        print("same", flush=True)
+
+class Own(TinyTask):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return super().training_step((x * (1 + 3 * self.global_rank), y), batch_idx)
+
+trainer = make_trainer(Sees(), EMA(decay=0.9), devices=2, strategy="ddp", use_distributed_sampler=False)
+trainer.fit(Own(), TinyLoader())
+"""
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("same") == 4

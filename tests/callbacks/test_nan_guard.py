@@ -1,0 +1,184 @@
+"""Training stops at the right step, with the name of the tensor that was first."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+from lathe.callbacks.nan_guard import NanGuard
+from lathe.errors import UserError
+
+
+class Poison(nn.Module):
+    """Multiplies by nan from the n-th training call on, in forward or in backward alone."""
+
+    def __init__(self, call: int, backward: bool = False) -> None:
+        super().__init__()
+        self.call, self.backward, self.calls = call, backward, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += self.training
+        if not self.training or self.calls < self.call:
+            return x
+        return Backward.apply(x) if self.backward else x * torch.nan
+
+
+class Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * torch.nan
+
+
+def net(poison: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 4), poison, nn.Linear(4, 2))
+
+
+def finite(module: nn.Module) -> bool:
+    return all(bool(t.isfinite().all()) for t in module.state_dict().values())
+
+
+def test_a_bad_activation_is_named_and_the_weights_are_whole(tiny: SimpleNamespace) -> None:
+    task = tiny.Task(net(Poison(4)))
+    with pytest.raises(UserError, match=r"optimizer step 4 the loss is nan: the first module with nan in its output is 1 \(Poison\)"):
+        tiny.trainer(NanGuard()).fit(task, tiny.Loader())
+    assert finite(task.net)
+
+
+def test_a_bad_batch_is_named(tiny: SimpleNamespace) -> None:
+    loader = tiny.Loader()
+    loader.batches[2][0][3, 1] = torch.inf
+    with pytest.raises(UserError, match="optimizer step 3 the loss is nan: the batch itself holds inf"):
+        tiny.trainer(NanGuard()).fit(tiny.Task(), loader)
+
+
+def test_a_bad_loss_function_is_named(tiny: SimpleNamespace) -> None:
+    class Overflows(tiny.Task):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch, batch_idx)["loss"] + (torch.inf if batch_idx == 1 else 0)
+
+    with pytest.raises(UserError, match="optimizer step 2 the loss is inf: the net's output is finite, so the loss function"):
+        tiny.trainer(NanGuard()).fit(Overflows(), tiny.Loader())
+
+
+def test_a_bad_gradient_is_named_before_it_is_used(tiny: SimpleNamespace) -> None:
+    task = tiny.Task(net(Poison(2, backward=True)))
+    with pytest.raises(UserError, match=r"optimizer step 2 the gradient of 0\.weight is nan although the loss is finite"):
+        tiny.trainer(NanGuard(every_n_steps=1)).fit(task, tiny.Loader())
+    assert finite(task.net)
+
+
+def test_a_bad_gradient_between_readings_is_found_at_the_next_loss(tiny: SimpleNamespace) -> None:
+    task = tiny.Task(net(Poison(2, backward=True)))
+    with pytest.raises(UserError, match=r"step 3 the loss is nan because parameter 0\.weight is nan since the step before"):
+        tiny.trainer(NanGuard(every_n_steps=50)).fit(task, tiny.Loader())
+
+
+def test_a_bad_last_step_is_found_before_validation(tiny: SimpleNamespace) -> None:
+    task = tiny.Task(net(Poison(6, backward=True)))
+    with pytest.raises(UserError, match=r"after optimizer step 6 parameter 0\.weight is nan"):
+        tiny.trainer(NanGuard()).fit(task, tiny.Loader())
+
+
+def test_a_bad_buffer_is_named_and_a_mask_of_inf_is_not(tiny: SimpleNamespace) -> None:
+    class Spoils(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            if trainer.global_step == 9:
+                pl_module.net[1].running_var[0] = torch.nan
+
+    task = tiny.Task()
+    task.net.register_buffer("mask", torch.tensor([-torch.inf]))
+    tiny.trainer(NanGuard(), max_epochs=1).fit(task, tiny.Loader())
+    with pytest.raises(UserError, match=r"after optimizer step 12 buffer 1\.running_var is nan"):
+        tiny.trainer(NanGuard(), Spoils()).fit(task, tiny.Loader())
+
+
+@pytest.mark.parametrize(("every", "call", "read"), [(5, 3, 5), (5, 7, 10), (2, 9, 10), (4, 8, 8)])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_losses_put_aside_still_give_the_exact_step(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, every: int, call: int, read: int, accumulate: int
+) -> None:
+    """The path of a GPU, where no loss is read in its own step."""
+    guard = NanGuard(every_n_steps=every)
+    monkeypatch.setattr(
+        NanGuard, "on_train_batch_start", lambda self, t, m, b, i: (setattr(self, "_at_once", False), setattr(self, "_batch", b))
+    )
+    task = tiny.Task(net(Poison(call * accumulate)))
+    trainer = tiny.trainer(guard, accumulate_grad_batches=accumulate, max_epochs=1)
+    expected = f"in optimizer step {call} the loss is nan" + (", read at step" if read > call else ": the first module with nan")
+    with pytest.raises(UserError, match=expected):
+        trainer.fit(task, tiny.Loader(12 * accumulate))
+    assert trainer.global_step == read - 1
+
+
+def test_a_grad_scaler_may_overflow(tiny: SimpleNamespace) -> None:
+    from lightning.pytorch.plugins import MixedPrecision
+
+    precision = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**40))
+    tiny.trainer(NanGuard(every_n_steps=1), plugins=precision).fit(task := tiny.Task(), tiny.Loader())
+    assert precision.scaler.get_scale() < 2.0**40  # it did overflow
+    assert finite(task.net)
+
+
+def test_gradients_that_no_scale_mends_stop_training(tiny: SimpleNamespace) -> None:
+    from lightning.pytorch.plugins import MixedPrecision
+
+    precision = MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=2.0**-7))
+    task = tiny.Task(net(Poison(1, backward=True)))
+    with pytest.raises(UserError, match=r"optimizer step 3 the gradient of 0\.weight is nan"):
+        tiny.trainer(NanGuard(every_n_steps=1), plugins=precision).fit(task, tiny.Loader())
+    assert finite(task.net)
+
+
+def test_a_healthy_run_is_left_alone(tiny: SimpleNamespace) -> None:
+    plain, guarded = tiny.Task(), tiny.Task()
+    tiny.trainer().fit(plain, tiny.Loader())
+    tiny.trainer(NanGuard(every_n_steps=1)).fit(guarded, tiny.Loader())
+    for a, b in zip(plain.net.state_dict().values(), guarded.net.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_every_n_steps_below_one_is_refused() -> None:
+    with pytest.raises(UserError, match=r"callbacks\.nan_guard\.every_n_steps=0"):
+        NanGuard(every_n_steps=0)
+
+
+@pytest.mark.slow
+def test_two_processes_stop_together_with_one_sentence(two_processes: Any) -> None:
+    done = two_processes(
+        """
+import torch
+from conftest import TinyLoader, TinyTask, make_trainer
+from lathe.callbacks.nan_guard import NanGuard
+from lathe.errors import UserError
+
+class OneRank(TinyTask):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        bad = self.global_rank == 1 and self.trainer.global_step == bad_step - 1
+        return super().training_step((x * torch.nan if bad else x, y), batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        pass
+
+for bad_step in (4, 5):
+    trainer = make_trainer(NanGuard(every_n_steps=4), devices=2, strategy="ddp", use_distributed_sampler=False)
+    try:
+        trainer.fit(OneRank(), TinyLoader(8))
+    except UserError as error:
+        print(f"rank {trainer.global_rank} at {trainer.global_step}: {error}", flush=True)
+"""
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    lines = sorted(line for line in done.stdout.splitlines() if line.startswith("rank "))
+    assert len(lines) == 4, done.stdout + done.stderr[-2000:]
+    for rank in (0, 1):
+        # Each process sees the finding of process 1. Its own batch, before the script spoils it, is fine.
+        assert f"rank {rank} at 3: Training stopped: in optimizer step 4 the loss is nan on process 1: " in lines[2 * rank]
+        assert f"rank {rank} at 7: Training stopped: in optimizer step 5 the loss is nan on process 1, read at step 8" in lines[2 * rank + 1]

@@ -1,0 +1,74 @@
+"""A cheap bar on a terminal, readable lines elsewhere."""
+
+import io
+import re
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import rich
+
+from lathe.callbacks.progress import Progress
+from lathe.errors import UserError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_lines_for_a_pipe(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.trainer(Progress(), enable_progress_bar=True).fit(tiny.Task(), tiny.Loader())
+    out = capsys.readouterr().out
+    lines = out.splitlines()
+    assert "\x1b" not in out
+    assert len(lines) == 2
+    pattern = r"epoch {0}/2 \| step {1} \| [\d.]+ it/s \| train/loss [\d.]+ \| val/accuracy [\d.]+"
+    assert re.fullmatch(pattern.format(1, 6), lines[0])
+    assert re.fullmatch(pattern.format(2, 12), lines[1])
+
+
+def test_the_loss_shown_is_the_last_one(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    losses: list[float] = []
+
+    class Keeps(tiny.Task):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            out = super().training_step(batch, batch_idx)
+            losses.append(float(out["loss"]))
+            return out
+
+    tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1).fit(Keeps(), tiny.Loader())
+    assert f"train/loss {losses[-1]:.4g} |" in capsys.readouterr().out
+
+
+def test_a_bar_for_a_terminal_reaches_its_end(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stdout", screen)
+    rich.reconfigure(file=screen, force_terminal=True, width=120)
+    bar, draws = Progress(refresh_rate=2), []
+    bar._console_kwargs = {"file": screen, "force_terminal": True, "width": 120}
+    update = bar._update
+    monkeypatch.setattr(bar, "_update", lambda *args, **kwargs: (draws.append(args), update(*args, **kwargs)))
+    try:
+        tiny.trainer(bar, enable_progress_bar=True, max_epochs=20, limit_val_batches=0).fit(tiny.Task(), tiny.Loader(50))
+    finally:
+        rich.reconfigure()
+    text = screen.getvalue()
+    assert "\x1b" in text
+    assert "50/50" in text
+    assert "train/loss" in text
+    # 1000 batches; one draw for each end of an epoch, and two a second.
+    assert len(draws) < 20 + 40
+
+
+def test_plain_overrules_the_terminal(
+    tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    tiny.trainer(Progress(plain=True), enable_progress_bar=True, max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    assert capsys.readouterr().out.startswith("epoch 1/1 | step 6 |")
+
+
+def test_refresh_rate_below_one_is_refused() -> None:
+    with pytest.raises(UserError, match=r"callbacks\.progress_bar\.refresh_rate=0"):
+        Progress(refresh_rate=0)

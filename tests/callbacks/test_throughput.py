@@ -1,0 +1,172 @@
+"""The figures are those of a run whose times are known, and pauses are not in them."""
+
+import json
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+from lathe.callbacks.throughput import Throughput
+from lathe.errors import UserError
+
+FIGURES = {"samples_per_s", "step_ms", "data_wait", "grad_sync", "mfu"}
+
+
+def slow_task(tiny: SimpleNamespace, seconds: float) -> Any:
+    class Slow(tiny.Task):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            time.sleep(seconds)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            time.sleep(0.3)
+
+    return Slow()
+
+
+class Saves(Callback):
+    """A slow checkpoint in the middle of each epoch."""
+
+    def __init__(self, path: Any) -> None:
+        self.path = path
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 2:
+            trainer.save_checkpoint(self.path)
+            time.sleep(0.3)
+
+
+def slow_loader(tiny: SimpleNamespace, seconds: float, sized: bool = True) -> Any:
+    class SlowLoader(tiny.Loader):
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                time.sleep(seconds)
+                yield batch
+
+    class Unsized:
+        def __iter__(self) -> Any:
+            return iter(SlowLoader())
+
+    return SlowLoader() if sized else Unsized()
+
+
+def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, tmp_path: Any) -> None:
+    throughput, logger = Throughput(skip_steps=2), tiny.Logger()
+    trainer = tiny.trainer(throughput, Saves(tmp_path / "x.ckpt"), logger=logger, max_epochs=3)
+    trainer.fit(slow_task(tiny, 0.03), slow_loader(tiny, 0.01))
+    found = throughput.summary()
+    assert found.keys() == FIGURES
+    # 40 ms sleep in a step at least; a validation or a checkpoint, of 300 ms each, would show as 60 ms more per step.
+    assert 40 <= found["step_ms"] < 60
+    assert 8 / 0.060 < found["samples_per_s"] <= 8 / 0.040
+    assert 0.15 < found["data_wait"] <= 0.30
+    assert found["grad_sync"] is None
+    assert found["mfu"] is None
+    rows = [(step, row) for step, row in logger.rows if "throughput/step_ms" in row]
+    # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, on Lightning's own logging steps.
+    assert [step for step, _ in rows] == [3, 5, 7, 9, 11, 13, 15, 17]
+    assert all(row.keys() == {"throughput/samples_per_s", "throughput/step_ms", "throughput/data_wait"} for _, row in rows)
+
+
+def test_a_loader_without_length_is_asked_ahead_and_still_counted(tiny: SimpleNamespace) -> None:
+    throughput = Throughput(window=6, skip_steps=1)
+    tiny.trainer(throughput, max_epochs=3).fit(slow_task(tiny, 0.02), slow_loader(tiny, 0.02, sized=False))
+    found = throughput.summary()
+    # In each epoch one of six batches is fetched before the first step, outside the time: 100 of 220 ms.
+    assert 0.3 < found["data_wait"] < 0.55
+
+
+def test_a_window_counts_every_sample_also_of_a_smaller_last_batch(tiny: SimpleNamespace) -> None:
+    loader = tiny.Loader()
+    loader.batches[5] = tuple(t[:3] for t in loader.batches[5])
+    throughput = Throughput(window=100, skip_steps=6)
+    tiny.trainer(throughput).fit(tiny.Task(), loader)
+    assert [(w[0], w[1]) for w in throughput._windows] == [(6, 5 * 8 + 3)]
+
+
+def test_mfu_is_three_forward_passes_over_the_peak(tiny: SimpleNamespace) -> None:
+    task = tiny.Task(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+    throughput = Throughput(skip_steps=1, peak_flops=1e9)
+    tiny.trainer(throughput).fit(task, tiny.Loader())
+    found = throughput.summary()
+    assert found["mfu"] == pytest.approx(3 * 2 * (3 * 4 + 4 * 2) * found["samples_per_s"] / 1e9)
+
+
+def test_measuring_does_not_change_the_run(tiny: SimpleNamespace) -> None:
+    def run(*callbacks: Any) -> list[Tensor]:
+        task = tiny.Task(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
+        torch.manual_seed(7)
+        trainer = tiny.trainer(*callbacks)
+        trainer.fit(task, tiny.Loader())
+        assert "_on_before_fetch" not in vars(trainer.fit_loop.epoch_loop)
+        return list(task.net.state_dict().values())
+
+    for a, b in zip(run(), run(Throughput(peak_flops=1e12)), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_too_short_a_run_has_no_figures(tiny: SimpleNamespace) -> None:
+    throughput = Throughput(skip_steps=12)
+    tiny.trainer(throughput).fit(tiny.Task(), tiny.Loader())
+    assert throughput.summary() == dict.fromkeys(FIGURES)
+
+
+@pytest.mark.parametrize("options", [{"window": 0}, {"skip_steps": 0}, {"peak_flops": -1.0}])
+def test_values_out_of_range_are_named(options: dict[str, Any]) -> None:
+    ((key, value),) = options.items()
+    with pytest.raises(UserError, match=rf"callbacks\.throughput\.{key}={value}"):
+        Throughput(**options)
+
+
+@pytest.mark.slow
+def test_two_processes_count_both_and_see_the_wait_for_each_other(two_processes: Any) -> None:
+    done = two_processes(
+        """
+import json, time
+import torch
+from conftest import TinyLoader, TinyTask, make_trainer
+from lathe.callbacks.throughput import Throughput
+
+class Late(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(ctx.seconds)
+        return gradient, None
+
+class Uneven(TinyTask):
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        late = 0.03 if self.global_rank == self.late else 0.0
+        return torch.nn.functional.cross_entropy(Late.apply(self.net(x), late), y)
+    def validation_step(self, batch, batch_idx):
+        pass
+
+for late in (0, 1):
+    throughput = Throughput(window=1, skip_steps=2)
+    trainer = make_trainer(throughput, devices=2, strategy="ddp", use_distributed_sampler=False)
+    task = Uneven()
+    task.late = late
+    trainer.fit(task, TinyLoader())
+    if trainer.is_global_zero:
+        print("FOUND", json.dumps(throughput.summary()), flush=True)
+    else:
+        assert set(throughput.summary().values()) == {None}
+"""
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    self_late, other_late = (json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND"))
+    for found in (self_late, other_late):
+        assert found["step_ms"] >= 30
+        assert found["samples_per_s"] <= 16 / 0.030
+        assert found["samples_per_s"] > 8 / found["step_ms"] * 1e3  # both processes are counted
+    # The one that is waited for waits little; the one that waits spends most of its step there.
+    assert self_late["grad_sync"] < 0.4
+    assert other_late["grad_sync"] > 0.5

@@ -1,0 +1,96 @@
+"""Counts against arithmetic, and a net that is left as it was found."""
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.measure.flops import count_flops, net_input, peak_by_name, peak_flops
+
+
+def test_linear() -> None:
+    assert count_flops(nn.Linear(7, 5), torch.randn(3, 7)) == 2 * 3 * 7 * 5
+
+
+@pytest.mark.parametrize(("stride", "groups"), [(1, 1), (2, 1), (1, 2)])
+def test_convolution(stride: int, groups: int) -> None:
+    net = nn.Conv2d(4, 6, 3, stride=stride, padding=1, groups=groups)
+    side = 8 // stride
+    assert count_flops(net, torch.randn(2, 4, 8, 8)) == 2 * 2 * side * side * 6 * (4 // groups) * 9
+
+
+def test_the_net_is_left_as_found() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
+    net[1].eval()
+    net(torch.randn(5, 3)).sum().backward()
+    state = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    gradient, random = net[0].weight.grad.clone(), torch.get_rng_state()
+    modes = [m.training for m in net.modules()]
+    assert count_flops(net, torch.randn(5, 3, generator=torch.Generator())) == 2 * 5 * (12 + 8)
+    assert [m.training for m in net.modules()] == modes
+    assert torch.equal(net[0].weight.grad, gradient)
+    assert torch.equal(torch.get_rng_state(), random)
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(tensor, state[name])
+
+
+def test_modes_come_back_after_an_error() -> None:
+    net = nn.Sequential(nn.Linear(3, 4))
+    with pytest.raises(RuntimeError):
+        count_flops(net, torch.randn(5, 9))
+    assert net.training
+    assert net[0].training
+
+
+def test_a_compiled_net_counts_as_eager() -> None:
+    net = nn.Linear(7, 5)
+    net.compile(backend="eager")
+    assert count_flops(net, torch.randn(3, 7)) == 2 * 3 * 7 * 5
+
+
+def test_input_of_a_batch() -> None:
+    x = torch.randn(2, 3)
+    for batch in (x, (x, 1), [x], {"image": x, "label": 1}, ((x, 2), 3)):
+        assert net_input(batch) is x
+    for bad in ((), {}, 3, "x"):
+        with pytest.raises(TypeError, match="no tensor in a batch"):
+            net_input(bad)
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "peak"),
+    [
+        ("NVIDIA H100 80GB HBM3", torch.bfloat16, 989.4e12),
+        ("NVIDIA H100 PCIe", torch.float16, 756e12),
+        ("NVIDIA H200", torch.bfloat16, 989.4e12),
+        ("NVIDIA A100-SXM4-40GB", torch.bfloat16, 312e12),
+        ("NVIDIA A100 80GB PCIe", torch.float16, 312e12),
+        ("Tesla V100-SXM2-16GB", torch.float16, 125e12),
+        ("Tesla V100-SXM2-16GB", torch.bfloat16, None),
+        ("Tesla V100-SXM2-16GB", torch.float32, 15.7e12),
+        ("Tesla T4", torch.float32, 8.1e12),
+        ("NVIDIA L4", torch.float16, 121e12),
+        ("NVIDIA L40S", torch.float16, 362e12),
+        ("NVIDIA GeForce RTX 4090", torch.float16, 165.2e12),
+        # Not the card they are named after.
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", torch.float16, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", torch.float16, None),
+        ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", torch.float16, None),
+        ("NVIDIA A10G", torch.float16, None),
+        ("NVIDIA H100 80GB HBM3", torch.float64, None),
+        ("Some card", torch.float16, None),
+    ],
+)
+def test_peak_by_name(name: str, dtype: torch.dtype, peak: float | None) -> None:
+    assert peak_by_name(name, dtype) == peak
+
+
+def test_float32_means_tf32_where_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    assert peak_by_name("NVIDIA A100-SXM4-40GB", torch.float32) == 156e12
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    assert peak_by_name("NVIDIA A100-SXM4-40GB", torch.float32) == 19.5e12
+
+
+def test_a_cpu_has_no_peak() -> None:
+    assert peak_flops(torch.device("cpu"), torch.float32) is None

@@ -1,0 +1,120 @@
+"""Each initialisation has the moments of its paper, and a wrong name costs one line."""
+
+import math
+import sys
+from types import ModuleType
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.nets import MLP, CifarResNet, WideResNet
+from lathe.nets.init import INITS, apply_init
+
+
+def fill_with_half(net: nn.Module) -> None:
+    """Stand for a cloner's own initialisation."""
+    for parameter in net.parameters():
+        nn.init.constant_(parameter, 0.5)
+
+
+def test_kaiming_normal_variances() -> None:
+    torch.manual_seed(0)
+    net = CifarResNet(depth=8, width=64, num_classes=100)
+    apply_init(net, "kaiming_normal")
+    assert net.blocks[2].conv2.weight.std().item() == pytest.approx(math.sqrt(2 / (256 * 9)), rel=0.01)
+    assert net.blocks[2].conv1.weight.std().item() == pytest.approx(math.sqrt(2 / (256 * 9)), rel=0.01)  # fan-out, not 128 * 9
+    assert net.head.weight.std().item() == pytest.approx(math.sqrt(1 / 256), rel=0.02)
+    assert net.head.bias.abs().sum() == 0
+    assert torch.equal(net.bn.weight, torch.ones(64))
+    mlp = MLP(channels=1, image_size=16, num_classes=4, width=128, depth=2)
+    apply_init(mlp, "kaiming_normal")
+    assert mlp.stem.linear.weight.std().item() == pytest.approx(math.sqrt(2 / 256), rel=0.02)
+
+
+def test_xavier_uniform_bound() -> None:
+    torch.manual_seed(0)
+    net = MLP(channels=1, image_size=16, num_classes=4, width=128, depth=2)
+    apply_init(net, "xavier_uniform")
+    bound = math.sqrt(6 / (256 + 128))
+    assert bound * 0.999 < net.stem.linear.weight.abs().max().item() <= bound
+    assert net.stem.linear.bias.abs().sum() == 0
+
+
+def test_orthogonal_rows() -> None:
+    net = CifarResNet(depth=8, width=8)
+    apply_init(net, "orthogonal")
+    weight = net.blocks[0].conv1.weight.flatten(1)
+    torch.testing.assert_close(weight @ weight.T, 2 * torch.eye(8))
+    torch.testing.assert_close(net.head.weight @ net.head.weight.T, torch.eye(10))
+
+
+def test_zero_gamma_makes_blocks_start_as_their_shortcut() -> None:
+    net = CifarResNet(depth=20, width=4)
+    apply_init(net, ["kaiming_normal", "zero_gamma"])
+    x = torch.rand(2, 4, 8, 8)
+    assert torch.equal(net.blocks[0](x), x)
+    assert all(torch.equal(block.bn2.weight, torch.zeros_like(block.bn2.weight)) for block in net.blocks)
+    assert net.blocks[0].conv1.weight.abs().sum() > 0
+
+
+def test_none_changes_nothing_and_a_dotted_path_is_a_cloners_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = MLP(channels=1, image_size=2, num_classes=3, width=4, depth=2)
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    apply_init(net, None)
+    assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
+    package = ModuleType("my_project")
+    package.fill_with_half = fill_with_half  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "my_project", package)
+    apply_init(net, "my_project.fill_with_half")
+    assert torch.equal(net.head.bias, torch.full((3,), 0.5))
+
+
+@pytest.mark.parametrize("name", [name for name in INITS if name != "zero_gamma"])
+def test_the_seed_decides_the_weights(name: str) -> None:
+    weights = []
+    for _ in range(2):
+        net = WideResNet(depth=10, width=1)
+        torch.manual_seed(3)
+        apply_init(net, name)
+        weights.append(net.state_dict())
+    assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("kaiming_norml", "model.init=kaiming_norml is unknown: did you mean kaiming_normal?"),
+        (
+            "zzz",
+            "model.init=zzz is unknown: choose from kaiming_normal, xavier_uniform, orthogonal, zero_gamma, a dotted path to "
+            "your own function, or null.",
+        ),
+        ("zero_gamma", "model.init=zero_gamma found no block with a last_norm in MLP: choose another model.init."),
+        ("math.pi", "model.init=math.pi is not a function: name one that takes the net."),
+        (
+            "no_such_package.init",
+            "model.init=no_such_package.init cannot be imported (No module named 'no_such_package'): name a function that takes "
+            "the net.",
+        ),
+    ],
+)
+def test_wrong_names_cost_one_sentence(name: str, sentence: str) -> None:
+    net = MLP(channels=1, image_size=2, num_classes=3, width=4, depth=2)
+    with pytest.raises(UserError) as caught:
+        apply_init(net, name)
+    assert str(caught.value) == sentence
+
+
+def test_a_typo_behind_a_good_name_leaves_the_net_untouched() -> None:
+    net = MLP(channels=1, image_size=2, num_classes=3, width=4, depth=2)
+    before = net.head.weight.clone()
+    with pytest.raises(UserError, match="did you mean orthogonal"):
+        apply_init(net, ["kaiming_normal", "orthogonl"])
+    assert torch.equal(net.head.weight, before)
+
+
+def test_a_net_without_weights_is_refused() -> None:
+    with pytest.raises(UserError, match=r"set model\.init=null"):
+        apply_init(nn.ReLU(), "orthogonal")

@@ -1,0 +1,50 @@
+"""The perceptron computes what its layers say."""
+
+import pytest
+import torch
+
+from lathe.errors import UserError
+from lathe.nets import MLP
+
+
+def test_forward_is_relu_of_affine_maps() -> None:
+    net = MLP(channels=2, image_size=3, num_classes=4, width=5, depth=2)
+    x = torch.rand(6, 2, 3, 3)
+    hidden = x.reshape(6, 18)
+    for layer in (net.stem.linear, net.blocks[0].linear):
+        hidden = (hidden @ layer.weight.T + layer.bias).clamp(min=0)
+    torch.testing.assert_close(net(x), hidden @ net.head.weight.T + net.head.bias)
+
+
+def test_depth_one_has_no_blocks() -> None:
+    net = MLP(channels=1, image_size=8, num_classes=4, width=5, depth=1)
+    assert len(net.blocks) == 0
+    assert net(torch.rand(2, 1, 8, 8)).shape == (2, 4)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    net = MLP(channels=1, image_size=8, num_classes=4, width=64, depth=2, dropout=0.5)
+    x = torch.rand(2, 1, 8, 8)
+    assert not torch.equal(net(x), net(x))
+    net.eval()
+    assert torch.equal(net(x), net(x))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("width", 0, "model.net.width=0 must be a whole number of at least 1: set model.net.width to one."),
+        ("depth", 1.5, "model.net.depth=1.5 must be a whole number of at least 1: set model.net.depth to one."),
+        ("width", True, "model.net.width=True must be a whole number of at least 1: set model.net.width to one."),
+        (
+            "dropout",
+            1.0,
+            "model.net.dropout=1.0 is not a probability in [0, 1): set model.net.dropout to one, 0 switches it off.",
+        ),
+    ],
+)
+def test_bad_sizes_are_refused_in_one_sentence(key: str, value: float, sentence: str) -> None:
+    sizes = {"channels": 1, "image_size": 8, "num_classes": 4, "width": 5, "depth": 2, key: value}
+    with pytest.raises(UserError) as caught:
+        MLP(**sizes)
+    assert str(caught.value) == sentence

@@ -1,0 +1,130 @@
+"""What holds for every net: sizes as published, shapes, blocks, plain names, reproducible weights."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.nets import MLP, CifarResNet, ResNet, WideResNet
+
+# Parameters for 3 channels and 10 classes. He et al. 2016, table 6, has 0.27 M and 0.85 M for ResNet-20 and -56 (option A
+# shortcuts); Zagoruyko and Komodakis 2016 have 11.0 M, 2.2 M and 36.5 M for WRN-16-8, -40-2 and -28-10. ResNet-18 and -50 with a
+# CIFAR stem are the usual 11.17 M and 23.5 M.
+COUNTS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "resnet20_zero_pad": (lambda: CifarResNet(depth=20, shortcut="zero_pad"), 269_722),
+    "resnet56_zero_pad": (lambda: CifarResNet(depth=56, shortcut="zero_pad"), 853_018),
+    "resnet20": (lambda: CifarResNet(depth=20), 272_474),
+    "resnet56": (lambda: CifarResNet(depth=56), 855_770),
+    "resnet18": (lambda: ResNet(depth=18), 11_173_962),
+    "resnet50": (lambda: ResNet(depth=50), 23_520_842),
+    "wrn16_8": (lambda: WideResNet(depth=16, width=8), 10_961_370),
+    "wrn40_2": (lambda: WideResNet(depth=40, width=2), 2_243_546),
+    "wrn28_10": (lambda: WideResNet(depth=28, width=10), 36_479_194),
+    # (784 + 1) 256 + 2 (256 + 1) 256 + (256 + 1) 10, by hand
+    "mlp": (lambda: MLP(channels=1, image_size=28, num_classes=10, width=256, depth=3), 335_114),
+}
+
+# One small net of each kind: (net for these channels and image size, number of blocks).
+SMALL: dict[str, tuple[Callable[[int, int], nn.Module], int]] = {
+    "mlp": (lambda c, s: MLP(channels=c, image_size=s, num_classes=7, width=12, depth=3, dropout=0.1), 2),
+    "resnet20": (lambda c, s: CifarResNet(depth=20, width=4, in_channels=c, num_classes=7), 9),
+    "resnet20_zero_pad": (lambda c, s: CifarResNet(depth=20, width=5, in_channels=c, num_classes=7, shortcut="zero_pad"), 9),
+    "resnet18": (lambda c, s: ResNet(depth=18, width=4, in_channels=c, num_classes=7), 8),
+    "resnet50": (lambda c, s: ResNet(depth=50, width=4, in_channels=c, num_classes=7), 16),
+    "wrn16_8": (lambda c, s: WideResNet(depth=16, width=1, in_channels=c, num_classes=7, dropout=0.1), 6),
+}
+
+
+def size(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_parameter_count_is_the_published_one(name: str) -> None:
+    make, count = COUNTS[name]
+    with torch.device("meta"):
+        assert size(make()) == count
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize(("channels", "pixels"), [(1, 8), (3, 11), (3, 32)])
+def test_logits_have_one_column_per_class(name: str, channels: int, pixels: int) -> None:
+    net = SMALL[name][0](channels, pixels)
+    net.train()
+    assert net(torch.rand(2, channels, pixels, pixels)).shape == (2, 7)
+    net.eval()
+    assert net(torch.rand(1, channels, pixels, pixels)).shape == (1, 7)
+    assert net(torch.rand(0, channels, pixels, pixels)).shape == (0, 7)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_every_parameter_gets_a_gradient(name: str) -> None:
+    net = SMALL[name][0](3, 16)
+    net(torch.rand(4, 3, 16, 16)).logsumexp(1).sum().backward()
+    assert [parameter_name for parameter_name, parameter in net.named_parameters() if parameter.grad is None] == []
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_blocks_are_the_repeated_units(name: str) -> None:
+    make, count = SMALL[name]
+    net = make(3, 16)
+    assert isinstance(net.blocks, nn.ModuleList)
+    assert len(net.blocks) == count
+    outside = [n for n, _ in net.named_parameters() if not n.startswith("blocks.")]
+    assert sum(size(block) for block in net.blocks) + sum(net.get_parameter(n).numel() for n in outside) == size(net)
+    assert {n.split(".")[0] for n in outside} <= {"stem", "conv", "bn", "head"}
+    seen: list[nn.Module] = []
+    for block in net.blocks:
+        block.register_forward_hook(lambda module, _args, _out: seen.append(module))
+    net(torch.rand(2, 3, 16, 16))
+    assert seen == list(net.blocks)  # each once, in order: what pipelines and activation checkpointing rely on
+
+
+def test_names_are_plain_and_stable() -> None:
+    net = CifarResNet(depth=8, width=4)
+    block = ["conv1.weight", "bn1.weight", "bn1.bias", "conv2.weight", "bn2.weight", "bn2.bias"]
+    shortcut = ["shortcut.conv.weight", "shortcut.bn.weight", "shortcut.bn.bias"]
+    assert [name for name, _ in net.named_parameters()] == [
+        *["conv.weight", "bn.weight", "bn.bias"],
+        *[f"blocks.0.{name}" for name in block],
+        *[f"blocks.1.{name}" for name in block + shortcut],
+        *[f"blocks.2.{name}" for name in block + shortcut],
+        *["head.weight", "head.bias"],
+    ]
+    mlp = MLP(channels=1, image_size=8, num_classes=3, width=4, depth=2)
+    assert list(mlp.state_dict()) == [
+        *["stem.linear.weight", "stem.linear.bias", "blocks.0.linear.weight", "blocks.0.linear.bias", "head.weight", "head.bias"]
+    ]
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_the_seed_decides_the_weights(name: str) -> None:
+    torch.manual_seed(0)
+    first = SMALL[name][0](3, 8).state_dict()
+    torch.manual_seed(0)
+    second = SMALL[name][0](3, 8).state_dict()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+    torch.manual_seed(1)
+    other = SMALL[name][0](3, 8).state_dict()
+    assert not torch.equal(first["head.weight"], other["head.weight"])
+
+
+@pytest.mark.parametrize(
+    ("net", "stages"),
+    [
+        (CifarResNet(depth=20, width=6), [6, 12, 24]),
+        (ResNet(depth=18, width=6), [6, 12, 24, 48]),
+        (ResNet(depth=50, width=6), [24, 48, 96, 192]),
+        (WideResNet(depth=16, width=3), [48, 96, 192]),
+    ],
+    ids=["resnet20", "resnet18", "resnet50", "wrn16"],
+)
+def test_stages_widen_and_halve(net: nn.Module, stages: list[int]) -> None:
+    x = torch.rand(1, 3, 32, 32)
+    shapes = []
+    net.eval()
+    for block in net.blocks:
+        block.register_forward_hook(lambda _module, _args, out: shapes.append((out.size(1), out.size(2))))
+    net(x)
+    assert list(dict.fromkeys(shapes)) == [(channels, 32 // 2**stage) for stage, channels in enumerate(stages)]

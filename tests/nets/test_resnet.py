@@ -1,0 +1,78 @@
+"""Residual blocks compute shortcut plus branch; sizes that no such net has are refused."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lathe.errors import UserError
+from lathe.nets import CifarResNet, ResNet
+from lathe.nets.resnet import BasicBlock, Bottleneck, ZeroPadShortcut
+
+
+def test_basic_block_is_the_paper_s_formula() -> None:
+    block = BasicBlock(4, 6, 2, "projection").eval()
+    x = torch.rand(2, 4, 8, 8)
+    branch = F.relu(block.bn1(F.conv2d(x, block.conv1.weight, stride=2, padding=1)))
+    branch = block.bn2(F.conv2d(branch, block.conv2.weight, padding=1))
+    shortcut = block.shortcut.bn(F.conv2d(x, block.shortcut.conv.weight, stride=2))
+    torch.testing.assert_close(block(x), F.relu(branch + shortcut))
+
+
+def test_bottleneck_is_the_paper_s_formula() -> None:
+    block = Bottleneck(8, 2, 1, "projection").eval()
+    x = torch.rand(2, 8, 8, 8)
+    branch = F.relu(block.bn1(F.conv2d(x, block.conv1.weight)))
+    branch = F.relu(block.bn2(F.conv2d(branch, block.conv2.weight, padding=1)))
+    branch = block.bn3(F.conv2d(branch, block.conv3.weight))
+    torch.testing.assert_close(block(x), F.relu(branch + x))
+
+
+def test_zero_pad_shortcut_keeps_pixels_and_adds_zeros() -> None:
+    x = torch.arange(1.0, 33.0).reshape(1, 2, 4, 4)
+    out = ZeroPadShortcut(2, 5, 2)(x)
+    assert out.shape == (1, 5, 2, 2)
+    assert torch.equal(out[:, 1:3], x[:, :, ::2, ::2])
+    assert out[:, 0].abs().sum() == 0
+    assert out[:, 3:].abs().sum() == 0
+
+
+@pytest.mark.parametrize("depth", [8, 20, 32, 44, 56, 110])
+def test_cifar_depth_counts_its_weighted_layers(depth: int) -> None:
+    with torch.device("meta"):
+        net = CifarResNet(depth=depth, shortcut="zero_pad")
+    assert sum(parameter.ndim >= 2 for parameter in net.parameters()) == depth
+
+
+@pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
+def test_depth_counts_its_weighted_layers(depth: int) -> None:
+    with torch.device("meta"):
+        net = ResNet(depth=depth)
+    assert sum(parameter.ndim >= 2 and "shortcut" not in name for name, parameter in net.named_parameters()) == depth
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda: CifarResNet(depth=21),
+            "model.net.depth=21 is not 6n + 2, which a three-stage ResNet needs: take 20 or 26.",
+        ),
+        (lambda: CifarResNet(depth=2), "model.net.depth=2 must be a whole number of at least 8: set model.net.depth to one."),
+        (
+            lambda: CifarResNet(depth=20, width=0),
+            "model.net.width=0 must be a whole number of at least 1: set model.net.width to one.",
+        ),
+        (
+            lambda: CifarResNet(depth=20, shortcut="A"),  # type: ignore[arg-type]
+            "model.net.shortcut='A' is unknown: take projection or zero_pad.",
+        ),
+        (
+            lambda: ResNet(depth=20),
+            "model.net.depth=20 fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or model=resnet20 for 6n + 2.",
+        ),
+    ],
+)
+def test_bad_sizes_are_refused_in_one_sentence(make, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make()
+    assert str(caught.value) == sentence

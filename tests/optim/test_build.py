@@ -1,0 +1,182 @@
+"""Parameter groups hold exactly the names that the rules say, and the learning rate follows the batch as asked."""
+
+import io
+import math
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.nets import MLP, CifarResNet
+from lathe.optim import build_optimizer
+from lathe.optim.build import scaled_lr
+
+BASE = {
+    "kind": torch.optim.SGD,
+    "lr": 0.1,
+    "weight_decay": 5e-4,
+    "no_decay": ["norm", "bias"],
+    "scale_lr": "none",
+    "reference_batch_size": 128,
+    "batch_size": 512,
+}
+
+
+def names_by_group(net: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, list[str]]:
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    return {group["name"]: [names[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups}
+
+
+def small_net() -> CifarResNet:
+    return CifarResNet(depth=8, width=4)
+
+
+CONVOLUTIONS = [
+    *["conv.weight", "blocks.0.conv1.weight", "blocks.0.conv2.weight", "blocks.1.conv1.weight", "blocks.1.conv2.weight"],
+    *["blocks.1.shortcut.conv.weight", "blocks.2.conv1.weight", "blocks.2.conv2.weight", "blocks.2.shortcut.conv.weight"],
+]
+
+
+def test_norms_and_biases_do_not_decay() -> None:
+    net = small_net()
+    optimizer = build_optimizer(net, **BASE, momentum=0.9, nesterov=True)
+    groups = names_by_group(net, optimizer)
+    rest = [name for name, _ in net.named_parameters() if name not in [*CONVOLUTIONS, "head.weight"]]
+    assert groups == {"decay": [*CONVOLUTIONS, "head.weight"], "no_decay": rest}
+    assert len(rest) == 19  # 9 norms with weight and bias, and the bias of the head
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4, 0.0]
+    assert [(group["lr"], group["momentum"], group["nesterov"]) for group in optimizer.param_groups] == [(0.1, 0.9, True)] * 2
+
+
+@pytest.mark.parametrize(
+    ("no_decay", "expected"),
+    [
+        (None, []),
+        ([], []),
+        (["bias"], ["stem.linear.bias", "blocks.0.linear.bias", "head.bias"]),
+        ("head.*", ["head.weight", "head.bias"]),
+        (["*.0.linear.weight", "head.bias"], ["blocks.0.linear.weight", "head.bias"]),
+        (["norm"], []),  # a net without norms has none to except
+    ],
+)
+def test_rules_pick_exactly_these_names(no_decay: list[str] | None, expected: list[str]) -> None:
+    net = MLP(channels=1, image_size=2, num_classes=3, width=4, depth=2)
+    groups = names_by_group(net, build_optimizer(net, **{**BASE, "no_decay": no_decay}))
+    assert groups.get("no_decay", []) == expected
+    assert sorted(groups["decay"] + expected) == sorted(name for name, _ in net.named_parameters())
+
+
+def test_every_kind_of_norm_counts_and_only_its_own_parameters() -> None:
+    class ScaleNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gain = nn.Parameter(torch.ones(()))
+
+    net = nn.Sequential(
+        nn.LayerNorm(4),
+        nn.GroupNorm(2, 4),
+        nn.RMSNorm(4),
+        nn.BatchNorm1d(4),
+        ScaleNorm(),
+        nn.Linear(4, 4),
+        nn.InstanceNorm2d(4, affine=True),
+    )
+    optimizer = build_optimizer(net, **{**BASE, "no_decay": ["norm"]})
+    assert names_by_group(net, optimizer) == {
+        "decay": ["5.weight", "5.bias"],
+        "no_decay": [
+            "0.weight",
+            "0.bias",
+            "1.weight",
+            "1.bias",
+            "2.weight",
+            "3.weight",
+            "3.bias",
+            "4.gain",
+            "6.weight",
+            "6.bias",
+        ],
+    }
+
+
+def test_frozen_parameters_are_in_no_group() -> None:
+    net = small_net()
+    net.blocks.requires_grad_(False)
+    groups = names_by_group(net, build_optimizer(net, **BASE))
+    assert groups == {"decay": ["conv.weight", "head.weight"], "no_decay": ["bn.weight", "bn.bias", "head.bias"]}
+
+
+@pytest.mark.parametrize(
+    ("scale_lr", "batch_size", "expected"),
+    [("none", 512, 0.1), ("linear", 512, 0.4), ("linear", 64, 0.05), ("sqrt", 512, 0.2), ("sqrt", 64, 0.1 / math.sqrt(2))],
+)
+def test_learning_rate_follows_the_batch(scale_lr: str, batch_size: int, expected: float) -> None:
+    assert scaled_lr(0.1, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=128) == pytest.approx(
+        expected, rel=1e-12
+    )
+    optimizer = build_optimizer(small_net(), **{**BASE, "scale_lr": scale_lr, "batch_size": batch_size})
+    assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([expected] * 2, rel=1e-12)
+
+
+def test_options_arrive_as_plain_values() -> None:
+    options = OmegaConf.create({"betas": [0.8, 0.9], "eps": 1e-6, "foreach": None})
+    optimizer = build_optimizer(small_net(), **{**BASE, "kind": torch.optim.AdamW}, **options)
+    assert type(optimizer.param_groups[0]["betas"]) is tuple
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+    assert optimizer.param_groups[0]["eps"] == 1e-6
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True)["param_groups"][0]["betas"] == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"scale_lr": "lin"}, "optimizer.scale_lr='lin' is unknown: take none, linear or sqrt."),
+        ({"lr": 0}, "optimizer.lr=0 must be a number above 0: set optimizer.lr to one."),
+        ({"lr": "fast"}, "optimizer.lr='fast' must be a number above 0: set optimizer.lr to one."),
+        (
+            {"reference_batch_size": 0},
+            "optimizer.reference_batch_size=0 must be a number above 0: set optimizer.reference_batch_size to one.",
+        ),
+        (
+            {"no_decay": ["norms"]},
+            "optimizer.no_decay: the pattern 'norms' matches no parameter of CifarResNet; did you mean norm?",
+        ),
+        (
+            {"no_decay": ["zzz.*"]},
+            "optimizer.no_decay: the pattern 'zzz.*' matches no parameter of CifarResNet; parameters are named like conv.weight.",
+        ),
+        (
+            {"kind": nn.Linear},
+            "optimizer.kind=Linear is not an optimizer: set optimizer.kind.path to a class such as torch.optim.SGD.",
+        ),
+        ({"momentun": 0.9}, "optimizer.momentun is not an option of SGD: did you mean momentum?"),
+        (
+            {"betas": (0.9, 0.99)},
+            "optimizer.betas is not an option of SGD: its options are lr, momentum, dampening, weight_decay, nesterov, "
+            "maximize, foreach, differentiable, fused.",
+        ),
+        (
+            {"weight_decay": -1.0},
+            "SGD refused optimizer.weight_decay=-1.0 (Invalid weight_decay value: -1.0): correct that key.",
+        ),
+        (
+            {"momentum": 0.0, "nesterov": True},
+            "SGD refused optimizer.weight_decay=0.0005, optimizer.momentum=0.0, optimizer.nesterov=True (Nesterov momentum requires "
+            "a momentum and zero dampening): correct that key.",
+        ),
+    ],
+)
+def test_mistakes_cost_one_sentence(change: dict, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build_optimizer(small_net(), **{**BASE, **change})
+    assert str(caught.value) == sentence
+
+
+def test_a_frozen_net_is_refused() -> None:
+    with pytest.raises(UserError, match="every parameter of the net is frozen"):
+        build_optimizer(small_net().requires_grad_(False), **BASE)

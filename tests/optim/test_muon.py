@@ -1,0 +1,220 @@
+"""Muon against torch's own where torch has one, against the paper's claims where it has not."""
+
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.nets import MLP, CifarResNet
+from lathe.optim import Muon, build_optimizer
+from lathe.optim.muon import orthogonalise, update_scale
+
+
+def build(net: nn.Module, **options: object) -> Muon:
+    fixed = {"weight_decay": 0.01, "no_decay": ["norm", "bias"], "reference_batch_size": 8, "batch_size": 8}
+    optimizer = build_optimizer(net, kind=Muon, lr=0.02, **{**fixed, **options})  # type: ignore[arg-type]
+    assert isinstance(optimizer, Muon)
+    return optimizer
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 0) -> float:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        x, y = torch.rand(8, 3, 8, 8, generator=generator), torch.randint(10, (8,), generator=generator)
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        optimizer.step()
+    return loss.item()
+
+
+@pytest.mark.parametrize("shape", [(16, 16), (8, 40), (40, 8), (1, 5)])
+def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(shape)
+    values = torch.linalg.svdvals(orthogonalise(matrix, 5))
+    assert 0.65 < values.min() <= values.max() < 1.25  # the quintic's band; from values spread over two orders of magnitude
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    cosine = (orthogonalise(matrix, 5) * (u @ vh)).sum() / orthogonalise(matrix, 5).norm() / (u @ vh).norm()
+    assert cosine > 0.97
+
+
+def test_orthogonalise_at_the_edges() -> None:
+    assert torch.equal(orthogonalise(torch.zeros(3, 4), 5), torch.zeros(3, 4))
+    assert orthogonalise(torch.rand(3, 4).bfloat16(), 5).dtype == torch.float32
+    assert orthogonalise(torch.rand(3, 4).double(), 5).dtype == torch.float64
+    matrix = torch.randn(4, 6)
+    torch.testing.assert_close(orthogonalise(1000 * matrix, 5), orthogonalise(matrix, 5))
+    torch.testing.assert_close(orthogonalise(matrix.T, 5), orthogonalise(matrix, 5).T)
+
+
+def test_update_scale() -> None:
+    assert update_scale(64, 16, "original") == 2.0
+    assert update_scale(16, 64, "original") == 1.0
+    assert update_scale(16, 64, "match_rms_adamw") == pytest.approx(1.6)
+
+
+@pytest.mark.parametrize("adjust_lr_fn", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("nesterov", [True, False])
+@pytest.mark.parametrize("shape", [(12, 5), (5, 12)])
+def test_matrices_follow_torch_s_muon(shape: tuple[int, int], nesterov: bool, adjust_lr_fn: str) -> None:
+    torch.manual_seed(0)
+    start = torch.randn(shape)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    options = {"lr": 0.02, "weight_decay": 0.1, "momentum": 0.9, "nesterov": nesterov, "adjust_lr_fn": adjust_lr_fn}
+    optimizers = [Muon([ours], **options), torch.optim.Muon([theirs], **options)]
+    for _ in range(5):
+        gradient = torch.randn(shape)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.equal(optimizers[0].state[ours]["momentum_buffer"], optimizers[1].state[theirs]["momentum_buffer"])
+    moved = (theirs - start).norm().item()
+    assert (ours - theirs).norm().item() < 0.02 * moved  # torch iterates in bfloat16, we in float32
+
+
+def test_a_convolution_is_its_flattened_matrix() -> None:
+    torch.manual_seed(0)
+    start, gradient = torch.randn(6, 4, 3, 3), torch.randn(6, 4, 3, 3)
+    convolution, matrix = nn.Parameter(start.clone()), nn.Parameter(start.flatten(1).clone())
+    convolution.grad, matrix.grad = gradient, gradient.flatten(1)
+    for parameter in (convolution, matrix):
+        Muon([parameter], lr=0.1).step()
+    assert torch.equal(convolution.flatten(1), matrix)
+    values = torch.linalg.svdvals((start - convolution.detach()).flatten(1) / 0.1)
+    assert 0.65 < values.min() <= values.max() < 1.25
+
+
+def test_channels_last_takes_the_same_step() -> None:
+    torch.manual_seed(0)
+    start, gradient = torch.randn(6, 4, 3, 3), torch.randn(6, 4, 3, 3)
+    plain = nn.Parameter(start.clone())
+    strided = nn.Parameter(start.clone().to(memory_format=torch.channels_last))
+    plain.grad, strided.grad = gradient, gradient.clone().to(memory_format=torch.channels_last)
+    for parameter in (plain, strided):
+        Muon([parameter], lr=0.1).step()
+    torch.testing.assert_close(plain, strided)
+
+
+def test_the_rest_takes_adamw_s_step_exactly() -> None:
+    torch.manual_seed(0)
+    start = torch.randn(7)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    options = {"lr": 0.02, "weight_decay": 0.1, "adamw_lr_ratio": 0.25, "adamw_betas": (0.8, 0.9), "adamw_eps": 1e-7}
+    muon = Muon([{"params": [ours], "role": "adamw"}], **options)
+    adamw = torch.optim.AdamW([theirs], lr=0.005, weight_decay=0.1, betas=(0.8, 0.9), eps=1e-7)
+    for _ in range(4):
+        gradient = torch.randn(7)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        muon.step()
+        adamw.step()
+    assert torch.equal(ours, theirs)
+
+
+def test_roles_and_learning_rates_of_a_resnet() -> None:
+    net = CifarResNet(depth=8, width=4)
+    optimizer = build(net)
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    groups = {group["name"]: group for group in optimizer.param_groups}
+    assert [names[id(parameter)] for parameter in groups["adamw/decay"]["params"]] == ["conv.weight", "head.weight"]
+    hidden = [name for name, parameter in net.named_parameters() if name.startswith("blocks.") and parameter.ndim == 4]
+    assert len(hidden) == 8
+    assert [names[id(parameter)] for parameter in groups["muon/decay"]["params"]] == hidden
+    assert len(groups["adamw/no_decay"]["params"]) == 19
+    assert {name: (group["lr"], group["weight_decay"]) for name, group in groups.items()} == {
+        "adamw/decay": (pytest.approx(0.001), 0.01),
+        "adamw/no_decay": (pytest.approx(0.001), 0.0),
+        "muon/decay": (0.02, 0.01),
+    }
+    scaled = build(net, scale_lr="linear", batch_size=16)
+    assert [group["lr"] for group in scaled.param_groups] == pytest.approx([0.002, 0.002, 0.04])
+
+
+def test_roles_of_a_net_without_blocks() -> None:
+    net = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 5), nn.LayerNorm(5), nn.Linear(5, 5), nn.Linear(5, 9))
+    roles = Muon.roles(net)
+    assert [name for name, role in roles.items() if role == "muon"] == ["3.weight"]
+    assert set(roles) == {name for name, _ in net.named_parameters()}
+
+
+def test_a_net_without_hidden_weights_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        build(MLP(channels=3, image_size=8, num_classes=10, width=4, depth=1))
+    assert str(caught.value) == "optimizer=muon found no hidden weight in MLP's `blocks`: take optimizer=adamw."
+
+
+def test_training_is_deterministic_and_learns() -> None:
+    results = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        net = CifarResNet(depth=8, width=4)
+        optimizer = build(net)
+        first = train(net, optimizer, 1)
+        losses = [train(net, optimizer, 1) for _ in range(30)]  # the same batch each time
+        assert losses[-1] < 0.4 * first
+        results.append(net.state_dict())
+    assert all(torch.equal(results[0][key], results[1][key]) for key in results[0])
+
+
+def test_state_round_trips_bit_equal_through_a_weights_only_file() -> None:
+    torch.manual_seed(0)
+    net = CifarResNet(depth=8, width=4)
+    optimizer = build(net)
+    train(net, optimizer, 3)
+    file = io.BytesIO()
+    torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+
+    other = CifarResNet(depth=8, width=4)
+    other.load_state_dict(saved["net"])
+    resumed = build(other)
+    resumed.load_state_dict(saved["optimizer"])
+    for parameter, twin in zip(net.parameters(), other.parameters(), strict=True):
+        state, copy = optimizer.state[parameter], resumed.state[twin]
+        assert set(state) == set(copy)
+        assert all(torch.equal(state[key], copy[key]) and state[key].dtype == copy[key].dtype for key in state)
+    train(net, optimizer, 3, seed=1)
+    train(other, resumed, 3, seed=1)
+    assert all(torch.equal(net.state_dict()[key], other.state_dict()[key]) for key in net.state_dict())
+
+
+def test_a_closure_is_called_with_gradients_on() -> None:
+    weight = nn.Parameter(torch.eye(3))
+    optimizer = Muon([weight], lr=0.1)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        loss = weight.square().sum()
+        loss.backward()
+        return loss.item()
+
+    assert optimizer.step(closure) == 3.0
+    assert weight.diagonal().max() < 1
+
+
+def test_parameters_without_gradient_stay() -> None:
+    weight, bias = nn.Parameter(torch.ones(3, 3)), nn.Parameter(torch.ones(3))
+    optimizer = Muon([{"params": [weight]}, {"params": [bias], "role": "adamw"}], weight_decay=0.5)
+    optimizer.step()
+    assert torch.equal(weight, torch.ones(3, 3))
+    assert torch.equal(bias, torch.ones(3))
+    assert len(optimizer.state) == 0
+
+
+@pytest.mark.parametrize(
+    ("params", "options", "message"),
+    [
+        ([nn.Parameter(torch.ones(3))], {}, r"needs at least two dimensions, not the shape \(3,\)"),
+        ([{"params": [nn.Parameter(torch.ones(3, 3))], "role": "sgd"}], {}, "must be muon or adamw, not sgd"),
+        ([nn.Parameter(torch.ones(3, 3))], {"momentum": 1.0}, r"in \[0, 1\)"),
+        ([nn.Parameter(torch.ones(3, 3))], {"lr": -1.0}, "lr must be at least 0, not -1.0"),
+        ([nn.Parameter(torch.ones(3, 3))], {"ns_steps": 0}, "ns_steps must be a whole number in 1 to 99, not 0"),
+        ([nn.Parameter(torch.ones(3, 3))], {"adjust_lr_fn": "rms"}, "original or match_rms_adamw, not rms"),
+    ],
+)
+def test_bad_options_are_refused(params: list, options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Muon(params, **options)

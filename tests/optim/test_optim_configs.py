@@ -1,0 +1,103 @@
+"""Every file of configs/optimizer and configs/scheduler, composed by Hydra with overrides, builds what it says."""
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch.optim.lr_scheduler import LambdaLR
+
+from lathe.nets import CifarResNet
+from lathe.optim import Muon
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "muon": Muon}
+# The factors at the steps 0, 50 and 99 of 100, by hand: warm-up over 5 steps, 30 for one-cycle.
+SCHEDULERS = {
+    "constant": [1, 1, 1],
+    "cosine": [1 / 6, 0.5413, 0.000273],
+    "cosine_restarts": [1 / 6, 0.345492, 0.345492],
+    "one_cycle": [0.04, 0.811746, 0.000507],
+    "step": [1, 0.1, 0.01],
+}
+
+
+def read(group: str, name: str, *overrides: str) -> DictConfig:
+    with initialize_config_dir(str(CONFIGS), version_base=None):
+        facts = ["+data.batch_size=256"] if group == "optimizer" else []
+        return compose(overrides=[f"+{group}={name}", *facts, *overrides])[group]
+
+
+@pytest.mark.parametrize(("group", "table"), [("optimizer", OPTIMIZERS), ("scheduler", SCHEDULERS)])
+def test_every_file_is_listed_here_and_every_key_has_a_comment(group: str, table: dict) -> None:
+    assert sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")) == sorted(table)
+    for path in (CONFIGS / group).glob("*.yaml"):
+        assert [line for line in path.read_text().splitlines() if "#" not in line and line != "kind:"] == []
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_optimizers(name: str) -> None:
+    net = CifarResNet(depth=8, width=4)
+    config = read("optimizer", name, "optimizer.lr=0.03", "optimizer.scale_lr=linear")
+    optimizer = instantiate(config)(net)
+    assert type(optimizer) is OPTIMIZERS[name]
+    assert max(group["lr"] for group in optimizer.param_groups) == pytest.approx(0.06)
+    assert {group["weight_decay"] for group in optimizer.param_groups} == {0.0, config.weight_decay}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(list(net.parameters()))
+    net(torch.rand(4, 3, 8, 8)).logsumexp(1).sum().backward()
+    optimizer.step()
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    assert len(torch.load(file, weights_only=True)["param_groups"]) == len(optimizer.param_groups)
+
+
+def test_another_torch_optimizer_and_its_options_are_overrides() -> None:
+    config = read(
+        "optimizer", "adamw", "optimizer.kind.path=torch.optim.NAdam", "+optimizer.momentum_decay=0.01", "~optimizer.fused"
+    )
+    optimizer = instantiate(config)(CifarResNet(depth=8, width=4))
+    assert type(optimizer) is torch.optim.NAdam
+    assert optimizer.param_groups[0]["momentum_decay"] == 0.01
+
+
+@pytest.mark.parametrize("fast", ["foreach", "fused"])
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_fast_forms_take_the_same_step(name: str, fast: str) -> None:
+    nets = []
+    for overrides in ([], [f"optimizer.{fast}=true"]):
+        torch.manual_seed(0)
+        net = CifarResNet(depth=8, width=4)
+        optimizer = instantiate(read("optimizer", name, *overrides))(net)
+        net(torch.rand(4, 3, 8, 8)).logsumexp(1).sum().backward()
+        optimizer.step()
+        nets.append(net.state_dict())
+    for key, tensor in nets[0].items():
+        torch.testing.assert_close(tensor, nets[1][key])
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers(name: str) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=2.0)
+    schedule = instantiate(read("scheduler", name))(optimizer, 100)
+    assert isinstance(schedule, LambdaLR)
+    taken = []
+    for _ in range(100):
+        taken.append(optimizer.param_groups[0]["lr"] / 2)
+        optimizer.step()
+        schedule.step()
+    assert [taken[step] for step in (0, 50, 99)] == pytest.approx(SCHEDULERS[name], rel=2e-3)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_warmup_is_a_key_of_every_scheduler(name: str) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=2.0)
+    schedule = instantiate(read("scheduler", name, "scheduler.warmup=20"))(optimizer, 100)
+    for _ in range(20):
+        assert optimizer.param_groups[0]["lr"] < 2
+        optimizer.step()
+        schedule.step()
+    assert optimizer.param_groups[0]["lr"] == 2

@@ -1,0 +1,181 @@
+"""Schedules set the rates that their curves say, resume from their state, and refuse positions outside the run."""
+
+import io
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
+
+from lathe.errors import UserError
+from lathe.optim import schedules
+from lathe.optim.schedules import steps_of
+
+ALL: dict[str, Callable[..., LRScheduler]] = {
+    "constant": lambda optimizer, total: schedules.constant(optimizer, total, warmup=0.1),
+    "cosine": lambda optimizer, total: schedules.cosine(optimizer, total, warmup=0.1, min_ratio=0.01),
+    "cosine_restarts": lambda optimizer, total: schedules.cosine_restarts(
+        optimizer, total, warmup=3, period=0.2, period_growth=1.5
+    ),
+    "one_cycle": lambda optimizer, total: schedules.one_cycle(optimizer, total),
+    "step": lambda optimizer, total: schedules.step(optimizer, total, milestones=[0.5, 0.75], warmup=2),
+}
+
+
+def make_optimizer() -> SGD:
+    return SGD([{"params": [nn.Parameter(torch.ones(1))], "lr": lr} for lr in (0.1, 0.02)], lr=1.0)
+
+
+def rates(schedule: LRScheduler, steps: int) -> list[list[float]]:
+    """Return the rates that each of the next `steps` optimizer steps is taken with."""
+    taken = []
+    for _ in range(steps):
+        taken.append([group["lr"] for group in schedule.optimizer.param_groups])
+        schedule.optimizer.step()
+        schedule.step()
+    return taken
+
+
+def test_constant() -> None:
+    taken = rates(schedules.constant(make_optimizer(), 8, warmup=3), 8)
+    assert [first for first, _ in taken] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1, 0.1, 0.1])
+    assert rates(schedules.constant(make_optimizer(), 3), 3) == [[0.1, 0.02]] * 3
+
+
+def test_each_group_keeps_its_own_peak() -> None:
+    for name, make in ALL.items():
+        taken = rates(make(make_optimizer(), 40), 40)
+        assert [second / first for first, second in taken] == pytest.approx([0.2] * 40), name
+        assert max(first for first, _ in taken) == pytest.approx(0.1, rel=1e-12), name
+
+
+def test_cosine_without_warm_up_is_torch_s() -> None:
+    ours = rates(schedules.cosine(make_optimizer(), 20, min_ratio=0), 20)
+    theirs = rates(CosineAnnealingLR(make_optimizer(), T_max=20), 20)
+    assert sum(ours, []) == pytest.approx(sum(theirs, []), rel=1e-9)
+
+
+def test_one_cycle_is_torch_s() -> None:
+    ours = rates(schedules.one_cycle(make_optimizer(), 100, warmup=30), 100)
+    # torch ends one step earlier and counts the peak from one: 101 steps with the peak at 31 of them are ours
+    theirs = OneCycleLR(make_optimizer(), max_lr=[0.1, 0.02], total_steps=101, pct_start=31 / 101, cycle_momentum=False)
+    assert sum(ours, []) == pytest.approx(sum(rates(theirs, 100), []), rel=1e-9)
+    assert ours[30] == [0.1, 0.02]
+    assert ours[0] == pytest.approx([0.004, 0.0008])
+
+
+def test_milestones_as_shares_and_as_steps_agree() -> None:
+    shares = rates(schedules.step(make_optimizer(), 40, milestones=[0.5, 0.75], warmup=0.1), 40)
+    steps = rates(schedules.step(make_optimizer(), 40, milestones=[20, 30], warmup=4), 40)
+    assert shares == steps
+    assert [shares[index][0] for index in (0, 4, 19, 20, 29, 30, 39)] == pytest.approx([0.02, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+
+
+def test_restarts_as_shares_and_as_steps_agree() -> None:
+    shares = rates(schedules.cosine_restarts(make_optimizer(), 50, period=0.2, warmup=0.1), 50)
+    steps = rates(schedules.cosine_restarts(make_optimizer(), 50, period=10, warmup=5), 50)
+    assert shares == steps
+    assert [index for index, (first, _) in enumerate(shares) if first == 0.1] == [5, 15, 25, 35, 45]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_resumed_run_goes_on_with_the_same_rates(name: str) -> None:
+    whole = rates(ALL[name](make_optimizer(), 30), 30)
+    optimizer = make_optimizer()
+    schedule = ALL[name](optimizer, 30)
+    rates(schedule, 13)
+    file = io.BytesIO()
+    torch.save([optimizer.state_dict(), schedule.state_dict()], file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    resumed_optimizer = make_optimizer()
+    resumed = ALL[name](resumed_optimizer, 30)
+    resumed_optimizer.load_state_dict(saved[0])
+    resumed.load_state_dict(saved[1])
+    assert rates(resumed, 17) == whole[13:]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("total", [0, 1, 2])
+def test_shares_fit_even_the_shortest_runs(name: str, total: int) -> None:
+    if name in ("cosine_restarts", "step"):  # these have a warm-up in steps
+        with pytest.raises(UserError, match=r"scheduler\.warmup"):
+            ALL[name](make_optimizer(), total)
+    else:
+        assert all(0 < first <= 0.1 for first, _ in rates(ALL[name](make_optimizer(), total), total))
+
+
+@pytest.mark.parametrize(
+    ("value", "total", "expected"),
+    [(0, 10, 0), (0.0, 10, 0), (0.3, 10, 3), (0.29, 100, 29), (0.999, 100, 99), (1, 10, 1), (9.0, 10, 9), (0.5, 1, 0)],
+)
+def test_positions(value: float, total: int, expected: int) -> None:
+    assert steps_of("warmup", value, total) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (10, "scheduler.warmup=10 is not below the run's 10 optimizer steps: lower it or train longer."),
+        (-0.1, "scheduler.warmup=-0.1 must be a share of the run below 1 or a number of steps: set scheduler.warmup so."),
+        (1.5, "scheduler.warmup=1.5 is neither below 1 nor a whole number of optimizer steps: round it."),
+        (math.nan, "scheduler.warmup=nan must be a share of the run below 1 or a number of steps: set scheduler.warmup so."),
+        ("5%", "scheduler.warmup='5%' must be a share of the run below 1 or a number of steps: set scheduler.warmup so."),
+        (True, "scheduler.warmup=True must be a share of the run below 1 or a number of steps: set scheduler.warmup so."),
+    ],
+)
+def test_bad_positions_cost_one_sentence(value: float, sentence: str) -> None:
+    for make in (schedules.constant, schedules.cosine, schedules.one_cycle):
+        with pytest.raises(UserError) as caught:
+            make(make_optimizer(), 10, warmup=value)
+        assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (
+            lambda optimizer: schedules.cosine(optimizer, math.inf),
+            "a scheduler cannot plan a run of inf steps: set trainer.max_epochs or trainer.max_steps.",
+        ),
+        (
+            lambda optimizer: schedules.cosine(optimizer, 10, min_ratio=2),
+            "scheduler.min_ratio=2 must be a number from 0 to 1: set scheduler.min_ratio to one.",
+        ),
+        (
+            lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=0),
+            "scheduler.period=0 leaves no time between restarts: set scheduler.period, or take scheduler=cosine.",
+        ),
+        (
+            lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=12),
+            "scheduler.period=12 is not below the run's 10 optimizer steps: lower it or train longer.",
+        ),
+        (
+            lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=2, period_growth=0.5),
+            "scheduler.period_growth=0.5 must be at least 1, where all periods are equal: raise it.",
+        ),
+        (
+            lambda optimizer: schedules.one_cycle(optimizer, 10, start_ratio=-1),
+            "scheduler.start_ratio=-1 must be a number from 0 to 1: set scheduler.start_ratio to one.",
+        ),
+        (
+            lambda optimizer: schedules.step(optimizer, 10, milestones=[0.75, 0.5]),
+            "scheduler.milestones=[0.75, 0.5] must rise: put them in order.",
+        ),
+        (
+            lambda optimizer: schedules.step(optimizer, 10, milestones=[5, 20]),
+            "scheduler.milestones=20 is not below the run's 10 optimizer steps: lower it or train longer.",
+        ),
+        (
+            lambda optimizer: schedules.step(optimizer, 10, milestones=0.5),
+            "scheduler.milestones=0.5 is not a list: write scheduler.milestones=[0.5,0.75].",
+        ),
+    ],
+)
+def test_impossible_schedules_cost_one_sentence(make: Callable[[SGD], LRScheduler], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make(make_optimizer())
+    assert str(caught.value) == sentence

@@ -1,0 +1,16 @@
+"""The main job: trains a model. `python train.py --help` lists the choices."""
+
+import hydra
+from omegaconf import DictConfig
+
+from lathe.launch import launch, one_sentence
+
+
+@one_sentence
+@hydra.main(version_base="1.3", config_path="configs", config_name="train")
+def main(cfg: DictConfig) -> float | None:
+    return launch(cfg, "lathe.run:train")
+
+
+if __name__ == "__main__":
+    main()
