@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe import rundir, summary
 from lathe.build import call_factory, make, make_task
-from lathe.callbacks import AtomicCheckpointIO, Checkpoint, Preemption, RandomState, Throughput
+from lathe.callbacks import AtomicCheckpointIO, Checkpoint, Preemption, ExactResume, Throughput
 from lathe.config import did_you_mean, require
 from lathe.errors import Stopped
 from lathe.loggers import CSVLogger
@@ -135,7 +135,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     if not trainer["enable_model_summary"]:
         skip.add("model_summary")
     nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skip}
-    callbacks = [RandomState(cfg["seed"])]
+    callbacks = [ExactResume(cfg["seed"])]
     for name, node in nodes.items():
         callbacks.append(make(node, f"callbacks.{name}"))
         monitor = node.get("monitor")

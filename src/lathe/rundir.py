@@ -9,10 +9,11 @@ import json
 import os
 import platform
 import secrets
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from importlib import metadata
 from pathlib import Path
@@ -110,6 +111,22 @@ class RunDir:
         """Writes config.yaml."""
         write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(cfg)))
 
+    @property
+    def begun(self) -> bool:
+        """Whether training had started, so that there is something to keep."""
+        return (self.path / "metrics.csv").exists()
+
+    def reopen(self, cfg: dict[str, Any]) -> None:
+        """Makes the run unfinished again, to be continued under `cfg`."""
+        (self.path / "result.json").unlink(missing_ok=True)
+        self.save_config(cfg)
+
+    def remove(self) -> None:
+        """Deletes a directory whose run never began, and the folder above it if that is empty then."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            self.path.parent.rmdir()
+
     def finish(self, result: dict[str, Any]) -> None:
         """Writes result.json, which makes the run complete."""
         write_atomically(self.path / "result.json", json.dumps(result, indent=2, sort_keys=True) + "\n")
@@ -147,8 +164,8 @@ def _lock(file: IO[str], path: Path) -> None:
 
 
 def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: str | None = None) -> RunDir:
-    """Makes a fresh directory `<log_dir>/<name>/<date>_<time>_<short id>`, writes what is known at the start, and points
-    `<log_dir>/latest` to it. `launch_id` is what an outer launcher (torchrun, SLURM) calls this run.
+    """Makes a fresh directory `<log_dir>/<name>/<date>_<time>_<short id>`, and writes what is known at the start.
+    `launch_id` is what an outer launcher (torchrun, SLURM) calls this run.
 
     Raises:
         UserError: the place can't be written to. Nothing is left behind then.
@@ -168,7 +185,6 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
         run.save_config(cfg)
         write_atomically(run.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
         write_atomically(run.path / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
-        point_latest(log_dir, run.path)
     except OSError as error:
         sentence = disk_sentence(error)
         if sentence is None:

@@ -54,7 +54,8 @@ class TinyLoader:
     def __init__(self, batches: int = 6, dtype: torch.dtype = torch.float32) -> None:
         generator = torch.Generator().manual_seed(1)
         self.batches = [
-            (torch.randn(8, 3, generator=generator).to(dtype), torch.randint(0, 2, (8,), generator=generator)) for _ in range(batches)
+            (torch.randn(8, 3, generator=generator).to(dtype), torch.randint(0, 2, (8,), generator=generator))
+            for _ in range(batches)
         ]
         self.done = self.begin = 0
 
@@ -63,8 +64,9 @@ class TinyLoader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         begin, self.begin = self.begin, 0
-        for self.done in range(begin + 1, len(self.batches) + 1):
-            yield self.batches[self.done - 1]
+        for i, batch in enumerate(self.batches[begin:], begin):
+            self.done = i + 1
+            yield batch
 
     def state_dict(self) -> dict[str, int]:
         return {"done": self.done % len(self.batches)}
@@ -100,6 +102,15 @@ def make_trainer(*callbacks: Any, **options: Any) -> Trainer:
         "log_every_n_steps": 2,
     }
     return Trainer(callbacks=list(callbacks), **{**defaults, **options})
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other in a net this small cost 10 ms a step on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

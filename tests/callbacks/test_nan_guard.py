@@ -46,7 +46,9 @@ def finite(module: nn.Module) -> bool:
 
 def test_a_bad_activation_is_named_and_the_weights_are_whole(tiny: SimpleNamespace) -> None:
     task = tiny.Task(net(Poison(4)))
-    with pytest.raises(UserError, match=r"optimizer step 4 the loss is nan: the first module with nan in its output is 1 \(Poison\)"):
+    with pytest.raises(
+        UserError, match=r"optimizer step 4 the loss is nan: the first module with nan in its output is 1 \(Poison\)"
+    ):
         tiny.trainer(NanGuard()).fit(task, tiny.Loader())
     assert finite(task.net)
 
@@ -181,4 +183,7 @@ for bad_step in (4, 5):
     for rank in (0, 1):
         # Each process sees the finding of process 1. Its own batch, before the script spoils it, is fine.
         assert f"rank {rank} at 3: Training stopped: in optimizer step 4 the loss is nan on process 1: " in lines[2 * rank]
-        assert f"rank {rank} at 7: Training stopped: in optimizer step 5 the loss is nan on process 1, read at step 8" in lines[2 * rank + 1]
+        assert (
+            f"rank {rank} at 7: Training stopped: in optimizer step 5 the loss is nan on process 1, read at step 8"
+            in lines[2 * rank + 1]
+        )

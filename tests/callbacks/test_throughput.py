@@ -1,7 +1,6 @@
 """The figures are those of a run whose times are known, and pauses are not in them."""
 
 import json
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,14 +15,31 @@ from lathe.errors import UserError
 FIGURES = {"samples_per_s", "step_ms", "data_wait", "grad_sync", "mfu"}
 
 
-def slow_task(tiny: SimpleNamespace, seconds: float) -> Any:
+class Clock:
+    """Time passes only in `sleep`, so that the figures are exact on a busy machine too."""
+
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("lathe.callbacks.throughput.perf_counter", lambda: clock.now)
+    return clock
+
+
+def slow_task(tiny: SimpleNamespace, clock: Clock, seconds: float) -> Any:
     class Slow(tiny.Task):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
-            time.sleep(seconds)
+            clock.sleep(seconds)
             return super().training_step(batch, batch_idx)
 
         def validation_step(self, batch: Any, batch_idx: int) -> None:
-            time.sleep(0.3)
+            clock.sleep(0.3)
 
     return Slow()
 
@@ -31,20 +47,20 @@ def slow_task(tiny: SimpleNamespace, seconds: float) -> Any:
 class Saves(Callback):
     """A slow checkpoint in the middle of each epoch."""
 
-    def __init__(self, path: Any) -> None:
-        self.path = path
+    def __init__(self, path: Any, clock: Clock) -> None:
+        self.path, self.clock = path, clock
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         if batch_idx == 2:
             trainer.save_checkpoint(self.path)
-            time.sleep(0.3)
+            self.clock.sleep(0.3)
 
 
-def slow_loader(tiny: SimpleNamespace, seconds: float, sized: bool = True) -> Any:
+def slow_loader(tiny: SimpleNamespace, clock: Clock, seconds: float, sized: bool = True) -> Any:
     class SlowLoader(tiny.Loader):
         def __iter__(self) -> Any:
             for batch in super().__iter__():
-                time.sleep(seconds)
+                clock.sleep(seconds)
                 yield batch
 
     class Unsized:
@@ -54,16 +70,16 @@ def slow_loader(tiny: SimpleNamespace, seconds: float, sized: bool = True) -> An
     return SlowLoader() if sized else Unsized()
 
 
-def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, tmp_path: Any) -> None:
+def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Clock, tmp_path: Any) -> None:
     throughput, logger = Throughput(skip_steps=2), tiny.Logger()
-    trainer = tiny.trainer(throughput, Saves(tmp_path / "x.ckpt"), logger=logger, max_epochs=3)
-    trainer.fit(slow_task(tiny, 0.03), slow_loader(tiny, 0.01))
+    trainer = tiny.trainer(throughput, Saves(tmp_path / "x.ckpt", clock), logger=logger, max_epochs=3)
+    trainer.fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
     found = throughput.summary()
     assert found.keys() == FIGURES
-    # 40 ms sleep in a step at least; a validation or a checkpoint, of 300 ms each, would show as 60 ms more per step.
-    assert 40 <= found["step_ms"] < 60
-    assert 8 / 0.060 < found["samples_per_s"] <= 8 / 0.040
-    assert 0.15 < found["data_wait"] <= 0.30
+    # 10 ms for the loader and 30 ms for the step; neither validation nor checkpoint, of 300 ms each, shows.
+    assert found["step_ms"] == pytest.approx(40)
+    assert found["samples_per_s"] == pytest.approx(8 / 0.040)
+    assert found["data_wait"] == pytest.approx(0.25)
     assert found["grad_sync"] is None
     assert found["mfu"] is None
     rows = [(step, row) for step, row in logger.rows if "throughput/step_ms" in row]
@@ -72,12 +88,12 @@ def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, tmp_path:
     assert all(row.keys() == {"throughput/samples_per_s", "throughput/step_ms", "throughput/data_wait"} for _, row in rows)
 
 
-def test_a_loader_without_length_is_asked_ahead_and_still_counted(tiny: SimpleNamespace) -> None:
+def test_a_loader_without_length_is_asked_ahead_and_still_counted(tiny: SimpleNamespace, clock: Clock) -> None:
     throughput = Throughput(window=6, skip_steps=1)
-    tiny.trainer(throughput, max_epochs=3).fit(slow_task(tiny, 0.02), slow_loader(tiny, 0.02, sized=False))
+    tiny.trainer(throughput, max_epochs=3).fit(slow_task(tiny, clock, 0.02), slow_loader(tiny, clock, 0.02, sized=False))
     found = throughput.summary()
-    # In each epoch one of six batches is fetched before the first step, outside the time: 100 of 220 ms.
-    assert 0.3 < found["data_wait"] < 0.55
+    # In each epoch the first of six batches is fetched before the first step, outside the time: 14 of 17 measured steps wait.
+    assert found["data_wait"] == pytest.approx(14 * 0.02 / (14 * 0.02 + 17 * 0.02))
 
 
 def test_a_window_counts_every_sample_also_of_a_smaller_last_batch(tiny: SimpleNamespace) -> None:
@@ -98,6 +114,7 @@ def test_mfu_is_three_forward_passes_over_the_peak(tiny: SimpleNamespace) -> Non
 
 def test_measuring_does_not_change_the_run(tiny: SimpleNamespace) -> None:
     def run(*callbacks: Any) -> list[Tensor]:
+        torch.manual_seed(6)
         task = tiny.Task(nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
         torch.manual_seed(7)
         trainer = tiny.trainer(*callbacks)

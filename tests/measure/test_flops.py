@@ -84,12 +84,17 @@ def test_peak_by_name(name: str, dtype: torch.dtype, peak: float | None) -> None
     assert peak_by_name(name, dtype) == peak
 
 
-def test_float32_means_tf32_where_it_is_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    assert peak_by_name("NVIDIA A100-SXM4-40GB", torch.float32) == 156e12
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    assert peak_by_name("NVIDIA A100-SXM4-40GB", torch.float32) == 19.5e12
+def test_float32_means_tf32_where_it_is_allowed() -> None:
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    found = [switch.fp32_precision for switch in switches]
+    try:
+        for settings, peak in ((("ieee", "tf32"), 156e12), (("tf32", "ieee"), 156e12), (("ieee", "ieee"), 19.5e12)):
+            for switch, setting in zip(switches, settings, strict=True):
+                switch.fp32_precision = setting
+            assert peak_by_name("NVIDIA A100-SXM4-40GB", torch.float32) == peak
+    finally:
+        for switch, setting in zip(switches, found, strict=True):
+            switch.fp32_precision = setting
 
 
 def test_a_cpu_has_no_peak() -> None:

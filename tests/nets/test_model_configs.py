@@ -34,17 +34,19 @@ def test_every_file_is_listed_here() -> None:
 def test_config_builds_its_net(name: str) -> None:
     config = read(name)
     assert set(config) == {"_target_", "label_smoothing", "init", "net"}
+    assert config.init is None
     with torch.device("meta"):
         net = instantiate(config.net)
     assert sum(parameter.numel() for parameter in net.parameters()) == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", COUNTS)
-def test_width_can_be_overridden_and_the_init_fits_the_net(name: str) -> None:
+def test_width_and_init_can_be_overridden(name: str) -> None:
     config = read(name)
     config.net.width = 4 if config.net.width > 8 else 1
     net = instantiate(config.net)
-    apply_init(net, config.init)
+    apply_init(net, OmegaConf.merge(config, {"init": ["orthogonal", "kaiming_normal"]}).init)
+    assert net.head.bias.abs().sum() == 0
     small = sum(parameter.numel() for parameter in net.parameters())
     assert small < COUNTS[name] / 3
     assert net.eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10)

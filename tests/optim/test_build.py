@@ -166,8 +166,8 @@ def test_options_arrive_as_plain_values() -> None:
         ),
         (
             {"momentum": 0.0, "nesterov": True},
-            "SGD refused optimizer.weight_decay=0.0005, optimizer.momentum=0.0, optimizer.nesterov=True (Nesterov momentum requires "
-            "a momentum and zero dampening): correct that key.",
+            "SGD refused optimizer.weight_decay=0.0005, optimizer.momentum=0.0, optimizer.nesterov=True (Nesterov momentum "
+            "requires a momentum and zero dampening): correct that key.",
         ),
     ],
 )

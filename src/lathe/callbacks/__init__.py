@@ -6,7 +6,7 @@ from lathe.callbacks.nan_guard import NanGuard
 from lathe.callbacks.preemption import Preemption
 from lathe.callbacks.profiler import TorchProfiler
 from lathe.callbacks.progress import Progress
-from lathe.callbacks.rng import RandomState
+from lathe.callbacks.resume import ExactResume
 from lathe.callbacks.throughput import Throughput
 
-__all__ = ["EMA", "AtomicCheckpointIO", "Checkpoint", "NanGuard", "Preemption", "Progress", "RandomState", "Throughput", "TorchProfiler"]
+__all__ = ["EMA", "AtomicCheckpointIO", "Checkpoint", "NanGuard", "Preemption", "Progress", "ExactResume", "Throughput", "TorchProfiler"]

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 
 from lathe.data.augment import Draws, pad
 
-Windows = np.ndarray[Any, np.dtype[Any]]
+Slabs = np.ndarray[Any, np.dtype[np.void]]
+
+CACHED_BYTES = 2**19  # of slabs that are compacted at once: they must still be in a core's cache
 
 
 class Bank:
@@ -18,35 +19,33 @@ class Bank:
 
     The view has the shape [images, offsets, offsets, channels, height, width] and costs no memory; picking (image, top, left)
     from it copies exactly the pixels of the batch. Memory: n x channels x (height + 2 padding) x (width + 2 padding) bytes, twice
-    with flips.
+    with flips, and four times that with float32.
 
     Args:
-        images: [n, channels, height, width], uint8 or (normalisation folded in) float32, on the device where batches are wanted.
+        images: [n, channels, height, width], uint8, on the device where batches are wanted.
         padding: pixels on each side; 0 gives no crops.
         fill: "zero" or "reflect".
         flips: whether mirror images are wanted.
+        convert: applied to all images, padding included, as [n, channels, height, width]; keeps the shape. None keeps uint8.
     """
 
-    def __init__(self, images: Tensor, padding: int, fill: str, flips: bool) -> None:
-        self.n, channels, height, width = images.shape
+    def __init__(
+        self,
+        images: Tensor,
+        padding: int,
+        fill: str,
+        flips: bool,
+        convert: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        self.n, self.channels, self.height, self.width = images.shape
+        self.padding = padding
         padded = pad(images, padding, fill) if padding else images
-        self.images = (torch.cat([padded, padded.flip(-1)]) if flips else padded).contiguous()
-        self.shape = (len(self.images), 2 * padding + 1, 2 * padding + 1, channels, height, width)
+        padded = convert(padded) if convert else padded
+        self.images = _empty((self.n * (1 + flips), *padded.shape[1:]), padded)
+        self.images[: self.n] = padded
+        if flips:
+            self.images[self.n :] = self.images[: self.n].flip(-1)
         self.windows = self._windows() if padding else None
-
-    def convert(self, to_float: Callable[[Tensor], Tensor]) -> None:
-        """Replaces all images, padding included, by a function of them that keeps their shape."""
-        self.images = to_float(self.images)
-        self.windows = self._windows() if self.windows is not None else None
-
-    def _windows(self) -> Tensor | Windows:
-        image, channel, row, pixel = self.images.stride()
-        strides = (image, row, pixel, channel, row, pixel)
-        if self.images.device.type != "cpu":
-            return self.images.as_strided(self.shape, strides)
-        # NumPy copies a picked window row by row, torch pixel by pixel: 2.5 times the images/s
-        size = self.images.element_size()
-        return as_strided(self.images.numpy(), self.shape, tuple(s * size for s in strides), writeable=False)
 
     def gather(self, rows: Tensor, draws: Draws) -> Tensor:
         """Images `rows` (int64 [b]) as `draws` (of b samples) has them cropped and flipped; [b, channels, height, width]."""
@@ -54,6 +53,39 @@ class Bank:
             rows = rows + self.n * draws.flip
         if self.windows is None or draws.top is None or draws.left is None:
             return self.images.index_select(0, rows)
-        if isinstance(self.windows, np.ndarray):
-            return torch.from_numpy(self.windows[rows.numpy(), draws.top.numpy(), draws.left.numpy()])
-        return self.windows[rows, draws.top, draws.left]
+        if isinstance(self.windows, Tensor):
+            return self.windows[rows, draws.top, draws.left]
+        return self._gather_slabs(self.windows, rows, draws.top, draws.left)
+
+    def _gather_slabs(self, windows: Slabs, rows: Tensor, top: Tensor, left: Tensor) -> Tensor:
+        picked = torch.empty((len(rows), self.channels, self.height, self.width), dtype=self.images.dtype)
+        row_type = f"V{self.width * self.images.element_size()}"
+        result = picked.numpy().view(row_type)[..., 0]
+        _, channel, row, _ = (s * self.images.element_size() for s in self.images.stride())
+        step = max(1, CACHED_BYTES // windows.itemsize)
+        index = rows.numpy(), top.numpy(), left.numpy()
+        for start in range(0, len(rows), step):
+            slabs = windows[tuple(i[start : start + step] for i in index)]
+            shape, strides = (len(slabs), self.channels, self.height), (windows.itemsize, channel, row)
+            result[start : start + step] = np.ndarray(shape, row_type, slabs, strides=strides)
+        return picked
+
+    def _windows(self) -> Tensor | Slabs:
+        offsets = 2 * self.padding + 1
+        image, channel, row, pixel = self.images.stride()
+        if self.images.device.type != "cpu":
+            shape = (len(self.images), offsets, offsets, self.channels, self.height, self.width)
+            return self.images.as_strided(shape, (image, row, pixel, channel, row, pixel))
+        # All bytes from a window's first pixel to its last are one element. Out of memory they come in one stretch, and what is
+        # between the rows is left out while they are in the cache: 3 times the images/s of an index in torch, pixel by pixel.
+        size = self.images.element_size()
+        slab = ((self.channels - 1) * channel + (self.height - 1) * row + self.width) * size
+        shape3, strides3 = (len(self.images), offsets, offsets), (image * size, row * size, pixel * size)
+        return np.ndarray(shape3, f"V{slab}", self.images.numpy(), strides=strides3)
+
+
+def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    if like.device.type != "cpu":
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    # NumPy asks Linux for huge pages, torch does not: 1.1 times the images/s in random access to some 100 MB
+    return torch.from_numpy(np.empty(shape, dtype=like[:0].numpy().dtype))

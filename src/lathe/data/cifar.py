@@ -71,8 +71,8 @@ class Cifar:
                 self._save(split, records)
         except OSError as error:
             raise UserError(
-                f"paths.data_dir={self.data_dir} cannot be written ({error.strerror or error}): choose a folder with enough space that"
-                " you may write to."
+                f"paths.data_dir={self.data_dir} cannot be written ({error.strerror or error}): choose a folder with enough"
+                " space that you may write to."
             ) from error
 
     def load(self) -> Splits:
@@ -116,7 +116,7 @@ class Cifar:
         try:
             with os.fdopen(handle, "wb") as file:
                 np.save(file, records)
-            os.chmod(temporary, 0o644)  # noqa: S103 (mkstemp makes it private; data is for the whole group)
+            os.chmod(temporary, 0o644)  # mkstemp makes it private; data is for the whole group
             os.replace(temporary, self._path(split))
         except BaseException:
             with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ from lathe.errors import UserError
 
 # Bytes of uint8 images that are picked at once. Small batches share the Python cost of a pick; more than a core's cache is
 # slower.
-CHUNK_BYTES = 2**19
+CHUNK_BYTES = 2**18
 
 
 class ImageLoader(EpochLoader):
@@ -107,15 +107,11 @@ class ResidentLoader(ImageLoader):
     ) -> None:
         channels, height, width = images.shape[1:]
         super().__init__((channels, height, width), labels, **settings)  # type: ignore[arg-type]
-        resident = images.to(self.device)
-        self.bank = Bank(resident, self.augment.crop, self.augment.crop_fill, flips=self.augment.flip != "none")
-        self.fill = torch.zeros(channels, dtype=torch.uint8, device=self.device)
-        if self.normalizer is not None:
-            self.fill = self.normalizer.fill
-            if normalize == "folded":
-                self.fill = self.normalizer(self.fill[:, None, None]).flatten()
-                # padded before it is normalised, so that the padding is black in both forms
-                self.bank.convert(self.normalizer)
+        folded = self.normalizer if normalize == "folded" else None
+        fill = self.normalizer.fill if self.normalizer else torch.zeros(channels, dtype=torch.uint8, device=self.device)
+        self.fill = folded(fill[:, None, None]).flatten() if folded else fill
+        # folded after the padding, so that the padding is black in both forms
+        self.bank = Bank(images.to(self.device), self.augment.crop, self.augment.crop_fill, self.augment.flip != "none", folded)
         self.chunk = max(1, CHUNK_BYTES // (self.local_batch_size * channels * height * width))
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:

@@ -13,8 +13,9 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 class CSVLogger(Logger):
     """Writes figures to `path`: a column `step`, counted in optimizer steps, and one for each figure; figures of one step share a line.
 
-    Lines are appended as they are complete. A new figure adds a column, for which the file is written anew beside itself and swapped in.
-    `start_step` is where a continued run starts: later lines are dropped, since they will be written again.
+    The line of the newest step stays open for more figures: `save` (which a checkpoint calls) brings it to disk, and it is written over
+    if more come. A new figure adds a column, for which the file is written anew beside itself and swapped in. `start_step` is where a
+    continued run starts: later lines are dropped, since they will be written again.
     """
 
     def __init__(self, path: Path, start_step: int = 0) -> None:
@@ -22,8 +23,8 @@ class CSVLogger(Logger):
         self._path = path
         self._start_step = start_step
         self._columns = ["step"]
-        self._rows: list[dict[str, str]] = []  # lines that are on disk
-        self._open: dict[str, str] = {}  # the line of the newest step, which may still get figures
+        self._open: dict[str, str] = {}  # the newest step's figures
+        self._offset = 0  # where its line starts in the file, in bytes
         self._begun = False
 
     @property
@@ -48,54 +49,64 @@ class CSVLogger(Logger):
         if self._begun:
             return
         self._begun = True
+        rows: list[dict[str, str]] = []
         if self._start_step and self._path.exists():
-            with open(self._path, newline="") as file:
-                reader = csv.DictReader(file)
-                self._columns = list(reader.fieldnames or ["step"])
-                rows = [row for row in reader if row["step"] and None not in row.values()]  # the last line may be torn
-            self._rows = [row for row in rows if int(row["step"]) <= self._start_step]
-            if self._rows and int(self._rows[-1]["step"]) == self._start_step:
-                self._open = {key: value for key, value in self._rows.pop().items() if value != ""}
-        self._rewrite()
+            rows = [row for row in self._read() if int(row["step"]) <= self._start_step]
+        self._rewrite(rows)
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.begin()
         key = str(0 if step is None else step)
         if self._open and self._open["step"] != key:
-            self._close_line()
+            self.save()
+            self._offset = self._path.stat().st_size
+            self._open = {}
         self._open["step"] = key
         fresh = [name for name in metrics if name not in self._columns]
         self._open.update({name: _text(value) for name, value in metrics.items()})
         if fresh:
+            self.save()
+            rows = self._read()
             self._columns += fresh
-            self._rewrite()
+            self._rewrite([*rows[:-1], self._open])
 
     @rank_zero_only
     def save(self) -> None:
-        """Nothing: complete lines are on disk already."""
+        """Brings the open line to disk."""
+        if not self._open:
+            return
+        with open(self._path, "r+", newline="") as file:
+            file.seek(self._offset)
+            file.truncate()
+            csv.DictWriter(file, self._columns, restval="", extrasaction="ignore").writerow(self._open)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
         if self._begun:
-            self._rewrite(self._open)  # the open line too, which a later phase (the test) may still add to
+            self.save()
 
-    def _close_line(self) -> None:
-        with open(self._path, "a", newline="") as file:
-            csv.DictWriter(file, self._columns, restval="").writerow(self._open)
-        self._rows.append(self._open)
-        self._open = {}
+    def _read(self) -> list[dict[str, str]]:
+        text = self._path.read_text()
+        whole = text[: text.rfind("\n") + 1]  # a process that was killed may have torn the last line
+        reader = csv.DictReader(whole.splitlines())
+        self._columns = list(reader.fieldnames or ["step"])
+        return list(reader)
 
-    def _rewrite(self, unfinished: dict[str, str] | None = None) -> None:
+    def _rewrite(self, rows: list[dict[str, str]]) -> None:
+        """Writes all lines; the last stays open."""
         temporary = self._path.with_suffix(".csv.tmp")
         try:
             with open(temporary, "w", newline="") as file:
                 writer = csv.DictWriter(file, self._columns, restval="")
                 writer.writeheader()
-                writer.writerows([*self._rows, *([unfinished] if unfinished else [])])
+                writer.writerows(rows[:-1])
+                self._offset = file.tell()
+                writer.writerows(rows[-1:])
             os.replace(temporary, self._path)
         finally:
             temporary.unlink(missing_ok=True)
+        self._open = {key: value for key, value in rows[-1].items() if value} if rows else {}
 
 
 def _text(value: Any) -> str:

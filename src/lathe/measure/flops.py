@@ -88,8 +88,10 @@ def peak_by_name(name: str, dtype: torch.dtype) -> float | None:
     """As `peak_flops`, for the name that `torch.cuda.get_device_name` returns."""
     for pattern, row in _PEAKS:
         if re.fullmatch(pattern, name) and dtype in _COLUMNS:
-            tf32_allowed = torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32
-            tf32 = row[2] if dtype is torch.float32 and tf32_allowed else None
+            # The older `allow_tf32` flags raise where somebody has used these newer ones.
+            convolutions = torch.backends.cudnn.conv  # type: ignore[attr-defined]  # put there at run time
+            allowed = "tf32" in (torch.backends.cuda.matmul.fp32_precision, convolutions.fp32_precision)
+            tf32 = row[2] if dtype is torch.float32 and allowed else None
             rate = tf32 or row[_COLUMNS[dtype]]
             return rate * 1e12 if rate else None
     return None

@@ -94,16 +94,15 @@ def build_optimizer(
     Raises UserError for what `scaled_lr` and `parameter_groups` refuse, and for options that `kind` does not know or accept.
     """
     if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
-        raise UserError(
-            f"optimizer.kind={getattr(kind, '__name__', kind)} is not an optimizer: set optimizer.kind.path to a class such as torch.optim.SGD."
-        )
+        name = getattr(kind, "__name__", kind)
+        raise UserError(f"optimizer.kind={name} is not an optimizer: set optimizer.kind.path to a class such as torch.optim.SGD.")
     # Hydra hands lists over as OmegaConf nodes, which would end up in the checkpoint and keep it from opening with weights_only.
     plain: dict[str, Any] = {
         key: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
         for key, value in options.items()
         if value is not None
     }
-    _check_known(kind, ("lr", "weight_decay", *options))
+    _check_known(kind, ("lr", "weight_decay", *plain))
     rate = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
     roles: Mapping[str, str] = kind.roles(net) if hasattr(kind, "roles") else {}
     patterns = [no_decay] if isinstance(no_decay, str) else list(no_decay or [])

@@ -90,6 +90,9 @@ class Task(LightningModule):
         self._sums[split] = sums if total is None else total + sums
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._log_step()
+
+    def _log_step(self) -> None:
         """Logs the mean since the last logged step, every `trainer.log_every_n_steps` optimizer steps."""
         step = self.trainer.global_step
         if step % self.trainer.log_every_n_steps == 0 and step != self._logged_step:
@@ -153,7 +156,14 @@ class Task(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leaves the net's own plain names in `state_dict`, and keeps the figures that are under way."""
+        """Leaves the net's own plain names in `state_dict`, and keeps the figures that are under way.
+
+        What this step has to log is logged and on disk before the checkpoint is: callbacks save before this module's turn comes, and a
+        continued run does not log the step again.
+        """
+        self._log_step()
+        for logger in self.trainer.loggers:
+            logger.save()
         checkpoint["state_dict"] = {name.removeprefix("net."): value for name, value in checkpoint["state_dict"].items()}
         sums = {}
         for kind, table in (("window", self._sums), ("epoch", self._epoch_sums)):

@@ -1,4 +1,4 @@
-"""The state of the random number generators, which Lightning does not save."""
+"""What Lightning leaves out when it continues a run: the random number generators, and often the position in the data."""
 
 import random
 from typing import Any
@@ -9,8 +9,12 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
 
-class RandomState(Callback):
-    """Saves every rank's generators (dropout draws from them) and puts them back, so that a continued run draws the same numbers.
+class ExactResume(Callback):
+    """Makes a continued run go on exactly where its checkpoint was written.
+
+    Every rank's generators (dropout draws from them) are saved and put back. The train loader's position is put back even if the loader
+    was made before the loops were restored: a scheduler that asks for `trainer.estimated_stepping_batches` makes it so early that Lightning
+    2.6 drops the saved position without a word.
 
     Ranks start from (seed, rank): the same seed would give them the same dropout masks on different samples. After a change of the number
     of ranks the saved states fit nobody; the generators then start from (seed, rank, step).
@@ -21,6 +25,11 @@ class RandomState(Callback):
         self._states: list[dict[str, Any]] | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        loop = trainer.fit_loop
+        if loop._combined_loader_states_to_load and loop._combined_loader is not None and loop._data_fetcher is not None:
+            loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
+            loop._combined_loader_states_to_load = []
+            iter(loop._data_fetcher)  # its iterator was made before the position was known
         states, self._states = self._states, None
         if states is not None and len(states) == trainer.world_size:
             _set_state(states[trainer.global_rank])

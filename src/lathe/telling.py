@@ -1,0 +1,84 @@
+"""What a user reads when something went wrong: one sentence for a mistake, a traceback for a bug."""
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from lathe import rundir
+from lathe.config import explain
+from lathe.errors import Stopped, UserError
+
+FULL_ERROR = "LATHE_FULL_ERROR"
+
+
+def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
+    """Decorates a Hydra main: a user's mistake costs one line on stderr and exit code 1, a bug still shows its traceback.
+
+    Hydra prints several lines for an error of its own unless HYDRA_FULL_ERROR is set, and then raises it. It is set here, so that the
+    sentence can be made from the exception; what the user had set is kept in LATHE_FULL_ERROR.
+    """
+
+    @functools.wraps(main)
+    def wrapped() -> None:
+        os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+        try:
+            main()
+        except Exception as error:
+            sys.exit(tell(error))
+
+    return wrapped
+
+
+def tell(error: Exception) -> int:
+    """Prints what went wrong and returns the exit code."""
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0" and isinstance(error, UserError):
+        return 1  # rank 0 says it
+    sentence = sentence_for(error)
+    if sentence is None or full_error():
+        traceback.print_exception(error)
+    else:
+        print(f"Error: {sentence}", file=sys.stderr)
+    return error.code if isinstance(error, Stopped) else 1
+
+
+def full_error() -> bool:
+    """Whether the user asked for tracebacks."""
+    return os.environ.get(FULL_ERROR) == "1"
+
+
+def sentence_for(error: BaseException) -> str | None:
+    """The sentence for a mistake that the user can mend, or None if `error` is a bug."""
+    return explain(error, _groups()) or _foreign_sentence(error)
+
+
+def _groups() -> list[str]:
+    """Names that may start an override: groups and keys of the composition's root, read off the configuration folder."""
+    configs = Path(sys.argv[0]).resolve().parent / "configs"
+    if not configs.is_dir():
+        configs = Path(sys.argv[0]).resolve().parent.parent / "configs"
+    if not configs.is_dir():
+        return []
+    groups = [path.name for path in configs.iterdir() if path.is_dir()]
+    root = OmegaConf.load(configs / "train.yaml")
+    return groups + [str(key) for key in root if key != "defaults"]
+
+
+def _foreign_sentence(error: BaseException) -> str | None:
+    """A sentence for another library's exception that a user can mend, or None if it is a bug."""
+    if isinstance(error, OSError):
+        return rundir.disk_sentence(error)
+    kind = type(error).__name__
+    if kind == "OutOfMemoryError":
+        return "the GPU's memory is used up: lower data.batch_size, or try precision=bf16-mixed or trainer.accumulate_grad_batches."
+    if kind == "MisconfigurationException":
+        return " ".join(str(error).split())
+    return None
+
+

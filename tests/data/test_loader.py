@@ -1,0 +1,186 @@
+"""Laws 2 and 3 at the loaders: devices and interruptions change nothing. Both loaders pass all of it."""
+
+from collections.abc import Callable
+from itertools import islice
+
+import pytest
+import torch
+
+from lathe.data.augment import Augment
+from lathe.data.loader import ImageLoader
+from lathe.data.order import Batch
+from lathe.errors import UserError
+
+KINDS = pytest.mark.parametrize("kind", ["resident", "workers"])
+Make = Callable[..., ImageLoader]
+
+
+def equal(left: list[Batch], right: list[Batch]) -> bool:
+    return len(left) == len(right) and all(
+        torch.equal(a, b) for x, y in zip(left, right, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+@KINDS
+@pytest.mark.parametrize(
+    "augment", [Augment(), Augment(crop=1, flip="random", cutout=3), None], ids=["off", "plain", "everything"]
+)
+def test_ranks_together_see_the_batches_of_one_process(make: Make, kind: str, augment: Augment | None) -> None:
+    settings = {"batch_size": 8} | ({"augment": augment} if augment else {})
+    one = make(kind, **settings)
+    for world in (2, 4):
+        ranks = [make(kind, rank=r, world_size=world, **settings) for r in range(world)]
+        for _ in range(2):  # epochs
+            parts = zip(*ranks, strict=True)
+            joined = [tuple(torch.cat(column) for column in zip(*batches, strict=True)) for batches in parts]
+            assert equal(joined, list(one))
+        one = make(kind, **settings)
+
+
+@pytest.mark.parametrize("augment", [Augment(), Augment(crop=3, flip="alternating"), None], ids=["off", "plain", "everything"])
+def test_workers_give_the_bits_of_the_resident_path(make: Make, augment: Augment | None) -> None:
+    settings = {"batch_size": 12} | ({"augment": augment} if augment else {})
+    resident, folded, stream = make(**settings), make(normalize="folded", **settings), make("workers", **settings)
+    for _ in range(2):
+        batches = list(resident)
+        assert equal(batches, list(stream))
+        assert equal(batches, list(folded))
+
+
+def test_real_workers_give_the_same_bits_and_an_undisturbed_state(make: Make) -> None:
+    resident = make(batch_size=12)
+    stream = make("workers", batch_size=12, num_workers=2, prefetch_factor=2, persistent_workers=True)
+    global_state = torch.get_rng_state()
+    for _ in range(2):
+        for ours, theirs in zip(resident, stream, strict=True):
+            assert equal([ours], [theirs])
+            assert resident.state_dict() == stream.state_dict()
+    assert torch.equal(global_state, torch.get_rng_state())
+
+
+@KINDS
+def test_batches_have_the_declared_form(make: Make, kind: str) -> None:
+    x, y = next(iter(make(kind, batch_size=8, augment=Augment(crop=1))))
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((8, 3, 8, 8), torch.float32, (8,), torch.int64)
+    x, y = next(iter(make(kind, batch_size=8)))
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((8, 3, 8, 8), torch.float32, (8, 5), torch.float32)
+    torch.testing.assert_close(y.sum(1), torch.ones(8))
+    x, _ = next(iter(make(kind, batch_size=8, augment=Augment(crop=1), normalizer=None)))
+    assert x.dtype == torch.uint8
+
+
+@KINDS
+def test_an_epoch_shows_each_sample_at_most_once_and_epochs_differ(make: Make, kind: str) -> None:
+    loader = make(kind, batch_size=16, augment=None, normalizer=None)
+    epochs = [torch.cat([x for x, _ in loader]) for _ in range(2)]
+    assert len(loader) == 3  # of 50 samples, 2 are left over
+    assert all(len(epoch.unique(dim=0)) == 48 for epoch in epochs)
+    assert not torch.equal(*epochs)
+
+
+def test_mixing_partner_is_the_right_neighbour_in_the_global_batch(make: Make) -> None:
+    plain = torch.cat([y for _, y in make(batch_size=10, augment=None)]).view(-1, 10)
+    soft = torch.cat([y for _, y in make(batch_size=10, augment=Augment(mixup=1.0))]).view(-1, 10, 5)
+    for own, partner, target in zip(plain.flatten(), plain.roll(-1, 1).flatten(), soft.flatten(0, 1), strict=True):
+        assert set(target.nonzero().flatten().tolist()) <= {int(own), int(partner)}
+
+
+@KINDS
+@pytest.mark.parametrize("interrupted", [0, 1, 2, 3, 4, 5, 6, 9])
+def test_resume_continues_with_the_next_batch(make: Make, kind: str, interrupted: int) -> None:
+    def endless(loader: ImageLoader) -> list[Batch]:
+        return [batch for _ in range(3) for batch in loader]
+
+    whole = endless(make(kind, batch_size=12))  # 4 batches an epoch
+    first = make(kind, batch_size=12)
+    head = list(islice((batch for _ in range(3) for batch in first), interrupted))
+    second = make(kind, batch_size=12)
+    second.load_state_dict(first.state_dict())
+    tail = [batch for _ in range(4) for batch in second][: 12 - interrupted]
+    assert equal(head + tail, whole)
+
+
+@KINDS
+def test_state_counts_what_was_yielded(make: Make, kind: str) -> None:
+    loader = make(kind, batch_size=12)
+    assert loader.state_dict() == {"epoch": 0, "batch": 0}
+    abandoned = iter(loader)
+    del abandoned
+    states = []
+    for _ in range(2):
+        for _ in loader:
+            states.append(tuple(loader.state_dict().values()))
+    assert states == [(0, 1), (0, 2), (0, 3), (0, 4), (1, 1), (1, 2), (1, 3), (1, 4)]
+    assert next(iter(loader))[0].shape[0] == 12
+    next(iter(loader))  # an epoch that was left after its first batch is over
+    assert loader.state_dict() == {"epoch": 3, "batch": 1}
+
+
+def test_states_of_all_ranks_are_equal(make: Make) -> None:
+    ranks = [make(batch_size=8, rank=r, world_size=2) for r in range(2)]
+    for _ in zip(*(islice(iter(r), 3) for r in ranks), strict=True):
+        assert ranks[0].state_dict() == ranks[1].state_dict()
+
+
+@pytest.mark.parametrize("limit", [2, 0.5])
+def test_a_state_at_the_trainers_limit_continues_with_the_next_epoch(make: Make, limit: float) -> None:
+    loader = make(batch_size=12, limit=limit)
+    list(islice(iter(loader), 2))
+    resumed = make(batch_size=12, limit=limit)
+    resumed.load_state_dict(loader.state_dict())
+    assert equal([next(iter(resumed))], [next(iter(loader))])
+    assert resumed.state_dict() == {"epoch": 1, "batch": 1}
+
+
+@KINDS
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("batch_size", [3, 7, 16, 50, 64])
+def test_evaluation_counts_every_sample_once(make: Make, kind: str, world: int, batch_size: int) -> None:
+    ranks = [
+        make(kind, train=False, augment=None, normalizer=None, batch_size=batch_size, rank=r, world_size=world)
+        for r in range(world)
+    ]
+    shapes = {x.shape for rank in ranks for x, _ in rank}
+    assert len(shapes) == 1
+    assert len({len(list(rank)) for rank in ranks}) == 1
+    images, labels = [], []
+    for parts in zip(*ranks, strict=True):
+        for x, y in parts:
+            images.append(x[y != -100])
+            labels.append(y[y != -100])
+    reference = make(train=False, augment=None, normalizer=None, batch_size=50)
+    assert equal([(torch.cat(images), torch.cat(labels))], list(reference))
+
+
+def test_unshuffled_training_keeps_the_stored_order(make: Make) -> None:
+    loader = make(batch_size=25, shuffle=False, augment=None)
+    reference = make(train=False, augment=None, batch_size=25)
+    assert equal(list(loader), list(reference))
+    assert equal(list(loader), list(reference))
+
+
+def test_nothing_is_drawn_before_the_first_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = make(batch_size=8)
+    monkeypatch.setattr(type(loader), "_batches", lambda *_: pytest.fail("drawn"))
+    iter(loader)
+
+
+@pytest.mark.parametrize(
+    ("settings", "names"),
+    [
+        ({"batch_size": 9, "world_size": 2}, r"data\.batch_size=9.*trainer\.devices=2"),
+        ({"batch_size": 51}, r"data\.batch_size=51.*50 training samples"),
+        ({"batch_size": 0}, r"data\.batch_size=0"),
+        ({"batch_size": 1, "world_size": 2, "train": False}, r"data\.eval_batch_size=1.*trainer\.devices=2"),
+        ({"batch_size": 8, "augment": Augment(crop=8, crop_fill="reflect")}, r"data\.augment\.crop=8"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Make, settings: dict[str, object], names: str) -> None:
+    with pytest.raises(UserError, match=names):
+        make(**settings)
+
+
+def test_small_batches_share_a_chunk_and_big_ones_do_not(make: Make) -> None:
+    loader = make(batch_size=12)
+    batches = list(loader)
+    assert batches[0][0].untyped_storage().data_ptr() == batches[3][0].untyped_storage().data_ptr()

@@ -1,0 +1,53 @@
+"""Numbers depend on (seed, purpose, epoch, sample) alone."""
+
+import torch
+
+from lathe.data.random import epoch_permutation, hashed_seed, sample_betas, sample_uniforms, to_integers
+
+
+def test_tables_repeat_and_differ_by_seed_and_epoch() -> None:
+    for table in (
+        lambda s, e: epoch_permutation(s, e, 1000),
+        lambda s, e: sample_uniforms(s, e, 500, 3),
+        lambda s, e: sample_betas(s, e, 500, 0.3, "mixup"),
+    ):
+        torch.manual_seed(5)
+        first = table(0, 1)
+        torch.rand(3)
+        assert torch.equal(first, table(0, 1))
+        assert not torch.equal(first, table(0, 2))
+        assert not torch.equal(first, table(1, 1))
+        assert not torch.equal(first, table(-1, 1))
+
+
+def test_global_generators_do_not_move() -> None:
+    before = torch.get_rng_state()
+    epoch_permutation(0, 0, 10)
+    sample_uniforms(0, 0, 10, 2)
+    sample_betas(0, 0, 10, 1.0, "cutmix")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_permutation_holds_every_sample_once() -> None:
+    assert torch.equal(epoch_permutation(3, 7, 101).sort().values, torch.arange(101))
+
+
+def test_seeds_fit_a_generator_and_do_not_collide() -> None:
+    seeds = {hashed_seed(seed, purpose, epoch) for seed in range(20) for purpose in ("order", "uniforms") for epoch in range(20)}
+    assert len(seeds) == 800
+    assert min(seeds) >= 0
+    assert max(seeds) < 2**63
+
+
+def test_integers_are_uniform_and_never_reach_the_count() -> None:
+    largest = torch.nextafter(torch.tensor(1.0), torch.tensor(0.0))
+    assert to_integers(largest[None], 9).tolist() == [8]
+    counts = torch.bincount(to_integers(sample_uniforms(0, 0, 90_000, 1)[:, 0], 9), minlength=9)
+    # nine bins of 10,000 with a standard deviation of 94: five of them on either side
+    assert (counts - 10_000).abs().max() < 470
+
+
+def test_betas_have_the_mean_and_variance_of_their_distribution() -> None:
+    draws = sample_betas(0, 0, 100_000, 0.5, "mixup")
+    assert abs(draws.mean() - 0.5) < 0.006
+    assert abs(draws.var() - 1 / (4 * (2 * 0.5 + 1))) < 0.002
