@@ -102,8 +102,8 @@ def endless(loader: Any) -> Iterator[Any]:
 
 
 def rate(batches: Iterator[tuple[Tensor, Tensor]], count: int, batch_size: int) -> float:
-    """Images/s over `count` batches, after some that warm the caches and use up what workers read ahead during the others'
-    turns.""" for _ in range(WARM):
+    """Images/s over `count` batches, after some that warm the caches and use up what workers read ahead meanwhile."""
+    for _ in range(WARM):
         next(batches)
     start = time.perf_counter()
     for _ in range(count):
@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each side, taken in turns")
     parser.add_argument("--images", type=int, default=45000, help="in the data set")
-    parser.add_argument("--batch-size", type=int, default=256, help="images in a batch")
+    parser.add_argument("--batch-size", type=int, default=128, help="images in a batch")
     parser.add_argument("--json", metavar="FILE", help="also write all figures there")
     args = parser.parse_args()
     torch.set_num_threads(1)

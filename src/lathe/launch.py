@@ -93,7 +93,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         resolved["paths"]["run_dir"] = str(run.path)
         resolved["trainer"] |= request["trainer"]
         resolved["strategy"] = request["strategy"]
-        if request["precision"] is not None:
+        if request.get("precision") is not None:
             resolved["precision"] = request["precision"]
         if request["batch_size"] is not None:
             resolved["data"]["eval_batch_size"] = request["batch_size"]

@@ -6,6 +6,7 @@ from lathe.data.digits import Digits
 from lathe.data.loader import ResidentLoader
 from lathe.data.module import ImageDataModule
 from lathe.data.splits import Source, Split, Splits
+from lathe.data.normalize import Normalizer
 from lathe.data.stream import StreamLoader
 from lathe.data.synthetic import Synthetic
 

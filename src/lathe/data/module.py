@@ -66,6 +66,7 @@ class ImageDataModule(LightningDataModule):
         if loader == "workers" and normalize == "folded":
             raise UserError("data.normalize=folded needs resident images: use data.normalize=batch with data.loader=workers.")
         self.source = source
+        self.test_split = "test"
         self.num_classes = num_classes
         self.channels = channels
         self.image_size = image_size
@@ -127,8 +128,8 @@ class ImageDataModule(LightningDataModule):
         return self.eval_loader("val")
 
     def test_dataloader(self) -> ImageLoader:
-        """Test data in order, unaugmented."""
-        return self.eval_loader("test")
+        """Test data in order, unaugmented; another split if `test_split` names one."""
+        return self.eval_loader(self.test_split)
 
     def eval_loader(self, split: str, device: torch.device | None = None) -> ImageLoader:
         """ "train", "val" or "test" in stored order, unaugmented, every sample once; rows that only fill up have the label -100.

@@ -1,0 +1,16 @@
+"""Evaluates a run from its directory alone: python scripts/evaluate.py run=logs/latest split=test"""
+
+import hydra
+from omegaconf import DictConfig
+
+from lathe.launch import launch_on_run, one_sentence
+
+
+@one_sentence
+@hydra.main(version_base="1.3", config_path="../configs", config_name="evaluate")
+def main(cfg: DictConfig) -> None:
+    launch_on_run(cfg, "lathe.evaluate:evaluate")
+
+
+if __name__ == "__main__":
+    main()

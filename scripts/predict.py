@@ -1,0 +1,16 @@
+"""Predicts classes of images with a run: python scripts/predict.py run=logs/latest input=images.npy output=predictions.csv"""
+
+import hydra
+from omegaconf import DictConfig
+
+from lathe.launch import launch_on_run, one_sentence
+
+
+@one_sentence
+@hydra.main(version_base="1.3", config_path="../configs", config_name="predict")
+def main(cfg: DictConfig) -> None:
+    launch_on_run(cfg, "lathe.predict:predict")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""A trained run, rebuilt from its directory: its net on any split, and its figures there."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+from rich.console import Console
+from rich.table import Table
+
+from lathe.build import make, make_task
+from lathe.callbacks import Progress
+from lathe.checkpoints import load_weights, read_checkpoint
+from lathe.config import require
+from lathe.rundir import RunDir, write_atomically
+from lathe.run import make_trainer, quiet
+from lathe.tasks import SPLITS, Task
+
+
+def rebuild(cfg: dict[str, Any]) -> tuple[Task, Any, Trainer]:
+    """The task with the weights of the checkpoint that `cfg["request"]` names, the data module and a Trainer for them.
+
+    Raises:
+        UserError: the checkpoint is missing, damaged, or does not fit the configuration.
+    """
+    quiet()
+    request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
+    path = run.checkpoint(request["checkpoint"])
+    task: Task = make_task(cfg, train=False)
+    load_weights(task.net, read_checkpoint(path)["state_dict"], str(path))
+    callbacks: list[Callback] = [Progress()] if cfg["trainer"]["enable_progress_bar"] else []
+    trainer = make_trainer(cfg, run.path, callbacks)
+    return task, make(cfg["data"], "data"), trainer
+
+
+def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
+    """Figures of a split, keyed by `split/metric`; rank 0 prints them and writes them to `output` if that is given.
+
+    Raises:
+        UserError: an unknown split, or what `rebuild` raises.
+    """
+    request = cfg["request"]
+    split = request["split"]
+    require(split in SPLITS, f"split={split}: choose one of {', '.join(SPLITS)}.")
+    task, datamodule, trainer = rebuild(cfg)
+    datamodule.test_split = split
+    trainer.test(task, datamodule=datamodule, verbose=False)
+    figures = {name.replace("test/", f"{split}/", 1): float(value) for name, value in trainer.callback_metrics.items()}
+    if trainer.is_global_zero:
+        table = Table(title=f"{request['run']}, {request['checkpoint']}.ckpt", show_header=False, title_justify="left")
+        for name, value in sorted(figures.items()):
+            table.add_row(name, f"{value:.6f}")
+        Console().print(table)
+        if request["output"] is not None:
+            write_atomically(Path(request["output"]), json.dumps(figures, indent=2, sort_keys=True) + "\n")
+    return figures
