@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="measurements of each side, taken in turns")
     parser.add_argument("--images", type=int, default=45000, help="in the data set")
-    parser.add_argument("--batch-size", type=int, default=128, help="images in a batch")
+    parser.add_argument("--batch-size", type=int, default=512, help="images in a batch")
     parser.add_argument("--json", metavar="FILE", help="also write all figures there")
     args = parser.parse_args()
     torch.set_num_threads(1)

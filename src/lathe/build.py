@@ -1,10 +1,13 @@
 """Parts from configuration nodes, with a sentence where a node can't be built."""
 
+import inspect
+import re
 from typing import Any
 
 import hydra
 from hydra.errors import InstantiationException
 
+from lathe.config import did_you_mean
 from lathe.errors import UserError
 
 
@@ -25,9 +28,19 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         lines = [line for line in str(error).splitlines() if line.strip()]
         where = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
         full = ".".join(part for part in (key, where) if part)
+        surplus = re.search(r"unexpected keyword argument '(\w+)'", str(deepest))
+        if surplus and "_target_" in (inner := _below(node, where)):
+            takes = inspect.signature(hydra.utils.get_object(inner["_target_"])).parameters
+            raise UserError(f"{full}.{surplus.group(1)}: {inner['_target_']} takes no such argument; {did_you_mean(surplus.group(1), takes)}")
         if isinstance(deepest, (TypeError, ImportError, ModuleNotFoundError, AttributeError, ValueError)) or deepest is error:
             raise UserError(f"{full} can't be built: {' '.join(str(deepest).split())}") from error
         raise
+
+
+def _below(node: Any, path: str) -> Any:
+    for part in filter(None, path.split(".")):
+        node = node[part]
+    return node
 
 
 def make_task(cfg: dict[str, Any], train: bool = True) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
@@ -44,12 +44,11 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     resume = run.last if run.last.is_file() else None
     state = read_checkpoint(resume) if resume else None
     loggers = make_loggers(cfg, run.path, state["global_step"] if state else 0)
-    trainer = make_trainer(cfg, run.path, make_callbacks(cfg, task), loggers)
+    ready = LambdaCallback(on_fit_start=lambda trainer, task: begin(run, trainer))
+    trainer = make_trainer(cfg, run.path, [ready, *make_callbacks(cfg, task)], loggers)
     compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
     if state is None and cfg["ckpt_path"] is not None:
         resume = start_from(cfg, task)
-    if trainer.is_global_zero:
-        begin(run, loggers)
     try:
         trainer.fit(task, datamodule=datamodule, ckpt_path=resume, weights_only=True)
     except SIGTERMException as error:
@@ -150,12 +149,13 @@ def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Lo
     return [make(node, f"logger.{name}", run_dir, start_step) for name, node in nodes.items()]
 
 
-def begin(run: rundir.RunDir, loggers: list[Logger]) -> None:
-    """Marks on disk that the run has begun: from here on, what it leaves is kept."""
-    for logger in loggers:
+def begin(run: rundir.RunDir, trainer: Trainer) -> None:
+    """Marks on disk that data and devices are ready and training begins: from here on, what the run leaves is kept."""
+    for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):
             logger.begin()
-    rundir.point_latest(run.path.parent.parent, run.path)
+    if trainer.is_global_zero:
+        rundir.point_latest(run.path.parent.parent, run.path)
 
 
 def start_from(cfg: dict[str, Any], task: Task) -> Path | None:

@@ -31,12 +31,15 @@ PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetr
 
 def disk_sentence(error: OSError) -> str | None:
     """One sentence for a full, read-only or forbidden disk; None for any other error."""
+    if error.errno == errno.ENOENT and not str(error.filename).startswith(("/proc", "/dev", "/sys")):
+        return None  # elsewhere a missing file is a bug
     reasons = {
         errno.ENOSPC: "the disk is full: free some space",
         errno.EDQUOT: "the disk quota is used up: free some space",
         errno.EROFS: "the disk is read-only: choose another place",
         errno.EACCES: "writing there is not permitted: choose another place",
         errno.EPERM: "writing there is not permitted: choose another place",
+        errno.ENOENT: "the folder above it can't hold it: choose another place",
         errno.ENOTDIR: "a part of that path is a file: choose another place",
     }
     if error.errno not in reasons:

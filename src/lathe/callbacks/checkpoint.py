@@ -27,6 +27,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(temporary, target)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None  # torch hides a full disk behind a complaint about positions
+            raise
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -5,8 +5,8 @@ from lathe.data.cifar import Cifar
 from lathe.data.digits import Digits
 from lathe.data.loader import ResidentLoader
 from lathe.data.module import ImageDataModule
-from lathe.data.splits import Source, Split, Splits
 from lathe.data.normalize import Normalizer
+from lathe.data.splits import Source, Split, Splits
 from lathe.data.stream import StreamLoader
 from lathe.data.synthetic import Synthetic
 
@@ -15,6 +15,7 @@ __all__ = [
     "Cifar",
     "Digits",
     "ImageDataModule",
+    "Normalizer",
     "ResidentLoader",
     "Source",
     "Split",

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from lathe.data.archive import ARCHIVES, PIXELS, Archive, read_archive
-from lathe.data.download import check, download
+from lathe.data.download import check, download, locked
 from lathe.data.splits import Images, Split, Splits, stratified_split
 from lathe.errors import UserError
 
@@ -60,15 +60,13 @@ class Cifar:
 
     def prepare(self) -> None:
         """Makes the `.npy` files, unless they are there."""
-        if all(self._open(split) is not None for split in ("train", "test")):
+        if self._ready():
             return
         try:
             self.data_dir.mkdir(parents=True, exist_ok=True)
-            archive = next((a for a in self.archives if (self.data_dir / a.file).exists()), None) or self._fetch()
-            path = self.data_dir / archive.file
-            check(path, archive.md5)
-            for split, records in read_archive(path, archive).items():
-                self._save(split, records)
+            with locked(self.data_dir / f".{self.name}.lock"):
+                if not self._ready():  # another run may have made them meanwhile
+                    self._make()
         except OSError as error:
             raise UserError(
                 f"paths.data_dir={self.data_dir} cannot be written ({error.strerror or error}): choose a folder with enough"
@@ -87,6 +85,16 @@ class Cifar:
             val=Split(images, labels, rows["val"]),
             test=Split.whole(test[:, 1:].reshape(-1, 3, 32, 32), test[:, 0].astype(np.int64)),
         )
+
+    def _ready(self) -> bool:
+        return all(self._open(split) is not None for split in ("train", "test"))
+
+    def _make(self) -> None:
+        archive = next((a for a in self.archives if (self.data_dir / a.file).exists()), None) or self._fetch()
+        path = self.data_dir / archive.file
+        check(path, archive.md5)
+        for split, records in read_archive(path, archive).items():
+            self._save(split, records)
 
     def _fetch(self) -> Archive:
         archive = self.archives[0]

@@ -6,12 +6,30 @@ import http.client
 import os
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 from lathe.errors import UserError
 
 BLOCK = 2**20
 TRIES = 3  # connections that may break off before the user is told
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keeps other processes on this file system out until the block ends; the system lifts it from a process that dies.
+
+    Where locks do not exist (Windows, some network file systems) it does nothing.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        yield
+        return
+    with path.open("w") as file:
+        with contextlib.suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def md5(path: Path) -> str:

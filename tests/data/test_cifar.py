@@ -1,0 +1,162 @@
+"""CIFAR from tiny archives in the real formats: what is read, what is kept, and what is refused."""
+
+import errno
+import os
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import tar_gz
+
+from lathe.data import Cifar
+from lathe.data.archive import ARCHIVES, Archive
+from lathe.data.unpickle import load_arrays
+from lathe.errors import UserError
+
+FORMS = pytest.mark.parametrize("form", ["binary", "python"])
+NAMES = pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+
+
+def source(folder: Path, archive: Archive, name: str = "cifar10", **settings: Any) -> Cifar:
+    return Cifar(name, str(folder), archives=[archive], **({"download": False, "val_size": 20} | settings))  # type: ignore[arg-type]
+
+
+@FORMS
+@NAMES
+def test_both_archives_give_the_images_and_labels_that_went_in(
+    cifar_files: Callable, tmp_path: Path, name: str, form: str
+) -> None:
+    archive, truth = cifar_files(name, form)
+    # a cifar100 train file has 20 images only, of which 5 are kept
+    data = source(tmp_path, archive, name, val_size=20 if name == "cifar10" else 5)
+    data.prepare()
+    splits = data.load()
+    for split, key in ((splits.train, "train"), (splits.val, "train"), (splits.test, "test")):
+        images, labels = split.read()
+        assert np.array_equal(images, truth[key][0][split.rows])
+        assert np.array_equal(labels, truth[key][1][split.rows])
+    together = np.concatenate([splits.train.rows, splits.val.rows])
+    assert np.array_equal(np.sort(together), np.arange(len(truth["train"][1])))
+    assert np.isin([f"{name}-train.npy", f"{name}-test.npy"], os.listdir(tmp_path)).all()
+    assert isinstance(splits.train.images, np.memmap)
+
+
+def test_second_start_reads_the_npy_alone(cifar_files: Callable, tmp_path: Path) -> None:
+    archive, truth = cifar_files("cifar10", "binary")
+    source(tmp_path, archive).prepare()
+    (tmp_path / archive.file).unlink()
+    again = source(tmp_path, archive)
+    again.prepare()
+    assert np.array_equal(again.load().test.read()[0], truth["test"][0])
+
+
+def test_damaged_npy_is_made_again(cifar_files: Callable, tmp_path: Path) -> None:
+    archive, truth = cifar_files("cifar10", "binary")
+    source(tmp_path, archive).prepare()
+    kept = tmp_path / "cifar10-train.npy"
+    kept.write_bytes(kept.read_bytes()[:1000])
+    source(tmp_path, archive).prepare()
+    assert np.array_equal(source(tmp_path, archive).load().train.images, truth["train"][0])
+
+
+def test_python_archive_is_used_if_it_is_what_is_there(cifar_files: Callable, tmp_path: Path) -> None:
+    python, truth = cifar_files("cifar10", "python")
+    data = Cifar("cifar10", str(tmp_path), download=False, val_size=10, archives=[ARCHIVES["cifar10"][0], python])
+    data.prepare()
+    assert np.array_equal(data.load().test.read()[1], truth["test"][1])
+
+
+def test_wrong_hash_is_refused_before_the_archive_is_opened(
+    cifar_files: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive, _ = cifar_files("cifar10", "binary")
+    path = tmp_path / archive.file
+    path.write_bytes(path.read_bytes()[:-100])  # cut in half
+    monkeypatch.setattr("tarfile.open", lambda *_: pytest.fail("opened"))
+    with pytest.raises(UserError, match=r"cifar-10-binary\.tar\.gz has the MD5 hash .* delete it"):
+        source(tmp_path, archive).prepare()
+    assert not list(tmp_path.glob("*.npy"))
+
+
+@FORMS
+def test_archive_that_is_cut_short_or_foreign_under_its_right_hash(cifar_files: Callable, tmp_path: Path, form: str) -> None:
+    archive, _ = cifar_files("cifar10", form)
+    path = tmp_path / archive.file
+    import hashlib
+
+    other = {name: b"something else" for names in archive.members.values() for name in names}
+    for content in (path.read_bytes()[:5000], b"no archive at all", None):
+        if content is None:
+            md5 = tar_gz(path, other)
+        else:
+            path.write_bytes(content)
+            md5 = hashlib.md5(content).hexdigest()
+        with pytest.raises(UserError, match=r"cannot be read as cifar-10"):
+            source(tmp_path, Archive(archive.file, md5, archive.members, archive.skip, archive.labels)).prepare()
+    assert not list(tmp_path.glob("*.npy"))
+    assert not list(tmp_path.glob(".*.npy"))
+
+
+def test_malicious_pickle_is_refused_and_not_obeyed(tmp_path: Path, malicious_pickle: tuple[bytes, Path]) -> None:
+    data, obeyed = malicious_pickle
+    real = ARCHIVES["cifar10"][1]
+    md5 = tar_gz(tmp_path / real.file, {name: data for names in real.members.values() for name in names})
+    with pytest.raises(UserError, match="it names"):
+        source(tmp_path, Archive(real.file, md5, real.members, labels=real.labels)).prepare()
+    assert not obeyed.exists()
+    pickle.loads(data)
+    assert obeyed.exists()  # it would have been
+
+
+def test_pickles_of_today_are_read_too() -> None:
+    for protocol in (0, 1, 2, 3, 4):
+        found = load_arrays(
+            pickle.dumps({"data": np.arange(6, dtype=np.uint8).reshape(2, 3), "labels": [1, 2]}, protocol=protocol)
+        )
+        values = {key.decode() if isinstance(key, bytes) else key: value for key, value in found.items()}
+        assert np.array_equal(values["data"], [[0, 1, 2], [3, 4, 5]])
+        assert values["labels"] == [1, 2]
+
+
+@pytest.mark.parametrize("path", ["os.system", "builtins.eval", "numpy.load", "numpy.core.multiarray.fromfile"])
+def test_unpickler_resolves_no_other_name(path: str) -> None:
+    module, _, name = path.rpartition(".")
+    with pytest.raises(pickle.UnpicklingError, match=path):
+        load_arrays(f"c{module}\n{name}\n.".encode())
+
+
+def test_no_data_and_no_download_says_what_to_put_where(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"download=false: put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz there"):
+        Cifar("cifar10", str(tmp_path / "new"), download=False).prepare()
+
+
+def test_folder_that_cannot_be_made_is_named(tmp_path: Path, cifar_files: Callable) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"paths\.data_dir=.*file/data cannot be written"):
+        Cifar("cifar10", str(tmp_path / "file" / "data"), download=False).prepare()
+
+
+@pytest.mark.parametrize("code", [errno.EROFS, errno.ENOSPC])
+def test_disk_that_cannot_be_written_leaves_nothing(
+    cifar_files: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    archive, _ = cifar_files("cifar10", "binary")
+
+    def fail(file: Any, _: object) -> None:
+        file.write(b"half")
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises(UserError, match=f"cannot be written .{os.strerror(code)}"):
+        source(tmp_path, archive).prepare()
+    assert {p.name for p in tmp_path.iterdir()} == {archive.file, ".cifar10.lock"}
+
+
+def test_load_before_prepare_and_unknown_name(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no cifar10"):
+        Cifar("cifar10", str(tmp_path)).load()
+    with pytest.raises(UserError, match=r"data\.source\.name=cifar11"):
+        Cifar("cifar11", str(tmp_path))  # type: ignore[arg-type]

@@ -1,0 +1,121 @@
+"""Downloads over a real HTTP server on the loopback device."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lathe.data import Cifar
+from lathe.data.archive import Archive
+from lathe.data.download import download
+from lathe.errors import UserError
+
+CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, dtype=np.uint8).tobytes()
+MD5 = hashlib.md5(CONTENT).hexdigest()
+
+
+def test_file_arrives_whole(serve: Callable, tmp_path: Path) -> None:
+    server = serve(CONTENT)
+    download(server.url + "file", tmp_path / "file", MD5, "by hand")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked == [None]
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_connection_that_breaks_is_continued(serve: Callable, tmp_path: Path) -> None:
+    server = serve(CONTENT)
+    server.break_after = 1_200_000
+    download(server.url + "file", tmp_path / "file", MD5, "by hand")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked[0] is None
+    assert server.asked[1] is not None
+    assert server.asked[1].startswith("bytes=1")
+
+
+def test_what_an_earlier_run_left_is_continued(serve: Callable, tmp_path: Path) -> None:
+    server = serve(CONTENT)
+    (tmp_path / "file.part").write_bytes(CONTENT[:1000])
+    download(server.url + "file", tmp_path / "file", MD5, "by hand")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked == ["bytes=1000-"]
+
+
+def test_whole_part_is_only_checked(serve: Callable, tmp_path: Path) -> None:
+    (tmp_path / "file.part").write_bytes(CONTENT)
+    download(serve(CONTENT).url + "file", tmp_path / "file", MD5, "by hand")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_server_without_range_starts_again(serve: Callable, tmp_path: Path) -> None:
+    server = serve(CONTENT)
+    server.knows_range = False
+    (tmp_path / "file.part").write_bytes(b"x" * 1000)
+    download(server.url + "file", tmp_path / "file", MD5, "by hand")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_part_of_another_file_is_thrown_away(serve: Callable, tmp_path: Path) -> None:
+    server = serve(CONTENT)
+    (tmp_path / "file.part").write_bytes(b"x" * 1000)
+    download(server.url + "file", tmp_path / "file", MD5, "by hand")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+    assert server.asked == ["bytes=1000-", None]
+
+
+def test_wrong_hash_leaves_nothing(serve: Callable, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="another hash than the published"):
+        download(serve(CONTENT).url + "file", tmp_path / "file", "0" * 32, "by hand")
+    assert not list(tmp_path.iterdir())
+
+
+def test_connection_that_keeps_breaking_can_be_continued_later(
+    serve: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = serve(CONTENT)
+    monkeypatch.setattr("lathe.data.download.TRIES", 1)
+    server.break_after = 500_000
+    with pytest.raises(UserError, match="run again to continue there"):
+        download(server.url + "file", tmp_path / "file", MD5, "by hand")
+    assert [p.name for p in tmp_path.iterdir()] == ["file.part"]
+    download(server.url + "file", tmp_path / "file", MD5, "by hand")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("status", [404, 503])
+def test_server_that_refuses_is_told(serve: Callable, tmp_path: Path, status: int) -> None:
+    server = serve(CONTENT)
+    server.status = status
+    with pytest.raises(UserError, match="cannot be fetched .*put it there"):
+        download(server.url + "file", tmp_path / "file", MD5, "put it there")
+    assert not list(tmp_path.iterdir())
+
+
+def test_cifar_without_a_network_says_how_to_put_it_there_by_hand(serve: Callable, tmp_path: Path) -> None:
+    server = serve(b"")
+    server.close()  # its port answers no longer
+    with pytest.raises(
+        UserError, match=r"put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz into paths\.data_dir=.* by hand"
+    ):
+        Cifar("cifar10", str(tmp_path), base_url=server.url).prepare()
+    assert {p.name for p in tmp_path.iterdir()} <= {".cifar10.lock"}
+
+
+def test_cifar_downloads_checks_and_converts(cifar_files: Callable, serve: Callable, tmp_path: Path) -> None:
+    archive, truth = cifar_files("cifar10", "binary", tmp_path / "server")
+    server = serve((tmp_path / "server" / archive.file).read_bytes())
+    data = Cifar("cifar10", str(tmp_path / "data"), val_size=20, archives=[archive], base_url=server.url)
+    data.prepare()
+    assert np.array_equal(data.load().test.read()[0], truth["test"][0])
+    data.prepare()
+    assert len(server.asked) == 1
+
+
+def test_cifar_downloads_a_file_with_another_hash(cifar_files: Callable, serve: Callable, tmp_path: Path) -> None:
+    archive, _ = cifar_files("cifar10", "binary", tmp_path / "server")
+    wrong = Archive(archive.file, "0" * 32, archive.members, archive.skip)
+    server = serve((tmp_path / "server" / archive.file).read_bytes())
+    with pytest.raises(UserError, match="another hash"):
+        Cifar("cifar10", str(tmp_path / "data"), val_size=20, archives=[wrong], base_url=server.url).prepare()
+    assert not list((tmp_path / "data").glob("*.npy"))
