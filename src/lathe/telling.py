@@ -28,6 +28,8 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
     def wrapped() -> None:
         os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
         os.environ["HYDRA_FULL_ERROR"] = "1"
+        # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2` would be refused
+        sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))
         try:
             main()
         except Exception as error:

@@ -2,6 +2,7 @@
 
 import hashlib
 import io
+import os
 import pickle
 import struct
 import tarfile
@@ -52,7 +53,7 @@ def make(split: Split) -> Callable[..., ImageLoader]:
     return build
 
 
-def tar_gz(path: Path, members: dict[str, bytes]) -> str:
+def write_tar_gz(path: Path, members: dict[str, bytes]) -> str:
     """Writes an archive; returns its MD5 hash."""
     with tarfile.open(path, "w:gz") as tar:
         for name, data in members.items():
@@ -60,6 +61,12 @@ def tar_gz(path: Path, members: dict[str, bytes]) -> str:
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
     return hashlib.md5(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def tar_gz() -> Callable[[Path, dict[str, bytes]], str]:
+    """tar_gz(path, members) writes an archive and returns its MD5 hash."""
+    return write_tar_gz
 
 
 def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes) -> bytes:
@@ -103,7 +110,7 @@ def cifar_files(tmp_path: Path) -> Callable[..., tuple[Archive, dict[str, tuple[
                 parts.append((pixels.reshape(-1, 3, 32, 32), labels))
             truth[split] = tuple(np.concatenate(column) for column in zip(*parts, strict=True))
         folder.mkdir(exist_ok=True)
-        md5 = tar_gz(folder / real.file, members)
+        md5 = write_tar_gz(folder / real.file, members)
         return Archive(real.file, md5, real.members, real.skip, real.labels), truth
 
     return build
@@ -167,17 +174,17 @@ def serve() -> Iterator[Callable[[bytes], Server]]:
 
 
 class Malicious:
-    """Pickles to a call that would create a file."""
+    """Pickles to a call that would make a folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return (open, (str(self.path), "w"))
+        return (os.mkdir, (str(self.path),))
 
 
 @pytest.fixture
 def malicious_pickle(tmp_path: Path) -> tuple[bytes, Path]:
-    """A pickle, and the file that exists if it was obeyed."""
+    """A pickle, and the folder that exists if it was obeyed."""
     path = tmp_path / "obeyed"
     return pickle.dumps({"data": Malicious(path), "labels": [0]}, protocol=2), path

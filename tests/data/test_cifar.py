@@ -1,6 +1,7 @@
 """CIFAR from tiny archives in the real formats: what is read, what is kept, and what is refused."""
 
 import errno
+import hashlib
 import os
 import pickle
 from collections.abc import Callable
@@ -9,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import tar_gz
 
 from lathe.data import Cifar
 from lathe.data.archive import ARCHIVES, Archive
@@ -82,11 +82,11 @@ def test_wrong_hash_is_refused_before_the_archive_is_opened(
 
 
 @FORMS
-def test_archive_that_is_cut_short_or_foreign_under_its_right_hash(cifar_files: Callable, tmp_path: Path, form: str) -> None:
+def test_archive_that_is_cut_short_or_foreign_under_its_right_hash(
+    cifar_files: Callable, tar_gz: Callable, tmp_path: Path, form: str
+) -> None:
     archive, _ = cifar_files("cifar10", form)
     path = tmp_path / archive.file
-    import hashlib
-
     other = {name: b"something else" for names in archive.members.values() for name in names}
     for content in (path.read_bytes()[:5000], b"no archive at all", None):
         if content is None:
@@ -100,7 +100,9 @@ def test_archive_that_is_cut_short_or_foreign_under_its_right_hash(cifar_files: 
     assert not list(tmp_path.glob(".*.npy"))
 
 
-def test_malicious_pickle_is_refused_and_not_obeyed(tmp_path: Path, malicious_pickle: tuple[bytes, Path]) -> None:
+def test_malicious_pickle_is_refused_and_not_obeyed(
+    tmp_path: Path, tar_gz: Callable, malicious_pickle: tuple[bytes, Path]
+) -> None:
     data, obeyed = malicious_pickle
     real = ARCHIVES["cifar10"][1]
     md5 = tar_gz(tmp_path / real.file, {name: data for names in real.members.values() for name in names})

@@ -87,7 +87,7 @@ def test_connection_that_keeps_breaking_can_be_continued_later(
 def test_server_that_refuses_is_told(serve: Callable, tmp_path: Path, status: int) -> None:
     server = serve(CONTENT)
     server.status = status
-    with pytest.raises(UserError, match="cannot be fetched .*put it there"):
+    with pytest.raises(UserError, match=r"cannot be fetched .*put it there"):
         download(server.url + "file", tmp_path / "file", MD5, "put it there")
     assert not list(tmp_path.iterdir())
 

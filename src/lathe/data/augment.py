@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from lathe.data.checks import check_number
 from lathe.data.random import sample_betas, sample_uniforms, to_integers
 from lathe.errors import UserError
 
@@ -29,7 +30,7 @@ class Augment:
             with probability one half.
 
     Raises:
-        UserError: for a negative value or an unknown name.
+        UserError: for a negative value, a part of a pixel, or an unknown name.
     """
 
     crop: int = 0
@@ -41,9 +42,7 @@ class Augment:
 
     def __post_init__(self) -> None:
         for name in ("crop", "cutout", "mixup", "cutmix"):
-            value = getattr(self, name)
-            if value < 0:
-                raise UserError(f"data.augment.{name}={value} is negative: use 0 to switch it off.")
+            check_number(f"data.augment.{name}", getattr(self, name), 0, whole=name in ("crop", "cutout"))
         for name, known in (("crop_fill", ("zero", "reflect")), ("flip", ("none", "random", "alternating"))):
             if getattr(self, name) not in known:
                 raise UserError(f"data.augment.{name}={getattr(self, name)} is unknown: choose one of {', '.join(known)}.")

@@ -45,7 +45,9 @@ class Bank:
         self.images[: self.n] = padded
         if flips:
             self.images[self.n :] = self.images[: self.n].flip(-1)
-        self.windows = self._windows() if padding else None
+        self.windows: Tensor | Slabs | None = None
+        if padding:
+            self.windows = self.slab_windows() if images.device.type == "cpu" else self.strided_windows()
 
     def gather(self, rows: Tensor, draws: Draws) -> Tensor:
         """Images `rows` (int64 [b]) as `draws` (of b samples) has them cropped and flipped; [b, channels, height, width]."""
@@ -70,18 +72,24 @@ class Bank:
             result[start : start + step] = np.ndarray(shape, row_type, slabs, strides=strides)
         return picked
 
-    def _windows(self) -> Tensor | Slabs:
+    def strided_windows(self) -> Tensor:
+        """The view that the class describes, for any device."""
         offsets = 2 * self.padding + 1
+        shape = (len(self.images), offsets, offsets, self.channels, self.height, self.width)
         image, channel, row, pixel = self.images.stride()
-        if self.images.device.type != "cpu":
-            shape = (len(self.images), offsets, offsets, self.channels, self.height, self.width)
-            return self.images.as_strided(shape, (image, row, pixel, channel, row, pixel))
-        # All bytes from a window's first pixel to its last are one element. Out of memory they come in one stretch, and what is
-        # between the rows is left out while they are in the cache: 3 times the images/s of an index in torch, pixel by pixel.
-        size = self.images.element_size()
-        slab = ((self.channels - 1) * channel + (self.height - 1) * row + self.width) * size
-        shape3, strides3 = (len(self.images), offsets, offsets), (image * size, row * size, pixel * size)
-        return np.ndarray(shape3, f"V{slab}", self.images.numpy(), strides=strides3)
+        return self.images.as_strided(shape, (image, row, pixel, channel, row, pixel))
+
+    def slab_windows(self) -> Slabs:
+        """The same for the CPU, [images, offsets, offsets]: an element is all bytes from a window's first pixel to its last.
+
+        Out of memory they come in one stretch, and what lies between the rows is left out while they are in the cache: 3 times
+        the images/s of an index in torch, which goes pixel by pixel.
+        """
+        offsets = 2 * self.padding + 1
+        image, channel, row, pixel = (s * self.images.element_size() for s in self.images.stride())
+        length = (self.channels - 1) * channel + (self.height - 1) * row + self.width * pixel
+        shape = (len(self.images), offsets, offsets)
+        return np.ndarray(shape, f"V{length}", self.images.numpy(), strides=(image, row, pixel))
 
 
 def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from lathe.data.archive import ARCHIVES, PIXELS, Archive, read_archive
+from lathe.data.checks import check_number
 from lathe.data.download import check, download, locked
 from lathe.data.splits import Images, Split, Splits, stratified_split
 from lathe.errors import UserError
@@ -49,6 +50,7 @@ class Cifar:
     ) -> None:
         if name not in ARCHIVES:
             raise UserError(f"data.source.name={name} is unknown: choose one of {', '.join(ARCHIVES)}.")
+        check_number("data.source.val_size", val_size, 1)
         self.name = name
         self.num_classes = 10 if name == "cifar10" else 100
         self.data_dir = Path(data_dir)

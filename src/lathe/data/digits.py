@@ -4,8 +4,8 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
+from lathe.data.checks import check_number
 from lathe.data.splits import Split, Splits, stratified_split
-from lathe.errors import UserError
 
 
 class Digits:
@@ -26,8 +26,9 @@ class Digits:
     num_classes = 10
 
     def __init__(self, image_size: int = 8, val_size: int = 200, test_size: int = 297, split_seed: int = 0) -> None:
-        if image_size < 8:
-            raise UserError(f"data.image_size={image_size} is too small for digits: choose 8, their own size, or more.")
+        check_number("data.image_size", image_size, 8)
+        check_number("data.source.val_size", val_size, 1)
+        check_number("data.source.test_size", test_size, 1)
         self.image_size = image_size
         self.sizes = {"val": val_size, "test": test_size}
         self.split_seed = split_seed

@@ -42,8 +42,10 @@ def md5(path: Path) -> str:
 
 
 def check(path: Path, expected: str) -> None:
-    """Raises:
-    UserError: unless the file has the published hash; nothing is read from it before that.
+    """Compares a file with its published hash, before anything in it is believed.
+
+    Raises:
+        UserError: if they differ.
     """
     if (found := md5(path)) != expected:
         raise UserError(

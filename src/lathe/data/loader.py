@@ -12,8 +12,7 @@ from lathe.data.normalize import Normalizer
 from lathe.data.order import IGNORED, Batch, EpochLoader
 from lathe.errors import UserError
 
-# Bytes of uint8 images that are picked at once. Small batches share the Python cost of a pick; more than a core's cache is
-# slower.
+# Bytes of uint8 images that are picked at once: small batches share the Python cost, and all stays within a core's cache.
 CHUNK_BYTES = 2**18
 
 

@@ -7,6 +7,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lathe.data.augment import Augment
+from lathe.data.checks import check_number
 from lathe.data.loader import ImageLoader, ResidentLoader
 from lathe.data.normalize import Normalizer
 from lathe.data.splits import Source, Split, Splits
@@ -36,8 +37,8 @@ class ImageDataModule(LightningDataModule):
         persistent_workers: keep workers between epochs.
 
     Raises:
-        UserError: for an unknown name or a wrong `mean` or `std` here; for facts that the source contradicts in `setup`; for
-            batch sizes that do not fit the devices or the data when a loader is asked for.
+        UserError: for an unknown name, a size that is none, or a wrong `mean` or `std` here; for facts that the source contradicts
+            in `setup`; for batch sizes that do not fit the devices or the data when a loader is asked for.
     """
 
     def __init__(
@@ -63,6 +64,11 @@ class ImageDataModule(LightningDataModule):
         for key, value, known in (("normalize", normalize, ("batch", "folded")), ("loader", loader, ("resident", "workers"))):
             if value not in known:
                 raise UserError(f"data.{key}={value} is unknown: choose one of {', '.join(known)}.")
+        check_number("data.batch_size", batch_size, 1)
+        check_number("data.num_workers", num_workers, 0)
+        for key, size in (("eval_batch_size", eval_batch_size), ("prefetch_factor", prefetch_factor)):
+            if size is not None:
+                check_number(f"data.{key}", size, 1)
         if loader == "workers" and normalize == "folded":
             raise UserError("data.normalize=folded needs resident images: use data.normalize=batch with data.loader=workers.")
         self.source = source

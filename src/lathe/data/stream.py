@@ -80,7 +80,7 @@ class StreamLoader(ImageLoader):
         self._ahead = _Batches()
         self._reader: DataLoader[Tensor] = DataLoader(
             _Rows(split),
-            batch_sampler=self._ahead,  # type: ignore[arg-type]
+            batch_sampler=self._ahead,
             num_workers=num_workers,
             pin_memory=pin_memory and self.device.type == "cuda",
             prefetch_factor=prefetch_factor if num_workers else None,

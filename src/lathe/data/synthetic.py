@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from lathe.data.checks import check_number
 from lathe.data.splits import Images, Labels, Split, Splits
 from lathe.errors import UserError
 
@@ -12,12 +13,12 @@ CANDIDATES = 64  # templates tried for each class; the one farthest from those a
 class Synthetic:
     """One random chequered template for each class, disturbed so that it can always be told from the others, under noisy labels.
 
-    An image is its class's template on a `grid` x `grid` lattice of dark and bright cells for each channel. Then up to r random
-    cells are turned over, r = difficulty * floor((d - 1) / 2), where d is the smallest number of cells in which two templates
-    differ; and each pixel gets uniform noise that is smaller than half the step between dark and bright. By both bounds the
+    An image is its class's template on a `grid` x `grid` lattice of dark and bright cells for each channel. Then r random
+    cells are turned over, r = floor(difficulty * floor((d - 1) / 2)), where d is the smallest number of cells in which two
+    templates differ; and each pixel gets uniform noise that is smaller than half the step between dark and bright. By both bounds the
     nearest template is the image's class *with certainty*, so the only errors left are those of the labels: with probability
-    `noise` a label is drawn anew, uniformly from all C classes. Given the class k of an image, its label is k with probability 1
-    - noise + noise / C and each other with noise / C, so the Bayes rule is to answer k, and for every split
+    `noise` a label is drawn anew, uniformly from all C classes. Given the class k of an image, its label is k with probability
+    1 - noise + noise / C and each other with noise / C, so the Bayes rule is to answer k, and for every split
 
         best accuracy = 1 - noise + noise / C
 
@@ -51,13 +52,11 @@ class Synthetic:
         seed: int = 0,
     ) -> None:
         for name, share in (("noise", noise), ("difficulty", difficulty)):
-            if not 0 <= share <= 1:
-                raise UserError(f"data.source.{name}={share} is not a share: choose a number from 0 to 1.")
+            check_number(f"data.source.{name}", share, 0, 1, whole=False)
         least = {"num_classes": 2, "channels": 1, "image_size": 4, "train_size": 1, "val_size": 1, "test_size": 1}
         given = (num_classes, channels, image_size, train_size, val_size, test_size)
         for (name, bound), value in zip(least.items(), given, strict=True):
-            if value < bound:
-                raise UserError(f"data.source.{name}={value} is too small for synthetic images: choose {bound} or more.")
+            check_number(f"data.source.{name}", value, bound)
         self.num_classes = num_classes
         self.channels = channels
         self.image_size = image_size

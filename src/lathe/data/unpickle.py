@@ -16,7 +16,7 @@ def _latin1(text: str, encoding: str) -> bytes:
 
 
 # NumPy moved these modules; an array's own reduction gives the function under whatever name it has now
-_RECONSTRUCT: Callable[..., Any] = np.zeros(0).__reduce__()[0]  # type: ignore[index, assignment]
+_RECONSTRUCT: Callable[..., Any] = np.zeros(0).__reduce__()[0]  # type: ignore[assignment]
 _ALLOWED: dict[tuple[str, str], Any] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,

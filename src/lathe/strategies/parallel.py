@@ -1,5 +1,6 @@
 """DistributedDataParallel, with communication hooks that act on every backend."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -42,12 +43,14 @@ class DDP(DDPStrategy):
             raise UserError(f"strategy.comm_hook={comm_hook!r}: {did_you_mean(comm_hook, HOOKS)}")
         if comm_hook == "powersgd" and powersgd_start_step < 2:
             raise UserError(f"strategy.powersgd_start_step={powersgd_start_step}: PowerSGD needs at least 2 plain steps first.")
+        if comm_hook == "powersgd" and powersgd_rank < 1:
+            raise UserError(f"strategy.powersgd_rank={powersgd_rank}: give a whole number from 1.")
         super().__init__(
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,
             static_graph=static_graph,
-            broadcast_buffers=broadcast_buffers,
             bucket_cap_mb=bucket_cap_mb,
+            **({} if broadcast_buffers else _without_buffer_broadcast()),
         )
         self._hook_name, self._rank, self._start = comm_hook, powersgd_rank, powersgd_start_step
 
@@ -65,6 +68,12 @@ class DDP(DDPStrategy):
             self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
         else:
             self.model.register_comm_hook(None, _bfloat16)
+
+
+def _without_buffer_broadcast() -> dict[str, bool]:
+    """torch 2.13 renamed the argument and warns about the old name, which is the only one that 2.11 knows."""
+    known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
 
 def _bfloat16(state: Any, bucket: torch.distributed.GradBucket) -> torch.futures.Future[Tensor]:

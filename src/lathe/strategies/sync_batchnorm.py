@@ -16,7 +16,7 @@ class SyncBatchNorm(LayerSync):
 
     def apply(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
-            if isinstance(module, _BatchNorm) and not isinstance(module, nn.SyncBatchNorm):
+            if isinstance(module, _BatchNorm) and not isinstance(module, (nn.SyncBatchNorm, _GlobalBatchNorm)):
                 module.__dict__["_plain_class"] = type(module)
                 module.__class__ = _GlobalBatchNorm
         return model
@@ -28,26 +28,27 @@ class SyncBatchNorm(LayerSync):
         return model
 
 
-class _AllReduce(torch.autograd.Function):
-    """The sum over ranks; its gradient is the sum of the ranks' gradients."""
+class _AllGather(torch.autograd.Function):
+    """x [k] of every rank as [ranks, k]; the gradient of a rank's own row is the sum of what all ranks say about it."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        torch.distributed.all_reduce(total)
-        return total
+        rows = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size())]
+        torch.distributed.all_gather(rows, x.contiguous())
+        return torch.stack(rows)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         total = gradients[0].contiguous().clone()
         torch.distributed.all_reduce(total)
-        return total
+        return total[torch.distributed.get_rank()]
 
 
 class _GlobalBatchNorm(_BatchNorm):
-    """BatchNorm whose training statistics are those of all ranks' samples, from the sums of x and of its squares about a shared centre.
+    """BatchNorm whose training statistics are those of all ranks' samples.
 
-    The running mean serves as the centre: sums of squares about a far-off zero would lose the digits of a small variance.
+    Each rank's mean and sum of squares about it are combined as by Chan et al. 1979: sums of squares about zero would lose the digits
+    of a variance that is small beside the mean.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -63,26 +64,25 @@ class _GlobalBatchNorm(_BatchNorm):
         shape = [1, -1] + [1] * (input.dim() - 2)
         dtype = torch.promote_types(input.dtype, torch.float32)
         x = input.to(dtype)
-        centre = torch.zeros(x.shape[1], dtype=dtype, device=x.device)
-        if self.running_mean is not None:
-            centre = self.running_mean.detach().to(dtype, copy=True)
-        shifted = x - centre.view(shape)
-        local = x.numel() / max(x.shape[1], 1)
-        parts = [shifted.sum(dims), shifted.square().sum(dims), torch.full((1,), local, dtype=dtype, device=x.device)]
-        sums, squares, count = _AllReduce.apply(torch.cat(parts)).split([x.shape[1], x.shape[1], 1])
-        count = count.detach()
-        offset = sums / count
-        variance = squares / count - offset.square()
-        if self.training and self.running_mean is not None and self.running_var is not None:
+        local = x.numel() // max(x.shape[1], 1)
+        own_mean = x.sum(dims) / max(local, 1)
+        own_squares = (x - own_mean.view(shape)).square().sum(dims)
+        rows = _AllGather.apply(torch.cat([own_mean, own_squares, x.new_full((1,), local)]))
+        means, squares, counts = rows.split([x.shape[1], x.shape[1], 1], dim=1)
+        counts = counts.detach()
+        count = counts.sum()
+        mean = (means * counts).sum(0) / count
+        variance = (squares + counts * (means - mean).square()).sum(0) / count
+        if self.running_mean is not None and self.running_var is not None:
             with torch.no_grad():
                 assert self.num_batches_tracked is not None
                 self.num_batches_tracked.add_(1)
                 momentum = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
-                self.running_mean.lerp_((offset + centre).to(self.running_mean.dtype), momentum)
                 unbiased = variance * count / (count - 1).clamp(min=1)
+                self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
                 self.running_var.lerp_(unbiased.to(self.running_var.dtype), momentum)
-        scale = torch.rsqrt(variance.clamp(min=0) + self.eps)
-        normal = (shifted - offset.view(shape)) * scale.view(shape)
+        scale = torch.rsqrt(variance + self.eps)
+        normal = (x - mean.view(shape)) * scale.view(shape)
         if self.affine:
             normal = normal * self.weight.to(dtype).view(shape) + self.bias.to(dtype).view(shape)
         return normal.to(input.dtype)

@@ -1,0 +1,193 @@
+"""The data module under a Trainer: declared facts, replicas, resume, overfitting."""
+
+from itertools import chain, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lathe.data import Augment, Digits, ImageDataModule, ResidentLoader, StreamLoader
+from lathe.data.splits import Split, Splits
+from lathe.errors import UserError
+
+
+class Tiny:
+    """34 images of one colour each: image i is filled with i."""
+
+    num_classes = 2
+
+    def prepare(self) -> None:
+        self.prepared = True
+
+    def load(self) -> Splits:
+        images = np.broadcast_to(np.arange(34, dtype=np.uint8)[:, None, None, None], (34, 1, 4, 4)).copy()
+        labels = np.arange(34) % 2
+        return Splits(*(Split(images, labels, rows) for rows in (np.arange(20), np.arange(20, 27), np.arange(27, 34))))
+
+
+def module(**settings: Any) -> ImageDataModule:
+    facts = {"num_classes": 2, "channels": 1, "image_size": 4, "mean": [0.0], "std": [1 / 255], "batch_size": 4}
+    return ImageDataModule(Tiny(), **(facts | settings))
+
+
+class Recorder(LightningModule):
+    """Notes which images each training and validation batch held; a checkpoint carries the notes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+        self.seen: list[list[int]] = []
+        self.validated: list[int] = []
+
+    def training_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> torch.Tensor:
+        self.seen.append(batch[0][:, 0, 0, 0].round().int().tolist())
+        return self.layer(batch[0][:, 0, 0, :1]).mean() * 0
+
+    def validation_step(self, batch: tuple[torch.Tensor, torch.Tensor], index: int) -> None:
+        self.validated += batch[0][batch[1] != -100][:, 0, 0, 0].round().int().tolist()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def trainer(folder: Path, **settings: Any) -> Trainer:
+    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    return Trainer(default_root_dir=folder, accelerator="cpu", devices=1, num_sanity_val_steps=0, **(quiet | settings))
+
+
+def test_split_loaders_hold_their_samples_once_unaugmented() -> None:
+    data = module(augment=Augment(crop=1, flip="random"))
+    data.prepare_data()
+    data.setup()
+    for name, expected in (("train", range(20)), ("val", range(20, 27)), ("test", range(27, 34))):
+        found = [int(x[0, 0, 0].round()) for images, labels in data.eval_loader(name) for x in images[labels != -100]]
+        assert found == list(expected)
+    assert data.source.prepared
+    with pytest.raises(UserError, match="split=valid"):
+        data.eval_loader("valid")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "names"),
+    [
+        ({"num_classes": 3}, r"data\.num_classes=3.*set data\.num_classes=2"),
+        ({"channels": 3, "mean": [0.0] * 3, "std": [1.0] * 3}, r"data\.channels=3.*set data\.channels=1"),
+        ({"image_size": 32}, r"data\.image_size=32.*set data\.image_size=4"),
+        ({"loader": "disk"}, r"data\.loader=disk"),
+        ({"normalize": "later"}, r"data\.normalize=later"),
+        ({"mean": [0.1, 0.2]}, r"data\.mean"),
+        ({"batch_size": 0}, r"data\.batch_size=0"),
+        ({"batch_size": "many"}, r"data\.batch_size=many"),
+        ({"batch_size": 21}, r"data\.batch_size=21 .*20 training samples"),
+        ({"eval_batch_size": -1}, r"data\.eval_batch_size=-1"),
+        ({"num_workers": -1}, r"data\.num_workers=-1"),
+        ({"prefetch_factor": 0}, r"data\.prefetch_factor=0"),
+        ({"normalize": "folded", "loader": "workers"}, r"data\.normalize=folded"),
+    ],
+)
+def test_wrong_facts_are_named(wrong: dict[str, Any], names: str) -> None:
+    with pytest.raises(UserError, match=names):
+        module(**wrong).train_dataloader()
+
+
+@pytest.mark.parametrize("kind", ["resident", "workers"])
+def test_a_fit_shows_new_orders_and_validates_each_sample_once(tmp_path: Path, kind: str) -> None:
+    net, data = Recorder(), module(loader=kind, eval_batch_size=5)
+    run = trainer(tmp_path, max_epochs=3)
+    run.fit(net, datamodule=data)
+    epochs = [list(chain(*net.seen[i : i + 5])) for i in (0, 5, 10)]
+    assert all(sorted(epoch) == list(range(20)) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2]
+    assert net.validated == list(range(20, 27)) * 3
+    assert isinstance(run.train_dataloader, ResidentLoader if kind == "resident" else StreamLoader)
+
+
+class SaveEveryStep(Callback):
+    def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
+        trainer.save_checkpoint(Path(trainer.default_root_dir) / f"{trainer.global_step}.ckpt")
+
+
+@pytest.mark.parametrize("limit", [1.0, 3, 0.6])
+@pytest.mark.parametrize("kind", ["resident", "workers"])
+def test_a_run_resumed_anywhere_sees_what_the_whole_one_did(tmp_path: Path, limit: float, kind: str) -> None:
+    settings = {"max_epochs": 3, "limit_train_batches": limit}
+    whole = Recorder()
+    trainer(tmp_path, callbacks=[SaveEveryStep()], **settings).fit(whole, datamodule=module(loader=kind))
+    for step in range(1, len(whole.seen)):
+        rest = Recorder()
+        trainer(tmp_path, **settings).fit(
+            rest, datamodule=module(loader=kind), ckpt_path=tmp_path / f"{step}.ckpt", weights_only=True
+        )
+        assert rest.seen == whole.seen[step:], step
+
+
+def test_reloading_loaders_goes_on_counting_and_a_new_fit_starts_over(tmp_path: Path) -> None:
+    plain, reloaded, data = Recorder(), Recorder(), module()
+    trainer(tmp_path, max_epochs=3).fit(plain, datamodule=data)
+    trainer(tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=1).fit(reloaded, datamodule=data)
+    assert plain.seen == reloaded.seen
+
+
+def test_overfitting_repeats_the_same_unaugmented_images(tmp_path: Path) -> None:
+    net = Recorder()
+    trainer(tmp_path, max_epochs=3, overfit_batches=2).fit(net, datamodule=module(augment=Augment(crop=1)))
+    assert net.seen == [[0, 1, 2, 3], [4, 5, 6, 7]] * 3
+
+
+def replica(rank: int, world: int, **settings: Any) -> ImageDataModule:
+    """As under a strategy that spreads data over `world` replicas, among more processes."""
+    data = module(**settings)
+    strategy = SimpleNamespace(root_device=torch.device("cpu"), distributed_sampler_kwargs={"num_replicas": world, "rank": rank})
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        strategy=strategy, world_size=8, global_rank=7, overfit_batches=0.0, limit_train_batches=1.0
+    )
+    return data
+
+
+def test_strategy_says_which_share_is_ours() -> None:
+    one = [x for x, _ in module(augment=Augment(crop=1)).train_dataloader()]
+    two = [[x for x, _ in replica(r, 2, augment=Augment(crop=1)).train_dataloader()] for r in range(2)]
+    assert all(torch.equal(whole, torch.cat(parts)) for whole, *parts in zip(one, *two, strict=True))
+
+
+def test_strategy_without_a_share_uses_the_trainers_ranks() -> None:
+    data = replica(0, 1)
+    del data.trainer.strategy.distributed_sampler_kwargs
+    data.batch_size = 8
+    loader = data.train_dataloader()
+    assert (loader.world_size, loader.rank) == (8, 7)
+
+
+def test_batch_sizes_that_do_not_fit_the_devices_name_both_keys() -> None:
+    with pytest.raises(UserError, match=r"data\.batch_size=4 .* trainer\.devices=3"):
+        replica(0, 3).train_dataloader()
+    with pytest.raises(UserError, match=r"data\.eval_batch_size=2 .* trainer\.devices=3"):
+        replica(0, 3, eval_batch_size=2).val_dataloader()
+    assert len(replica(0, 3).val_dataloader()) == 3  # 7 samples, 1 a rank at a time
+
+
+def test_digits_fit_their_declared_statistics() -> None:
+    images, _ = Digits().load().train.read()
+    assert images.mean() / 255 == pytest.approx(0.305, abs=1e-3)
+    assert images.std() / 255 == pytest.approx(0.376, abs=1e-3)
+
+
+def test_batches_elsewhere_are_moved_and_ours_are_not() -> None:
+    data = module()
+    data.setup()
+    batch = next(iter(data.train_dataloader()))
+    assert data.transfer_batch_to_device(batch, torch.device("cpu"), 0) is batch
+    moved = data.transfer_batch_to_device(batch, torch.device("meta"), 0)
+    assert moved[0].device.type == "meta"
+
+
+def test_global_random_state_is_left_alone() -> None:
+    before = torch.get_rng_state()
+    for kind in ("resident", "workers"):
+        data = module(augment=Augment(crop=1, flip="random", mixup=0.3), loader=kind)
+        list(islice(data.train_dataloader(), 3))
+    assert torch.equal(before, torch.get_rng_state())

@@ -1,0 +1,225 @@
+"""Law 3: an interruption changes nothing. Final weights, best weights and metrics.csv are those of the run that was left alone."""
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import check, command, environment, new_run, rows, run, runs, weights
+from lightning.pytorch import Callback, Trainer
+
+import lathe.run
+from lathe.tasks import Task
+
+# Dropout draws from the global generators; validation comes twice an epoch, so that checkpoints fall before, at and after one.
+STEPPED = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.max_epochs=3",
+           "data.batch_size=64", "trainer.log_every_n_steps=1", "trainer.val_check_interval=7",
+           "callbacks.checkpoint.every_n_train_steps=3", "callbacks.throughput=null")  # fmt: skip
+MLP = ("model=mlp", "model.net.width=16", "model.net.depth=1", "model.net.dropout=0.2")
+TRAIN = (*STEPPED, *MLP)
+STEPS = 60  # 1300 samples, 20 batches of 64 in each of 3 epochs
+
+
+def _same(left: Path, right: Path) -> None:
+    for name in ("last", "best"):
+        ours, theirs = weights(left, name), weights(right, name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), name
+    assert rows(left) == rows(right)
+
+
+class Interrupted(Exception):
+    """Stands for a death of the process."""
+
+
+class Interruption(Callback):
+    """Dies in the named hook once a number of optimizer steps is reached; nothing after that gets to write anything."""
+
+    def __init__(self) -> None:
+        self.hook, self.step = "", STEPS + 1
+
+    def _maybe(self, hook: str, trainer: Trainer) -> None:
+        if hook == self.hook and trainer.global_step >= self.step and not trainer.sanity_checking:
+            raise Interrupted
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        self._maybe("on_train_batch_start", trainer)
+
+    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+        self._maybe("on_validation_start", trainer)
+
+    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+        self._maybe("on_validation_end", trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+        self._maybe("on_train_epoch_end", trainer)
+
+    def on_test_start(self, trainer: Trainer, task: Task) -> None:
+        self._maybe("on_test_start", trainer)
+
+
+@pytest.fixture
+def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
+    callback = Interruption()
+    make = lathe.run.make_callbacks
+    monkeypatch.setattr(lathe.run, "make_callbacks", lambda cfg, task: [*make(cfg, task), callback])
+    return callback
+
+
+def _train_through(folder: Path, interruption: Interruption, hook: str, step: int, *extra: str) -> Path:
+    cfg = new_run(folder, *TRAIN, *extra)
+    interruption.hook, interruption.step = hook, step
+    try:
+        lathe.run.train(cfg)
+        died = False
+    except Interrupted:
+        died = True
+    assert died == (step <= STEPS), "the interruption has to happen, or the test shows nothing"
+    if died:
+        interruption.step = STEPS + 1
+        lathe.run.train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+MOMENTS = [(hook, step) for hook, steps in {
+    "on_train_batch_start": (0, 1, 3, 4, 7, 8, 14, 19, 20, 21, 39, 40, 59),
+    "on_validation_start": (7, 14, 27),
+    "on_validation_end": (7, 21, 54),
+    "on_train_epoch_end": (20, 40, 60),
+    "on_test_start": (60,),
+}.items() for step in steps]  # fmt: skip
+
+
+def test_every_kind_of_moment(tmp_path: Path, interruption: Interruption) -> None:
+    alone = _train_through(tmp_path / "alone", interruption, "", STEPS + 1)
+    for hook, step in MOMENTS:
+        _same(alone, _train_through(tmp_path / f"{hook}{step}", interruption, hook, step))
+
+
+@pytest.mark.parametrize("parts", [
+    (*MLP, "callbacks=[default,ema]"),
+    (*MLP, "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.1", "trainer.log_every_n_steps=2"),
+    ("model=resnet20", "model.net.width=4", "model.net.depth=8", "precision=bf16-mixed", "optimizer=adamw"),
+    (*MLP, "optimizer=muon", "model.net.depth=3", "scheduler=one_cycle", "data.augment.mixup=0.5"),
+    (*MLP, "data.loader=workers", "data.num_workers=0", "scheduler=cosine_restarts"),
+], ids=["ema", "accumulate", "resnet-bf16", "muon-mixup", "workers"])  # fmt: skip
+def test_with_other_parts(tmp_path: Path, interruption: Interruption, parts: tuple[str, ...]) -> None:
+    folder = tmp_path / "runs"
+
+    def train(step: int) -> Path:
+        cfg = new_run(folder / str(step), *STEPPED, *parts, "trainer.max_epochs=2")
+        interruption.hook, interruption.step = "on_train_batch_start", step
+        if step > STEPS:
+            lathe.run.train(cfg)
+        else:
+            with pytest.raises(Interrupted):
+                lathe.run.train(cfg)
+            interruption.step = STEPS + 1
+            lathe.run.train(cfg)
+        return Path(cfg["paths"]["run_dir"])
+
+    alone = train(STEPS + 1)
+    for step in (5, 16):
+        _same(alone, train(step))
+
+
+def test_the_comparison_can_fail(tmp_path: Path, interruption: Interruption) -> None:
+    one = _train_through(tmp_path / "one", interruption, "", STEPS + 1)
+    other = _train_through(tmp_path / "other", interruption, "", STEPS + 1, "seed=7")
+    with pytest.raises(AssertionError):
+        _same(one, other)
+
+
+def _kill_when(directory_of: Path, lines: int, *arguments: str) -> Path:
+    """Starts the real command and sends SIGKILL to its whole process group once metrics.csv has so many lines."""
+    process = subprocess.Popen(
+        command(*arguments), cwd=directory_of.parent, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = runs(directory_of)
+        if found and (found[0] / "metrics.csv").exists() and (found[0] / "metrics.csv").read_text().count("\n") > lines:
+            break
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    (directory,) = runs(directory_of)
+    assert not (directory / "result.json").exists()
+    return directory
+
+
+# Slowed down, so that a kill can fall anywhere: a wider net, and every step written.
+KILLED = (*TRAIN, "model.net.width=1024", "model.net.depth=3")
+
+
+@pytest.mark.parametrize("devices", [pytest.param(1), pytest.param(2, marks=pytest.mark.slow)])
+def test_kill_9_at_random_moments(tmp_path: Path, devices: int) -> None:
+    extra = ("strategy=ddp", f"trainer.devices={devices}") if devices > 1 else ()
+    check(run(*KILLED, *extra, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
+    (alone,) = runs(tmp_path / "alone")
+    moments = random.Random(os.environ.get("LATHE_KILL_SEED", time.time_ns())).sample(range(2, 56), 2 if devices == 1 else 1)
+    print(f"killed after {moments} lines")  # shown if the test fails
+    for moment in moments:
+        log_dir = tmp_path / f"killed{moment}"
+        directory = _kill_when(log_dir, moment, *KILLED, *extra, f"paths.log_dir={log_dir}")
+        check(run(f"resume={directory}", cwd=tmp_path))
+        assert (directory / "result.json").exists()
+        assert runs(log_dir) == [directory]
+        _same(alone, directory)
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_restarted_by_the_agent(tmp_path: Path) -> None:
+    extra = ("strategy=ddp", "trainer.devices=2")
+    check(run(*KILLED, *extra, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
+    (alone,) = runs(tmp_path / "alone")
+    log_dir = tmp_path / "killed"
+    process = subprocess.Popen(
+        command(*KILLED, *extra, "launch.max_restarts=3", f"paths.log_dir={log_dir}"), cwd=tmp_path, env=environment(),
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        while not (found := runs(log_dir)) or not (found[0] / "checkpoints" / "last.ckpt").exists():
+            assert process.poll() is None
+            time.sleep(0.01)
+        victims = _ranks(process.pid)
+        assert len(victims) == 2
+        os.kill(victims[-1], signal.SIGKILL)
+        output, _ = process.communicate(timeout=240)
+    finally:
+        process.kill()
+    assert process.returncode == 0, output
+    assert "restart 1 of 3" in output
+    _same(alone, found[0])
+
+
+def _ranks(parent: int) -> list[int]:
+    """Process numbers of the workers that `parent` has spawned."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_sigterm_leaves_a_resumable_run(tmp_path: Path) -> None:
+    check(run(*KILLED, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
+    log_dir = tmp_path / "stopped"
+    arguments = [*KILLED, "callbacks.checkpoint.every_n_train_steps=null", f"paths.log_dir={log_dir}"]
+    process = subprocess.Popen(command(*arguments), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    while not (found := runs(log_dir)) or not (found[0] / "metrics.csv").exists() or len(rows(found[0])) < 4:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"resume={found[0]}" in errors
+    assert (found[0] / "checkpoints" / "last.ckpt").exists()
+    check(run("resume=auto", *arguments, cwd=tmp_path))
+    assert runs(log_dir) == found
+    (alone,) = runs(tmp_path / "alone")
+    _same(alone, found[0])

@@ -1,0 +1,112 @@
+"""Law 4: a run directory is enough, and a checkpoint is plain."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import check, config, new_run, run
+from sklearn.datasets import load_digits
+
+import lathe.run
+from lathe.data import Digits
+from lathe.nets import CifarResNet
+
+# Sizes, data, loss and training that no default has.
+OVERRIDES = ("model=resnet20", "model.net.width=6", "model.net.depth=14", "model.net.shortcut=zero_pad", "data.image_size=12",
+             "data.source.split_seed=3", "data.mean=[0.2]", "optimizer=adamw", "precision=bf16-mixed", "callbacks=[default,ema]",
+             "trainer.max_epochs=8", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
+             "trainer.enable_model_summary=false")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, moved to where nothing in its configuration points to."""
+    folder = tmp_path_factory.mktemp("trained")
+    cfg = new_run(folder / "logs", *OVERRIDES)
+    lathe.run.train(cfg)
+    moved = folder / "elsewhere"
+    shutil.move(cfg["paths"]["run_dir"], moved)
+    return moved
+
+
+def test_evaluate_gives_the_figures_of_training(trained: Path, tmp_path: Path) -> None:
+    for split in ("test", "val"):
+        done = run(f"run={trained}", f"split={split}", f"output={tmp_path / split}.json", script="scripts/evaluate.py", cwd=tmp_path)
+        check(done)
+        figures = json.loads((tmp_path / f"{split}.json").read_text())
+        result = json.loads((trained / "result.json").read_text())
+        assert figures.keys() == {f"{split}/accuracy", f"{split}/loss"}
+        for name, value in figures.items():
+            assert value == pytest.approx(result[name], abs=1e-7)
+
+
+@pytest.mark.slow
+def test_evaluate_on_two_processes_counts_the_same_samples(trained: Path, tmp_path: Path) -> None:
+    words = ("strategy=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "batch_size=50", "precision=32-true")
+    check(run(f"run={trained}", *words, f"output={tmp_path / 'two.json'}", script="scripts/evaluate.py", cwd=tmp_path))
+    check(run(f"run={trained}", "precision=32-true", f"output={tmp_path / 'one.json'}", script="scripts/evaluate.py", cwd=tmp_path))
+    two, one = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("two", "one"))
+    assert two["test/accuracy"] == pytest.approx(one["test/accuracy"], abs=1e-7)
+    assert two["test/loss"] == pytest.approx(one["test/loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["best", "last"])
+def test_a_plain_net_opens_a_checkpoint(trained: Path, name: str) -> None:
+    state = torch.load(trained / "checkpoints" / f"{name}.ckpt", weights_only=True)
+    net = CifarResNet(depth=14, width=6, shortcut="zero_pad", in_channels=1, num_classes=10)
+    assert state["state_dict"].keys() == net.state_dict().keys()
+    net.load_state_dict(state["state_dict"])  # strict
+    images, labels = (torch.from_numpy(array) for array in Digits(image_size=12, split_seed=3).load().test.read())
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        outputs = net.eval()((images / 255 - 0.2) / config(*OVERRIDES)["data"]["std"][0])
+    accuracy = (outputs.argmax(1) == labels).float().mean().item()
+    if name == "best":
+        assert accuracy == pytest.approx(json.loads((trained / "result.json").read_text())["test/accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("overrides", [("compile=default",), ("precision=64-true",), ("precision=bf16-true",), ("strategy=ddp",)], ids=str)
+def test_names_are_plain_under_every_choice(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    words = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "trainer.max_epochs=1", "trainer.limit_train_batches=3",
+             "test=false", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
+             "trainer.log_every_n_steps=1")  # fmt: skip
+    check(run(*words, *overrides, cwd=tmp_path))
+    state = torch.load(next(tmp_path.glob("logs/train/*/checkpoints/last.ckpt")), weights_only=True)
+    net = CifarResNet(depth=8, width=4, in_channels=1, num_classes=10)
+    assert list(state["state_dict"]) == list(net.state_dict())
+    net.load_state_dict(state["state_dict"])
+
+
+def test_predict_agrees_with_evaluate(trained: Path, tmp_path: Path) -> None:
+    images, labels = Digits(image_size=12, split_seed=3).load().test.read()
+    np.save(tmp_path / "images.npy", images)
+    words = (f"run={trained}", "input=images.npy", "output=predictions.csv", "trainer.enable_progress_bar=false")
+    check(run(*words, script="scripts/predict.py", cwd=tmp_path))
+    with open(tmp_path / "predictions.csv", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == len(labels)
+    accuracy = np.mean([int(line["prediction"]) == label for line, label in zip(lines, labels, strict=True)])
+    assert accuracy == pytest.approx(json.loads((trained / "result.json").read_text())["test/accuracy"], abs=1e-7)
+
+
+def test_raw_pixels_are_enough(trained: Path, tmp_path: Path) -> None:
+    """Whoever predicts brings pixels at their own size; scaling and normalisation are the run's."""
+    digits = load_digits()
+    np.save(tmp_path / "raw.npy", (digits.images[:50] * 255 / 16).round().astype(np.uint8))
+    check(run(f"run={trained}", "input=raw.npy", "output=out.csv", "resize=true", script="scripts/predict.py", cwd=tmp_path))
+    lines = (tmp_path / "out.csv").read_text().splitlines()
+    assert len(lines) == 51
+
+
+def test_weights_start_another_run(trained: Path, tmp_path: Path) -> None:
+    kept = [word for word in OVERRIDES if not word.startswith(("callbacks", "precision", "trainer.max_epochs"))]
+    # A rate too small to move a float32: what comes out is what went in.
+    cfg = new_run(tmp_path, *kept, "trainer.max_epochs=1", f"ckpt_path={trained}", "optimizer.lr=1e-30", "optimizer.weight_decay=0")
+    result = lathe.run.train(cfg)
+    assert result["best_step"] > 0
+    before = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
+    after = torch.load(Path(cfg["paths"]["run_dir"]) / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    assert all(torch.equal(before[name], after[name]) for name in before if "running" not in name and "num_batches" not in name)

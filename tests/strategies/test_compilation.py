@@ -1,0 +1,88 @@
+"""The net is compiled in place: same names, same results."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.nets import MLP
+from lathe.strategies import compile_net
+
+
+@pytest.fixture
+def net() -> MLP:
+    torch.manual_seed(0)
+    return MLP(width=8, depth=3, dropout=0.0, channels=1, image_size=4, num_classes=3)
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, dict[str, Any]]]:
+    """What torch.compile is asked to compile, in order; nothing is."""
+    asked: list[tuple[nn.Module, dict[str, Any]]] = []
+
+    def compile(call: Any, **options: Any) -> Any:
+        asked.append((call.__self__, options))
+        return call
+
+    monkeypatch.setattr(torch, "compile", compile)
+    return asked
+
+
+# torch's own compiler imports what torch deprecates
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
+def test_result_and_names_are_those_of_the_eager_net(net: MLP) -> None:
+    x = torch.randn(5, 1, 4, 4)
+    names, expected = list(net.state_dict()), net(x)
+    expected.sum().backward()
+    gradients = [parameter.grad.clone() for parameter in net.parameters()]
+    net.zero_grad()
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compile_net(net, "cpu")
+    y = net(x)
+    y.sum().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    torch.testing.assert_close(y, expected, rtol=1e-6, atol=1e-6)
+    for parameter, gradient in zip(net.parameters(), gradients, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-5, atol=1e-6)
+    assert list(net.state_dict()) == names
+    assert isinstance(net, MLP)
+
+
+def test_the_net_alone_is_compiled_by_default(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    compile_net(net, "cpu", mode="max-autotune", dynamic=True, fullgraph=True)
+    assert [module for module, _ in compiled] == [net]
+    assert compiled[0][1] == {"mode": "max-autotune", "dynamic": True, "fullgraph": True}
+
+
+def test_regional_compiles_each_block_and_nothing_else(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    compile_net(net, "cpu", regional=True)
+    assert [id(module) for module, _ in compiled] == [id(block) for block in net.blocks]
+    assert len(compiled) == 2
+    assert all(options == {"mode": "default", "dynamic": None, "fullgraph": False} for _, options in compiled)
+
+
+def test_regional_needs_blocks(compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    with pytest.raises(UserError, match=r"compile\.regional=true .* Linear names no `blocks`"):
+        compile_net(nn.Linear(2, 2), "cpu", regional=True)
+    assert compiled == []
+
+
+def test_disabled_compiles_nothing_and_asks_nothing(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    compile_net(net, "cpu", enabled=False, mode="nonsense")
+    assert compiled == []
+
+
+def test_an_unknown_mode_is_refused(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    with pytest.raises(UserError, match=r"^compile\.mode='reduce_overhead': did you mean reduce-overhead\?$"):
+        compile_net(net, "cpu", mode="reduce_overhead")
+    assert compiled == []
+
+
+def test_reduce_overhead_warns_on_a_cpu_alone(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    with pytest.warns(UserWarning, match="reduce-overhead is about CUDA graphs, which a CPU run does not have"):
+        compile_net(net, "cpu", mode="reduce-overhead")
+    compile_net(net, "cuda", mode="reduce-overhead")  # a warning would be an error here
+    assert [options["mode"] for _, options in compiled] == ["reduce-overhead", "reduce-overhead"]

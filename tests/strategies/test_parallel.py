@@ -1,0 +1,151 @@
+"""Communication hooks act on the CPU: what arrives is rounded or of low rank, and what is not known is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lathe.errors import UserError
+from lathe.strategies import DDP, auto
+
+STEPS = 4
+HOOKS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "fp16": {"comm_hook": "fp16"},
+    "bf16": {"comm_hook": "bf16"},
+    "powersgd": {"comm_hook": "powersgd", "powersgd_rank": 1, "powersgd_start_step": 2},
+    "settings": {"find_unused_parameters": True, "gradient_as_bucket_view": False, "broadcast_buffers": False, "bucket_cap_mb": 7},
+    "static": {"static_graph": True},
+}
+
+
+class Regression(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net.parameters(), lr=0.0)
+
+
+class Gradients(Callback):
+    """The gradient of the first layer's weight before each step, and what DDP was built with."""
+
+    def __init__(self) -> None:
+        self.seen: list[Tensor] = []
+        self.ddp: dict[str, Any] = {}
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
+        self.seen.append(pl_module.net[0].weight.grad.clone())
+        model = trainer.strategy.model
+        assert isinstance(model, nn.parallel.DistributedDataParallel)
+        self.ddp = {
+            "find_unused_parameters": model.find_unused_parameters,
+            "gradient_as_bucket_view": model.gradient_as_bucket_view,
+            "broadcast_buffers": model.broadcast_buffers,
+            "bucket_bytes": model.bucket_bytes_cap,
+            "static_graph": model.static_graph,
+        }
+
+
+def batches(rank: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    return [(torch.randn(8, 16, generator=generator), torch.randn(8, 16, generator=generator)) for _ in range(STEPS)]
+
+
+def fit_with_each_hook(rank: int) -> dict[str, Any]:
+    results = {}
+    for name, settings in HOOKS.items():
+        gradients = Gradients()
+        trainer = Trainer(accelerator="cpu", devices=2, strategy=DDP(**settings), max_epochs=1, logger=False, callbacks=[gradients],
+                          enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+                          use_distributed_sampler=False)  # fmt: skip
+        trainer.fit(Regression(), DataLoader(batches(rank), batch_size=None))
+        results[name] = {"gradients": torch.stack(gradients.seen), "ddp": gradients.ddp}
+    return results
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return on_ranks(fit_with_each_hook)
+
+
+def by_hand() -> Tensor:
+    """The mean of both ranks' gradients of the first layer's weight, for each step; the learning rate is zero."""
+    steps = []
+    for halves in zip(batches(0), batches(1), strict=True):
+        task = Regression()
+        x, y = (torch.cat(parts) for parts in zip(*halves, strict=True))
+        task.training_step((x, y), 0).backward()
+        steps.append(task.net[0].weight.grad)
+    return torch.stack(steps)
+
+
+@pytest.mark.parametrize("name", HOOKS)
+def test_both_ranks_step_with_the_same_gradients(ranks: list[dict[str, Any]], name: str) -> None:
+    assert ranks[0][name]["gradients"].shape == (STEPS, 16, 16)
+    assert torch.equal(ranks[0][name]["gradients"], ranks[1][name]["gradients"])
+
+
+@pytest.mark.parametrize("name", ["plain", "settings", "static"])
+def test_without_a_hook_gradients_are_the_mean(ranks: list[dict[str, Any]], name: str) -> None:
+    torch.testing.assert_close(ranks[0][name]["gradients"], by_hand(), rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
+def test_compressed_gradients_are_rounded_to_their_format(ranks: list[dict[str, Any]], name: str, dtype: torch.dtype) -> None:
+    plain, compressed = ranks[0]["plain"]["gradients"], ranks[0][name]["gradients"]
+    assert compressed.dtype == torch.float32
+    assert torch.equal(compressed, compressed.to(dtype).float())
+    assert not torch.equal(plain, plain.to(dtype).float())
+    error = ((compressed - plain).norm() / plain.norm()).item()
+    assert 0 < error < torch.finfo(dtype).eps
+
+
+def test_powersgd_sends_low_rank_after_its_plain_steps(ranks: list[dict[str, Any]]) -> None:
+    plain, compressed = ranks[0]["plain"]["gradients"], ranks[0]["powersgd"]["gradients"]
+    torch.testing.assert_close(compressed[:2], plain[:2], rtol=1e-6, atol=1e-8)
+    tolerance = 1e-4 * float(plain.norm())
+    assert torch.linalg.matrix_rank(plain, atol=tolerance).min() > 10
+    assert torch.linalg.matrix_rank(compressed[2:], atol=tolerance).tolist() == [1, 1]
+
+
+def test_settings_reach_ddp(ranks: list[dict[str, Any]]) -> None:
+    assert ranks[0]["plain"]["ddp"] == {
+        "find_unused_parameters": False, "gradient_as_bucket_view": True, "broadcast_buffers": True, "bucket_bytes": 25 * 2**20,
+        "static_graph": False,
+    }  # fmt: skip
+    assert ranks[0]["settings"]["ddp"] == {
+        "find_unused_parameters": True, "gradient_as_bucket_view": False, "broadcast_buffers": False, "bucket_bytes": 7 * 2**20,
+        "static_graph": False,
+    }  # fmt: skip
+    assert ranks[0]["static"]["ddp"]["static_graph"] is True
+
+
+def test_an_unknown_hook_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^strategy\.comm_hook='fp61': did you mean fp16\?$"):
+        DDP(comm_hook="fp61")
+
+
+def test_powersgd_needs_plain_steps_first() -> None:
+    with pytest.raises(UserError, match=r"strategy\.powersgd_start_step=1: PowerSGD needs at least 2"):
+        DDP(comm_hook="powersgd", powersgd_start_step=1)
+
+
+@pytest.mark.parametrize("rank", [0, -1])
+def test_powersgd_rank_is_positive(rank: int) -> None:
+    with pytest.raises(UserError, match=rf"strategy\.powersgd_rank={rank}"):
+        DDP(comm_hook="powersgd", powersgd_rank=rank)
+
+
+def test_auto_is_no_choice() -> None:
+    assert auto() is None

@@ -1,0 +1,145 @@
+"""Each format is what its name says, on the CPU too; what a device can't do is refused."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from helpers import config
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lathe.errors import UserError
+from lathe.run import device_type
+from lathe.strategies import precision_plugin
+from lathe.strategies.precision import FORMATS
+
+
+@pytest.fixture(autouse=True)
+def matmul_precision() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+class Notes(LightningModule):
+    """Notes what a linear layer sees and gives in a training step."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(4, 2)
+        self.scale = scale
+        self.seen: dict[str, Any] = {}
+
+    def training_step(self, batch: tuple[Tensor], batch_idx: int) -> Tensor:
+        y = self.net(batch[0])
+        self.seen = {"weights": self.net.weight.dtype, "inputs": batch[0].dtype, "outputs": y.dtype,
+                     "autocast": torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None}  # fmt: skip
+        return y.float().sum() * self.scale
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net.parameters(), lr=0.01)
+
+
+def fit(name: str, scale: float = 1.0, **settings: Any) -> tuple[Notes, Trainer]:
+    task = Notes(scale)
+    trainer = Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                      enable_model_summary=False, **precision_plugin(name, "cpu", **settings))  # fmt: skip
+    trainer.fit(task, DataLoader([(torch.ones(3, 4),)], batch_size=None))
+    return task, trainer
+
+
+f16, bf16, f32, f64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "inputs", "outputs", "autocast"),
+    [
+        ("64-true", f64, f64, f64, None),
+        ("32-true", f32, f32, f32, None),
+        ("16-mixed", f32, f32, f16, f16),
+        ("bf16-mixed", f32, f32, bf16, bf16),
+        ("16-true", f16, f16, f16, None),
+        ("bf16-true", bf16, bf16, bf16, None),
+    ],
+)
+def test_formats_on_the_cpu(name: str, weights: Any, inputs: Any, outputs: Any, autocast: Any) -> None:
+    task, _ = fit(name)
+    assert task.seen == {"weights": weights, "inputs": inputs, "outputs": outputs, "autocast": autocast}
+
+
+def test_every_format_has_a_configuration_of_its_name() -> None:
+    for name in FORMATS:
+        assert config(f"precision={name}")["precision"]["name"] == name
+
+
+def test_16_mixed_scales_gradients_and_skips_a_step_that_overflows() -> None:
+    plain = Notes().net.weight.detach().clone()
+    task, trainer = fit("16-mixed", init_scale=1024.0)
+    scaler = trainer.precision_plugin.scaler
+    assert isinstance(scaler, torch.amp.GradScaler)
+    assert scaler.is_enabled()
+    assert scaler.get_scale() == 1024.0
+    torch.testing.assert_close(task.net.weight.detach(), plain - 0.01 * 3)  # three samples of ones, unscaled again
+
+    task, trainer = fit("16-mixed", scale=1e4, init_scale=1024.0)  # 1e4 * 1024 is beyond float16
+    assert trainer.precision_plugin.scaler.get_scale() == 512.0
+    assert torch.equal(task.net.weight.detach(), plain)
+
+
+def test_16_mixed_grows_its_scale_after_the_interval() -> None:
+    _, trainer = fit("16-mixed", init_scale=8.0, growth_interval=1)
+    assert trainer.precision_plugin.scaler.get_scale() == 16.0
+
+
+def test_matmul_sets_float32_products() -> None:
+    for matmul in ("high", "medium", "highest"):
+        precision_plugin("32-true", "cpu", matmul=matmul)
+        assert torch.get_float32_matmul_precision() == matmul
+
+
+def test_unknown_names_are_refused() -> None:
+    with pytest.raises(UserError, match=r"^precision\.name='bf16-mixd': did you mean bf16-mixed\?$"):
+        precision_plugin("bf16-mixd", "cpu")
+    with pytest.raises(UserError, match=r"^precision\.matmul='hihg': did you mean high\?$"):
+        precision_plugin("32-true", "cpu", matmul="hihg")
+
+
+def test_apple_has_no_float64() -> None:
+    with pytest.raises(UserError, match=r"precision=64-true: Apple's GPUs have no float64; use trainer\.accelerator=cpu"):
+        precision_plugin("64-true", "mps")
+
+
+def test_bfloat16_is_refused_on_a_gpu_that_would_emulate_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def supported(including_emulation: bool = True) -> bool:
+        asked.append(including_emulation)
+        return including_emulation
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
+    for name in ("bf16-mixed", "bf16-true"):
+        with pytest.raises(UserError, match=f"precision={name}: Tesla V100 has no bfloat16 arithmetic; use precision=16-mixed"):
+            precision_plugin(name, "cuda")
+    assert precision_plugin("16-true", "cuda") == {"precision": "16-true"}
+    assert asked == [False, False]
+
+
+def test_16_mixed_is_made_for_its_device() -> None:
+    plugin = precision_plugin("16-mixed", "mps")["plugins"][0]
+    assert plugin.device == "mps"
+    assert plugin.precision == "16-mixed"
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "cuda", "mps", "device"),
+    [("auto", False, False, "cpu"), ("auto", True, False, "cuda"), ("gpu", True, True, "cuda"), ("gpu", False, True, "mps"),
+     ("cpu", True, True, "cpu"), ("mps", True, True, "mps"), ("cuda", True, False, "cuda")],
+)  # fmt: skip
+def test_device_type(monkeypatch: pytest.MonkeyPatch, accelerator: str, cuda: bool, mps: bool, device: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+    assert device_type(accelerator) == device

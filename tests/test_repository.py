@@ -1,0 +1,170 @@
+"""The whole repository: lint, types, floors, comments in YAML, and every configuration that ships."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from helpers import ROOT, config
+
+from lathe.build import make
+from lathe.errors import UserError
+
+CONFIGS = ROOT / "configs"
+GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "local")
+CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
+YAML_FILES = sorted(str(path.relative_to(ROOT)) for path in CONFIGS.rglob("*.yaml") if "local" not in path.parts)
+MAX_LINES = 300
+# Places that exist on a developer's machine only; in pieces, so that this file does not name them.
+MACHINE_PATHS = re.compile(
+    r"(?<![\w.}])/(?:" + "|".join(("wor" + "k/", "tmp/" + "venv", "opt/" + "pypi", "opt/" + "wheels")) + ")"
+)
+
+
+def repository_files() -> list[Path]:
+    """What git tracks or would track; without git, everything but hidden folders and what .gitignore names at the root."""
+    done = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if done.returncode == 0 and done.stdout:
+        paths = [ROOT / name for name in done.stdout.split("\0") if name]
+    else:
+        ignored = {"logs", "data", "build", "dist", "__pycache__", "wandb", "mlruns"}
+        paths = [path for path in ROOT.rglob("*") if not ignored & set(path.relative_to(ROOT).parts)]
+        paths = [path for path in paths if not any(part.endswith("_cache") or part == ".git" for part in path.parts)]
+    return [path for path in paths if path.is_file()]
+
+
+def run(*command: str) -> None:
+    """Runs a tool in the repository's root; its output is the failure's message."""
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+
+
+def test_ruff_finds_nothing() -> None:
+    run(sys.executable, "-m", "ruff", "check", "--quiet", "--output-format=concise", ".")
+
+
+def test_everything_is_formatted() -> None:
+    run(sys.executable, "-m", "ruff", "format", "--check", "--quiet", ".")
+
+
+def test_types_hold() -> None:
+    run(sys.executable, "-m", "mypy", "--no-error-summary")
+
+
+def test_floors_import_only_floors_below() -> None:
+    run(sys.executable, "-c", "from importlinter.cli import lint_imports_command; lint_imports_command()")
+
+
+def test_launch_imports_no_torch() -> None:
+    heavy = "{'torch', 'lightning', 'numpy', 'sklearn'}"
+    run(sys.executable, "-c", f"import sys, lathe.launch; late = {heavy} & set(sys.modules); assert not late, late")
+
+
+def test_no_file_names_a_path_of_one_machine() -> None:
+    found = []
+    for path in repository_files():
+        text = path.read_bytes().decode("utf-8", "ignore")
+        found += [f"{path.relative_to(ROOT)}: {match.group()}" for match in MACHINE_PATHS.finditer(text)]
+    assert found == []
+
+
+def test_no_source_file_is_longer_than_300_lines() -> None:
+    lengths = {
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in repository_files() if path.suffix == ".py"
+    }
+    assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
+    assert "src/lathe/run.py" in lengths
+
+
+def keys_without_comment(text: str) -> list[str]:
+    """Keys that hold a value and have a comment neither on their line nor on the line above. `_target_` and `_partial_` say themselves,
+    and a `defaults` list is commented where it is the map, in train.yaml."""
+    lines, missing = text.splitlines(), []
+
+    def visit(node: Any) -> None:
+        if not isinstance(node, yaml.MappingNode):
+            return
+        for key, value in node.value:
+            if isinstance(value, yaml.MappingNode) and value.value:
+                visit(value)
+                continue
+            line = key.start_mark.line
+            above = lines[line - 1].strip() if line else ""
+            if key.value not in ("_target_", "_partial_", "defaults") and " #" not in lines[line] and not above.startswith("#"):
+                missing.append(key.value)
+
+    visit(yaml.compose(text, Loader=yaml.SafeLoader))
+    return missing
+
+
+def test_keys_without_comment_are_found() -> None:
+    text = "# the file\na: 1\nb: 2\nc:\n  d: x # why\n  e: 'no # comment'\n  _target_: y\n"
+    assert keys_without_comment(text) == ["b"]  # a quoted # counts as a comment: good enough for these files
+
+
+@pytest.mark.parametrize("name", YAML_FILES)
+def test_every_key_has_a_comment(name: str) -> None:
+    assert keys_without_comment((ROOT / name).read_text()) == []
+
+
+def test_the_map_names_every_group_with_a_comment() -> None:
+    text = (CONFIGS / "train.yaml").read_text()
+    named = re.findall(r"^  - (?:optional )?(\w+): [\w.-]+ +# \w", text, flags=re.MULTILINE)
+    assert sorted(named) == sorted([*GROUPS, "local"])
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
+    """Everything that needs neither data nor a device. Nets are built on the meta device: shapes without memory."""
+    cfg = config(choice)
+    group, name = choice.split("=")
+    if group in ("experiment", "debug"):
+        assert cfg["name"] == (name if group == "experiment" else "debug")
+    data = cfg["data"]
+    with torch.device("meta"):
+        net = make(cfg["model"]["net"], "model.net")
+        logits = net(torch.empty(2, data["channels"], data["image_size"], data["image_size"]))
+    assert logits.shape == (2, data["num_classes"])
+    optimizer = make(cfg["optimizer"], "optimizer")(net)
+    assert sum(len(part["params"]) for part in optimizer.param_groups) == len(list(net.parameters()))
+    scheduler = make(cfg["scheduler"], "scheduler")(optimizer, 1000)
+    assert all(0 <= lr <= cfg["optimizer"]["lr"] for lr in scheduler.get_last_lr())
+    module = make(data, "data")
+    assert (module.num_classes, module.batch_size) == (data["num_classes"], data["batch_size"])
+    for key, node in cfg["callbacks"].items():
+        make(node, f"callbacks.{key}")
+    strategy = {key: value for key, value in cfg["strategy"].items() if key != "processes"}
+    if choice == "strategy=dp" and not torch.cuda.is_available():
+        with pytest.raises(UserError, match="strategy=dp drives several GPUs from one process and none is visible"):
+            make(strategy, "strategy")
+    else:
+        make(strategy, "strategy")
+    trainer = make({**cfg["trainer"], "_partial_": True}, "trainer")
+    assert trainer.keywords["max_epochs"] == cfg["trainer"]["max_epochs"]
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_the_other_verbs_compose(name: str) -> None:
+    asked = ["run=logs/latest", *(["input=a.npy", "output=b.csv"] if name == "predict" else [])]
+    cfg = config(*asked, name=name)
+    assert (cfg["run"], cfg["checkpoint"], cfg["trainer"]["devices"]) == ("logs/latest", "best", 1)
+
+
+def test_pins_lie_within_the_ranges() -> None:
+    """requirements.txt pins what setup.cfg allows, and names every package that setup.cfg needs."""
+    import configparser
+
+    from packaging.requirements import Requirement
+
+    lines = [line for line in (ROOT / "requirements.txt").read_text().splitlines() if line and line[0] not in "#-"]
+    pins = {pin.name: str(pin.specifier).removeprefix("==") for pin in map(Requirement, lines)}
+    assert lines[0] == f"torch=={pins['torch']}"
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "setup.cfg")
+    ranges = [Requirement(line) for line in parser["options"]["install_requires"].split("\n") if line]
+    assert [str(item) for item in ranges if item.name not in pins or pins[item.name] not in item.specifier] == []
+    assert "torchvision" not in pins
