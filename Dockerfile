@@ -3,7 +3,7 @@
 #   docker run --rm --gpus all --ipc=host -v "$PWD/logs:/lathe/logs" -v "$PWD/data:/lathe/data" lathe python train.py trainer=gpu
 # Written without a Docker daemon at hand, so it has not been built yet.
 #
-# 26.05 is the first choice because its torch is 2.12; images before 26.02 bring one below Lathe's range (setup.cfg).
+# 26.05 has torch 2.12; 25.12 is still at 2.10, below the range in setup.cfg.
 FROM nvcr.io/nvidia/pytorch:26.05-py3
 
 WORKDIR /lathe

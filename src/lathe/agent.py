@@ -41,7 +41,8 @@ def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if not full_error():
-        logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # its tables of failures are told in one sentence here
+        for name in ("torch.distributed.elastic", "torch.multiprocessing"):  # their tables of failures are told in one sentence here
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=processes, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
                           run_id=uuid.uuid4().hex, max_restarts=max_restarts, monitor_interval=monitor_interval,
                           start_method="spawn")  # fmt: skip

@@ -1,0 +1,184 @@
+"""Law 7: a mistake costs one line. Each is typed into the real command line; what comes back names the key, the value and the way out."""
+
+import os
+import runpy
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT, SMALL, check, new_run, run, runs
+
+import lathe.run
+
+Cli = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Runs a script's main in this process as if its arguments had been typed in an empty folder: (exit code, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setenv("LATHE_FULL_ERROR", "0")
+
+    def call(*arguments: str, script: str = "train.py") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [str(ROOT / script), *arguments])
+        capfd.readouterr()
+        try:
+            runpy.run_path(str(ROOT / script), run_name="__main__")
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, capfd.readouterr().err
+
+    return call
+
+
+def _one_sentence(result: tuple[int, str], *words: str) -> None:
+    code, errors = result
+    assert code == 1, errors
+    lines = [line for line in errors.splitlines() if line.strip()]
+    assert len(lines) == 1, errors
+    assert lines[0].startswith("Error: ")
+    for word in words:
+        assert word in lines[0]
+
+
+TYPED = {
+    "unknown key": (["optimizer.lrr=0.1"], ["optimizer.lrr", "did you mean lr?"]),
+    "unknown key at the root": (["sed=1"], ["sed", "did you mean seed?"]),
+    "unknown group": (["optmizer=adamw"], ["optmizer", "did you mean optimizer?"]),
+    "unknown choice": (["model=resnet21"], ["model=resnet21", "did you mean resnet20?"]),
+    "not an override": (["optimizer.lr=["], ["optimizer.lr=[", "key=value"]),
+    "a word for a number": (["optimizer.lr=fast"], ["optimizer.lr='fast'", "a number", "0.1"]),
+    "a fraction for a count": (["data.batch_size=12.5"], ["data.batch_size=12.5", "a whole number"]),
+    "a number for a switch": (["trainer.enable_progress_bar=3"], ["trainer.enable_progress_bar=3", "true or false"]),
+    "a list for a number": (["model.net.width=[1,2]"], ["model.net.width=[1, 2]", "a whole number"]),
+    "a negative seed": (["seed=-1"], ["seed=-1", "from 0"]),
+    "no batch": (["data.batch_size=0"], ["data.batch_size=0", "above 0"]),
+    "indivisible batch": (["data.batch_size=33", "trainer.devices=2", "trainer.accelerator=cpu"],
+                          ["data.batch_size=33", "trainer.devices", "multiple of 2"]),
+    "more GPUs than there are": (["trainer.accelerator=gpu", "trainer.devices=999"], ["trainer.", "gpu" if not torch.cuda.is_available() else "999"]),
+    "more processes than makes sense": (["trainer.accelerator=cpu", "trainer.devices=999"], ["trainer.devices=999", "use at most"]),
+    "unknown accelerator": (["trainer.accelerator=gpus"], ["trainer.accelerator='gpus'", "did you mean gpu?"]),
+    "several nodes by hand": (["trainer.num_nodes=2"], ["trainer.num_nodes=2", "torchrun or srun"]),
+    "no end": (["trainer.max_epochs=null"], ["trainer.max_epochs=null", "trainer.max_steps"]),
+    "a metric that no task logs": (["callbacks.checkpoint.monitor=val/acc"], ["callbacks.checkpoint.monitor=val/acc", "did you mean val/accuracy?"]),
+    "unknown argument of a net": (["+model.net.widht=3"], ["model.net.widht", "did you mean width?"]),
+    "impossible depth": (["model.net.depth=21"], ["model.net.depth=21"]),
+    "dp without a GPU": (["strategy=dp"], ["strategy=dp", "strategy=ddp"]),
+    "unknown hook": (["strategy=ddp", "strategy.comm_hook=fp8"], ["strategy.comm_hook='fp8'", "fp16"]),
+    "unknown precision": (["precision=fp16"], ["precision=fp16", "16-"]),
+    "unknown compile mode": (["compile=default", "compile.mode=fast"], ["compile.mode='fast'", "default"]),
+    "warm-up longer than the run": (["scheduler.warmup=5000"], ["scheduler.warmup=5000", "optimizer steps"]),
+    "wrong facts about the data": (["data.num_classes=7"], ["data.num_classes=7", "10"]),
+    "batch larger than the data": (["data.batch_size=5000"], ["data.batch_size=5000", "1300"]),
+    "no data and no download": (["data=cifar10", "data.source.download=false"], ["paths.data_dir", "cifar-10-binary.tar.gz"]),
+    "no such run": (["resume=logs/nowhere"], ["resume=logs/nowhere", "no such directory"]),
+    "not a run": (["resume=."], ["resume=.", "not a run directory"]),
+    "no such checkpoint": (["ckpt_path=missing.ckpt"], ["ckpt_path=missing.ckpt", "no such file"]),
+    "unknown ckpt_mode": (["ckpt_path=x.ckpt", "ckpt_mode=all"], ["ckpt_mode='all'", "weights or trainer"]),
+    "no place to write": (["paths.log_dir=/proc/nowhere"], ["/proc/nowhere", "paths.log_dir"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TYPED)
+def test_typed(cli: Cli, tmp_path: Path, name: str) -> None:
+    arguments, words = TYPED[name]
+    _one_sentence(cli("trainer.max_epochs=1", "trainer.enable_model_summary=false", *arguments), *words)
+    assert runs(tmp_path / "logs") == [], "nothing half-written"
+    assert not (tmp_path / "logs" / "latest").is_symlink()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run."""
+    cfg = new_run(tmp_path_factory.mktemp("trained") / "logs", *SMALL)
+    lathe.run.train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+def test_damaged_and_foreign_checkpoints(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    whole = (trained / "checkpoints" / "best.ckpt").read_bytes()
+    (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
+    _one_sentence(cli(*SMALL, "ckpt_path=cut.ckpt"), "ckpt_path=cut.ckpt", "cut off")
+    (tmp_path / "text.ckpt").write_text("not a checkpoint")
+    _one_sentence(cli(*SMALL, "ckpt_path=text.ckpt"), "ckpt_path=text.ckpt")
+    torch.save({"weight": torch.ones(2)}, tmp_path / "foreign.ckpt")
+    _one_sentence(cli(*SMALL, "ckpt_path=foreign.ckpt"), "ckpt_path=foreign.ckpt", "state_dict")
+    torch.save({"state_dict": {}, "global_step": 1, "code": Path("x")}, tmp_path / "code.ckpt")
+    _one_sentence(cli(*SMALL, "ckpt_path=code.ckpt"), "ckpt_path=code.ckpt", "could run code")
+    _one_sentence(cli(*SMALL, "model.net.width=8", f"ckpt_path={trained}"), "does not fit", "stem.linear.weight")
+    assert runs(tmp_path / "logs") == []
+
+
+def test_resuming_with_other_values_is_refused_with_a_diff(cli: Cli, trained: Path) -> None:
+    before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
+    _one_sentence(cli(f"resume={trained}", "optimizer.lr=0.2", "model=resnet20"), "optimizer.lr: 0.1 -> 0.2", "ckpt_path")
+    _one_sentence(cli(f"resume={trained}", "trainer.max_epochs=1"), "trainer.max_epochs: 2 -> 1")
+    assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_someone_writes_to_is_not_continued(cli: Cli, trained: Path) -> None:
+    from lathe.rundir import RunDir
+
+    with RunDir(trained).locked():
+        _one_sentence(cli(f"resume={trained}", "trainer.max_epochs=3"), "another process")
+
+
+def test_evaluate_and_predict(cli: Cli, trained: Path, tmp_path: Path) -> None:
+    evaluate, predict = "scripts/evaluate.py", "scripts/predict.py"
+    _one_sentence(cli(script=evaluate), "run")
+    _one_sentence(cli("run=nowhere", script=evaluate), "run=nowhere", "no such directory")
+    _one_sentence(cli(f"run={trained}", "split=tset", script=evaluate), "split=tset", "test")
+    _one_sentence(cli(f"run={trained}", "checkpoint=worst", script=evaluate), "worst", "best, last")
+    _one_sentence(cli(f"run={trained}", "input=no.npy", "output=o.csv", script=predict), "input=no.npy")
+    np.save(tmp_path / "wide.npy", np.zeros((2, 9, 9), np.uint8))
+    _one_sentence(cli(f"run={trained}", "input=wide.npy", "output=o.csv", script=predict), "9 x 9", "8 x 8", "resize=true")
+    assert not (tmp_path / "o.csv").exists()
+
+
+def test_the_traceback_comes_back_when_asked_for(tmp_path: Path) -> None:
+    done = run("optimizer.lrr=0.1", cwd=tmp_path, HYDRA_FULL_ERROR="1")
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 200 KiB: smaller than a checkpoint of ResNet-20."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a file system")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk(cli: Cli, small_disk: Path) -> None:
+    result = cli("trainer.max_epochs=1", "trainer.enable_model_summary=false", "trainer.limit_train_batches=2", "trainer.log_every_n_steps=1",
+                 "trainer.enable_progress_bar=false", f"paths.log_dir={small_disk}")  # fmt: skip
+    _one_sentence(result, "the disk is full", "paths.log_dir")
+    assert [path.name for path in small_disk.rglob("*.tmp")] == []
+    assert list(small_disk.rglob("*.ckpt")) == []
+
+
+def test_a_mistake_on_two_processes_is_said_once(tmp_path: Path) -> None:
+    done = run(*SMALL, "strategy=ddp", "trainer.devices=2", "+model.net.widht=3", cwd=tmp_path)
+    assert done.returncode == 1
+    assert [line for line in done.stderr.splitlines() if line.startswith("Error")] == done.stderr.splitlines()
+    assert done.stderr.count("did you mean width?") == 1
+    assert runs(tmp_path / "logs") == []
+
+
+def test_a_sweep_goes_on_after_a_job_that_fails(tmp_path: Path) -> None:
+    done = run("-m", *SMALL, "trainer.max_epochs=1", "optimizer.momentum=-1.0,0.9", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "optimizer.momentum" in done.stderr
+    (finished,) = runs(tmp_path / "logs")
+    assert (finished / "result.json").exists()
+    assert check(run(f"run={finished}", script="scripts/evaluate.py", cwd=tmp_path)).returncode == os.EX_OK

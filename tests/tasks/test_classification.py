@@ -1,0 +1,118 @@
+"""Cross-entropy and accuracy against values by hand."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+from lathe.tasks import ClassificationTask
+
+LOGITS = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]])
+LABELS = torch.tensor([0, 1, 0, 2])  # right, right, wrong, wrong
+
+
+def task(training: bool = True, **options: Any) -> ClassificationTask:
+    return ClassificationTask(nn.Linear(2, 3), **options).train(training)
+
+
+def nll(row: list[float], label: int) -> float:
+    return math.log(sum(math.exp(value) for value in row)) - row[label]
+
+
+def hand(rows: list[int], labels: Tensor = LABELS) -> float:
+    return sum(nll(LOGITS[row].tolist(), int(labels[row])) for row in rows) / len(rows)
+
+
+def run(it: ClassificationTask, logits: Tensor, target: Tensor) -> tuple[float, list[float]]:
+    batch = (torch.empty(len(target), 0), target)
+    loss = it.losses(logits, batch)["cross_entropy"]
+    return loss.item(), it.sums(logits, batch, loss.detach()).tolist()
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_cross_entropy_and_accuracy(training: bool) -> None:
+    loss, sums = run(task(training), LOGITS, LABELS)
+    assert loss == pytest.approx(hand([0, 1, 2, 3]), rel=1e-6)
+    assert sums == pytest.approx([4 * loss, 2, 4], rel=1e-6)
+
+
+def test_label_smoothing_is_szegedys_in_training_and_absent_in_evaluation() -> None:
+    smooth = 0.3
+    rows = LOGITS.tolist()
+    expected = 0.0
+    for row, label in zip(rows, LABELS.tolist(), strict=True):
+        share = [smooth / 3 + (1 - smooth) * (k == label) for k in range(3)]
+        expected += sum(p * nll(row, k) for k, p in enumerate(share)) / 4
+    assert run(task(label_smoothing=smooth), LOGITS, LABELS)[0] == pytest.approx(expected, rel=1e-6)
+    assert run(task(False, label_smoothing=smooth), LOGITS, LABELS)[0] == pytest.approx(hand([0, 1, 2, 3]), rel=1e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_class_probabilities_as_mixup_gives_them(training: bool) -> None:
+    target = torch.tensor([[0.7, 0.3, 0.0], [0.4, 0.6, 0.0], [0.9, 0.0, 0.1], [0.0, 0.0, 1.0]])
+    loss, sums = run(task(training), LOGITS, target)
+    expected = sum(p * nll(LOGITS[i].tolist(), k) for i, row in enumerate(target.tolist()) for k, p in enumerate(row)) / 4
+    assert loss == pytest.approx(expected, rel=1e-6)
+    assert sums == pytest.approx([4 * expected, 2, 4], rel=1e-6)  # against the largest class: rows 0 and 1
+
+
+def test_rows_that_only_fill_up_do_not_count_in_evaluation() -> None:
+    labels = torch.tensor([0, -100, 0, -100])
+    loss, sums = run(task(False), LOGITS, labels)
+    assert loss == pytest.approx(hand([0, 2], labels), rel=1e-6)
+    assert sums == pytest.approx([2 * loss, 1, 2], rel=1e-6)
+
+
+def test_a_batch_of_nothing_but_filling_weighs_nothing() -> None:
+    loss, sums = run(task(False), LOGITS, torch.full((4,), -100))
+    assert loss == 0.0
+    assert sums == [0.0, 0.0, 0.0]
+
+
+def test_sums_are_detached_and_in_float32_under_autocast() -> None:
+    it = task()
+    logits = LOGITS.to(torch.bfloat16).requires_grad_()
+    loss = it.losses(logits, (None, LABELS))["cross_entropy"]
+    sums = it.sums(logits, (None, LABELS), loss.detach())
+    assert sums.dtype == torch.float32
+    assert not sums.requires_grad
+
+
+@pytest.mark.xfail(strict=True, reason="tasks/classification.py computes the loss in the format of the logits")
+def test_a_sum_over_many_samples_keeps_its_digits_in_half_precision() -> None:
+    n = 4096
+    it = task(False)
+    logits, labels = torch.zeros(n, 3, dtype=torch.bfloat16), torch.zeros(n, dtype=torch.long)
+    loss, sums = run(it, logits, labels)
+    assert sums[1:] == [n, n]
+    assert loss == pytest.approx(math.log(3), rel=1e-3)
+
+
+def test_its_figures() -> None:
+    assert task().metric_names == ["train/loss", "train/accuracy", "val/loss", "val/accuracy", "test/loss", "test/accuracy"]
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
+def test_label_smoothing_is_a_share(value: float) -> None:
+    with pytest.raises(UserError, match=r"^model\.label_smoothing=.*: give a share of at least 0 and below 1\.$"):
+        task(label_smoothing=value)
+
+
+def test_init_is_applied_to_the_net() -> None:
+    torch.manual_seed(0)
+    net = ClassificationTask(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), init="orthogonal").net
+    torch.testing.assert_close(net[1].weight @ net[1].weight.T, torch.eye(4), rtol=0, atol=1e-5)
+    with pytest.raises(UserError, match="orthogonl"):
+        task(init="orthogonl")
+
+
+def test_one_step_through_the_net() -> None:
+    it = task()
+    x = torch.randn(5, 2)
+    y = torch.tensor([0, 1, 2, 0, 1])
+    loss = it.training_step((x, y), 0)
+    torch.testing.assert_close(loss, nn.functional.cross_entropy(it.net(x), y))
+    assert torch.equal(it(x), it.net(x))
