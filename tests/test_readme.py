@@ -36,11 +36,7 @@ SKIPPED = {
 ADDED = {
     "python train.py model=mlp model.net.width=512": ["trainer.max_epochs=2"],
     "python train.py strategy=ddp": ["trainer.max_epochs=1"],
-    "python train.py precision=bf16-mixed compile=default": [
-        "trainer.max_epochs=1",
-        "model.net.width=4",
-        "compile.regional=true",
-    ],
+    "python train.py precision=bf16-mixed compile=default": ["trainer.max_epochs=1", "model=mlp", "model.net.width=4"],
     "python train.py 'logger=": ["trainer.max_epochs=2", "model.net.width=4"],
     "python train.py -m model=mlp,resnet20": ["trainer.max_epochs=1"],
     "python train.py -m optimizer.lr": ["trainer.max_epochs=1", "model=mlp"],

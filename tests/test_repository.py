@@ -1,5 +1,6 @@
 """The whole repository: lint, types, floors, comments in YAML, and every configuration that ships."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -168,3 +169,22 @@ def test_pins_lie_within_the_ranges() -> None:
     ranges = [Requirement(line) for line in parser["options"]["install_requires"].split("\n") if line]
     assert [str(item) for item in ranges if item.name not in pins or pins[item.name] not in item.specifier] == []
     assert "torchvision" not in pins
+
+
+def test_every_message_in_the_faq_is_one_that_the_code_has() -> None:
+    """A heading quotes a message with … for what varies; each piece between must stand in the sources."""
+    texts = []
+    for path in (ROOT / "src" / "lathe").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    headings = re.findall(r"^### `(.*)`$", (ROOT / "docs" / "faq.md").read_text(), flags=re.MULTILINE)
+    assert len(headings) > 50
+    stale = [(heading, piece) for heading in headings for piece in heading.split("…") if not any(piece in text for text in texts)]
+    assert stale == []
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for path in (ROOT / "docs").glob("*.md"):
+        links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", path.read_text()) if not link.startswith("http")]
+        assert [link for link in links if not (path.parent / link).is_file()] == [], path.name

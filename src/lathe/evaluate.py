@@ -13,8 +13,8 @@ from lathe.build import make, make_task
 from lathe.callbacks import Progress
 from lathe.checkpoints import load_weights, read_checkpoint
 from lathe.config import require
-from lathe.rundir import RunDir, write_atomically
 from lathe.run import make_trainer, quiet
+from lathe.rundir import RunDir, write_atomically
 from lathe.tasks import SPLITS, Task
 
 

@@ -18,12 +18,12 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe import rundir, summary
 from lathe.build import call_factory, make, make_task
-from lathe.callbacks import AtomicCheckpointIO, Checkpoint, Preemption, ExactResume, Throughput
+from lathe.callbacks import AtomicCheckpointIO, Checkpoint, ExactResume, Preemption, Throughput, skip_empty_hooks
+from lathe.checkpoints import load_weights, read_checkpoint
 from lathe.config import did_you_mean, require
 from lathe.errors import Stopped
 from lathe.loggers import CSVLogger
 from lathe.measure import count_parameters
-from lathe.checkpoints import load_weights, read_checkpoint
 from lathe.strategies import DDP, SyncBatchNorm, compile_net, precision_plugin
 from lathe.tasks import Task
 
@@ -44,17 +44,18 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     resume = run.last if run.last.is_file() else None
     state = read_checkpoint(resume) if resume else None
     loggers = make_loggers(cfg, run.path, state["global_step"] if state else 0)
-    ready = LambdaCallback(on_fit_start=lambda trainer, task: begin(run, trainer))
-    trainer = make_trainer(cfg, run.path, [ready, *make_callbacks(cfg, task)], loggers)
+    callbacks = [LambdaCallback(on_fit_start=lambda trainer, task: begin(run, trainer)), *make_callbacks(cfg, task)]
+    skip_empty_hooks(callbacks)
+    trainer = make_trainer(cfg, run.path, callbacks, loggers)
     compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
     if state is None and cfg["ckpt_path"] is not None:
         resume = start_from(cfg, task)
     try:
         trainer.fit(task, datamodule=datamodule, ckpt_path=resume, weights_only=True)
     except SIGTERMException as error:
-        received = next((c.received for c in trainer.callbacks if isinstance(c, Preemption)), None)
+        received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
         raise Stopped(received or "SIGTERM", str(run.path)) from error
-    result = finish(cfg, run, trainer, task, datamodule)
+    result = finish(cfg, run, trainer, task, datamodule, callbacks)
     result["seconds"] = time.monotonic() - began
     if trainer.is_global_zero:
         run.finish(result)
@@ -134,7 +135,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     if not trainer["enable_model_summary"]:
         skip.add("model_summary")
     nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skip}
-    callbacks = [ExactResume(cfg["seed"])]
+    callbacks: list[Callback] = [ExactResume(cfg["seed"])]
     for name, node in nodes.items():
         callbacks.append(make(node, f"callbacks.{name}"))
         monitor = node.get("monitor")
@@ -166,15 +167,19 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
     state = read_checkpoint(path, "ckpt_path")
     if cfg["ckpt_mode"] == "trainer":
         require("optimizer_states" in state, f"ckpt_path={path} holds weights alone: use ckpt_mode=weights.")
+        require("ema" not in state or "ema" in cfg["callbacks"],
+                f"ckpt_path={path} was trained with averaged weights, which ckpt_mode=trainer can't go on from alone: add callbacks=[default,ema].")  # fmt: skip
         return path
     load_weights(task.net, state["state_dict"], f"ckpt_path={path}")
     return None
 
 
-def finish(cfg: dict[str, Any], run: rundir.RunDir, trainer: Trainer, task: Task, datamodule: Any) -> dict[str, Any]:
+def finish(
+    cfg: dict[str, Any], run: rundir.RunDir, trainer: Trainer, task: Task, datamodule: Any, callbacks: list[Callback]
+) -> dict[str, Any]:
     """Tests the best checkpoint and gathers the final figures, keyed by `split/metric` or by their own names."""
     result: dict[str, Any] = {}
-    checkpoint = next((c for c in trainer.callbacks if isinstance(c, Checkpoint)), None)
+    checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
     epochs, steps = trainer.current_epoch, trainer.global_step
     validation = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
     if checkpoint is not None and run.best.is_file():
@@ -186,7 +191,7 @@ def finish(cfg: dict[str, Any], run: rundir.RunDir, trainer: Trainer, task: Task
     if cfg["test"]:
         trainer.test(task, datamodule=datamodule, verbose=False)
         result |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
-    for callback in trainer.callbacks:
+    for callback in callbacks:
         if isinstance(callback, Throughput):
             result |= callback.summary()
     objective = cfg["objective"] or (checkpoint.monitor if checkpoint else None)

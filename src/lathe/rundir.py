@@ -10,12 +10,10 @@ import os
 import platform
 import secrets
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
@@ -249,6 +247,8 @@ def find_launch(log_dir: Path, name: str, launch_id: str) -> RunDir | None:
 
 def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
     """Versions, hardware, command, git commit and the diff that was not committed."""
+    from importlib import metadata  # here: its imports would weigh on every --help
+
     versions = {}
     for package in PACKAGES:
         try:
@@ -277,6 +277,8 @@ def _cpu_name() -> str:
 
 
 def _git(*arguments: str) -> str | None:
+    import subprocess  # here, like importlib.metadata
+
     try:
         done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent)  # noqa: S603, S607
     except (OSError, subprocess.TimeoutExpired):

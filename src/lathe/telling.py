@@ -5,14 +5,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from lathe import rundir
 from lathe.config import explain
 from lathe.errors import Stopped, UserError
+from lathe.help import help_text, root_names
 
 FULL_ERROR = "LATHE_FULL_ERROR"
 
@@ -30,6 +28,9 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
         os.environ["HYDRA_FULL_ERROR"] = "1"
         # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2` would be refused
         sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            print(help_text())
+            return
         try:
             main()
         except Exception as error:
@@ -57,19 +58,7 @@ def full_error() -> bool:
 
 def sentence_for(error: BaseException) -> str | None:
     """The sentence for a mistake that the user can mend, or None if `error` is a bug."""
-    return explain(error, _groups()) or _foreign_sentence(error)
-
-
-def _groups() -> list[str]:
-    """Names that may start an override: groups and keys of the composition's root, read off the configuration folder."""
-    configs = Path(sys.argv[0]).resolve().parent / "configs"
-    if not configs.is_dir():
-        configs = Path(sys.argv[0]).resolve().parent.parent / "configs"
-    if not configs.is_dir():
-        return []
-    groups = [path.name for path in configs.iterdir() if path.is_dir()]
-    root = OmegaConf.load(configs / "train.yaml")
-    return groups + [str(key) for key in root if key != "defaults"]
+    return explain(error, root_names()) or _foreign_sentence(error)
 
 
 def _foreign_sentence(error: BaseException) -> str | None:

@@ -18,7 +18,8 @@ def csv(run_dir: Path, start_step: int) -> Logger:
 
 def tensorboard(run_dir: Path, start_step: int) -> Logger:
     """Event files under tensorboard/; points after `start_step` are hidden, as they will be written again."""
-    return TensorBoardLogger(str(run_dir), name="tensorboard", version="", purge_step=start_step + 1 if start_step else None)
+    again = (run_dir / "tensorboard").exists()
+    return TensorBoardLogger(str(run_dir), name="tensorboard", version="", purge_step=start_step + 1 if again else None)
 
 
 def wandb(
@@ -64,7 +65,7 @@ def mlflow(
 
     tag = {"lathe.run": run_dir.name}
     run_id = None
-    if start_step:
+    if start_step and tracking_uri is not None:
         package.set_tracking_uri(tracking_uri)
         found = package.search_runs(
             experiment_names=[experiment_name], filter_string=f"tags.`lathe.run` = '{run_dir.name}'", output_format="list"

@@ -83,7 +83,7 @@ def _resolve(name: str) -> Init:
             raise UserError(f"model.init={name} cannot be imported ({error}): name a function that takes the net.") from error
         if not callable(found):
             raise UserError(f"model.init={name} is not a function: name one that takes the net.")
-        return found  # type: ignore[no-any-return]  # a user's own function; what it does is theirs
+        return found  # a user's own function; what it does is theirs
     near = difflib.get_close_matches(name, INITS, n=1)
     hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(INITS)}, a dotted path to your own function, or null."
     raise UserError(f"model.init={name} is unknown: {hint}")

@@ -25,12 +25,14 @@ class DP(SingleDeviceStrategy):
             raise UserError("strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp or auto.")
         self.devices = devices if devices is not None else list(range(torch.cuda.device_count()))
         super().__init__(device=torch.device("cuda", self.devices[0]))
-        self._parallel: nn.DataParallel | None = None
+        self._parallel: nn.DataParallel[nn.Module] | None = None
 
     def setup(self, trainer: Trainer) -> None:
         super().setup(trainer)
         assert self.lightning_module is not None
-        self._parallel = nn.DataParallel(self.lightning_module.net, device_ids=self.devices)
+        net = self.lightning_module.net
+        assert isinstance(net, nn.Module)
+        self._parallel = nn.DataParallel(net, device_ids=self.devices)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         return self._through(super().training_step, *args, **kwargs)
@@ -45,6 +47,7 @@ class DP(SingleDeviceStrategy):
         module = self.lightning_module
         assert module is not None
         net = module.net
+        assert self._parallel is not None
         module.net = self._parallel
         try:
             return step(*args, **kwargs)

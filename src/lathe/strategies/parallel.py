@@ -70,7 +70,7 @@ class DDP(DDPStrategy):
             self.model.register_comm_hook(None, _bfloat16)
 
 
-def _without_buffer_broadcast() -> dict[str, bool]:
+def _without_buffer_broadcast() -> dict[str, Any]:
     """torch 2.13 renamed the argument and warns about the old name, which is the only one that 2.11 knows."""
     known = inspect.signature(nn.parallel.DistributedDataParallel.__init__).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}

@@ -44,6 +44,13 @@ class Task(LightningModule):
         self._restored: dict[str, list[float]] = {}
         self.latest: dict[str, float] = {}
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Lightning notes the running hook's name some forty times a step; a Module looks each up among parameters and buffers first.
+        if name == "_current_fx_name":
+            self.__dict__[name] = value
+        else:
+            super().__setattr__(name, value)
+
     @property
     def metric_names(self) -> list[str]:
         """Every `split/metric` that this task reports, which a callback may monitor."""
@@ -95,7 +102,7 @@ class Task(LightningModule):
     def _log_step(self) -> None:
         """Logs the mean since the last logged step, every `trainer.log_every_n_steps` optimizer steps."""
         step = self.trainer.global_step
-        if step % self.trainer.log_every_n_steps == 0 and step != self._logged_step:
+        if step % self.trainer.log_every_n_steps == 0 and step != self._logged_step:  # type: ignore[attr-defined]  # a connector sets it
             self._logged_step = step
             self.latest = self._means("train", self._take("train"))
             self.write(self.latest)

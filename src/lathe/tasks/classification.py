@@ -40,6 +40,7 @@ class ClassificationTask(Task):
         if not 0.0 <= label_smoothing < 1.0:
             raise UserError(f"model.label_smoothing={label_smoothing}: give a share of at least 0 and below 1.")
         self.label_smoothing = label_smoothing
+        self._sizes: dict[tuple[int, torch.device], Tensor] = {}
         if init is not None:
             apply_init(net, init)
 
@@ -58,8 +59,12 @@ class ClassificationTask(Task):
             target = target.argmax(dim=1)
         outputs = outputs.detach()
         correct = (outputs.argmax(dim=1) == target).sum()
-        if self.training:
-            count = target.new_tensor(len(target)) if target.device.type != "cpu" else torch.tensor(len(target))
-        else:
-            count = (target != IGNORE).sum()
+        count = self._size(target) if self.training else (target != IGNORE).sum()
         return torch.stack((loss.float() * count, correct.float(), count.float()))
+
+    def _size(self, target: Tensor) -> Tensor:
+        """The number of rows as a tensor beside `target`; made once for each batch size."""
+        key = (len(target), target.device)
+        if key not in self._sizes:
+            self._sizes[key] = torch.tensor(float(key[0]), device=key[1])
+        return self._sizes[key]

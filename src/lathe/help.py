@@ -1,0 +1,54 @@
+"""What `--help` prints: the map of the configuration as it is written, and the choices of every group.
+
+Hydra's own help composes the configuration once for each of its groups, which takes several times as long as the whole start of a run.
+Nothing is parsed here: the YAML files are meant to be read.
+"""
+
+import re
+import sys
+from pathlib import Path
+
+
+def configuration_folder() -> Path | None:
+    """The folder `configs` beside the script that is running, or beside its folder."""
+    script = Path(sys.argv[0]).resolve()
+    return next((folder / "configs" for folder in (script.parent, script.parent.parent) if (folder / "configs").is_dir()), None)
+
+
+def choices(folder: Path) -> dict[str, list[str]]:
+    """The names of the choices of every group."""
+    groups = sorted(path for path in folder.iterdir() if path.is_dir())
+    return {group.name: sorted(path.stem for path in group.glob("*.yaml")) for group in groups}
+
+
+def root_names() -> list[str]:
+    """What an override may start with: the groups, and the keys at the root of the script's configuration."""
+    folder = configuration_folder()
+    if folder is None:
+        return []
+    return [*choices(folder), *re.findall(r"^(\w+):", _map(folder), flags=re.MULTILINE)]
+
+
+def _map(folder: Path) -> str:
+    path = folder / f"{Path(sys.argv[0]).stem}.yaml"
+    return path.read_text() if path.is_file() else ""
+
+
+def help_text() -> str:
+    """The script's first words, its configuration file and the choices of the groups that the file names."""
+    folder = configuration_folder()
+    words = (sys.modules["__main__"].__doc__ or "").strip()
+    if folder is None:
+        return words
+    text = _map(folder)
+    named = set(re.findall(r"^  - (?:optional )?(\w+):", text, flags=re.MULTILINE))
+    table = choices(folder)
+    rows = "\n".join(f"  {group:14}{', '.join(table[group])}" for group in table if group in named and table[group])
+    return f"""{words}
+
+Choices of each group:
+{rows}
+
+{text.strip()}
+
+Flags: -m runs a sweep (-m seed=1,2,3); --cfg job prints the composed configuration without running; --hydra-help lists Hydra's own."""

@@ -1,0 +1,55 @@
+"""Jobs for the elastic agent: workers import them by name."""
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from lathe.errors import Stopped, UserError
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "-1"))
+
+
+def describe(cfg: dict[str, Any]) -> dict[str, Any]:
+    """What a rank knows; each rank also leaves a file."""
+    Path(cfg["folder"], f"rank{_rank()}").touch()
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_MAX_RESTARTS")
+    return {"cfg": cfg, "pid": os.getpid(), "argv": sys.argv[0], **{name: os.environ.get(name) for name in names}}
+
+
+def mistake(cfg: dict[str, Any]) -> None:
+    """Rank 1 alone meets a user's mistake."""
+    if _rank() == 1:
+        raise UserError("data.batch_size=7: a sentence with 'quotes'.")
+    time.sleep(30)
+
+
+def mistake_everywhere(cfg: dict[str, Any]) -> None:
+    with open(Path(cfg["folder"], f"rank{_rank()}"), "a") as file:
+        file.write("x")
+    raise UserError("the same sentence.")
+
+
+def bug(cfg: dict[str, Any]) -> None:
+    raise KeyError("a bug in a worker")
+
+
+def stopped(cfg: dict[str, Any]) -> None:
+    raise Stopped("SIGUSR1", "logs/x")
+
+
+def killed(cfg: dict[str, Any]) -> str:
+    """Dies at the first starts, `cfg["deaths"]` times; notes each start."""
+    if _rank() == 0:
+        note = Path(cfg["folder"], "starts")
+        count = len(note.read_text()) if note.exists() else 0
+        note.write_text("x" * (count + 1))
+        if count < cfg["deaths"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return f"start {count + 1}"
+    time.sleep(0.5)
+    return "other"
