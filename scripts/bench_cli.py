@@ -56,7 +56,9 @@ def main() -> None:
             seconds[name].append(cpu_seconds(command))
     versions = {package: metadata.version(package) for package in ("torch", "lightning", "hydra-core")}
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}")
-    print(f"{'command':28} {'CPU s':>7} {'min':>7} {'max':>7} {'ratio':>7} {'min':>6} {'max':>6}  torch   (medians, n={options.rounds})")
+    print(
+        f"{'command':28} {'CPU s':>7} {'min':>7} {'max':>7} {'ratio':>7} {'min':>6} {'max':>6}  torch   (medians, n={options.rounds})"
+    )
     table = {}
     for name, command in COMMANDS.items():
         ratios = [mine / base for mine, base in zip(seconds[name], seconds[BASE], strict=True)]

@@ -52,7 +52,10 @@ class Batches:
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(1)
-        self.batches = [(torch.randn(BATCH, 64, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator)) for _ in range(STEPS)]
+        self.batches = [
+            (torch.randn(BATCH, 64, generator=generator), torch.randint(0, 10, (BATCH,), generator=generator))
+            for _ in range(STEPS)
+        ]
 
     def __len__(self) -> int:
         return STEPS
@@ -131,7 +134,9 @@ def usual(batches: Batches, folder: Path) -> tuple[float, nn.Module]:
     from lightning.pytorch.loggers import CSVLogger as LightningCSV
 
     module = Usual()
-    return _fit(module, batches, logger=LightningCSV(str(folder / "usual")), default_root_dir=str(folder), log_every_n_steps=10), module.net
+    return _fit(
+        module, batches, logger=LightningCSV(str(folder / "usual")), default_root_dir=str(folder), log_every_n_steps=10
+    ), module.net
 
 
 def lathe(batches: Batches, folder: Path) -> tuple[float, nn.Module]:
@@ -175,15 +180,24 @@ def main() -> None:
     sys.stdout = screen
     versions = {package: metadata.version(package) for package in ("torch", "lightning", "torchmetrics")}
     print(f"{platform.machine()}, {os.cpu_count()} cores, one thread, Python {platform.python_version()}, {versions}")
-    print(f"{'side':26} {'us/step':>8} {'ratio':>7} {'min':>6} {'max':>6}   (medians, n={options.rounds}; {EPOCHS * STEPS} steps each)")
+    print(
+        f"{'side':26} {'us/step':>8} {'ratio':>7} {'min':>6} {'max':>6}   (medians, n={options.rounds}; {EPOCHS * STEPS} steps each)"
+    )
     rows = {}
     for name, values in micros.items():
         ratios = [mine / base for mine, base in zip(values, micros["hand-written loop"], strict=True)]
-        rows[name] = {"us_per_step": statistics.median(values), "ratio": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+        rows[name] = {
+            "us_per_step": statistics.median(values),
+            "ratio": statistics.median(ratios),
+            "min": min(ratios),
+            "max": max(ratios),
+        }
         print(f"{name:26} {rows[name]['us_per_step']:8.1f} {rows[name]['ratio']:7.2f} {min(ratios):6.2f} {max(ratios):6.2f}")
     print(f"Lathe's final weights bit-equal to the hand loop's: {equal}")
     if options.json:
-        options.json.write_text(json.dumps({"rounds": options.rounds, "versions": versions, "rows": rows, "bit_equal": equal}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"rounds": options.rounds, "versions": versions, "rows": rows, "bit_equal": equal}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -42,7 +42,9 @@ def environment(**extra: str) -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "", **extra}
 
 
-def run(*arguments: str, cwd: Path, script: str = "train.py", timeout: float = 240, **extra: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *arguments: str, cwd: Path, script: str = "train.py", timeout: float = 240, **extra: str
+) -> subprocess.CompletedProcess[str]:
     """Runs the real command in `cwd` and returns what it printed."""
     return subprocess.run(
         command(*arguments, script=script), cwd=cwd, env=environment(**extra), capture_output=True, text=True, timeout=timeout

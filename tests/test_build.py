@@ -28,7 +28,7 @@ def test_a_node_becomes_an_object_with_what_is_added() -> None:
         ),
         (
             {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", "in_features": "three", "out_features": 2}]},
-            "model._args_.0 can't be built: ",
+            "model._args_0 can't be built: ",
         ),
         ({"_target_": "torch.nn.Linearr", "in_features": 3}, "model can't be built: "),
         ({"_target_": "no_such_package.Thing"}, "model can't be built: "),

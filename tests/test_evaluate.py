@@ -112,10 +112,14 @@ def test_a_missing_checkpoint_is_refused(run: RunDir) -> None:
         evaluate(request(run, "checkpoint=newest"))
 
 
-def test_an_output_without_a_folder_is_refused_before_the_work(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_told_before_the_work(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lathe.evaluate.rebuild", lambda cfg: pytest.fail("too late"))
     with pytest.raises(UserError, match=r"^output=.*: its folder does not exist\.$"):
         evaluate(request(run, f"output={tmp_path / 'no' / 'figures.json'}"))
+    with pytest.raises(UserError, match=r"^output=.* is a folder: name a file\.$"):
+        evaluate(request(run, f"output={tmp_path}"))
+    with pytest.raises(UserError, match=r"^batch_size=0: give a whole number from 1, or null for the run's\.$"):
+        evaluate(request(run, "batch_size=0"))
 
 
 def test_a_configuration_of_other_sizes_does_not_fit(run: RunDir) -> None:

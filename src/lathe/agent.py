@@ -31,7 +31,9 @@ def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
         Stopped: a signal ended the run, which can be resumed.
     """
     max_restarts, monitor_interval = options["max_restarts"], options["monitor_interval"]
-    require(isinstance(max_restarts, int) and max_restarts >= 0, f"launch.max_restarts={max_restarts!r}: give a whole number from 0.")
+    require(
+        isinstance(max_restarts, int) and max_restarts >= 0, f"launch.max_restarts={max_restarts!r}: give a whole number from 0."
+    )
     if processes == 1 and max_restarts == 0:
         return call(job, cfg)
     # A cached rendezvous store makes the first restart after a killed worker fail in half of the cases (torch 2.13).
@@ -41,7 +43,10 @@ def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     if not full_error():
-        for name in ("torch.distributed.elastic", "torch.multiprocessing"):  # their tables of failures are told in one sentence here
+        for name in (
+            "torch.distributed.elastic",
+            "torch.multiprocessing",
+        ):  # their tables of failures are told in one sentence here
             logging.getLogger(name).setLevel(logging.CRITICAL)
     config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=processes, rdzv_backend="c10d", rdzv_endpoint="localhost:0",
                           run_id=uuid.uuid4().hex, max_restarts=max_restarts, monitor_interval=monitor_interval,
@@ -92,7 +97,8 @@ def worker(job: str, cfg: dict[str, Any], told: str) -> Any:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local))
     restart = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
     if restart and int(os.environ["RANK"]) == 0:
-        print(f"A worker died: restart {restart} of {os.environ.get('TORCHELASTIC_MAX_RESTARTS', '?')}, from the last checkpoint.", flush=True)
+        allowed = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
+        print(f"A worker died: restart {restart} of {allowed}, from the last checkpoint.", flush=True)
     try:
         return call(job, cfg)
     except Stopped as stop:

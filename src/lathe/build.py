@@ -31,7 +31,8 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         surplus = re.search(r"unexpected keyword argument '(\w+)'", str(deepest))
         if surplus and "_target_" in (inner := _below(node, where)):
             takes = inspect.signature(hydra.utils.get_object(inner["_target_"])).parameters
-            raise UserError(f"{full}.{surplus.group(1)}: {inner['_target_']} takes no such argument; {did_you_mean(surplus.group(1), takes)}")
+            hint = did_you_mean(surplus.group(1), takes)
+            raise UserError(f"{full}.{surplus.group(1)}: {inner['_target_']} takes no such argument; {hint}") from error
         if isinstance(deepest, (TypeError, ImportError, ModuleNotFoundError, AttributeError, ValueError)) or deepest is error:
             raise UserError(f"{full} can't be built: {' '.join(str(deepest).split())}") from error
         raise

@@ -19,13 +19,17 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
         UserError: no such file, or it is truncated, foreign, or holds more than plain data.
     """
     if not path.is_file():
-        raise UserError(f"{key}={path}: there is no such file; a run's checkpoints are best.ckpt and last.ckpt in its checkpoints folder.")
+        raise UserError(
+            f"{key}={path}: there is no such file; a run's checkpoints are best.ckpt and last.ckpt in its checkpoints folder."
+        )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
-        raise UserError(f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code.") from error
+        raise UserError(
+            f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."
+        ) from error
     except (RuntimeError, EOFError, ValueError, OSError) as error:
-        raise UserError(f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another checkpoint.") from error
+        raise UserError(f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another.") from error
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict) or "global_step" not in state:
         raise UserError(f"{key}={path} is not a checkpoint of a run: it has no `state_dict` and `global_step`.")
     return state
@@ -40,11 +44,15 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:
     own = net.state_dict()
     for name in own:
         if name not in weights:
-            raise UserError(f"{key} does not fit this net: it has no {name}; choose the model and sizes that it was trained with.")
+            raise UserError(
+                f"{key} does not fit this net: it has no {name}; choose the model and sizes that it was trained with."
+            )
         if own[name].shape != weights[name].shape:
             raise UserError(f"{key} does not fit this net: {name} is {list(weights[name].shape)} there and {list(own[name].shape)} here; "
                             "choose the model and sizes that it was trained with.")  # fmt: skip
     extra = sorted(weights.keys() - own.keys())
     if extra:
-        raise UserError(f"{key} does not fit this net: it also has {extra[0]}; choose the model and sizes that it was trained with.")
+        raise UserError(
+            f"{key} does not fit this net: it also has {extra[0]}; choose the model and sizes that it was trained with."
+        )
     net.load_state_dict(weights)

@@ -61,7 +61,14 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _type_name(value: Any) -> str:
-    names = {dict: "a group of keys", list: "a list", bool: "true or false", int: "a whole number", float: "a number", str: "a word"}
+    names = {
+        dict: "a group of keys",
+        list: "a list",
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a word",
+    }
     return names.get(type(value), type(value).__name__)
 
 
@@ -91,9 +98,13 @@ def check_types(typed: Sequence[str], cfg: dict[str, Any], defaults: dict[str, A
         for leaf in [name for name in values if name == key or name.startswith(f"{key}.")]:
             default, value = reference.get(leaf), values[leaf]
             if not _fits(leaf, default, value):
-                raise UserError(f"{leaf}={value!r} is {_type_name(value)}, but it takes {_type_name(default)}, such as {default!r}.")
+                raise UserError(
+                    f"{leaf}={value!r} is {_type_name(value)}, but it takes {_type_name(default)}, such as {default!r}."
+                )
         if key not in values and isinstance(reference.get(key), (int, float, str)):
-            raise UserError(f"{key} is a group of keys here, but it takes {_type_name(reference[key])}, such as {reference[key]!r}.")
+            raise UserError(
+                f"{key} is a group of keys here, but it takes {_type_name(reference[key])}, such as {reference[key]!r}."
+            )
 
 
 def require(condition: bool, sentence: str) -> None:
@@ -119,7 +130,10 @@ def check_values(cfg: dict[str, Any]) -> None:
         require(isinstance(value, int) and value >= 1, f"trainer.{key}={value!r}: give a whole number from 1.")
     devices = trainer["devices"]
     if isinstance(devices, int):
-        require(devices >= 1 or devices == -1, f"trainer.devices={devices}: give 1 or more, -1 or auto for all GPUs, or a list of GPUs.")
+        require(
+            devices >= 1 or devices == -1,
+            f"trainer.devices={devices}: give 1 or more, -1 or auto for all GPUs, or a list of GPUs.",
+        )
     elif isinstance(devices, str):
         require(devices == "auto", f"trainer.devices={devices!r}: give a number, auto, or a list of GPUs such as [0,1].")
     require(trainer.get("max_epochs") is not None or trainer.get("max_steps", -1) != -1 or trainer.get("max_time") is not None,

@@ -29,13 +29,17 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None) -> int:
         there = torch.cuda.device_count()
         mps = accelerator == "mps" or (accelerator in ("auto", "gpu") and not there and torch.backends.mps.is_available())
         if mps:
-            require(torch.backends.mps.is_available(), "trainer.accelerator=mps: there is none here; use trainer.accelerator=auto.")
+            require(
+                torch.backends.mps.is_available(), "trainer.accelerator=mps: there is none here; use trainer.accelerator=auto."
+            )
             there = 1
         elif accelerator == "auto" and not there:
             return count_processes({**cfg, "trainer": {**trainer, "accelerator": "cpu"}}, outer)
         require(there > 0, f"trainer.accelerator={accelerator}: no GPU is visible here; use trainer.accelerator=cpu or auto.")
         several = there if several in ("auto", -1) else several
-        require(several <= there, f"trainer.devices={devices} asks for {several} GPUs, but {there} are here: ask for at most {there}.")
+        require(
+            several <= there, f"trainer.devices={devices} asks for {several} GPUs, but {there} are here: ask for at most {there}."
+        )
         if isinstance(devices, list):
             require(all(isinstance(index, int) and 0 <= index < there for index in devices),
                     f"trainer.devices={devices} names a GPU that is not here: give numbers from 0 to {there - 1}.")  # fmt: skip
@@ -45,7 +49,7 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None) -> int:
                 f"trainer.devices x trainer.num_nodes = {local * nodes}, but the launcher started {outer.world_size} processes: make them "
                 "equal.")  # fmt: skip
     elif int(trainer["num_nodes"]) > 1:
-        raise UserError(f"trainer.num_nodes={trainer['num_nodes']}: start a run on several machines with torchrun or srun on each of them.")
+        raise UserError(
+            f"trainer.num_nodes={trainer['num_nodes']}: start a run on several machines with torchrun or srun on each of them."
+        )
     return 1 if cfg["strategy"].get("processes") == "one" else int(several)
-
-

@@ -34,15 +34,30 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Any, Trainer]:
     return task, make(cfg["data"], "data"), trainer
 
 
+def check_request(request: dict[str, Any]) -> None:
+    """What both verbs ask of a request before the net is built.
+
+    Raises:
+        UserError: a batch of nothing, or an output that can't be a file.
+    """
+    batch_size, output = request["batch_size"], request["output"]
+    require(batch_size is None or (isinstance(batch_size, int) and batch_size >= 1),
+            f"batch_size={batch_size}: give a whole number from 1, or null for the run's.")  # fmt: skip
+    if output is not None:
+        require(Path(output).absolute().parent.is_dir(), f"output={output}: its folder does not exist.")
+        require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
+
+
 def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     """Figures of a split, keyed by `split/metric`; rank 0 prints them and writes them to `output` if that is given.
 
     Raises:
-        UserError: an unknown split, or what `rebuild` raises.
+        UserError: an unknown split, or what `check_request` and `rebuild` raise.
     """
     request = cfg["request"]
     split = request["split"]
     require(split in SPLITS, f"split={split}: choose one of {', '.join(SPLITS)}.")
+    check_request(request)
     task, datamodule, trainer = rebuild(cfg)
     datamodule.test_split = split
     trainer.test(task, datamodule=datamodule, verbose=False)

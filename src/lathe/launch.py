@@ -138,9 +138,11 @@ def check_batch_size(cfg: dict[str, Any], world: int) -> None:
         UserError: it does not; the sentence names both keys.
     """
     batch_size = cfg["data"].get("batch_size")
-    require(batch_size is None or batch_size % world == 0,
-            f"data.batch_size={batch_size} is the global batch and does not divide by trainer.devices x trainer.num_nodes = {world}: choose a "
-            f"multiple of {world}.")  # fmt: skip
+    require(
+        batch_size is None or batch_size % world == 0,
+        f"data.batch_size={batch_size} is the global batch and does not divide by trainer.devices x trainer.num_nodes = {world}: choose "
+        f"a multiple of {world}.",
+    )
 
 
 def _find_run(cfg: dict[str, Any], outer: Outer | None) -> tuple[rundir.RunDir | None, dict[str, Any]]:

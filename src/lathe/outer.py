@@ -52,9 +52,13 @@ def detect_outer() -> Outer | None:
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
         run_id, world, local = env["TORCHELASTIC_RUN_ID"], int(env["WORLD_SIZE"]), int(env.get("LOCAL_WORLD_SIZE", "1"))
-        if run_id == "none":  # torchrun without --rdzv-id: the agent's process stands for the launch, which only one machine can see
+        if (
+            run_id == "none"
+        ):  # torchrun without --rdzv-id: the agent's process stands for the launch, which only one machine can see
             if local != world:
-                raise UserError("torchrun on several nodes needs --rdzv-id, a name that all nodes share: the run directory is found by it.")
+                raise UserError(
+                    "torchrun on several nodes needs --rdzv-id, a name that all nodes share: the run directory is found by it."
+                )
             run_id = f"torchrun-{os.getppid()}-{env.get('MASTER_PORT', '')}"
         restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         return Outer(f"torchrun:{run_id}", int(env["RANK"]), int(env["LOCAL_RANK"]), world, restarts > 0)
@@ -63,7 +67,8 @@ def detect_outer() -> Outer | None:
             return None
         _slurm_rendezvous()
         restarted = int(env.get("SLURM_RESTART_COUNT", "0")) > 0
-        return Outer(f"slurm:{env['SLURM_JOB_ID']}", int(env["SLURM_PROCID"]), int(env["SLURM_LOCALID"]), int(env["SLURM_NTASKS"]), restarted)
+        rank, local, world = (int(env[name]) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"))
+        return Outer(f"slurm:{env['SLURM_JOB_ID']}", rank, local, world, restarted)
     return None
 
 

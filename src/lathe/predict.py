@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from torch.nn import functional as F
 from lathe.config import require
 from lathe.data import Normalizer
 from lathe.errors import UserError
-from lathe.evaluate import rebuild
+from lathe.evaluate import check_request, rebuild
 
 
 def predict(cfg: dict[str, Any]) -> int:
@@ -24,9 +25,11 @@ def predict(cfg: dict[str, Any]) -> int:
         UserError: images that can't be read or do not fit the net, or what `rebuild` raises.
     """
     request, facts = cfg["request"], cfg["data"]
-    require(cfg["trainer"]["devices"] in (1, "auto"), f"trainer.devices={cfg['trainer']['devices']}: prediction runs on one device.")
+    require(
+        cfg["trainer"]["devices"] in (1, "auto"), f"trainer.devices={cfg['trainer']['devices']}: prediction runs on one device."
+    )
     output = Path(request["output"])
-    require(output.absolute().parent.is_dir(), f"output={output}: its folder does not exist.")
+    check_request(request)
     names, images = read_images(Path(request["input"]), facts["channels"])
     images = fit(images, facts["image_size"], request["resize"])
     task, datamodule, trainer = rebuild(cfg)
@@ -73,17 +76,22 @@ def read_images(path: Path, channels: int) -> tuple[list[str], Tensor]:
         return _read_folder(path, channels)
     require(path.is_file(), f"input={path}: there is no such file or folder.")
     try:
-        array = np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
-        raise UserError(f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of .png files.") from error
+        with open(path, "rb") as file:
+            array = np.load(file, allow_pickle=False)
+    except (ValueError, OSError, EOFError, BadZipFile) as error:
+        raise UserError(
+            f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of .png files."
+        ) from error
     require(isinstance(array, np.ndarray) and array.dtype == np.uint8, f"input={path}: images must be uint8, from 0 to 255.")
     if array.ndim == 3:
         array = array[:, None]
     elif array.ndim == 4 and array.shape[1] != channels and array.shape[3] == channels:
         array = array.transpose(0, 3, 1, 2)
-    require(array.ndim == 4 and array.shape[1] == channels and len(array) > 0,
-            f"input={path} has shape {list(array.shape)}, but the net takes images of {channels} channels: give [n, height, width, {channels}] "
-            f"or [n, {channels}, height, width].")  # fmt: skip
+    require(
+        array.ndim == 4 and array.shape[1] == channels and len(array) > 0,
+        f"input={path} has shape {list(array.shape)}, but the net takes images of {channels} channels: give [n, height, width, {channels}]"
+        f" or [n, {channels}, height, width].",
+    )
     return [str(index) for index in range(len(array))], torch.from_numpy(np.ascontiguousarray(array))
 
 
@@ -114,7 +122,7 @@ def fit(images: Tensor, size: int, resize: bool) -> Tensor:
     """
     if images.shape[-2:] == (size, size):
         return images
-    require(resize, f"input has images of {images.shape[-2]} x {images.shape[-1]} pixels, but the net takes {size} x {size}: resize=true scales "
-                    "them.")  # fmt: skip
+    found = f"{images.shape[-2]} x {images.shape[-1]}"
+    require(resize, f"input has images of {found} pixels, but the net takes {size} x {size}: resize=true scales them.")
     scaled = F.interpolate(images.float(), size=(size, size), mode="bilinear", antialias=True)
     return scaled.round().clamp(0, 255).to(torch.uint8)

@@ -68,8 +68,12 @@ def quiet() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # images on the device need none
-    warnings.filterwarnings("ignore", message=".*recommended to use `self.log.*sync_dist=True.*")  # tasks add up the ranks' sums themselves
-    warnings.filterwarnings("ignore", message=".*treespec, LeafSpec.*")  # Lightning 2.6 calls torch's tree functions by their older names
+    warnings.filterwarnings(
+        "ignore", message=".*recommended to use `self.log.*sync_dist=True.*"
+    )  # tasks add up the ranks' sums themselves
+    warnings.filterwarnings(
+        "ignore", message=".*treespec, LeafSpec.*"
+    )  # Lightning 2.6 calls torch's tree functions by their older names
 
 
 def _without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
@@ -139,8 +143,9 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     for name, node in nodes.items():
         callbacks.append(make(node, f"callbacks.{name}"))
         monitor = node.get("monitor")
-        require(monitor is None or monitor in task.metric_names,
-                f"callbacks.{name}.monitor={monitor}: the task reports no such figure; {did_you_mean(str(monitor), task.metric_names)}")  # fmt: skip
+        hint = did_you_mean(str(monitor), task.metric_names)
+        known = monitor is None or monitor in task.metric_names
+        require(known, f"callbacks.{name}.monitor={monitor}: the task reports no such figure; {hint}")
     return callbacks
 
 
@@ -167,8 +172,11 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
     state = read_checkpoint(path, "ckpt_path")
     if cfg["ckpt_mode"] == "trainer":
         require("optimizer_states" in state, f"ckpt_path={path} holds weights alone: use ckpt_mode=weights.")
-        require("ema" not in state or "ema" in cfg["callbacks"],
-                f"ckpt_path={path} was trained with averaged weights, which ckpt_mode=trainer can't go on from alone: add callbacks=[default,ema].")  # fmt: skip
+        averaged = "ema" in state and "ema" not in cfg["callbacks"]
+        require(
+            not averaged,
+            f"ckpt_path={path} holds averaged weights, ckpt_mode=trainer goes on from raw ones: add callbacks=[default,ema].",
+        )
         return path
     load_weights(task.net, state["state_dict"], f"ckpt_path={path}")
     return None

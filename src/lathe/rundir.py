@@ -215,7 +215,9 @@ def open_run(path: str | Path, key: str) -> RunDir:
     if not run.path.exists():
         raise UserError(f"{key}={path}: there is no such directory; logs/latest is the newest run.")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
-        raise UserError(f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the newest run.")
+        raise UserError(
+            f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the newest run."
+        )
     try:
         run.config  # noqa: B018 - read it once, so that a foreign or torn file is told here
     except Exception as error:

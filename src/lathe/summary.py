@@ -11,7 +11,9 @@ def show(result: dict[str, Any], run_dir: Path, console: Console | None = None) 
     """Prints the final figures, where the run lies, and three commands to try next."""
     console = console or Console()
     table = Table(title="Run complete", show_header=False, title_justify="left")
-    for name in sorted(key for key in result if key.startswith("test/")) or sorted(key for key in result if key.startswith("val/")):
+    for name in sorted(key for key in result if key.startswith("test/")) or sorted(
+        key for key in result if key.startswith("val/")
+    ):
         table.add_row(name, f"{result[name]:.4f}")
     table.add_row("parameters", f"{result['parameters']:,}")
     if result.get("samples_per_s"):

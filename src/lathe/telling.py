@@ -67,9 +67,9 @@ def _foreign_sentence(error: BaseException) -> str | None:
         return rundir.disk_sentence(error)
     kind = type(error).__name__
     if kind == "OutOfMemoryError":
-        return "the GPU's memory is used up: lower data.batch_size, or try precision=bf16-mixed or trainer.accumulate_grad_batches."
+        return (
+            "the GPU's memory is used up: lower data.batch_size, or try precision=bf16-mixed or trainer.accumulate_grad_batches."
+        )
     if kind == "MisconfigurationException":
         return " ".join(str(error).split())
     return None
-
-

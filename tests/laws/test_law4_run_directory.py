@@ -35,7 +35,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_evaluate_gives_the_figures_of_training(trained: Path, tmp_path: Path) -> None:
     for split in ("test", "val"):
-        done = run(f"run={trained}", f"split={split}", f"output={tmp_path / split}.json", script="scripts/evaluate.py", cwd=tmp_path)
+        done = run(
+            f"run={trained}", f"split={split}", f"output={tmp_path / split}.json", script="scripts/evaluate.py", cwd=tmp_path
+        )
         check(done)
         figures = json.loads((tmp_path / f"{split}.json").read_text())
         result = json.loads((trained / "result.json").read_text())
@@ -48,7 +50,9 @@ def test_evaluate_gives_the_figures_of_training(trained: Path, tmp_path: Path) -
 def test_evaluate_on_two_processes_counts_the_same_samples(trained: Path, tmp_path: Path) -> None:
     words = ("strategy=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "batch_size=50", "precision=32-true")
     check(run(f"run={trained}", *words, f"output={tmp_path / 'two.json'}", script="scripts/evaluate.py", cwd=tmp_path))
-    check(run(f"run={trained}", "precision=32-true", f"output={tmp_path / 'one.json'}", script="scripts/evaluate.py", cwd=tmp_path))
+    check(
+        run(f"run={trained}", "precision=32-true", f"output={tmp_path / 'one.json'}", script="scripts/evaluate.py", cwd=tmp_path)
+    )
     two, one = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("two", "one"))
     assert two["test/accuracy"] == pytest.approx(one["test/accuracy"], abs=1e-7)
     assert two["test/loss"] == pytest.approx(one["test/loss"], rel=1e-5)
@@ -68,7 +72,9 @@ def test_a_plain_net_opens_a_checkpoint(trained: Path, name: str) -> None:
         assert accuracy == pytest.approx(json.loads((trained / "result.json").read_text())["test/accuracy"], abs=1e-6)
 
 
-@pytest.mark.parametrize("overrides", [("compile=default",), ("precision=64-true",), ("precision=bf16-true",), ("strategy=ddp",)], ids=str)
+@pytest.mark.parametrize(
+    "overrides", [("compile=default",), ("precision=64-true",), ("precision=bf16-true",), ("strategy=ddp",)], ids=str
+)
 def test_names_are_plain_under_every_choice(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     words = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "trainer.max_epochs=1", "trainer.limit_train_batches=3",
              "test=false", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
@@ -104,7 +110,9 @@ def test_raw_pixels_are_enough(trained: Path, tmp_path: Path) -> None:
 def test_weights_start_another_run(trained: Path, tmp_path: Path) -> None:
     kept = [word for word in OVERRIDES if not word.startswith(("callbacks", "precision", "trainer.max_epochs"))]
     # A rate too small to move a float32: what comes out is what went in.
-    cfg = new_run(tmp_path, *kept, "trainer.max_epochs=1", f"ckpt_path={trained}", "optimizer.lr=1e-30", "optimizer.weight_decay=0")
+    cfg = new_run(
+        tmp_path, *kept, "trainer.max_epochs=1", f"ckpt_path={trained}", "optimizer.lr=1e-30", "optimizer.weight_decay=0"
+    )
     result = lathe.run.train(cfg)
     assert result["best_step"] > 0
     before = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]

@@ -14,6 +14,7 @@ from helpers import ROOT, SMALL, check, new_run, run, runs
 
 import lathe.run
 
+HAS_GPU = torch.cuda.is_available()
 Cli = Callable[..., tuple[int, str]]
 
 
@@ -61,12 +62,13 @@ TYPED = {
     "no batch": (["data.batch_size=0"], ["data.batch_size=0", "above 0"]),
     "indivisible batch": (["data.batch_size=33", "trainer.devices=2", "trainer.accelerator=cpu"],
                           ["data.batch_size=33", "trainer.devices", "multiple of 2"]),
-    "more GPUs than there are": (["trainer.accelerator=gpu", "trainer.devices=999"], ["trainer.", "gpu" if not torch.cuda.is_available() else "999"]),
+    "more GPUs than there are": (["trainer.accelerator=gpu", "trainer.devices=999"], ["trainer.", "999" if HAS_GPU else "gpu"]),
     "more processes than makes sense": (["trainer.accelerator=cpu", "trainer.devices=999"], ["trainer.devices=999", "use at most"]),
     "unknown accelerator": (["trainer.accelerator=gpus"], ["trainer.accelerator='gpus'", "did you mean gpu?"]),
     "several nodes by hand": (["trainer.num_nodes=2"], ["trainer.num_nodes=2", "torchrun or srun"]),
     "no end": (["trainer.max_epochs=null"], ["trainer.max_epochs=null", "trainer.max_steps"]),
-    "a metric that no task logs": (["callbacks.checkpoint.monitor=val/acc"], ["callbacks.checkpoint.monitor=val/acc", "did you mean val/accuracy?"]),
+    "a metric that no task logs": (["callbacks.checkpoint.monitor=val/acc"],
+                                   ["callbacks.checkpoint.monitor=val/acc", "did you mean val/accuracy?"]),
     "unknown argument of a net": (["+model.net.widht=3"], ["model.net.widht", "did you mean width?"]),
     "impossible depth": (["model.net.depth=21"], ["model.net.depth=21"]),
     "dp without a GPU": (["strategy=dp"], ["strategy=dp", "strategy=ddp"]),
@@ -115,6 +117,14 @@ def test_damaged_and_foreign_checkpoints(cli: Cli, trained: Path, tmp_path: Path
     assert runs(tmp_path / "logs") == []
 
 
+def test_a_damaged_archive(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "cifar-10-binary.tar.gz").write_bytes(b"half of an archive")
+    _one_sentence(cli(*SMALL, "data=cifar10", "data.source.download=false"), "cifar-10-binary.tar.gz")
+    assert runs(tmp_path / "logs") == []
+    assert [path.name for path in (tmp_path / "data").iterdir() if not path.name.startswith(".")] == ["cifar-10-binary.tar.gz"]
+
+
 def test_resuming_with_other_values_is_refused_with_a_diff(cli: Cli, trained: Path) -> None:
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
     _one_sentence(cli(f"resume={trained}", "optimizer.lr=0.2", "model=resnet20"), "optimizer.lr: 0.1 -> 0.2", "ckpt_path")
@@ -160,8 +170,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk(cli: Cli, small_disk: Path) -> None:
-    result = cli("trainer.max_epochs=1", "trainer.enable_model_summary=false", "trainer.limit_train_batches=2", "trainer.log_every_n_steps=1",
-                 "trainer.enable_progress_bar=false", f"paths.log_dir={small_disk}")  # fmt: skip
+    words = (word for word in SMALL if not word.startswith("model"))
+    result = cli(*words, "trainer.max_epochs=1", "trainer.limit_train_batches=5", f"paths.log_dir={small_disk}")
     _one_sentence(result, "the disk is full", "paths.log_dir")
     assert [path.name for path in small_disk.rglob("*.tmp")] == []
     assert list(small_disk.rglob("*.ckpt")) == []

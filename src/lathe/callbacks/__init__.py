@@ -3,6 +3,7 @@
 from lathe.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.lean import skip_empty_hooks
+from lathe.callbacks.model_summary import ModelSummary
 from lathe.callbacks.nan_guard import NanGuard
 from lathe.callbacks.preemption import Preemption
 from lathe.callbacks.profiler import TorchProfiler
@@ -10,4 +11,16 @@ from lathe.callbacks.progress import Progress
 from lathe.callbacks.resume import ExactResume
 from lathe.callbacks.throughput import Throughput
 
-__all__ = ["EMA", "AtomicCheckpointIO", "Checkpoint", "ExactResume", "NanGuard", "Preemption", "Progress", "Throughput", "TorchProfiler", "skip_empty_hooks"]
+__all__ = [
+    "EMA",
+    "AtomicCheckpointIO",
+    "Checkpoint",
+    "ExactResume",
+    "ModelSummary",
+    "NanGuard",
+    "Preemption",
+    "Progress",
+    "Throughput",
+    "TorchProfiler",
+    "skip_empty_hooks",
+]

@@ -132,7 +132,9 @@ class Checkpoint(CheckpointBase):
         better = self.best_score is None or (score > self.best_score if self.mode == "max" else score < self.best_score)
         if better:
             self.best_score, self.best_step = score, trainer.global_step
-            self.best_metrics = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+            self.best_metrics = {
+                name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")
+            }
             self.save(trainer, "best")
 
     def state_dict(self) -> dict[str, Any]:

@@ -19,7 +19,7 @@ class TorchProfiler(Callback):
     is the device's time.
 
     Args:
-        dirpath: folder of the traces; made if missing.
+        dirpath: folder of the traces, made if missing; None is profile/ in the run directory.
         wait: batches before anything happens, so that compilation and caches are out of the picture.
         warmup: batches profiled and thrown away: the profiler's own start-up.
         active: batches recorded.
@@ -33,7 +33,7 @@ class TorchProfiler(Callback):
 
     def __init__(
         self,
-        dirpath: str,
+        dirpath: str | None = None,
         wait: int = 5,
         warmup: int = 3,
         active: int = 10,
@@ -45,7 +45,7 @@ class TorchProfiler(Callback):
         for key, value, least in (("wait", wait, 0), ("warmup", warmup, 1), ("active", active, 1), ("top_k", top_k, 1)):
             if value < least:
                 raise UserError(f"callbacks.profiler.{key}={value} is too small: use {least} or more.")
-        self.dirpath, self.top_k = Path(dirpath), top_k
+        self.dirpath, self.top_k = Path(dirpath) if dirpath else None, top_k
         self.wait, self.warmup, self.active = wait, warmup, active
         self.record_shapes, self.profile_memory, self.with_stack = record_shapes, profile_memory, with_stack
         self._profile: profile | None = None
@@ -93,8 +93,9 @@ class TorchProfiler(Callback):
 
     def _write(self, done: profile) -> None:
         assert self._trainer is not None
-        self.dirpath.mkdir(parents=True, exist_ok=True)
-        trace = self.dirpath / f"rank{self._trainer.global_rank}.{self._trainer.global_step}.pt.trace.json"
+        folder = self.dirpath or Path(self._trainer.default_root_dir) / "profile"
+        folder.mkdir(parents=True, exist_ok=True)
+        trace = folder / f"rank{self._trainer.global_rank}.{self._trainer.global_step}.pt.trace.json"
         done.export_chrome_trace(str(trace))
         self.trace = trace
         on_gpu = self._trainer.strategy.root_device.type == "cuda"

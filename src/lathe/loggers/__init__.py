@@ -1,4 +1,4 @@
-"""Where figures go. Each function takes the run directory and the optimizer step that the run (re)starts at, and returns a Lightning logger."""
+"""Where figures go. Each function takes the run directory and the optimizer step that the run starts at, and returns a Lightning logger."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,9 @@ def wandb(
     options: dict[str, Any] = {"group": group, "tags": tags, "settings": settings}
     if not offline:
         options["resume"] = "allow"
-    return WandbLogger(name=name or run_dir.name, project=project, save_dir=str(run_dir), id=run_dir.name, offline=offline, **options)
+    return WandbLogger(
+        name=name or run_dir.name, project=project, save_dir=str(run_dir), id=run_dir.name, offline=offline, **options
+    )
 
 
 def mlflow(

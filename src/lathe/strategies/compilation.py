@@ -31,9 +31,13 @@ def compile_net(
     if mode not in MODES:
         raise UserError(f"compile.mode={mode!r}: {did_you_mean(str(mode), MODES)}")
     if mode == "reduce-overhead" and device_type == "cpu":
-        warnings.warn("compile=reduce-overhead is about CUDA graphs, which a CPU run does not have: it acts as compile=default.", stacklevel=2)
+        warnings.warn(
+            "compile=reduce-overhead means CUDA graphs, which a CPU does not have: it acts as compile=default.", stacklevel=2
+        )
     regions = list(getattr(net, "blocks", [])) if regional else [net]
     if not regions:
-        raise UserError(f"compile.regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false.")
+        raise UserError(
+            f"compile.regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false."
+        )
     for region in regions:
         region.compile(mode=mode, dynamic=dynamic, fullgraph=fullgraph)

@@ -22,7 +22,9 @@ class DP(SingleDeviceStrategy):
 
     def __init__(self, devices: list[int] | None = None) -> None:
         if not torch.cuda.is_available():
-            raise UserError("strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp or auto.")
+            raise UserError(
+                "strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp or auto."
+            )
         self.devices = devices if devices is not None else list(range(torch.cuda.device_count()))
         super().__init__(device=torch.device("cuda", self.devices[0]))
         self._parallel: nn.DataParallel[nn.Module] | None = None

@@ -28,7 +28,9 @@ def precision_plugin(
     if device_type == "mps" and name == "64-true":
         raise UserError("precision=64-true: Apple's GPUs have no float64; use trainer.accelerator=cpu or precision=32-true.")
     if device_type == "cuda" and name.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False):
-        raise UserError(f"precision={name}: {torch.cuda.get_device_name()} has no bfloat16 arithmetic; use precision=16-mixed or 32-true.")
+        raise UserError(
+            f"precision={name}: {torch.cuda.get_device_name()} has no bfloat16 arithmetic; use precision=16-mixed or 32-true."
+        )
     torch.set_float32_matmul_precision(matmul)
     if name == "16-mixed":
         scaler = torch.amp.GradScaler(device_type, init_scale=init_scale, growth_interval=growth_interval)

@@ -158,7 +158,9 @@ class Task(LightningModule):
             return optimizer
         total = self.trainer.estimated_stepping_batches
         if total == float("inf"):
-            raise UserError("trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of them.")
+            raise UserError(
+                "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of them."
+            )
         scheduler = self._make_scheduler(optimizer, int(total))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

@@ -1,0 +1,22 @@
+"""The table of layers."""
+
+import pytest
+from lightning.pytorch import LightningModule, Trainer
+from torch import nn
+
+from lathe.callbacks.model_summary import ModelSummary
+
+
+class Task(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
+        self.net[1].requires_grad_(False)
+
+
+def test_counts_and_no_figure_that_was_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    ModelSummary(max_depth=2).on_fit_start(Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), Task())
+    text = capsys.readouterr().out
+    assert "24 parameters, 16 of them trainable" in text
+    assert "net.0" in text
+    assert "FLOPs" not in text

@@ -1,0 +1,144 @@
+"""A signal ends a run at a step boundary, with a checkpoint of that step; ranks stop together."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import SMALL, column, command, environment, new_run, runs, weights
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from ranks import on_ranks
+from torch.utils.data import DataLoader
+
+from lathe.callbacks import Checkpoint, Preemption
+from lathe.errors import Stopped, UserError
+from lathe.run import train
+from lathe.rundir import RunDir
+from lathe.strategies import DDP
+
+
+class Signals(Callback):
+    """Sends this process a real signal when it is about to train batch `batch`."""
+
+    def __init__(self, batch: int, number: int = signal.SIGTERM) -> None:
+        self.batch, self.number = batch, number
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == self.batch:
+            os.kill(os.getpid(), self.number)
+
+
+def saved_step(folder: Path) -> int:
+    return int(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("batch", [0, 3, 5])
+def test_the_step_is_finished_and_saved(tiny: SimpleNamespace, tmp_path: Path, number: int, batch: int) -> None:
+    preemption = Preemption()
+    before = signal.getsignal(number)
+    trainer = tiny.trainer(Checkpoint(monitor=None), preemption, Signals(batch, number), default_root_dir=tmp_path)
+    with pytest.raises(SIGTERMException):
+        trainer.fit(tiny.Task(), tiny.Loader())
+    assert trainer.global_step == batch + 1
+    assert saved_step(tmp_path) == batch + 1
+    assert preemption.received == signal.Signals(number).name
+    assert signal.getsignal(number) is before
+
+
+def test_without_a_signal_nothing_happens(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+    trainer = tiny.trainer(Checkpoint(monitor=None), Preemption(), default_root_dir=tmp_path)
+    trainer.fit(tiny.Task(), tiny.Loader())
+    assert saved_step(tmp_path) == 12
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
+
+
+def test_a_step_of_accumulated_batches_is_not_cut(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    trainer = tiny.trainer(Checkpoint(monitor=None), Preemption(), Signals(2), default_root_dir=tmp_path, accumulate_grad_batches=2)
+    with pytest.raises(SIGTERMException):
+        trainer.fit(tiny.Task(), tiny.Loader())
+    state = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    batches = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["completed"]
+    assert batches == 2 * state["global_step"]  # gradients of half a step are in no checkpoint
+
+
+def test_every_n_steps_is_positive() -> None:
+    with pytest.raises(UserError, match=r"^callbacks\.preemption\.every_n_steps=0: give a whole number from 1\.$"):
+        Preemption(every_n_steps=0)
+
+
+def one_rank_is_told(rank: int, folder: str) -> tuple[int, int, bool]:
+    from lightning.pytorch import LightningModule
+
+    class Linear(LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return self.net(batch).sum()
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    told = [Signals(4)] if rank == 1 else []
+    preemption = Preemption(every_n_steps=3)
+    trainer = Trainer(accelerator="cpu", devices=2, strategy=DDP(), max_epochs=2, logger=False, enable_progress_bar=False,
+                      enable_model_summary=False, use_distributed_sampler=False, default_root_dir=folder,
+                      callbacks=[Checkpoint(monitor=None), preemption, *told])  # fmt: skip
+    stopped = False
+    try:
+        trainer.fit(Linear(), DataLoader([torch.ones(4, 2)] * 10, batch_size=None))
+    except SIGTERMException:
+        stopped = True
+    return trainer.global_step, saved_step(Path(folder)), stopped
+
+
+def test_ranks_stop_at_the_same_step_though_one_is_told(tmp_path: Path) -> None:
+    assert on_ranks(one_rank_is_told, str(tmp_path)) == [(6, 6, True), (6, 6, True)]
+
+
+def test_a_training_run_says_how_to_continue_and_goes_on_to_the_same_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import lathe.run
+
+    whole = new_run(tmp_path / "a", *SMALL)
+    train(whole)
+
+    cfg = new_run(tmp_path / "b", *SMALL)
+    real = lathe.run.make_callbacks
+    monkeypatch.setattr(lathe.run, "make_callbacks", lambda *args: [*real(*args), Signals(7, signal.SIGUSR1)])
+    with pytest.raises(Stopped) as caught:
+        train(cfg)
+    run = RunDir(cfg["paths"]["run_dir"])
+    assert str(caught.value) == f"stopped by SIGUSR1; continue with: python train.py resume={run.path}"
+    assert caught.value.code == 138
+    assert not run.complete
+    monkeypatch.undo()
+    train(cfg)
+    assert run.complete
+    one, other = weights(Path(whole["paths"]["run_dir"])), weights(run.path)
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert column(run.path, "train/loss") == column(Path(whole["paths"]["run_dir"]), "train/loss")
+
+
+def test_the_command_ends_with_143_and_one_sentence(tmp_path: Path) -> None:
+    arguments = command(*SMALL, "trainer.max_epochs=100000", f"paths.log_dir={tmp_path}/logs")
+    with subprocess.Popen(arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 60
+        while not list(tmp_path.glob("logs/train/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    (run,) = runs(tmp_path / "logs")
+    assert process.returncode == 143
+    assert err == f"Error: stopped by SIGTERM; continue with: python train.py resume={run}\n"
+    assert not (run / "result.json").exists()
+    assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] > 0
+    assert not list(run.rglob("*.tmp"))

@@ -1,0 +1,137 @@
+"""Generators and the position in the data go on where the checkpoint was written."""
+
+import random
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from ranks import on_ranks
+from torch.utils.data import DataLoader
+
+from lathe.callbacks import ExactResume
+from lathe.strategies import DDP
+
+
+def draw() -> tuple[float, float, float]:
+    return random.random(), float(np.random.random()), float(torch.rand(()))
+
+
+class Draws(Callback):
+    """One number of each generator after each batch; a checkpoint after batch `at` of the first epoch."""
+
+    def __init__(self, path: Path | None = None, at: int = -1) -> None:
+        self.path, self.at = path, at
+        self.drawn: dict[int, tuple[float, float, float]] = {}
+        self.seen: list[float] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.drawn[trainer.global_step] = draw()
+        self.seen.append(float(batch[0].sum()))
+        if self.path is not None and trainer.global_step == self.at:
+            np.random.standard_normal()  # a generator that keeps half a pair of numbers
+            random.gauss(0, 1)
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.fixture(autouse=True)
+def generators() -> Any:
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+    torch.set_rng_state(states[2])
+
+
+def fit(tiny: SimpleNamespace, seed: int, draws: Draws, task: Any = None, **options: Any) -> Any:
+    trainer = tiny.trainer(ExactResume(seed), draws, max_epochs=2)
+    trainer.fit(task or tiny.Task(), tiny.Loader(), **options)
+    return trainer
+
+
+def test_the_seed_decides_whatever_was_drawn_before(tiny: SimpleNamespace) -> None:
+    results = []
+    for seed, noise in ((1, 0), (1, 5), (2, 0), (0, 0)):
+        random.seed(noise)
+        np.random.seed(noise)
+        torch.manual_seed(noise)
+        fit(tiny, seed, draws := Draws())
+        results.append(draws.drawn)
+    assert results[0] == results[1]
+    for other in results[2:]:
+        assert all(a != b for a, b in zip(results[0][1], other[1], strict=True))
+
+
+@pytest.mark.parametrize("at", [1, 4, 6, 9])
+def test_a_continued_run_draws_the_same_numbers_on_the_same_batches(tiny: SimpleNamespace, tmp_path: Path, at: int) -> None:
+    fit(tiny, 3, whole := Draws(tmp_path / "a.ckpt", at))
+    torch.manual_seed(99)
+    fit(tiny, 3, continued := Draws(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert continued.drawn == {step: drawn for step, drawn in whole.drawn.items() if step > at}
+    assert continued.seen == whole.seen[at:]
+
+
+def test_the_position_survives_a_scheduler_that_asks_for_the_length_of_the_run(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    class Scheduled(tiny.Task):  # type: ignore[misc, name-defined]
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+            assert self.trainer.estimated_stepping_batches == 12
+            return optimizer
+
+    fit(tiny, 3, whole := Draws(tmp_path / "a.ckpt", 4), Scheduled())
+    fit(tiny, 3, continued := Draws(), Scheduled(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
+    assert continued.seen == whole.seen[4:]
+
+
+def test_the_checkpoint_is_plain_data(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    fit(tiny, 3, Draws(tmp_path / "a.ckpt", 2))
+    (state,) = torch.load(tmp_path / "a.ckpt", weights_only=True)["random_state"]
+    assert set(state) == {"python", "numpy", "torch"} | ({"cuda"} if torch.cuda.is_available() else set())
+
+
+def test_a_checkpoint_of_another_number_of_ranks_starts_from_seed_and_step(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    fit(tiny, 3, whole := Draws(tmp_path / "a.ckpt", 4))
+    state = torch.load(tmp_path / "a.ckpt", weights_only=True)
+    state["random_state"] *= 2
+    torch.save(state, tmp_path / "two.ckpt")
+    runs = []
+    for _ in range(2):
+        fit(tiny, 3, draws := Draws(), ckpt_path=tmp_path / "two.ckpt", weights_only=True)
+        runs.append(draws.drawn)
+    assert runs[0] == runs[1]
+    assert sorted(runs[0]) == sorted(step for step in whole.drawn if step > 4)
+    assert runs[0][5] not in (whole.drawn[5], whole.drawn[1])
+
+
+class Linear(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.net(batch[0]).sum()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def two_ranks(rank: int, path: str) -> list[dict[int, tuple[float, float, float]]]:
+    drawn = []
+    for callback, options in ((Draws(Path(path), 3), {}), (Draws(), {"ckpt_path": path, "weights_only": True})):
+        trainer = Trainer(accelerator="cpu", devices=2, strategy=DDP(), max_epochs=2, logger=False, enable_progress_bar=False,
+                          enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False,
+                          callbacks=[ExactResume(5), callback])  # fmt: skip
+        trainer.fit(Linear(), DataLoader([[torch.ones(4, 2)]] * 3, batch_size=None), **options)
+        drawn.append(callback.drawn)
+    return drawn
+
+
+def test_each_rank_has_numbers_of_its_own_and_gets_them_back(tmp_path: Path) -> None:
+    first, second = on_ranks(two_ranks, str(tmp_path / "two.ckpt"))
+    for whole, continued in (first, second):
+        assert continued == {step: whole[step] for step in (4, 5, 6)}
+    assert all(first[0][step] != second[0][step] for step in range(1, 7))
