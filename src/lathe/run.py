@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe import rundir, summary
@@ -96,7 +97,7 @@ def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback]
     precision = precision_plugin(number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name"))
     plugins = [AtomicCheckpointIO(), *precision.pop("plugins", [])]
     if several and cfg["trainer"].get("sync_batchnorm", False):
-        plugins.append(SyncBatchNorm())
+        plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())
     return call_factory(
         make({**options, **precision, "_partial_": True}, "trainer"),
         "trainer",

@@ -128,6 +128,21 @@ def test_with_other_parts(tmp_path: Path, interruption: Interruption, parts: tup
         _same(alone, train(step))
 
 
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    """In the same directory; the schedule is that of the longer run from where the shorter one ended."""
+    log_dir = tmp_path / "logs"
+    check(run(*TRAIN, "trainer.max_epochs=1", "scheduler=constant", f"paths.log_dir={log_dir}", cwd=tmp_path))
+    (directory,) = runs(log_dir)
+    done = check(run(f"resume={directory}", cwd=tmp_path))
+    assert "is complete" in done.stdout
+    check(run(f"resume={directory}", "trainer.max_epochs=3", cwd=tmp_path))
+    check(run(*TRAIN, "scheduler=constant", f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
+    assert runs(log_dir) == [directory]
+    (alone,) = runs(tmp_path / "alone")
+    ours, theirs = weights(directory, "last"), weights(alone, "last")
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
 def test_the_comparison_can_fail(tmp_path: Path, interruption: Interruption) -> None:
     one = _train_through(tmp_path / "one", interruption, "", STEPS + 1)
     other = _train_through(tmp_path / "other", interruption, "", STEPS + 1, "seed=7")
