@@ -1,5 +1,6 @@
 """Jobs for the elastic agent: workers import them by name."""
 
+import json
 import os
 import signal
 import sys
@@ -53,3 +54,25 @@ def killed(cfg: dict[str, Any]) -> str:
         return f"start {count + 1}"
     time.sleep(0.5)
     return "other"
+
+
+def echo(cfg: dict[str, Any]) -> dict[str, Any]:
+    """A run that begins, and ends with its seed as its objective."""
+    run_dir = Path(cfg["paths"]["run_dir"])
+    (run_dir / "metrics.csv").write_text("step\n")
+    (run_dir / "result.json").write_text(json.dumps({"objective": cfg["seed"]}))
+    return {"objective": cfg["seed"], "cfg": cfg}
+
+
+def breaks_off(cfg: dict[str, Any]) -> None:
+    """A run that begins and does not end."""
+    (Path(cfg["paths"]["run_dir"]) / "metrics.csv").write_text("step\n")
+    raise UserError("it broke off.")
+
+
+def never_begins(cfg: dict[str, Any]) -> None:
+    raise UserError("it never began.")
+
+
+def reads(cfg: dict[str, Any]) -> dict[str, Any]:
+    return cfg

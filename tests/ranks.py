@@ -7,6 +7,7 @@ import importlib.util
 import multiprocessing
 import os
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 
-def on_ranks(function: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 120) -> list[Any]:
+def on_ranks(function: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 60) -> list[Any]:
     """`function(rank, *args)` on each of `world` ranks; returns what they returned (tensors and plain data), by rank.
 
     The environment is that of a torchrun worker. `function` stands at the top of its module.
@@ -27,8 +28,9 @@ def on_ranks(function: Callable[..., Any], *args: Any, world: int = 2, timeout: 
         processes = [context.Process(target=_rank, args=(rank, world, folder, where, args), daemon=True) for rank in range(world)]
         for process in processes:
             process.start()
+        deadline = time.monotonic() + timeout
         for process in processes:
-            process.join(timeout)
+            process.join(max(0.0, deadline - time.monotonic()))
         for process in processes:
             if process.is_alive():
                 process.kill()

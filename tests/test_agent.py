@@ -76,7 +76,7 @@ def test_a_stop_is_a_stop_and_not_tried_again(cfg: dict[str, Any]) -> None:
 
 
 def test_a_bug_in_a_worker_shows_where_it_was(cfg: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeError, match="rank 0 failed.*a bug in a worker") as caught:
+    with pytest.raises(RuntimeError, match=r"rank 0 failed.*a bug in a worker") as caught:
         execute("jobs:bug", cfg, 1, options(restarts=1))
     assert not isinstance(caught.value, UserError)
     assert "jobs.py" in str(caught.value)

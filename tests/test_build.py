@@ -27,13 +27,19 @@ def test_a_node_becomes_an_object_with_what_is_added() -> None:
             "model.biass: torch.nn.Linear takes no such argument; did you mean bias?",
         ),
         (
-            {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "torch.nn.Linear", "in_features": "three", "out_features": 2}]},
+            {
+                "_target_": "torch.nn.Sequential",
+                "_args_": [{"_target_": "torch.nn.Linear", "in_features": "three", "out_features": 2}],
+            },
             "model._args_0 can't be built: ",
         ),
         ({"_target_": "torch.nn.Linearr", "in_features": 3}, "model can't be built: "),
         ({"_target_": "no_such_package.Thing"}, "model can't be built: "),
         ({"_target_": "torch.nn.Linear"}, "model can't be built: "),
-        ({"_target_": "torch.nn.Conv2d", "in_channels": 3, "out_channels": 4, "kernel_size": 3, "groups": 2}, "model can't be built: in_channels"),
+        (
+            {"_target_": "torch.nn.Conv2d", "in_channels": 3, "out_channels": 4, "kernel_size": 3, "groups": 2},
+            "model can't be built: in_channels",
+        ),
     ],
 )
 def test_a_node_that_cant_be_built_is_one_sentence(node: Any, sentence: str) -> None:
@@ -44,7 +50,11 @@ def test_a_node_that_cant_be_built_is_one_sentence(node: Any, sentence: str) -> 
 
 
 def test_the_key_of_an_inner_node_is_whole() -> None:
-    node = {"_target_": "torch.nn.Sequential", "_args_": [], "net": {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1, "widht": 3}}
+    node = {
+        "_target_": "torch.nn.Sequential",
+        "_args_": [],
+        "net": {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1, "widht": 3},
+    }
     with pytest.raises(UserError, match=r"^model\.net\.widht: torch\.nn\.Linear takes no such argument; choose one of bias"):
         make(node, "model")
 

@@ -27,7 +27,9 @@ def test_contents_come_back(path: Path) -> None:
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^ckpt_path=.*no\.ckpt: there is no such file; a run's checkpoints are best\.ckpt and last\.ckpt"):
+    with pytest.raises(
+        UserError, match=r"^ckpt_path=.*no\.ckpt: there is no such file; a run's checkpoints are best\.ckpt and last\.ckpt"
+    ):
         read_checkpoint(tmp_path / "no.ckpt", "ckpt_path")
     with pytest.raises(UserError, match="there is no such file"):
         read_checkpoint(tmp_path, "ckpt_path")
@@ -37,11 +39,15 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
-    with pytest.raises(UserError, match=r"^ckpt_path=.*good\.ckpt (can't be read as a checkpoint: it is cut off|is not a checkpoint of plain)"):
+    with pytest.raises(
+        UserError, match=r"^ckpt_path=.*good\.ckpt (can't be read as a checkpoint: it is cut off|is not a checkpoint of plain)"
+    ):
         read_checkpoint(path, "ckpt_path")
 
 
-@pytest.mark.parametrize("content", [b"hello, this is a text file\n", b"\x00" * 1000, b"PK\x03\x04 not really a zip", b"\x80\x04garbage"])
+@pytest.mark.parametrize(
+    "content", [b"hello, this is a text file\n", b"\x00" * 1000, b"PK\x03\x04 not really a zip", b"\x80\x04garbage"]
+)
 def test_a_foreign_file_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(UserError, match=r"good\.ckpt (can't be read as a checkpoint|is not a checkpoint of plain tensors)"):
@@ -77,12 +83,8 @@ def test_another_kind_of_torch_file_is_refused(path: Path, content: Any) -> None
 
 def test_the_old_format_of_torch_is_a_sentence(path: Path) -> None:
     torch.save(GOOD, path, _use_new_zipfile_serialization=False)
-    try:
-        state = read_checkpoint(path)
-    except UserError as error:
-        assert str(error).endswith("take another checkpoint.")
-    else:
-        assert state["global_step"] == 7
+    with pytest.raises(UserError, match="can't be read as a checkpoint"):
+        read_checkpoint(path)
 
 
 def test_weights_go_into_the_net() -> None:
@@ -97,7 +99,10 @@ def test_weights_go_into_the_net() -> None:
 @pytest.mark.parametrize(
     ("weights", "sentence"),
     [
-        ({"weight": torch.ones(2, 3)}, "a does not fit this net: it has no bias; choose the model and sizes that it was trained with."),
+        (
+            {"weight": torch.ones(2, 3)},
+            "a does not fit this net: it has no bias; choose the model and sizes that it was trained with.",
+        ),
         (
             {"weight": torch.ones(2, 4), "bias": torch.ones(2)},
             "a does not fit this net: weight is [2, 4] there and [2, 3] here; choose the model and sizes that it was trained with.",

@@ -21,7 +21,9 @@ from lathe.rundir import RunDir
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A short run with sizes of its own."""
-    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "model.net.width=24", "data.source.val_size=150", "trainer.max_epochs=3")
+    cfg = new_run(
+        tmp_path_factory.mktemp("logs"), *SMALL, "model.net.width=24", "data.source.val_size=150", "trainer.max_epochs=3"
+    )
     train(cfg)
     return RunDir(cfg["paths"]["run_dir"])
 
@@ -69,7 +71,9 @@ def test_figures_are_those_that_training_reported(run: RunDir) -> None:
     best = evaluate(request(run, "split=val"))["val/accuracy"]
     assert best == pytest.approx(run.result["val/accuracy"], abs=1e-7)
     assert best == pytest.approx(max(column(run.path, "val/accuracy")), abs=1e-7)
-    assert evaluate(request(run, "split=val", "checkpoint=last"))["val/accuracy"] == pytest.approx(column(run.path, "val/accuracy")[-1], abs=1e-7)
+    assert evaluate(request(run, "split=val", "checkpoint=last"))["val/accuracy"] == pytest.approx(
+        column(run.path, "val/accuracy")[-1], abs=1e-7
+    )
 
 
 @pytest.mark.parametrize("batch_size", [1000, 7])

@@ -35,4 +35,4 @@ def test_root_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py")])
     assert {"model", "optimizer", "seed", "resume"} <= set(help_page.root_names())
     monkeypatch.setattr(sys, "argv", ["/nowhere/at/all.py"])
-    assert help_page.root_names() == []
+    assert help_page.root_names() == {}

@@ -10,7 +10,14 @@ from ranks import on_ranks
 from lathe.errors import UserError
 from lathe.outer import Outer, detect_outer
 
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "job7", "RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_PORT": "29400"}
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "job7",
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_PORT": "29400",
+}
 SLURM = {"SLURM_JOB_ID": "99", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_NODELIST": "node[3-4]",
          "SLURM_JOB_NAME": "train", "SLURM_NTASKS_PER_NODE": "2"}  # fmt: skip
 

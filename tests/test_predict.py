@@ -88,7 +88,9 @@ def test_a_folder_of_png_is_read_by_name(run: RunDir, images: Any, tmp_path: Pat
 def test_another_size_is_refused_or_scaled(run: RunDir, images: Any, tmp_path: Path) -> None:
     large = np.kron(images[0][:20], np.ones((1, 1, 4, 4), dtype=np.uint8))
     source = save(tmp_path, large)
-    with pytest.raises(UserError, match=r"^input has images of 32 x 32 pixels, but the net takes 8 x 8: resize=true scales them\.$"):
+    with pytest.raises(
+        UserError, match=r"^input has images of 32 x 32 pixels, but the net takes 8 x 8: resize=true scales them\.$"
+    ):
         predict(request(run, source, tmp_path / "out.csv"))
     assert not (tmp_path / "out.csv").exists()
     predict(request(run, source, tmp_path / "out.csv", "resize=true"))
@@ -111,7 +113,11 @@ def test_scaling_keeps_a_flat_image_and_the_mean() -> None:
     ("array", "channels", "sentence"),
     [
         (np.zeros((2, 8, 8), np.float32), 1, "images must be uint8, from 0 to 255"),
-        (np.zeros((2, 4, 8, 8), np.uint8), 1, r"has shape \[2, 4, 8, 8\], but the net takes images of 1 channels: give \[n, height, width, 1\]"),
+        (
+            np.zeros((2, 4, 8, 8), np.uint8),
+            1,
+            r"has shape \[2, 4, 8, 8\], but the net takes images of 1 channels: give \[n, height, width, 1\]",
+        ),
         (np.zeros((2, 8, 8), np.uint8), 3, "but the net takes images of 3 channels"),
         (np.zeros((8, 8), np.uint8), 1, "but the net takes images of 1 channels"),
         (np.zeros((0, 1, 8, 8), np.uint8), 1, "has shape"),

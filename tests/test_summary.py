@@ -7,7 +7,8 @@ from rich.console import Console
 
 from lathe.summary import show
 
-RESULT = {"test/accuracy": 0.98765, "test/loss": 0.05, "val/accuracy": 0.5, "parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
+TRAINED = {"parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
+RESULT = {"test/accuracy": 0.98765, "test/loss": 0.05, "val/accuracy": 0.5, **TRAINED}
 
 
 def shown(result: dict[str, float], run_dir: Path) -> list[str]:

@@ -27,10 +27,9 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_1(capsys: pytest.CaptureF
 
 
 def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    try:
-        raise KeyError("inner")
-    except KeyError as error:
-        assert tell(error) == 1
+    with pytest.raises(KeyError) as caught:
+        {}["inner"]
+    assert tell(caught.value) == 1
     assert "Traceback" in (text := capsys.readouterr().err)
     assert "KeyError: 'inner'" in text
 

@@ -2,7 +2,7 @@
 
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -146,18 +146,19 @@ def check_values(cfg: dict[str, Any]) -> None:
             "shard exactly.")  # fmt: skip
 
 
-def explain(error: BaseException, groups: Sequence[str] = ()) -> str | None:
+def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = None) -> str | None:
     """One sentence for what Hydra or OmegaConf found wrong with a command line, or None if `error` is not such a mistake.
 
-    `groups` are the names of the configuration groups, to propose from.
+    `groups` are what an override may start with, to propose from: the groups with their choices, and the keys at the root with none.
     """
+    groups = groups or {}
     if isinstance(error, UserError):
         return str(error)
     name, cause = type(error).__name__, error.__cause__
     if name == "MissingConfigException":
-        missing, options = getattr(error, "missing_cfg_file", None), getattr(error, "options", None)
-        if missing and options:
-            group, _, choice = str(missing).rpartition("/")
+        group, _, choice = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+        options = getattr(error, "options", None) or groups.get(group)  # Hydra lists none for a choice among several
+        if group and options:
             return f"{group}={choice}: there is no such choice; {did_you_mean(choice, options)}"
         return str(error).splitlines()[0]
     if name == "OverrideParseException":
@@ -171,13 +172,15 @@ def explain(error: BaseException, groups: Sequence[str] = ()) -> str | None:
             names = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
             prefix, _, last = key.rpartition(".")
             hint = did_you_mean(last, names)
-            where = f" in {prefix}" if prefix else ""
-            return f"{key}: there is no such key{where}; {hint} (to add a new key, put a + before it)"
+            where = (f" in {prefix}" if prefix else "") + (f"; {hint}" if hint else "")
+            return f"{key}: there is no such key{where} (to add a new key, put a + before it)"
         match = re.search(r"Could not override '([^'@]+)", text)
         if match:
             word = match.group(1).split("/")[0]
             return f"{word}: there is no such group or key; {did_you_mean(word, groups)}"
         return " ".join(text.split()) or None
+    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
+        return f"{error}: write group=choice, such as model=mlp, or ~group to leave a group out."
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
     return None

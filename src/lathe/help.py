@@ -21,12 +21,13 @@ def choices(folder: Path) -> dict[str, list[str]]:
     return {group.name: sorted(path.stem for path in group.glob("*.yaml")) for group in groups}
 
 
-def root_names() -> list[str]:
-    """What an override may start with: the groups, and the keys at the root of the script's configuration."""
+def root_names() -> dict[str, list[str]]:
+    """What an override may start with: the groups and their choices, and the keys at the root of the script's configuration."""
     folder = configuration_folder()
     if folder is None:
-        return []
-    return [*choices(folder), *re.findall(r"^(\w+):", _map(folder), flags=re.MULTILINE)]
+        return {}
+    keys: list[str] = re.findall(r"^(\w+):", _map(folder), flags=re.MULTILINE)
+    return {**{key: [] for key in keys}, **choices(folder)}
 
 
 def _map(folder: Path) -> str:

@@ -96,6 +96,14 @@ class RunDir:
         """Versions, hardware and the state of the code at the start."""
         return dict(json.loads((self.path / "environment.json").read_text()))
 
+    @property
+    def readable(self) -> bool:
+        """Whether config.yaml and environment.json are whole."""
+        try:
+            return "name" in self.config and "launch_id" in self.environment
+        except Exception:  # a torn YAML file can raise nearly anything
+            return False
+
     def checkpoint(self, name: str) -> Path:
         """The file of checkpoint `name`, `best` or `last`.
 
@@ -171,12 +179,13 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
     Raises:
         UserError: the place can't be written to. Nothing is left behind then.
     """
-    parent = log_dir / str(cfg["name"])
+    parent, made = log_dir / str(cfg["name"]), False
     try:
         while True:
             path = parent / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
             try:
                 path.mkdir(parents=True)
+                made = True
                 break
             except FileExistsError:
                 if parent.exists() and not parent.is_dir():
@@ -187,6 +196,8 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
         write_atomically(run.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
         write_atomically(run.path / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
     except OSError as error:
+        if made:
+            RunDir(path).remove()
         sentence = disk_sentence(error)
         if sentence is None:
             raise
@@ -218,10 +229,8 @@ def open_run(path: str | Path, key: str) -> RunDir:
         raise UserError(
             f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the newest run."
         )
-    try:
-        run.config  # noqa: B018 - read it once, so that a foreign or torn file is told here
-    except Exception as error:
-        raise UserError(f"{key}={path}: its config.yaml can't be read as a configuration.") from error
+    if not run.readable:
+        raise UserError(f"{key}={path}: its config.yaml can't be read as a configuration.")
     return run
 
 
@@ -234,7 +243,7 @@ def find_runs(log_dir: Path, name: str) -> list[RunDir]:
 def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     """The newest run of exactly this configuration that has no result yet and that no live process holds."""
     for run in find_runs(log_dir, str(cfg["name"])):
-        if not run.complete and not differences(run.config, cfg, NOT_THE_EXPERIMENT) and not run.busy:
+        if not run.complete and run.readable and not differences(run.config, cfg, NOT_THE_EXPERIMENT) and not run.busy:
             return run
     return None
 
@@ -242,7 +251,7 @@ def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
 def find_launch(log_dir: Path, name: str, launch_id: str) -> RunDir | None:
     """The newest unfinished run that an outer launcher started under `launch_id`: the one that its restart continues."""
     for run in find_runs(log_dir, name):
-        if not run.complete and run.environment.get("launch_id") == launch_id:
+        if not run.complete and run.readable and run.environment.get("launch_id") == launch_id:
             return run
     return None
 

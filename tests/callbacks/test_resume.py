@@ -10,7 +10,6 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from ranks import on_ranks
-from torch.utils.data import DataLoader
 
 from lathe.callbacks import ExactResume
 from lathe.strategies import DDP
@@ -119,13 +118,23 @@ class Linear(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
+class Same:
+    """Three equal batches, without a draw from any generator."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Any:
+        return iter([[torch.ones(4, 2)]] * 3)
+
+
 def two_ranks(rank: int, path: str) -> list[dict[int, tuple[float, float, float]]]:
     drawn = []
     for callback, options in ((Draws(Path(path), 3), {}), (Draws(), {"ckpt_path": path, "weights_only": True})):
         trainer = Trainer(accelerator="cpu", devices=2, strategy=DDP(), max_epochs=2, logger=False, enable_progress_bar=False,
                           enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False,
                           callbacks=[ExactResume(5), callback])  # fmt: skip
-        trainer.fit(Linear(), DataLoader([[torch.ones(4, 2)]] * 3, batch_size=None), **options)
+        trainer.fit(Linear(), Same(), **options)
         drawn.append(callback.drawn)
     return drawn
 

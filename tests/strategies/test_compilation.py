@@ -82,7 +82,7 @@ def test_an_unknown_mode_is_refused(net: MLP, compiled: list[tuple[nn.Module, di
 
 
 def test_reduce_overhead_warns_on_a_cpu_alone(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    with pytest.warns(UserWarning, match="reduce-overhead is about CUDA graphs, which a CPU run does not have"):
+    with pytest.warns(UserWarning, match="reduce-overhead .* CUDA graphs, which a CPU"):
         compile_net(net, "cpu", mode="reduce-overhead")
     compile_net(net, "cuda", mode="reduce-overhead")  # a warning would be an error here
     assert [options["mode"] for _, options in compiled] == ["reduce-overhead", "reduce-overhead"]

@@ -46,7 +46,9 @@ def strategy() -> tuple[Any, Net]:
 
 def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(UserError, match="strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp"):
+    with pytest.raises(
+        UserError, match="strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp"
+    ):
         DP()
 
 

@@ -19,7 +19,12 @@ HOOKS: dict[str, dict[str, Any]] = {
     "fp16": {"comm_hook": "fp16"},
     "bf16": {"comm_hook": "bf16"},
     "powersgd": {"comm_hook": "powersgd", "powersgd_rank": 1, "powersgd_start_step": 2},
-    "settings": {"find_unused_parameters": True, "gradient_as_bucket_view": False, "broadcast_buffers": False, "bucket_cap_mb": 7},
+    "settings": {
+        "find_unused_parameters": True,
+        "gradient_as_bucket_view": False,
+        "broadcast_buffers": False,
+        "bucket_cap_mb": 7,
+    },
     "static": {"static_graph": True},
 }
 

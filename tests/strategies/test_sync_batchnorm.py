@@ -129,7 +129,9 @@ def test_apply_and_revert_leave_names_and_objects_alone() -> None:
     assert [type(module) for module in net] != plain
     assert isinstance(net[1], nn.modules.batchnorm._BatchNorm)  # so that rules for norm layers still find it
     assert {name: id(tensor) for name, tensor in [*net.named_parameters(), *net.named_buffers()]} == before
-    assert list(net.state_dict()) == list(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Mine(4), nn.LayerNorm(4)).state_dict())
+    assert list(net.state_dict()) == list(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Mine(4), nn.LayerNorm(4)).state_dict()
+    )
     assert sync.revert(sync.apply(net)) is net  # applied twice, as a second fit does
     assert [type(module) for module in net] == plain
     assert {name: id(tensor) for name, tensor in [*net.named_parameters(), *net.named_buffers()]} == before

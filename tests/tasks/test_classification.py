@@ -81,7 +81,6 @@ def test_sums_are_detached_and_in_float32_under_autocast() -> None:
     assert not sums.requires_grad
 
 
-@pytest.mark.xfail(strict=True, reason="tasks/classification.py computes the loss in the format of the logits")
 def test_a_sum_over_many_samples_keeps_its_digits_in_half_precision() -> None:
     n = 4096
     it = task(False)

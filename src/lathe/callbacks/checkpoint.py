@@ -38,8 +38,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class Checkpoint(CheckpointBase):
     """Keeps the best epoch by a monitored figure, and the newest state.
 
-    last.ckpt is written after every `every_n_epochs` epochs, and every `every_n_train_steps` optimizer steps. Where a validation is due
-    after such a step it is written after the validation, so that a continued run neither misses nor repeats one.
+    last.ckpt is written after every `every_n_epochs` epochs (null: after the last alone), and every `every_n_train_steps` optimizer
+    steps. Where a validation is due after such a step it is written after the validation, so that a continued run neither misses nor
+    repeats one.
 
     `dirpath` null means checkpoints/ in the run directory.
 
@@ -53,7 +54,7 @@ class Checkpoint(CheckpointBase):
         monitor: str | None = "val/accuracy",
         mode: str = "max",
         every_n_train_steps: int | None = None,
-        every_n_epochs: int = 1,
+        every_n_epochs: int | None = 1,
     ) -> None:
         super().__init__()
         if mode not in ("max", "min"):
@@ -108,7 +109,7 @@ class Checkpoint(CheckpointBase):
             unmonitored = True
         if unmonitored:
             self.save(trainer, "best")
-        if epoch % self.every_n_epochs == 0 or last_epoch:
+        if last_epoch or (self.every_n_epochs and epoch % self.every_n_epochs == 0):
             self.save_last(trainer)
 
     def save_last(self, trainer: Trainer) -> None:

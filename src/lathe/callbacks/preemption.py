@@ -28,29 +28,36 @@ class Preemption(Callback):
         self.received: str | None = None
         self._before: dict[int, Any] = {}
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Not sooner: Lightning registers its own handlers after on_fit_start, and would call them before this one.
         self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
 
     def _note(self, number: int, frame: Any) -> None:
         self.received = signal.Signals(number).name
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.fit_loop._should_accumulate():
+            return  # gradients that are not yet a step are in no checkpoint
         stop = self.received is not None
         if trainer.world_size > 1:
-            if (batch_idx + 1) % self.every_n_steps:
+            if trainer.global_step % self.every_n_steps:
                 return
             stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
         if stop:
             self.received = self.received or "SIGTERM"
             trainer._signal_connector.received_sigterm = True  # Lightning raises SIGTERMException at the end of this step
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore()
+
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()
         if isinstance(exception, SIGTERMException):
             for callback in trainer.checkpoint_callbacks:
                 if isinstance(callback, Checkpoint) and callback.saved_step != trainer.global_step:
                     callback.save_last(trainer)
 
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+    def _restore(self) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._before = {}

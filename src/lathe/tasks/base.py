@@ -101,8 +101,8 @@ class Task(LightningModule):
 
     def _log_step(self) -> None:
         """Logs the mean since the last logged step, every `trainer.log_every_n_steps` optimizer steps."""
-        step = self.trainer.global_step
-        if step % self.trainer.log_every_n_steps == 0 and step != self._logged_step:  # type: ignore[attr-defined]  # a connector sets it
+        step, interval = self.trainer.global_step, self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # a connector sets it
+        if step > 0 and step % interval == 0 and step != self._logged_step and "train" in self._sums:
             self._logged_step = step
             self.latest = self._means("train", self._take("train"))
             self.write(self.latest)
@@ -188,8 +188,9 @@ class Task(LightningModule):
             self._logged_step, self._restored = state["logged_step"], state["sums"]
 
     def on_train_start(self) -> None:
-        if self._restored and self.trainer.is_global_zero:  # the saved sums are of all ranks: one of them goes on with them
-            tables = {"window": self._sums, "epoch": self._epoch_sums}
-            for kind, values in self._restored.items():
-                tables[kind]["train"] = torch.tensor(values, device=self.device)
+        tables = {"window": self._sums, "epoch": self._epoch_sums}
+        for kind, values in self._restored.items():
+            total = torch.tensor(values, device=self.device)
+            # The saved sums are of all ranks: one of them goes on with them, and the others have the same entries to reduce.
+            tables[kind]["train"] = total if self.trainer.is_global_zero else torch.zeros_like(total)
         self._restored = {}

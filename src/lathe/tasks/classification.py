@@ -47,6 +47,7 @@ class ClassificationTask(Task):
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         smoothing = self.label_smoothing if self.training else 0.0
         target = batch[1]
+        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))  # a half-precision sum loses its digits
         if self.training or target.is_floating_point():
             return {"cross_entropy": F.cross_entropy(outputs, target, label_smoothing=smoothing)}
         # A batch of nothing but filling rows has no mean: it weighs nothing instead of being NaN.

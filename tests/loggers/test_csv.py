@@ -1,0 +1,196 @@
+"""metrics.csv line by line: one line per step, and the same file whether or not the run was interrupted."""
+
+import csv as csv_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lathe.loggers import CSVLogger, csv
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metrics.csv"
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_bytes().decode().splitlines()
+
+
+def begun(path: Path, start_step: int = 0) -> CSVLogger:
+    logger = CSVLogger(path, start_step)
+    logger.begin()
+    return logger
+
+
+def test_a_line_per_step_with_the_step_first(path: Path) -> None:
+    logger = begun(path)
+    logger.log_metrics({"train/loss": 0.5}, step=1)
+    logger.log_metrics({"train/loss": 0.25}, step=2)
+    logger.save()
+    assert lines(path) == ["step,train/loss", "1,0.5", "2,0.25"]
+
+
+def test_figures_of_one_step_share_a_line(path: Path) -> None:
+    logger = begun(path)
+    logger.log_metrics({"train/loss": 0.5}, step=3)
+    logger.log_metrics({"val/loss": 0.75, "val/accuracy": 1.0}, step=3)
+    logger.log_metrics({"train/loss": 0.125}, step=3)
+    logger.save()
+    assert lines(path) == ["step,train/loss,val/loss,val/accuracy", "3,0.125,0.75,1.0"]
+
+
+def test_a_new_figure_adds_a_column_and_leaves_older_lines_blank_there(path: Path) -> None:
+    logger = begun(path)
+    logger.log_metrics({"a": 1}, step=1)
+    logger.log_metrics({"b": 2}, step=2)
+    logger.log_metrics({"a": 3, "c": 4}, step=3)
+    logger.log_metrics({"c": 5}, step=4)
+    logger.finalize("success")
+    assert lines(path) == ["step,a,b,c", "1,1,,", "2,,2,", "3,3,,4", "4,,,5"]
+
+
+def test_numbers_come_back_exactly(path: Path) -> None:
+    logger = begun(path)
+    values = {
+        "float": 0.1 + 0.2,
+        "tiny": 5e-324,
+        "tensor": torch.tensor(1 / 3),
+        "whole": 7,
+        "nan": float("nan"),
+        "inf": float("inf"),
+    }
+    logger.log_metrics(values, step=1)
+    logger.save()
+    with open(path, newline="") as file:
+        row = next(csv_module.DictReader(file))
+    assert float(row["float"]) == 0.1 + 0.2
+    assert float(row["tiny"]) == 5e-324
+    assert torch.tensor(float(row["tensor"])) == torch.tensor(1 / 3)
+    assert (row["whole"], row["nan"], row["inf"]) == ("7", "nan", "inf")
+
+
+def test_names_with_commas_and_quotes_come_back(path: Path) -> None:
+    logger = begun(path)
+    logger.log_metrics({'odd, "name"': 1.0}, step=1)
+    logger.save()
+    with open(path, newline="") as file:
+        assert list(csv_module.DictReader(file)) == [{"step": "1", 'odd, "name"': "1.0"}]
+
+
+def test_save_brings_the_open_line_to_disk_and_it_stays_open(path: Path) -> None:
+    logger = begun(path)
+    logger.log_metrics({"a": 1.0, "b": 2.0}, step=1)
+    logger.log_metrics({"a": 3.0}, step=2)
+    logger.save()
+    assert lines(path) == ["step,a,b", "1,1.0,2.0", "2,3.0,"]
+    logger.log_metrics({"b": 4.0}, step=2)
+    logger.log_metrics({"a": 0.0}, step=2)  # the line gets shorter
+    logger.save()
+    logger.save()
+    assert lines(path) == ["step,a,b", "1,1.0,2.0", "2,0.0,4.0"]
+    logger.log_metrics({"a": 5.0}, step=3)
+    logger.finalize("success")
+    assert lines(path) == ["step,a,b", "1,1.0,2.0", "2,0.0,4.0", "3,5.0,"]
+
+
+def test_the_open_line_reaches_the_disk_when_the_next_step_comes(path: Path) -> None:
+    logger = begun(path)
+    logger.log_metrics({"a": 1.0}, step=1)
+    logger.log_metrics({"a": 2.0}, step=2)
+    assert lines(path)[:2] == ["step,a", "1,1.0"]
+
+
+def test_begin_makes_the_file_and_nothing_is_made_before(path: Path) -> None:
+    logger = CSVLogger(path)
+    logger.save()
+    logger.finalize("failed")
+    assert not path.exists()
+    logger.begin()
+    assert lines(path) == ["step"]
+    logger.log_metrics({"a": 1.0}, step=1)
+    logger.begin()
+    logger.save()
+    assert lines(path) == ["step,a", "1,1.0"]
+
+
+def write(logger: CSVLogger, steps: range) -> None:
+    for step in steps:
+        logger.log_metrics({"train/loss": 1 / step, "epoch": step // 4}, step=step)
+        if step % 4 == 0:
+            logger.log_metrics({"val/accuracy": step / 100}, step=step)
+        if step == 6:
+            logger.log_metrics({"late": 1.5}, step=step)
+
+
+@pytest.mark.parametrize("checkpoint", [1, 3, 4, 5, 6, 8])
+@pytest.mark.parametrize("torn", [b"", b"9,0.11", b"9,0.1111,2,\n10,"])
+def test_a_continued_file_is_the_uninterrupted_one(tmp_path: Path, checkpoint: int, torn: bytes) -> None:
+    whole, broken = tmp_path / "whole.csv", tmp_path / "broken.csv"
+    logger = begun(whole)
+    write(logger, range(1, 13))
+    logger.finalize("success")
+
+    first = begun(broken)
+    write(first, range(1, 9))
+    first.save()
+    with open(broken, "ab") as file:
+        file.write(torn)  # and killed
+    second = begun(broken, start_step=checkpoint)
+    assert max((int(line.split(",")[0]) for line in lines(broken)[1:]), default=0) == checkpoint
+    write(second, range(checkpoint + 1, 13))
+    second.finalize("success")
+
+    def rows(path: Path) -> list[dict[str, str]]:
+        with open(path, newline="") as file:
+            return list(csv_module.DictReader(file))
+
+    assert rows(broken) == rows(whole)
+    assert broken.read_bytes() == whole.read_bytes()
+
+
+def test_figures_of_the_step_of_the_checkpoint_join_its_line(path: Path) -> None:
+    first = begun(path)
+    first.log_metrics({"train/loss": 0.5, "val/accuracy": 0.1}, step=4)
+    first.log_metrics({"train/loss": 0.25}, step=5)
+    first.save()
+    second = begun(path, start_step=5)
+    second.log_metrics({"val/accuracy": 0.75}, step=5)  # validation follows the checkpoint
+    second.finalize("success")
+    assert lines(path) == ["step,train/loss,val/accuracy", "4,0.5,0.1", "5,0.25,0.75"]
+
+
+def test_a_fresh_run_starts_a_fresh_file(path: Path) -> None:
+    path.write_text("step,old\n1,2\n")
+    logger = begun(path)
+    logger.log_metrics({"new": 1.0}, step=1)
+    logger.save()
+    assert lines(path) == ["step,new", "1,1.0"]
+
+
+def test_nothing_half_written_stays_when_the_disk_is_full(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logger = begun(path)
+    logger.log_metrics({"a": 1.0}, step=1)
+    logger.save()
+    before = path.read_bytes()
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space left"):
+        logger.log_metrics({"b": 1.0}, step=1)
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == ["metrics.csv"]
+
+
+def test_csv_writes_metrics_csv_of_the_run(tmp_path: Path) -> None:
+    logger = csv(tmp_path, 0)
+    assert isinstance(logger, CSVLogger)
+    assert (logger.name, logger.version, logger.log_dir) == ("csv", "", str(tmp_path))
+    logger.log_hyperparams({"lr": 1})
+    logger.log_metrics({"a": 1.0}, step=1)
+    logger.finalize("success")
+    assert lines(tmp_path / "metrics.csv") == ["step,a", "1,1.0"]

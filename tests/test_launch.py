@@ -1,0 +1,299 @@
+"""From what was typed to a job with the right configuration in the right directory; a mistake leaves nothing behind."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT, runs
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import open_dict
+
+from lathe import launch as launching
+from lathe.errors import UserError
+from lathe.launch import launch, launch_on_run
+from lathe.outer import Outer
+from lathe.rundir import RunDir
+from lathe.telling import FULL_ERROR
+
+
+class Command:
+    """Types overrides into this process: what `python train.py ...` does, without a process of its own."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self.log_dir = log_dir
+
+    def __call__(self, *typed: str, job: str = "jobs:echo", name: str = "train", mode: RunMode = RunMode.RUN) -> Any:
+        overrides = [*typed, f"paths.log_dir={self.log_dir}"]
+        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3", job_name="train"):
+            cfg = compose(name, overrides=overrides, return_hydra_config=True)
+            with open_dict(cfg):
+                cfg.hydra.mode = mode
+                cfg.hydra.job.config_name = name
+            HydraConfig.instance().set_config(cfg)
+            with open_dict(cfg):
+                del cfg["hydra"]
+            return launch(cfg, job) if name == "train" else launch_on_run(cfg, job)
+
+    def fails(self, *typed: str, capsys: pytest.CaptureFixture[str], **options: Any) -> str:
+        """The one sentence on stderr; the exit code is 1."""
+        with pytest.raises(SystemExit) as left:
+            self(*typed, **options)
+        assert left.value.code == 1
+        error = capsys.readouterr().err
+        assert error.startswith("Error: ")
+        assert error.count("\n") == 1
+        return error.removeprefix("Error: ").rstrip("\n")
+
+    @property
+    def runs(self) -> list[RunDir]:
+        return [RunDir(path) for path in runs(self.log_dir)]
+
+
+@pytest.fixture
+def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Command]:
+    for key in [key for key in os.environ if key.startswith(("TORCHELASTIC", "SLURM")) or key in ("RANK", FULL_ERROR)]:
+        monkeypatch.delenv(key)
+    before = HydraConfig.instance().cfg
+    yield Command(tmp_path / "logs")
+    HydraConfig.instance().cfg = before
+
+
+def test_a_run_gets_a_directory_and_what_was_typed(command: Command) -> None:
+    assert command("model=mlp", "seed=5", "model.net.width=8", "resume=null") == 5  # the job's objective
+    (run,) = command.runs
+    assert run.config["paths"]["run_dir"] == str(run.path)
+    assert (run.config["seed"], run.config["model"]["net"]["width"]) == (5, 8)
+    text = (run.path / "overrides.yaml").read_text()
+    assert text == f"- model=mlp\n- seed=5\n- model.net.width=8\n- paths.log_dir={command.log_dir}\n"
+    assert run.complete
+
+
+def test_paths_are_whole_so_that_a_run_can_be_used_from_anywhere(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command("paths.data_dir=here")
+    assert command.runs[0].config["paths"]["data_dir"] == str(tmp_path / "here")
+
+
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        (("data.batch_size=many",), "data.batch_size='many' is a word, but it takes a whole number"),
+        (("optimizer.lr=fast",), "optimizer.lr='fast' is a word, but it takes a number"),
+        (("model=mlp", "model.net.width=wide"), "model.net.width='wide' is a word"),
+        (("seed=-1",), "seed=-1: give a whole number from 0"),
+        (("data.batch_size=0",), "data.batch_size=0: give a whole number above 0."),
+        (("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=33"),
+         "data.batch_size=33 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 2: choose a multiple of 2."),
+        (("trainer.accelerator=cpu", "trainer.devices=999"), "trainer.devices=999 asks for 999 processes"),
+        (("trainer.num_nodes=2",), "trainer.num_nodes=2: start a run on several machines with torchrun or srun"),
+        (("launch.max_restarts=-1",), "launch.max_restarts=-1: give a whole number from 0."),
+        (("resume=nowhere",), "resume=nowhere: there is no such directory"),
+        (("resume=/tmp",), "resume=/tmp is not a run directory"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_leaves_no_directory(
+    command: Command, capsys: pytest.CaptureFixture[str], typed: tuple[str, ...], sentence: str
+) -> None:
+    assert command.fails(*typed, capsys=capsys).startswith(sentence)
+    assert not list(command.log_dir.rglob("*.yaml"))
+
+
+def test_a_run_that_never_began_leaves_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.fails(job="jobs:never_begins", capsys=capsys) == "it never began."
+    assert command.runs == []
+    assert not (command.log_dir / "train").exists()
+
+
+def test_a_run_that_began_is_kept(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.fails(job="jobs:breaks_off", capsys=capsys) == "it broke off."
+    assert len(command.runs) == 1
+
+
+def test_in_a_sweep_a_mistake_is_left_to_hydra(command: Command) -> None:
+    with pytest.raises(UserError, match="it never began"):
+        command(job="jobs:never_begins", mode=RunMode.MULTIRUN)
+
+
+# resume
+
+
+@pytest.fixture
+def broken(command: Command, capsys: pytest.CaptureFixture[str]) -> RunDir:
+    """An unfinished run of a small net."""
+    command.fails("model=mlp", "seed=7", "trainer.max_epochs=3", job="jobs:breaks_off", capsys=capsys)
+    return command.runs[0]
+
+
+def test_resume_goes_on_in_the_same_directory_with_the_runs_own_configuration(command: Command, broken: RunDir) -> None:
+    assert command(f"resume={broken.path}") == 7
+    assert [run.path for run in command.runs] == [broken.path]
+    assert broken.complete
+    assert broken.config["trainer"]["max_epochs"] == 3
+    assert broken.config["model"]["_target_"] == "lathe.tasks.ClassificationTask"
+
+
+def test_the_same_overrides_and_other_restarts_may_be_typed(command: Command, broken: RunDir) -> None:
+    assert command(f"resume={broken.path}", "model=mlp", "seed=7", "launch.monitor_interval=0.5") == 7
+    assert broken.config["launch"]["monitor_interval"] == 0.5  # how often to restart and look is this command's own
+
+
+def test_a_run_may_be_made_longer(command: Command, broken: RunDir) -> None:
+    command(f"resume={broken.path}", "trainer.max_epochs=5")
+    assert broken.config["trainer"]["max_epochs"] == 5
+    command(f"resume={broken.path}", "trainer.max_epochs=8")  # and again, when it is complete
+    assert broken.config["trainer"]["max_epochs"] == 8
+    assert len(command.runs) == 1
+
+
+@pytest.mark.parametrize(
+    ("typed", "difference"),
+    [
+        (("trainer.max_epochs=2",), "trainer.max_epochs: 3 -> 2"),
+        (("seed=8",), "seed: 7 -> 8"),
+        (("optimizer.lr=0.5", "model.net.width=4"), "model.net.width: 256 -> 4; optimizer.lr: 0.1 -> 0.5"),
+        (("+extra=1",), "extra: absent -> 1"),
+    ],
+)
+def test_any_other_change_is_refused_with_a_diff(
+    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str], typed: tuple[str, ...], difference: str
+) -> None:
+    before = (broken.path / "config.yaml").read_bytes()
+    told = command.fails(f"resume={broken.path}", *typed, capsys=capsys)
+    assert told.startswith(f"resume={broken.path} keeps the run's own configuration, but the command changes ")
+    assert difference in told
+    assert (broken.path / "config.yaml").read_bytes() == before
+    assert not broken.complete
+
+
+def test_a_complete_run_is_not_trained_again(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    command("seed=4")
+    (run,) = command.runs
+    assert command(f"resume={run.path}", job="jobs:never_begins") == 4
+    assert f"{run.path} is complete; raise trainer.max_epochs to train it further." in capsys.readouterr().out
+    assert run.complete
+
+
+def test_a_failed_continuation_keeps_the_run(command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    (broken.path / "metrics.csv").unlink()  # as if it had been killed before its first line
+    command.fails(f"resume={broken.path}", job="jobs:never_begins", capsys=capsys)
+    assert broken.path.exists()
+
+
+def test_a_run_that_is_being_written_to_is_refused(command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    with broken.locked():
+        told = command.fails(f"resume={broken.path}", capsys=capsys)
+    assert told == f"{broken.path} is being written to by another process: wait for it, or stop it first."
+
+
+def test_auto_continues_the_newest_unfinished_run_of_the_same_configuration(command: Command, broken: RunDir) -> None:
+    typed = ("model=mlp", "seed=7", "trainer.max_epochs=3", "resume=auto")
+    assert command(*typed) == 7
+    assert [run.path for run in command.runs] == [broken.path]
+    command(*typed)  # nothing is left to continue: a new run
+    assert len(command.runs) == 2
+    command("model=mlp", "seed=8", "trainer.max_epochs=3", "resume=auto")
+    assert len(command.runs) == 3
+    assert [run.config["resume"] for run in command.runs[1:]] == [None, None]
+
+
+def test_a_run_that_was_moved_is_continued_where_it_lies(command: Command, broken: RunDir) -> None:
+    moved = broken.path.with_name("moved")
+    broken.path.rename(moved)
+    command(f"resume={moved}")
+    assert RunDir(moved).complete
+    assert RunDir(moved).config["paths"]["run_dir"] == str(moved)
+
+
+# outer launchers
+
+
+def test_a_sweep_under_an_outer_launcher_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "detect_outer", lambda: Outer("torchrun:1", 0, 0, 2, False))
+    with pytest.raises(UserError, match=r"^A sweep \(-m\) under torchrun or srun would be run once per rank"):
+        command(mode=RunMode.MULTIRUN)
+
+
+class Wire:
+    """Stands in for the process group of two ranks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.box: list[Any] = []
+        monkeypatch.setattr(Outer, "send", lambda outer, cfg: self.box.append(cfg))
+        monkeypatch.setattr(Outer, "receive", lambda outer: self.box[-1])
+        self.patch = monkeypatch
+
+    def rank(self, rank: int, launch_id: str = "torchrun:1", restarted: bool = False) -> None:
+        self.patch.setattr(launching, "detect_outer", lambda: Outer(launch_id, rank, rank, 2, restarted))
+
+
+TWO = ("trainer.accelerator=cpu", "trainer.devices=2")
+
+
+def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = Wire(monkeypatch)
+    wire.rank(0)
+    command(*TWO, "optimizer.lr=0.1")
+    wire.rank(1)
+    other = command(*TWO, "optimizer.lr=0.2")  # as an unseeded sampler gave it
+    (run,) = command.runs
+    assert other["cfg"] == run.config
+    assert run.config["optimizer"]["lr"] == 0.1
+    assert run.environment["launch_id"] == "torchrun:1"
+
+
+def test_a_restart_of_an_outer_launcher_finds_its_run(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wire = Wire(monkeypatch)
+    for launch_id in ("torchrun:1", "torchrun:2"):
+        wire.rank(0, launch_id)
+        command.fails(*TWO, job="jobs:breaks_off", capsys=capsys)
+    first = next(run for run in command.runs if run.environment["launch_id"] == "torchrun:1")
+    wire.rank(0, "torchrun:1", restarted=True)
+    command(*TWO)
+    assert len(command.runs) == 2
+    assert [run.path for run in command.runs if run.complete] == [first.path]
+
+
+def test_the_launcher_has_to_start_as_many_as_the_configuration_says(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Wire(monkeypatch).rank(0)
+    assert "but the launcher started 2 processes" in command.fails("trainer.accelerator=cpu", "trainer.devices=1", capsys=capsys)
+
+
+# jobs on a run directory
+
+
+def test_a_job_on_a_run_gets_its_configuration_with_what_was_asked(command: Command) -> None:
+    command("model=mlp", "data.batch_size=32", "precision=bf16-mixed", "trainer.max_epochs=9", "strategy=ddp")
+    (run,) = command.runs
+    before = (run.path / "config.yaml").read_bytes()
+    cfg = command(f"run={run.path}", "split=val", "trainer.accelerator=cpu", name="evaluate", job="jobs:reads")
+    assert cfg["request"]["split"] == "val"
+    assert cfg["trainer"]["accelerator"] == "cpu"
+    assert cfg["trainer"]["max_epochs"] == 9
+    assert cfg["precision"]["name"] == "bf16-mixed"
+    assert cfg["strategy"]["_target_"] == "lathe.strategies.auto"
+    assert cfg["data"]["batch_size"] == 32
+    cfg = command(f"run={run.path}", "batch_size=10", "precision=64-true", name="evaluate", job="jobs:reads")
+    assert cfg["data"]["eval_batch_size"] == 10
+    assert cfg["precision"]["name"] == "64-true"
+    assert (run.path / "config.yaml").read_bytes() == before
+
+
+def test_mistakes_are_refused_by_such_a_job(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    command("model=mlp")
+    told = command.fails(f"run={command.runs[0].path}", "trainer.devices=many", name="evaluate", job="jobs:reads", capsys=capsys)
+    assert told.startswith("trainer.devices='many'")
+    assert command.fails("run=nowhere", name="evaluate", job="jobs:reads", capsys=capsys).startswith(
+        "run=nowhere: there is no such"
+    )
