@@ -119,6 +119,11 @@ def check_values(cfg: dict[str, Any]) -> None:
     Raises:
         UserError: naming the key, its value and the way out.
     """
+    for group in ("data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger"):
+        require(
+            isinstance(cfg.get(group), dict),
+            f"{group}={cfg.get(group)!r}: a run needs this group; choose one of the files in configs/{group}.",
+        )
     seed, trainer, data = cfg.get("seed"), cfg["trainer"], cfg["data"]
     require(isinstance(seed, int) and 0 <= seed < 2**32, f"seed={seed!r}: give a whole number from 0 to 4294967295.")
     require(cfg["ckpt_mode"] in ("weights", "trainer"), f"ckpt_mode={cfg['ckpt_mode']!r}: choose weights or trainer.")
@@ -146,6 +151,12 @@ def check_values(cfg: dict[str, Any]) -> None:
             "shard exactly.")  # fmt: skip
 
 
+def _leaves_called(name: str, tree: Any) -> list[str]:
+    """Full keys below `tree` that end in `name`, the shortest first; at most three."""
+    leaves = flatten(OmegaConf.to_container(tree)) if isinstance(tree, DictConfig) else {}
+    return sorted((key for key in leaves if key.endswith(f".{name}")), key=lambda key: (key.count("."), key))[:3]
+
+
 def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = None) -> str | None:
     """One sentence for what Hydra or OmegaConf found wrong with a command line, or None if `error` is not such a mistake.
 
@@ -171,7 +182,8 @@ def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = N
             parent = cause.parent_node
             names = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
             prefix, _, last = key.rpartition(".")
-            hint = did_you_mean(last, names)
+            deeper = _leaves_called(last, parent) if not prefix else []
+            hint = f"did you mean {' or '.join(deeper)}?" if deeper else did_you_mean(last, names)
             where = (f" in {prefix}" if prefix else "") + (f"; {hint}" if hint else "")
             return f"{key}: there is no such key{where} (to add a new key, put a + before it)"
         match = re.search(r"Could not override '([^'@]+)", text)

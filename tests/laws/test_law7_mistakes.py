@@ -51,6 +51,9 @@ def _one_sentence(result: tuple[int, str], *words: str) -> None:
 TYPED = {
     "unknown key": (["optimizer.lrr=0.1"], ["optimizer.lrr", "did you mean lr?"]),
     "unknown key at the root": (["sed=1"], ["sed", "did you mean seed?"]),
+    "a key without its group": (["lr=0.1"], ["lr", "did you mean optimizer.lr?"]),
+    "a group left out": (["~model"], ["model=None", "configs/model"]),
+    "an unknown choice among several": (["logger=[csv,wandbb]"], ["logger=wandbb", "did you mean wandb?"]),
     "unknown group": (["optmizer=adamw"], ["optmizer", "did you mean optimizer?"]),
     "unknown choice": (["model=resnet21"], ["model=resnet21", "did you mean resnet20?"]),
     "not an override": (["optimizer.lr=["], ["optimizer.lr=[", "key=value"]),
