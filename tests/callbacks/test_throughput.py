@@ -83,8 +83,8 @@ def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Cl
     assert found["grad_sync"] is None
     assert found["mfu"] is None
     rows = [(step, row) for step, row in logger.rows if "throughput/step_ms" in row]
-    # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, on Lightning's own logging steps.
-    assert [step for step, _ in rows] == [3, 5, 7, 9, 11, 13, 15, 17]
+    # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, counted as all figures are: in optimizer steps.
+    assert [step for step, _ in rows] == [4, 6, 8, 10, 12, 14, 16, 18]
     assert all(row.keys() == {"throughput/samples_per_s", "throughput/step_ms", "throughput/data_wait"} for _, row in rows)
 
 

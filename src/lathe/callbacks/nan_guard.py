@@ -140,9 +140,8 @@ class NanGuard(Callback):
 
 def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
     """Run the forward pass again and name the first module, in order of completion, whose output is not finite."""
-    if not x.isfinite().all():
-        return f"the batch itself holds {_kind_of(x)}"
-    bad: list[str] = []
+    # The pass is made even if the batch is to blame: another process, whose batch is not, meets this one in the net's collectives.
+    bad: list[str] = [] if x.isfinite().all() else [f"the batch itself holds {_kind_of(x)}"]
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:

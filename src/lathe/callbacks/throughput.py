@@ -114,10 +114,9 @@ class Throughput(Callback):
         self._mark = now
         if self._todo == 0:
             if self._warm:
-                step = trainer.fit_loop.epoch_loop._batches_that_stepped
                 figures = {f"throughput/{name}": value for name, value in self._close().items() if value is not None}
                 for logger in trainer.loggers:
-                    logger.log_metrics(figures, step=step)
+                    logger.log_metrics(figures, step=trainer.global_step)
             self._warm, self._todo = True, self._size
             self._seconds = self._waited = 0.0
             self._samples = 0
