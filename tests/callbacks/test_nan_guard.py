@@ -155,6 +155,7 @@ def test_every_n_steps_below_one_is_refused() -> None:
 def test_two_processes_stop_together_with_one_sentence(two_processes: Any) -> None:
     done = two_processes(
         """
+import sys
 import torch
 from conftest import TinyLoader, TinyTask, make_trainer
 from lathe.callbacks.nan_guard import NanGuard
@@ -174,7 +175,8 @@ for bad_step in (4, 5):
     try:
         trainer.fit(OneRank(), TinyLoader(8))
     except UserError as error:
-        print(f"rank {trainer.global_rank} at {trainer.global_step}: {error}", flush=True)
+        # one write: torchrun runs Python unbuffered, and print would write the end of the line apart
+        sys.stdout.write(f"rank {trainer.global_rank} at {trainer.global_step}: {error}\\n")
 """
     )
     assert done.returncode == 0, done.stderr[-3000:]
