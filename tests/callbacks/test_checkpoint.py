@@ -58,13 +58,13 @@ def fit(tiny: SimpleNamespace, folder: Path, checkpoint: Checkpoint, *callbacks:
     return trainer, times
 
 
-@pytest.mark.parametrize(("mode", "best", "writes"), [("max", 0.9, [6, 12]), ("min", 0.1, [6, 18])], ids=["max", "min"])
+@pytest.mark.parametrize(("mode", "best", "writes"), [("max", 0.9, [6, 12, 30]), ("min", 0.1, [6, 18, 24])], ids=["max", "min"])
 def test_best_follows_the_monitored_figure(
     tiny: SimpleNamespace, tmp_path: Path, mode: str, best: float, writes: list[int]
 ) -> None:
     checkpoint = Checkpoint(monitor="val/score", mode=mode)
     _, times = fit(tiny, tmp_path, checkpoint, Scores(0.5, 0.9, 0.1, 0.1, 0.9), max_epochs=5)
-    assert times.seen["best"] == writes  # an equal score does not replace it
+    assert times.seen["best"] == writes  # of equal scores the later one is kept
     assert checkpoint.best_score == pytest.approx(best)
     assert checkpoint.best_step == writes[-1] == step_of(checkpoint.path("best"))
     assert checkpoint.best_metrics["val/other"] == pytest.approx(-best)

@@ -36,7 +36,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class Checkpoint(CheckpointBase):
-    """Keeps the best epoch by a monitored figure, and the newest state.
+    """Keeps the best epoch by a monitored figure (of equals the later, which has trained longer), and the newest state.
 
     last.ckpt is written after every `every_n_epochs` epochs (null: after the last alone), and every `every_n_train_steps` optimizer
     steps. Where a validation is due after such a step it is written after the validation, so that a continued run neither misses nor
@@ -130,7 +130,7 @@ class Checkpoint(CheckpointBase):
         if self.monitor is None or self.monitor not in trainer.callback_metrics:
             return
         score = float(trainer.callback_metrics[self.monitor])
-        better = self.best_score is None or (score > self.best_score if self.mode == "max" else score < self.best_score)
+        better = self.best_score is None or (score >= self.best_score if self.mode == "max" else score <= self.best_score)
         if better:
             self.best_score, self.best_step = score, trainer.global_step
             self.best_metrics = {
