@@ -33,8 +33,8 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_batchnorm_nets_too(tmp_path: Path) -> None:
-    """The norm layers see the global batch; 1.4e-5 of the loss is what float32 sums in another order leave after 26 steps."""
-    _compare(tmp_path, *RESNET, "optimizer.lr=0.01", "data.augment.cutout=2", tolerance=2e-5)
+    """The norm layers see the global batch: 1.4e-7 was measured over these 26 steps."""
+    _compare(tmp_path, *RESNET, "optimizer.lr=0.01", "data.augment.cutout=2")
 
 
 @pytest.mark.slow
