@@ -18,7 +18,7 @@ from lathe import rundir
 from lathe.agent import call, execute
 from lathe.config import check_types, check_values, differences, require, resolve
 from lathe.devices import count_processes
-from lathe.errors import UserError
+from lathe.errors import Stopped, UserError
 from lathe.outer import Outer, detect_outer
 from lathe.telling import one_sentence, tell
 
@@ -38,8 +38,8 @@ def launch(cfg: DictConfig, job: str) -> Any:
     try:
         return _launch(cfg, job)
     except Exception as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            raise  # Hydra goes on with the sweep's other jobs and raises this at the end
+        if HydraConfig.get().mode == RunMode.MULTIRUN and not isinstance(error, Stopped):
+            raise  # Hydra goes on with the sweep's other jobs and raises this at the end; a signal means the sweep too
         sys.exit(tell(error))
 
 
@@ -57,7 +57,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     check_values(resolved)
     processes = count_processes(resolved, outer)
     check_batch_size(resolved, outer.world_size if outer else processes)
-    if run is not None and run.complete and resolved == run.config:
+    if run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT):
         print(f"{run.path} is complete; raise trainer.max_epochs to train it further.")
         return run.result.get("objective")
     fresh = run is None

@@ -238,3 +238,18 @@ def test_sigterm_leaves_a_resumable_run(tmp_path: Path) -> None:
     assert runs(log_dir) == found
     (alone,) = runs(tmp_path / "alone")
     _same(alone, found[0])
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_sweep_and_not_one_job_of_it(tmp_path: Path) -> None:
+    log_dir = tmp_path / "logs"
+    arguments = ["-m", "seed=1,2", *KILLED, f"paths.log_dir={log_dir}"]
+    process = subprocess.Popen(command(*arguments), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    while not (found := runs(log_dir)) or not (found[0] / "metrics.csv").exists() or len(rows(found[0])) < 4:
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert f"resume={found[0]}" in errors
+    assert runs(log_dir) == found
