@@ -6,6 +6,7 @@ torch is imported only once it is certain that there is something to run.
 
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,8 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     typed = resolve(cfg)
     check_typed(typed)
     if outer is not None and outer.rank != 0:
-        return call(job, outer.receive())
+        with outer:
+            return call(job, outer.receive())
     run, resolved = _find_run(typed, outer)
     check_values(resolved)
     processes = count_processes(resolved, outer)
@@ -66,7 +68,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
         typed_words = [item for item in _typed() if _key(item) != "resume"]
         run = rundir.create(Path(resolved["paths"]["log_dir"]), resolved, typed_words, outer.launch_id if outer else None)
     try:
-        with run.locked():
+        with run.locked(), outer or nullcontext():
             if not fresh:
                 run.reopen(resolved)
             if outer is not None:

@@ -21,6 +21,16 @@ class Outer:
     world_size: int
     restarted: bool
 
+    def __enter__(self) -> "Outer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Ends the process group: gloo aborts a process that ends with one."""
+        import torch
+
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+
     def send(self, cfg: dict[str, Any]) -> None:
         """Sends rank 0's configuration to all other ranks."""
         self._broadcast([cfg])

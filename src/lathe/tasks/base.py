@@ -41,7 +41,7 @@ class Task(LightningModule):
         self._sums: dict[str, Tensor] = {}
         self._epoch_sums: dict[str, Tensor] = {}
         self._logged_step = -1
-        self._restored: dict[str, list[float]] = {}
+        self._restored: dict[str, list[list[float]]] = {}
         self.latest: dict[str, float] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -178,7 +178,8 @@ class Task(LightningModule):
         for kind, table in (("window", self._sums), ("epoch", self._epoch_sums)):
             if "train" in table or self.trainer.world_size > 1:
                 mine = table.get("train", torch.zeros(len(self.figures) + 1, device=self.device))
-                sums[kind] = self.trainer.strategy.reduce(mine.clone(), reduce_op="sum").tolist()
+                # Each rank's own: their total on one rank would add up in another order, and differ in the last digit.
+                sums[kind] = (self.all_gather(mine) if self.trainer.world_size > 1 else mine[None]).tolist()
         checkpoint["task"] = {"sums": sums, "logged_step": self._logged_step}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -190,7 +191,8 @@ class Task(LightningModule):
     def on_train_start(self) -> None:
         tables = {"window": self._sums, "epoch": self._epoch_sums}
         for kind, values in self._restored.items():
-            total = torch.tensor(values, device=self.device)
-            # The saved sums are of all ranks: one of them goes on with them, and the others have the same entries to reduce.
-            tables[kind]["train"] = total if self.trainer.is_global_zero else torch.zeros_like(total)
+            rows = torch.tensor(values, device=self.device)
+            if len(rows) != self.trainer.world_size:  # other devices than before: one rank goes on with the total
+                rows = torch.cat((rows.sum(0, keepdim=True), torch.zeros_like(rows[:1]).expand(self.trainer.world_size - 1, -1)))
+            tables[kind]["train"] = rows[self.trainer.global_rank].clone()
         self._restored = {}
