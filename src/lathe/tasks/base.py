@@ -179,7 +179,9 @@ class Task(LightningModule):
             if "train" in table or self.trainer.world_size > 1:
                 mine = table.get("train", torch.zeros(len(self.figures) + 1, device=self.device))
                 # Each rank's own: their total on one rank would add up in another order, and differ in the last digit.
-                sums[kind] = (self.all_gather(mine) if self.trainer.world_size > 1 else mine[None]).tolist()
+                rows = self.all_gather(mine) if self.trainer.world_size > 1 else mine[None]
+                assert isinstance(rows, Tensor)
+                sums[kind] = rows.tolist()
         checkpoint["task"] = {"sums": sums, "logged_step": self._logged_step}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
