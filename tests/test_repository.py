@@ -121,24 +121,30 @@ def test_the_map_names_every_group_with_a_comment() -> None:
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
     """Everything that needs neither data nor a device. Nets are built on the meta device: shapes without memory."""
-    cfg = config(choice)
     group, name = choice.split("=")
+    words = "vocab_size" in (CONFIGS / group / f"{name}.yaml").read_text()
+    cfg = config(choice, *{"model": ["data=synthetic_tokens"], "data": ["model=gpt_nano"]}.get(group, [])[:words])
     if group in ("experiment", "debug"):
         assert cfg["name"] == (name if group == "experiment" else "debug")
     data = cfg["data"]
     with torch.device("meta"):
         net = make(cfg["model"]["net"], "model.net")
-        logits = net(torch.empty(2, data["channels"], data["image_size"], data["image_size"]))
-    assert logits.shape == (2, data["num_classes"])
+        images = "channels" in data
+        shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])
+        logits = net(torch.empty(shape) if images else torch.empty(shape, dtype=torch.int64))
+    assert logits.shape == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
     optimizer = make(cfg["optimizer"], "optimizer")(net)
     assert sum(len(part["params"]) for part in optimizer.param_groups) == len(list(net.parameters()))
     scheduler = make(cfg["scheduler"], "scheduler")(optimizer, 1000)
     assert all(0 <= lr <= cfg["optimizer"]["lr"] for lr in scheduler.get_last_lr())
     module = make(data, "data")
-    assert (module.num_classes, module.batch_size) == (data["num_classes"], data["batch_size"])
+    facts = [key for key in ("num_classes", "vocab_size", "length", "batch_size", "max_tokens") if key in data]
+    assert {key: getattr(module, key) for key in facts} == {key: data[key] for key in facts}
+    assert len(facts) > 1
     for key, node in cfg["callbacks"].items():
-        make(node, f"callbacks.{key}")
-    strategy = {key: value for key, value in cfg["strategy"].items() if key != "processes"}
+        auto = {name: value for name, value in (("monitor", "val/loss"), ("mode", "min")) if node.get(name) == "auto"}
+        make({**node, **auto}, f"callbacks.{key}")
+    strategy = {key: value for key, value in cfg["strategy"].items() if key not in ("processes", "precisions")}
     if choice == "strategy=dp" and not torch.cuda.is_available():
         with pytest.raises(UserError, match="strategy=dp drives several GPUs from one process and none is visible"):
             make(strategy, "strategy")

@@ -143,6 +143,11 @@ def check_values(cfg: dict[str, Any]) -> None:
         require(devices == "auto", f"trainer.devices={devices!r}: give a number, auto, or a list of GPUs such as [0,1].")
     require(trainer.get("max_epochs") is not None or trainer.get("max_steps", -1) != -1 or trainer.get("max_time") is not None,
             "trainer.max_epochs=null needs an end: set trainer.max_steps or trainer.max_time.")  # fmt: skip
+    precision, precisions = cfg["precision"].get("name"), cfg["strategy"].get("precisions")
+    strategy = str(cfg["strategy"].get("_target_")).rpartition(".")[2]
+    require(precisions is None or precision in precisions,
+            f"precision.name={precision}: strategy {strategy} takes {', '.join(precisions or [])}; choose one of them or another "
+            "strategy.")  # fmt: skip
     known = ("auto", "cpu", "gpu", "cuda", "mps", "tpu", "hpu")
     accelerator = trainer["accelerator"]
     require(accelerator in known, f"trainer.accelerator={accelerator!r}: {did_you_mean(str(accelerator), known)}")

@@ -20,6 +20,7 @@ from lathe.agent import call, execute
 from lathe.config import check_types, check_values, differences, require, resolve
 from lathe.devices import count_processes
 from lathe.errors import Stopped, UserError
+from lathe.mesh import data_replicas
 from lathe.outer import Outer, detect_outer
 from lathe.telling import one_sentence, tell
 
@@ -134,16 +135,17 @@ def check_typed(resolved: dict[str, Any]) -> None:
 
 
 def check_batch_size(cfg: dict[str, Any], world: int) -> None:
-    """The global batch has to divide by the processes that share it.
+    """The processes have to fill the strategy's sizes, and the global batch has to divide by the data replicas.
 
     Raises:
         UserError: it does not; the sentence names both keys.
     """
-    batch_size = cfg["data"].get("batch_size")
+    batch_size, replicas = cfg["data"].get("batch_size"), data_replicas(cfg["strategy"], world)
+    shared = f"trainer.devices x trainer.num_nodes = {world}"
     require(
-        batch_size is None or batch_size % world == 0,
-        f"data.batch_size={batch_size} is the global batch and does not divide by trainer.devices x trainer.num_nodes = {world}: choose "
-        f"a multiple of {world}.",
+        batch_size is None or batch_size % replicas == 0,
+        f"data.batch_size={batch_size} is the global batch and does not divide by "
+        f"{shared if replicas == world else f'the {replicas} data replicas that {shared} makes'}: choose a multiple of {replicas}.",
     )
 
 

@@ -19,12 +19,12 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe import rundir, summary
 from lathe.build import call_factory, make, make_task
-from lathe.callbacks import AtomicCheckpointIO, Checkpoint, ExactResume, Preemption, Throughput, skip_empty_hooks
+from lathe.callbacks import AtomicCheckpointIO, Checkpoint, ExactResume, Preemption, Progress, Throughput, skip_empty_hooks
 from lathe.checkpoints import load_weights, read_checkpoint
 from lathe.config import did_you_mean, require
 from lathe.errors import Stopped
 from lathe.loggers import CSVLogger
-from lathe.measure import count_parameters
+from lathe.nets import recompute
 from lathe.strategies import DDP, SyncBatchNorm, compile_net, precision_plugin
 from lathe.tasks import Task
 
@@ -42,21 +42,23 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     seed_everything(cfg["seed"], workers=True, verbose=False)
     datamodule = make(cfg["data"], "data")
     task = make_task(cfg)
-    resume = run.last if run.last.is_file() else None
+    resume = run.last if run.last.exists() else None
     state = read_checkpoint(resume) if resume else None
     loggers = make_loggers(cfg, run.path, state["global_step"] if state else 0)
     callbacks = [LambdaCallback(on_fit_start=lambda trainer, task: begin(run, trainer)), *make_callbacks(cfg, task)]
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, run.path, callbacks, loggers)
-    compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
+    parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy spreads them
     if state is None and cfg["ckpt_path"] is not None:
         resume = start_from(cfg, task)
+    prepare(cfg, task, trainer)
     try:
         trainer.fit(task, datamodule=datamodule, ckpt_path=resume, weights_only=True)
     except SIGTERMException as error:
         received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
         raise Stopped(received or "SIGTERM", str(run.path)) from error
     result = finish(cfg, run, trainer, task, datamodule, callbacks)
+    result |= {"parameters": parameters}
     result["seconds"] = time.monotonic() - began
     if trainer.is_global_zero:
         run.finish(result)
@@ -77,6 +79,16 @@ def quiet() -> None:
     )  # Lightning 2.6 calls torch's tree functions by their older names
 
 
+def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
+    """Makes the net recompute and compile what the configuration asks for, in place.
+
+    Raises:
+        UserError: the net can't.
+    """
+    recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
+    compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
+
+
 def _without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key not in keys}
 
@@ -87,11 +99,11 @@ def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback]
     Raises:
         UserError: an argument that the Trainer does not take, or a combination that it refuses.
     """
-    options = {key: value for key, value in cfg["trainer"].items() if key != "sync_batchnorm"}
+    options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing")
     one_process = cfg["strategy"].get("processes") == "one"
     if one_process:
         options["devices"] = 1
-    strategy = make({key: value for key, value in cfg["strategy"].items() if key != "processes"}, "strategy")
+    strategy = make(_without(cfg["strategy"], "processes", "precisions"), "strategy")
     several = world_size() > 1
     number_format = cfg["precision"]
     precision = precision_plugin(number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name"))
@@ -142,12 +154,22 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skip}
     callbacks: list[Callback] = [ExactResume(cfg["seed"])]
     for name, node in nodes.items():
+        node = _monitoring(node, task)
         callbacks.append(make(node, f"callbacks.{name}"))
         monitor = node.get("monitor")
         hint = did_you_mean(str(monitor), task.metric_names)
         known = monitor is None or monitor in task.metric_names
         require(known, f"callbacks.{name}.monitor={monitor}: the task reports no such figure; {hint}")
     return callbacks
+
+
+def _monitoring(node: dict[str, Any], task: Task) -> dict[str, Any]:
+    """A callback's node with the task's own figure for `monitor: auto`, and for `mode: auto` that figure's direction."""
+    if node.get("monitor") == "auto":
+        node = {**node, "monitor": task.monitor}
+    if node.get("mode") == "auto":
+        node = {**node, "mode": "min" if str(node["monitor"]).rpartition("/")[2] in task.minimised else "max"}
+    return node
 
 
 def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Logger]:
@@ -186,14 +208,20 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
 def finish(
     cfg: dict[str, Any], run: rundir.RunDir, trainer: Trainer, task: Task, datamodule: Any, callbacks: list[Callback]
 ) -> dict[str, Any]:
-    """Tests the best checkpoint and gathers the final figures, keyed by `split/metric` or by their own names."""
+    """Tests the best checkpoint and gathers the final figures, keyed by `split/metric` or by their own names.
+
+    A strategy that `reshapes` the net leaves nothing that takes plain weights: a new one is built then.
+    """
     result: dict[str, Any] = {}
     checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
     epochs, steps = trainer.current_epoch, trainer.global_step
     validation = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-    if checkpoint is not None and run.best.is_file():
-        best = read_checkpoint(run.best)
-        load_weights(task.net, best["state_dict"], str(run.best))
+    if checkpoint is not None and run.best.exists():
+        if cfg["test"]:
+            if getattr(trainer.strategy, "reshapes", False):
+                task = make_task(cfg, train=False)
+                trainer = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, Progress)])
+            load_weights(task.net, read_checkpoint(run.best)["state_dict"], str(run.best))
         result |= {"best_step": checkpoint.best_step, "monitor": checkpoint.monitor}
         validation |= checkpoint.best_metrics
     result |= validation
@@ -206,11 +234,9 @@ def finish(
     objective = cfg["objective"] or (checkpoint.monitor if checkpoint else None)
     require(objective is None or objective in result,
             f"objective={objective}: the run has no such figure; {did_you_mean(str(objective), result)}")  # fmt: skip
-    count = count_parameters(task.net)
     return {
         **result,
         "objective": result.get(objective) if objective else None,
-        "parameters": count.total,
         "epochs": epochs,
         "steps": steps,
         "seed": cfg["seed"],

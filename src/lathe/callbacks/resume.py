@@ -16,8 +16,9 @@ class ExactResume(Callback):
     was made before the loops were restored: a scheduler that asks for `trainer.estimated_stepping_batches` makes it so early that Lightning
     2.6 drops the saved position without a word.
 
-    Ranks start from (seed, rank): the same seed would give them the same dropout masks on different samples. After a change of the number
-    of ranks the saved states fit nobody; the generators then start from (seed, rank, step).
+    Ranks start from (seed, replica): the same seed would give them the same dropout masks on different samples, and ranks that share a
+    replica's samples, as tensor ranks do, have to agree. After a change of the number of ranks the saved states fit nobody; the
+    generators then start from (seed, replica, step).
     """
 
     def __init__(self, seed: int) -> None:
@@ -34,7 +35,9 @@ class ExactResume(Callback):
         if states is not None and len(states) == trainer.world_size:
             _set_state(states[trainer.global_rank])
         else:
-            sequence = np.random.SeedSequence((self.seed, trainer.global_rank, trainer.global_step))
+            sharing = trainer.distributed_sampler_kwargs
+            replica = sharing["rank"] if sharing else trainer.global_rank
+            sequence = np.random.SeedSequence((self.seed, replica, trainer.global_step))
             word = int(sequence.generate_state(1)[0])
             random.seed(word)
             np.random.seed(word)

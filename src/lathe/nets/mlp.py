@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from lathe.nets.blocks import Blocks
 from lathe.nets.checks import probability, whole_number
 
 
@@ -34,12 +35,16 @@ class MLP(nn.Module):
         whole_number("depth", depth)
         probability("dropout", dropout)
         self.stem = HiddenLayer(channels * image_size * image_size, width, dropout=dropout)
-        self.blocks = nn.ModuleList(HiddenLayer(width, width, dropout=dropout) for _ in range(depth - 1))
+        self.blocks = Blocks(HiddenLayer(width, width, dropout=dropout) for _ in range(depth - 1))
         self.head = nn.Linear(width, num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.stem(x.flatten(1))
-        for block in self.blocks:
-            x = block(x)
+    def enter(self, x: Tensor) -> Tensor:
+        out: Tensor = self.stem(x.flatten(1))
+        return out
+
+    def leave(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(x)
         return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.blocks(self.enter(x)))

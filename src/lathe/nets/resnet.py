@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lathe.errors import UserError
+from lathe.nets.blocks import Blocks
 from lathe.nets.checks import whole_number
 
 Shortcut = Literal["projection", "zero_pad"]
@@ -124,7 +125,7 @@ class _StagedResNet(nn.Module):
         self.conv = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(width)
         self.relu = nn.ReLU()
-        self.blocks = nn.ModuleList()
+        self.blocks = Blocks()
         channels = width
         for stage, count in enumerate(counts):
             for index in range(count):
@@ -134,12 +135,16 @@ class _StagedResNet(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(channels, num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.relu(self.bn(self.conv(x)))
-        for block in self.blocks:
-            x = block(x)
+    def enter(self, x: Tensor) -> Tensor:
+        out: Tensor = self.relu(self.bn(self.conv(x)))
+        return out
+
+    def leave(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.pool(x).flatten(1))
         return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.blocks(self.enter(x)))
 
 
 class CifarResNet(_StagedResNet):

@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from lathe.errors import UserError
+from lathe.nets.blocks import Blocks
 from lathe.nets.checks import probability, whole_number
 
 
@@ -52,7 +53,7 @@ class WideResNet(nn.Module):
         whole_number("width", width)
         probability("dropout", dropout)
         self.conv = nn.Conv2d(in_channels, 16, kernel_size=3, padding=1, bias=False)
-        self.blocks = nn.ModuleList()
+        self.blocks = Blocks()
         channels = 16
         for stage in range(3):
             for index in range((depth - 4) // 6):
@@ -65,9 +66,13 @@ class WideResNet(nn.Module):
         self.pool = nn.AdaptiveAvgPool2d(1)
         self.head = nn.Linear(channels, num_classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x)
-        for block in self.blocks:
-            x = block(x)
+    def enter(self, x: Tensor) -> Tensor:
+        out: Tensor = self.conv(x)
+        return out
+
+    def leave(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.pool(self.relu(self.bn(x))).flatten(1))
         return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.blocks(self.enter(x)))

@@ -6,6 +6,7 @@ from torch import nn
 
 from lathe.config import did_you_mean
 from lathe.errors import UserError
+from lathe.nets import blocks_of
 
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
@@ -34,7 +35,7 @@ def compile_net(
         warnings.warn(
             "compile=reduce-overhead means CUDA graphs, which a CPU does not have: it acts as compile=default.", stacklevel=2
         )
-    regions = list(getattr(net, "blocks", [])) if regional else [net]
+    regions = blocks_of(net) if regional else [net]
     if not regions:
         raise UserError(
             f"compile.regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false."

@@ -11,13 +11,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 class SyncBatchNorm(LayerSync):
     """Lets every BatchNorm of a net see the batches of all ranks (torch's SyncBatchNorm refuses tensors that are not on a GPU).
 
-    Parameters and buffers stay the same objects under the same names; `revert` brings the plain layers back.
+    Parameters and buffers stay the same objects under the same names; `revert` brings the plain layers back. `group` holds the ranks
+    whose batches belong together; None is all of them.
     """
+
+    group: torch.distributed.ProcessGroup | None = None
 
     def apply(self, model: nn.Module) -> nn.Module:
         for module in model.modules():
             if isinstance(module, _BatchNorm) and not isinstance(module, (nn.SyncBatchNorm, _GlobalBatchNorm)):
                 module.__dict__["_plain_class"] = type(module)
+                module.__dict__["_group"] = self.group
                 module.__class__ = _GlobalBatchNorm
         return model
 
@@ -25,23 +29,25 @@ class SyncBatchNorm(LayerSync):
         for module in model.modules():
             if isinstance(module, _GlobalBatchNorm):
                 module.__class__ = module.__dict__.pop("_plain_class")
+                del module.__dict__["_group"]
         return model
 
 
 class _AllGather(torch.autograd.Function):
-    """x [k] of every rank as [ranks, k]; the gradient of a rank's own row is the sum of what all ranks say about it."""
+    """x [k] of every rank of a group as [ranks, k]; the gradient of a rank's own row is the sum of what all say about it."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        rows = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size())]
-        torch.distributed.all_gather(rows, x.contiguous())
+    def forward(ctx: Any, x: Tensor, group: torch.distributed.ProcessGroup | None) -> Tensor:
+        ctx.group = group
+        rows = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size(group))]
+        torch.distributed.all_gather(rows, x.contiguous(), group=group)
         return torch.stack(rows)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
         total = gradients[0].contiguous().clone()
-        torch.distributed.all_reduce(total)
-        return total[torch.distributed.get_rank()]
+        torch.distributed.all_reduce(total, group=ctx.group)
+        return total[torch.distributed.get_rank(ctx.group)], None
 
 
 class _GlobalBatchNorm(_BatchNorm):
@@ -57,7 +63,8 @@ class _GlobalBatchNorm(_BatchNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         synchronised = self.training and torch.distributed.is_available() and torch.distributed.is_initialized()
-        if not synchronised or torch.distributed.get_world_size() == 1:
+        group: torch.distributed.ProcessGroup | None = self.__dict__["_group"]
+        if not synchronised or torch.distributed.get_world_size(group) == 1:
             return super().forward(input)
         self._check_input_dim(input)
         dims = [0, *range(2, input.dim())]
@@ -67,7 +74,7 @@ class _GlobalBatchNorm(_BatchNorm):
         local = x.numel() // max(x.shape[1], 1)
         own_mean = x.sum(dims) / max(local, 1)
         own_squares = (x - own_mean.view(shape)).square().sum(dims)
-        rows = _AllGather.apply(torch.cat([own_mean, own_squares, x.new_full((1,), local)]))
+        rows = _AllGather.apply(torch.cat([own_mean, own_squares, x.new_full((1,), local)]), group)
         means, squares, counts = rows.split([x.shape[1], x.shape[1], 1], dim=1)
         counts = counts.detach()
         count = counts.sum()

@@ -2,5 +2,6 @@
 
 from lathe.tasks.base import SPLITS, Task
 from lathe.tasks.classification import ClassificationTask
+from lathe.tasks.language_modelling import LanguageModellingTask
 
-__all__ = ["SPLITS", "ClassificationTask", "Task"]
+__all__ = ["SPLITS", "ClassificationTask", "LanguageModellingTask", "Task"]

@@ -18,7 +18,9 @@ SPLITS = ("train", "val", "test")
 class Task(LightningModule):
     """A net, an objective and the figures that are reported for it.
 
-    A subclass says what its named figures are (`figures`) and computes their sums for a batch (`sums`). Sums are kept on the device and
+    A subclass says what its named figures are (`figures`) and computes their sums for a batch (`sums`); `derived` names figures that
+    follow from the means of those (`derive`); of `minimised` lower is better. `monitor` is what chooses the best epoch, `unit` what
+    throughput counts. Sums are kept on the device and
     read once per logged step or epoch: a read waits for the device, and per-step metric objects cost several times the step of a small
     net. Every rank's sums are added before they are divided, so the figures do not depend on the number of devices.
 
@@ -27,6 +29,10 @@ class Task(LightningModule):
     """
 
     figures: tuple[str, ...] = ("loss",)
+    derived: tuple[str, ...] = ()
+    minimised: tuple[str, ...] = ("loss", "perplexity")
+    monitor = "val/loss"
+    unit = "samples"
 
     def __init__(
         self,
@@ -54,7 +60,7 @@ class Task(LightningModule):
     @property
     def metric_names(self) -> list[str]:
         """Every `split/metric` that this task reports, which a callback may monitor."""
-        return [f"{split}/{figure}" for split in SPLITS for figure in self.figures]
+        return [f"{split}/{figure}" for split in SPLITS for figure in (*self.figures, *self.derived)]
 
     def losses(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """Named loss terms whose sum is trained on. Callbacks wrap this by replacing `objective`."""
@@ -67,30 +73,65 @@ class Task(LightningModule):
         """
         raise NotImplementedError
 
+    def derive(self, means: dict[str, float]) -> dict[str, float]:
+        """The figures named in `derived`, from the means of `figures`."""
+        return {}
+
+    def count_units(self, batch: Any) -> int:
+        """How many of `unit` this process's batch holds."""
+        return len(batch[0])
+
+    def configure_model(self) -> None:
+        """Lets the strategy spread the net over its devices, before the optimizer is built."""
+        shard = getattr(self.trainer.strategy, "shard", None)
+        if shard is not None:
+            shard(self)
+
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Returns the loss. To run several optimizer steps in one call later, override this one method: figures add up in the same way."""
-        outputs = self.net(batch[0])
+        return self.judge(self.net(batch[0]), batch)
+
+    def judge(self, outputs: Any, batch: Any) -> Tensor:
+        """The loss to train on, after adding the batch's figures."""
         terms = list(self.objective(outputs, batch).values())
         loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
         self._add("train", self.sums(outputs, batch, loss.detach()))
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate("val", batch)
+        self.evaluate_outputs("val", self.net(batch[0]), batch)
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
-        self._evaluate("test", batch)
+        self.evaluate_outputs("test", self.net(batch[0]), batch)
 
     def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
         return self.net(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
-    def _evaluate(self, split: str, batch: Any) -> None:
-        outputs = self.net(batch[0])
+    def evaluate_outputs(self, split: str, outputs: Any, batch: Any) -> None:
+        """Adds the figures of a batch that is not trained on."""
         loss = torch.stack(list(self.losses(outputs, batch).values())).sum()
         self._add(split, self.sums(outputs, batch, loss))
+
+    def add_nothing(self, split: str) -> None:
+        """What a rank that sees no outputs adds (all but the last stage of a pipeline), so that every rank has a sum to report."""
+        self._add(split, torch.zeros(len(self.figures) + 1, device=self.device))
+
+    def split_batch(self, batch: Any, n: int) -> list[Any]:
+        """A batch as `n` micro-batches along the first dimension; numbers, such as a count of targets, are shared out.
+
+        Raises:
+            UserError: the samples do not divide by `n`.
+        """
+        size = len(batch[0])
+        if size % n:
+            raise UserError(
+                f"strategy.microbatches={n}: a replica's batch of {size} samples does not divide by it; choose a divisor."
+            )
+        parts = [[item / n] * n if item.dim() == 0 else list(item.chunk(n)) for item in batch]
+        return [tuple(part) for part in zip(*parts, strict=True)]
 
     def _add(self, split: str, sums: Tensor) -> None:
         total = self._sums.get(split)
@@ -119,7 +160,10 @@ class Task(LightningModule):
         if self.trainer.world_size > 1:
             sums = self.trainer.strategy.reduce(sums.clone(), reduce_op="sum")
         *values, count = sums.tolist()
-        return {f"{split}/{name}": value / count for name, value in zip(self.figures, values, strict=True)} if count else {}
+        if not count:
+            return {}
+        means = {name: value / count for name, value in zip(self.figures, values, strict=True)}
+        return {f"{split}/{name}": value for name, value in {**means, **self.derive(means)}.items()}
 
     def write(self, metrics: dict[str, float]) -> None:
         """Sends figures to all loggers at the current optimizer step."""

@@ -27,6 +27,7 @@ class ClassificationTask(Task):
     """
 
     figures = ("loss", "accuracy")
+    monitor = "val/accuracy"
 
     def __init__(
         self,

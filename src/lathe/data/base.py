@@ -1,0 +1,108 @@
+"""What data modules share that are exact on any number of devices: splits, loaders, and which process sees what."""
+
+from abc import abstractmethod
+from typing import Any, Generic, TypeVar
+
+import torch
+from lightning.pytorch import LightningDataModule
+
+from lathe.data.checks import check_number
+from lathe.data.order import EpochLoader
+from lathe.errors import UserError
+
+SplitData = TypeVar("SplitData")
+SPLITS = ("train", "val", "test")
+
+
+class ExactDataModule(LightningDataModule, Generic[SplitData]):
+    """Train, validation and test loaders that are `EpochLoader`s, equal on one device and on many.
+
+    A subclass opens its data (`open`) and makes a loader for a split of it (`build`).
+
+    Args:
+        batch_size: training samples per step, over all devices together.
+        eval_batch_size: the same for validation and test; None takes `batch_size`.
+        seed: of the order; 0 is a seed.
+
+    Raises:
+        UserError: for a size that is none.
+    """
+
+    def __init__(self, batch_size: int, eval_batch_size: int | None = None, seed: int = 0) -> None:
+        super().__init__()
+        check_number("data.batch_size", batch_size, 1)
+        if eval_batch_size is not None:
+            check_number("data.eval_batch_size", eval_batch_size, 1)
+        self.batch_size = batch_size
+        self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
+        self.seed = seed
+        self.test_split = "test"
+        self._splits: dict[str, SplitData] | None = None
+        self._train_loader: EpochLoader | None = None
+
+    @abstractmethod
+    def open(self) -> dict[str, SplitData]:
+        """Opens "train", "val" and "test" and checks the declared facts; called once in each process."""
+
+    @abstractmethod
+    def build(self, split: SplitData, device: torch.device, **order: Any) -> EpochLoader:
+        """A loader over a split; `order` are the settings of `EpochLoader`."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Opens the data, once; a new fit starts again at epoch 0."""
+        if stage in ("fit", None):
+            self._train_loader = None
+        if self._splits is None:
+            self._splits = self.open()
+
+    def train_dataloader(self) -> EpochLoader:
+        """One loader for a whole fit: its epochs go on counting when Lightning asks for it again."""
+        if self._train_loader is None:
+            self._train_loader = self._loader(
+                "train",
+                batch_size=self.batch_size,
+                train=True,
+                shuffle=getattr(self.trainer, "overfit_batches", 0)
+                == 0,  # overfitting means the same few samples again and again
+                limit=None if self.trainer is None else self.trainer.limit_train_batches,
+            )
+        return self._train_loader
+
+    def val_dataloader(self) -> EpochLoader:
+        """Validation data in order."""
+        return self.eval_loader("val")
+
+    def test_dataloader(self) -> EpochLoader:
+        """Test data in order; another split if `test_split` names one."""
+        return self.eval_loader(self.test_split)
+
+    def eval_loader(self, split: str, device: torch.device | None = None) -> EpochLoader:
+        """ "train", "val" or "test" in stored order, every sample once; what only fills up has targets of -100.
+
+        Args:
+            split: which one.
+            device: where batches are wanted; None is the trainer's device, or the CPU without a trainer.
+
+        Raises:
+            UserError: for another name, or a batch with fewer samples than devices.
+        """
+        return self._loader(split, device, batch_size=self.eval_batch_size, train=False)
+
+    def _loader(self, name: str, device: torch.device | None = None, **order: Any) -> EpochLoader:
+        if name not in SPLITS:
+            raise UserError(f"split={name} is unknown: choose one of {', '.join(SPLITS)}.")
+        if self._splits is None:
+            self.setup()
+        assert self._splits is not None
+        replicas, rank = self._replicas()
+        where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
+        return self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)
+
+    def _replicas(self) -> tuple[int, int]:
+        """How many processes see different data, and which of them this is; tensor or pipeline ranks share a replica."""
+        if self.trainer is None:
+            return 1, 0
+        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
+        if kwargs is not None:
+            return kwargs["num_replicas"], kwargs["rank"]
+        return self.trainer.world_size, self.trainer.global_rank

@@ -1,0 +1,110 @@
+"""Tokens from a source whose entropy is known exactly: the best possible loss is a number to compare with."""
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lathe.data.checks import check_number
+from lathe.data.tokens import Tokens
+
+
+class SyntheticTokens:
+    """Sequences of a Markov chain: each token follows from the one `lag` places before it, or is drawn anew.
+
+    A fixed random permutation s maps each token to its successor. A sequence starts with `lag` tokens drawn uniformly; from then on the
+    token at place t is s(token at t - lag) with probability 1 - noise, and drawn uniformly from all V tokens else. Each step keeps the
+    uniform distribution, so the chain is stationary from its first token on. Given the past, a token is the successor with probability
+    p = 1 - noise + noise / V and each other one with q = noise / V, so its entropy in nats is
+
+        h = -p ln p - (V - 1) q ln q
+
+    No model can have a lower expected loss, and none a higher accuracy than p. Of the `length` targets of a sequence the first lag - 1
+    have nothing to follow from (entropy ln V): see `entropy`. With lag 1 a table of pairs of tokens reaches the bound; with more the
+    net must look back.
+
+    Args:
+        vocab_size: V.
+        length: targets of a sequence, which has one token more.
+        train_size: training sequences.
+        val_size: validation sequences.
+        test_size: test sequences.
+        noise: probability, from 0 to 1, that a token is drawn anew; 0 has the entropy 0, 1 has ln V.
+        lag: how far back the token lies that decides; at most `length`.
+        seed: of permutation and sequences; apart from the run's seed.
+
+    Raises:
+        UserError: for values out of these ranges.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int = 64,
+        length: int = 64,
+        train_size: int = 2048,
+        val_size: int = 256,
+        test_size: int = 256,
+        noise: float = 0.2,
+        lag: int = 1,
+        seed: int = 0,
+    ) -> None:
+        check_number("data.vocab_size", vocab_size, 2, 2**32)
+        check_number("data.length", length, 1)
+        check_number("data.source.noise", noise, 0, 1, whole=False)
+        check_number("data.source.lag", lag, 1, length)
+        self.sizes = {"train": train_size, "val": val_size, "test": test_size}
+        for name, size in self.sizes.items():
+            check_number(f"data.source.{name}_size", size, 1)
+        self.vocab_size = vocab_size
+        self.length = length
+        self.noise = noise
+        self.lag = lag
+        self.seed = seed
+        self.dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
+        self.successor = self._rng(0).permutation(vocab_size).astype(self.dtype)
+
+    @property
+    def entropy(self) -> float:
+        """The lowest expected loss, in nats per target: ((lag - 1) ln V + (length - lag + 1) h) / length."""
+        others = self.noise / self.vocab_size
+        p = 1 - self.noise + others
+        h = -p * math.log(p) - (self.vocab_size - 1) * (others * math.log(others) if others else 0.0)
+        return ((self.lag - 1) * math.log(self.vocab_size) + (self.length - self.lag + 1) * h) / self.length
+
+    @property
+    def best_accuracy(self) -> float:
+        """The highest expected accuracy on sequences of `length` targets."""
+        p = 1 - self.noise + self.noise / self.vocab_size
+        return ((self.lag - 1) / self.vocab_size + (self.length - self.lag + 1) * p) / self.length
+
+    def prepare(self) -> None:
+        """Nothing to fetch: sequences are drawn by `load`."""
+
+    def load(self) -> dict[str, Tokens]:
+        """Sequences of length + 1 tokens, one after the other."""
+        return {
+            name: Tokens(self._draw(size, stream).reshape(-1), sequences=True)
+            for stream, (name, size) in enumerate(self.sizes.items(), 1)
+        }
+
+    def log_probabilities(self, sequences: NDArray[np.integer]) -> NDArray[np.float64]:
+        """What the source itself gives to each target: ln P(token | its past); sequences [n, length + 1], result [n, length]."""
+        others = self.noise / self.vocab_size
+        follows = sequences[:, self.lag :] == self.successor[sequences[:, : -self.lag]]
+        with np.errstate(divide="ignore"):  # without noise, what does not follow is impossible
+            known = np.where(follows, math.log(1 - self.noise + others), np.log(np.float64(others)))
+        unknown = np.full((len(sequences), self.lag - 1), -math.log(self.vocab_size))
+        return np.concatenate([unknown, known], axis=1)
+
+    def _rng(self, stream: int) -> np.random.Generator:
+        return np.random.Generator(np.random.Philox(key=[self.seed % 2**64, stream]))
+
+    def _draw(self, n: int, stream: int) -> NDArray[np.uint16] | NDArray[np.uint32]:
+        rng = self._rng(stream)
+        # the tokens that are drawn anew stand here already; the others are overwritten by their successors, place by place
+        tokens = rng.integers(self.vocab_size, size=(n, self.length + 1), dtype=self.dtype)
+        follows = rng.random(tokens.shape) >= self.noise
+        for place in range(self.lag, self.length + 1):
+            successors = self.successor[tokens[:, place - self.lag]]
+            tokens[:, place] = np.where(follows[:, place], successors, tokens[:, place])
+        return tokens

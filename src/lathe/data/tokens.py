@@ -1,0 +1,146 @@
+"""Windows of tokens for language modelling: their loader, and the data module over a source of tokens."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lathe.data.base import ExactDataModule
+from lathe.data.checks import check_number
+from lathe.data.order import IGNORED, Batch, EpochLoader
+from lathe.data.random import hashed_seed
+from lathe.errors import UserError
+
+Ids = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The tokens of a split, one after the other: ids [n], of any unsigned integer type, possibly memory-mapped.
+
+    `sequences` False: one stream of documents, each ended by its end-of-document token, cut into windows anywhere. True: the ids are
+    independent sequences of `length + 1` tokens each, which are the samples.
+    """
+
+    ids: Ids
+    sequences: bool = False
+
+
+class TokenSource(Protocol):
+    """Where tokens come from. A class with these members is a source; it needs no base class."""
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    def prepare(self) -> None:
+        """Checks, or puts on disk, what is needed. Runs in one process per machine, before `load`."""
+        ...
+
+    def load(self) -> dict[str, Tokens]:
+        """Opens "train", "val" and "test". Runs in every process; must give equal arrays in each."""
+        ...
+
+
+class TokenLoader(EpochLoader):
+    """Batches (x, y) of windows of tokens, both int64 [batch, length]: y is x one token later.
+
+    Training on a stream: the stream is a circle, cut into windows of `length` targets from a place on that is drawn anew for each epoch;
+    the order of the windows is EpochLoader's permutation. Each epoch every token is a target once, but for the fewer than `length`
+    that no window is left for, elsewhere on the circle each time, and the incomplete last batch. Place and order depend on (seed, epoch).
+    Evaluation of a stream: consecutive windows from its first token on; every token but the first is a target once. Where the last
+    window, or the last batch, is not full, y is -100.
+
+    Args:
+        tokens: at least `length + 1`.
+        length: of a window, in targets.
+        device: where batches are wanted.
+        order: as `EpochLoader` has it: batch_size (in windows), seed, rank, world_size, train, shuffle, limit.
+
+    Raises:
+        UserError: as `EpochLoader`.
+    """
+
+    def __init__(
+        self, tokens: Tokens, length: int, *, device: torch.device | None = None, train: bool = False, **order: Any
+    ) -> None:
+        self.ids, self.sequences = tokens.ids, tokens.sequences
+        self.length = length
+        self.device = device or torch.device("cpu")
+        size = len(self.ids)
+        in_stream = size // length if train else -(-(size - 1) // length)
+        windows = size // (length + 1) if tokens.sequences else in_stream
+        super().__init__(windows, train=train, **order)
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
+        rows, counts = self.rank_rows(epoch)
+        size = len(self.ids)
+        moved = self.train and self.shuffle and not self.sequences
+        start = hashed_seed(self.seed, "offset", epoch) % size if moved else 0
+        begins = start + rows.numpy() * (self.length + int(self.sequences))
+        places = np.arange(self.length + 1)
+        for begin, counted in zip(begins[first:], counts[first:], strict=True):
+            at = begin[:, None] + places
+            window = torch.from_numpy(self.ids[at % size].astype(np.int64))
+            x, y = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+            if not self.train:
+                y[~(torch.from_numpy(at[:, 1:] < size) & counted[:, None])] = IGNORED
+            yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+
+
+class TokenDataModule(ExactDataModule[Tokens]):
+    """Train, validation and test loaders over a source of tokens, equal on one device and on many.
+
+    Args:
+        source: where the tokens come from.
+        vocab_size: declared, and checked against the source, so that a net can be configured before any data is touched.
+        length: tokens that a net sees at a time, and targets of a sample.
+        batch_size: training samples per step, over all devices together.
+        eval_batch_size: the same for validation and test; None takes `batch_size`.
+        seed: of the order; 0 is a seed.
+
+    Raises:
+        UserError: for a size that is none here; for facts that the source contradicts, and a split shorter than `length + 1` tokens, in
+            `prepare_data` or `setup`; for batch sizes that do not fit the devices or the data when a loader is asked for.
+    """
+
+    def __init__(
+        self,
+        source: TokenSource,
+        vocab_size: int,
+        length: int,
+        batch_size: int,
+        eval_batch_size: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed)
+        check_number("data.vocab_size", vocab_size, 2)
+        check_number("data.length", length, 1)
+        self.source = source
+        self.vocab_size = vocab_size
+        self.length = length
+
+    def prepare_data(self) -> None:
+        """Lets the source fetch or check its data; Lightning calls it in one process per machine."""
+        self.source.prepare()
+
+    def open(self) -> dict[str, Tokens]:
+        """All splits of the source, checked against what was declared."""
+        splits = self.source.load()
+        if self.source.vocab_size != self.vocab_size:
+            raise UserError(
+                f"data.vocab_size={self.vocab_size} is not what the source {type(self.source).__name__} has:"
+                f" set data.vocab_size={self.source.vocab_size}, or change data.source."
+            )
+        for name, tokens in splits.items():
+            if len(tokens.ids) <= self.length:
+                raise UserError(
+                    f"data.length={self.length} needs {self.length + 1} tokens and the {name} split has {len(tokens.ids)}: choose a"
+                    " smaller data.length, or prepare more text."
+                )
+        return splits
+
+    def build(self, split: Tokens, device: torch.device, **order: Any) -> TokenLoader:
+        return TokenLoader(split, self.length, device=device, **order)

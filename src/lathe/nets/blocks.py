@@ -1,0 +1,96 @@
+"""The repeated units of a net: what is sharded, cut into stages, compiled by region or recomputed reads them from one attribute."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+
+class Blocks(nn.ModuleList):
+    """A net's repeated units, run one after the other; their parameters are named `blocks.<i>...`.
+
+    A net that has them promises `forward(x) == leave(blocks(enter(x)))`. With `in_segments` set, in training mode and while gradients
+    are recorded, the chain of n blocks is cut into about sqrt(n) equal segments, of which only the inputs are kept: the backward pass
+    runs each segment a second time (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174). Blocks that
+    a pipeline has replaced by `nn.Identity` are not counted.
+    """
+
+    in_segments: bool = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not (self.in_segments and self.training and torch.is_grad_enabled()):
+            return run(list(self), x)
+        for segment in segments(own_blocks(self)):
+            x = recomputed(segment, lambda x, segment=segment: run(segment, x), x)
+        return x
+
+
+def blocks_of(net: nn.Module) -> list[nn.Module]:
+    """The repeated units that a net names in `blocks`, as a ModuleList, Sequential, list or tuple; empty if it names none."""
+    named = getattr(net, "blocks", None)
+    if not isinstance(named, nn.ModuleList | nn.Sequential | list | tuple):
+        return []
+    return [block for block in named if isinstance(block, nn.Module)]
+
+
+def own_blocks(blocks: Sequence[nn.Module] | nn.ModuleList) -> list[nn.Module]:
+    """Those that compute something: a pipeline puts `nn.Identity` where a block lives on another rank."""
+    return [block for block in blocks if not isinstance(block, nn.Identity)]
+
+
+def segments(blocks: Sequence[nn.Module]) -> list[list[nn.Module]]:
+    """Cut n blocks into round(sqrt(n)) consecutive segments whose lengths differ by at most one."""
+    count = round(len(blocks) ** 0.5)
+    edges = [index * len(blocks) // count for index in range(count + 1)] if count else []
+    return [list(blocks[start:end]) for start, end in pairwise(edges)]
+
+
+def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
+    """Call each block on the output of the one before, hooks included."""
+    for block in blocks:
+        x = block(x)
+    return x
+
+
+def recomputed(blocks: Sequence[nn.Module], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """`function(*args, **kwargs)`, of whose activations none is kept: the backward pass calls `function` again.
+
+    Random numbers and autocast are those of the first call, and so are the buffers of `blocks`: without that, a BatchNorm would
+    count each batch twice.
+    """
+    if torch.compiler.is_compiling() or not any(True for block in blocks for _ in block.buffers()):
+        # a compiler recomputes within its graph, in which the update of a buffer stands once
+        return checkpoint(function, *args, use_reentrant=False, **kwargs)
+
+    def contexts() -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+        return nullcontext(), _BuffersOf(blocks)
+
+    return checkpoint(function, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+
+
+class _BuffersOf(AbstractContextManager[None]):
+    """Within it, modules have copies of the buffers that they had when it was made; behind it, they have their own again."""
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        modules = dict.fromkeys(module for block in blocks for module in block.modules())
+        self.was = [
+            (module, name, buffer.detach().clone())
+            for module in modules
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        self.own: list[tuple[nn.Module, str, Tensor | None]] = []
+
+    def __enter__(self) -> None:
+        self.own = [(module, name, module._buffers[name]) for module, name, _ in self.was]
+        for module, name, buffer in self.was:
+            module._buffers[name] = buffer.clone()  # a graph that is kept (retain_graph) may be recomputed once more
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        for module, name, buffer in self.own:
+            module._buffers[name] = buffer

@@ -1,0 +1,89 @@
+"""Activation checkpointing, `trainer.activation_checkpointing`: keep fewer activations, compute them again for the backward pass.
+
+Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174. Losses and gradients are those of a net that
+keeps everything; a step costs up to one more forward pass.
+"""
+
+import difflib
+import functools
+import re
+from typing import Any
+
+import torch
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.nets.blocks import Blocks, blocks_of, own_blocks, recomputed
+
+KEY = "trainer.activation_checkpointing"
+WORDS = ("none", "blocks", "every_2", "sqrt")  # every_<n> takes any n
+
+
+def apply(net: nn.Module, how: str | None) -> None:
+    """Let the blocks of `net` be recomputed from now on, in place; names of parameters and modules stay as they are.
+
+    `none` (or None) keeps all activations, and takes back what an earlier call did. `blocks` keeps the input of each block and
+    nothing within it; `every_<n>` does that for the blocks 0, n, 2n, ... and leaves the others; `sqrt` keeps the inputs of about
+    sqrt(number of blocks) segments. Blocks that a pipeline has replaced by `nn.Identity` are not counted. Acts in training mode,
+    while gradients are recorded.
+
+    Raises UserError for another word, a net without blocks, an n above their number, and `sqrt` for a net whose `blocks` is not a
+    `lathe.nets.Blocks`.
+    """
+    word = "none" if how is None else str(how)
+    every = _every(word)
+    every_block = blocks_of(net)
+    blocks = list(dict.fromkeys(own_blocks(every_block)))  # a net may run the same block twice
+    name = type(net).__name__
+    if word != "none" and not blocks:
+        raise UserError(f"{KEY}={word} recomputes a net's repeated blocks, but {name} names no `blocks`: set {KEY}=none.")
+    if every is not None and every > len(every_block):
+        raise UserError(f"{KEY}={word}: {name} has {len(every_block)} blocks: take an n of at most that.")
+    chain = getattr(net, "blocks", None)
+    if word == "sqrt" and not isinstance(chain, Blocks):
+        raise UserError(
+            f"{KEY}=sqrt runs the blocks in segments, which {name} does not let it: make its `blocks` a lathe.nets.Blocks and call "
+            f"that in forward, or set {KEY}=blocks."
+        )
+    for block in blocks:
+        _keep(block)
+    if isinstance(chain, Blocks):
+        chain.in_segments = word == "sqrt"
+    for block in blocks[::every] if every is not None else []:
+        block.forward = functools.partial(_forward, block, block.__dict__.get("forward"))  # type: ignore[method-assign]
+
+
+def _every(word: str) -> int | None:
+    """1 for `blocks`, n for `every_<n>`, None for the words that patch no block."""
+    if word in ("none", "sqrt"):
+        return None
+    if word == "blocks":
+        return 1
+    if re.fullmatch(r"every_[1-9]\d*", word):
+        return int(word.removeprefix("every_"))
+    if re.fullmatch(r"every_-?\d+(\.\d+)?", word):
+        raise UserError(f"{KEY}={word}: n must be a whole number of at least 1, such as every_2.")
+    near = difflib.get_close_matches(word, WORDS, n=1)
+    hint = f"did you mean {near[0]}?" if near else "choose none, blocks, every_<n> (such as every_2) or sqrt."
+    raise UserError(f"{KEY}={word}: {hint}")
+
+
+def _forward(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
+    """Stands for `block.forward`, within the hooks of `block`. `own` is the forward of this very object, None if its class has it.
+
+    A partial of a function of this module, because it follows the block through deepcopy and pickle and through a change of class
+    (fully_shard makes one), which a closure over the old `forward` does not.
+    """
+    forward = functools.partial(type(block).forward, block) if own is None else own
+    if not (block.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    return recomputed([block], forward, *args, **kwargs)
+
+
+def _keep(block: nn.Module) -> None:
+    """Take back what `apply` did to a block."""
+    patched = block.__dict__.get("forward")
+    if isinstance(patched, functools.partial) and patched.func is _forward:
+        del block.forward
+        if patched.args[1] is not None:
+            block.forward = patched.args[1]  # type: ignore[method-assign]

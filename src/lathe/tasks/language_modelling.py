@@ -1,0 +1,98 @@
+"""Language modelling: cross-entropy of the next token, its perplexity, and how often the likeliest token is the right one."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lathe.nets.init import apply_init
+from lathe.tasks.base import Task
+
+IGNORE = -100  # torch's ignore_index: a target that does not count
+CHUNK = 2**22  # logits whose log-probabilities exist at the same time in evaluation: 16 MiB of float32
+
+
+def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The sum over all targets that are not -100, in float32 (float64 for float64 logits): a 0-dim tensor.
+
+    Without a gradient to keep them for, log-probabilities are made for a part of the targets at a time. With a vocabulary of 50257 those
+    of a whole batch would take more memory than the net.
+
+    Args:
+        logits: [..., vocabulary], of any floating type.
+        targets: int64 [...].
+    """
+    logits, targets = logits.flatten(0, -2), targets.flatten()
+    # One pass from the logits' own type: `logits.float()` would hold a second copy of them all until the backward pass.
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    needs_grad = torch.is_grad_enabled() and logits.requires_grad
+    rows = len(logits) if needs_grad else max(1, CHUNK // logits.shape[-1])
+    total = torch.zeros((), dtype=dtype, device=logits.device)
+    for part, target in zip(logits.split(rows), targets.split(rows), strict=True):
+        log_p = F.log_softmax(part, dim=-1, dtype=dtype)
+        total = total + F.nll_loss(log_p, target, ignore_index=IGNORE, reduction="sum")
+    return total
+
+
+class LanguageModellingTask(Task):
+    """Cross-entropy of the next token in nats, its accuracy, and perplexity, the exponential of the mean cross-entropy.
+
+    A batch is `(x, y)` or `(x, y, count)`: x int64 [batch, time]; y int64 [batch, time], the token behind each of x, or -100 where none
+    counts; `count` a 0-dim float tensor, the counted targets of the global batch divided by the number of data replicas. The training
+    loss is the sum over counted targets divided by `count`, so that the mean over replicas is the mean over the global batch's targets
+    even where replicas have different numbers of them. Without `count`, it is divided by the batch's own counted targets. The net
+    returns logits [batch, time, vocabulary].
+
+    Figures are means over tokens. A perplexity too large for a float is inf.
+
+    Raises:
+        UserError: an unknown initialisation.
+    """
+
+    figures = ("loss", "accuracy")
+    derived = ("perplexity",)
+    monitor = "val/loss"
+    unit = "tokens"
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[[nn.Module], Optimizer] | None = None,
+        scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
+        init: str | None = None,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler)
+        if init is not None:
+            apply_init(net, init)
+
+    def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        return {"cross_entropy": summed_cross_entropy(outputs, batch[1]) / self._count(batch)}
+
+    def sums(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
+        correct = (outputs.detach().argmax(dim=-1) == batch[1]).sum()
+        count = self._count(batch)
+        # A batch of nothing but filling rows has the sums 0, 0 and 0, although its loss was divided by 1.
+        counted = count if len(batch) > 2 else (batch[1] != IGNORE).sum()
+        return torch.stack((loss.detach().float() * count, correct.float(), counted.float()))
+
+    def derive(self, means: dict[str, float]) -> dict[str, float]:
+        """Perplexity from the mean loss; both without the split before their names."""
+        try:
+            return {"perplexity": math.exp(means["loss"])}
+        except OverflowError:
+            return {"perplexity": math.inf}
+
+    def count_units(self, batch: Any) -> int:
+        """Places in the batch, filling ones included: what the net computes on, and known without waiting for the device."""
+        return int(batch[0].numel())
+
+    @staticmethod
+    def _count(batch: Any) -> Tensor:
+        """What the summed loss is divided by: 0-dim. Without any counted target it is 1: the loss is then 0 and not NaN."""
+        count: Tensor = batch[2] if len(batch) > 2 else (batch[1] != IGNORE).sum().clamp(min=1)
+        return count
