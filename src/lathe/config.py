@@ -55,6 +55,10 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     try:
         container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
+        fact = re.search(r"Interpolation key 'data\.(\w+)' not found", str(error))
+        if fact and str(error.full_key).startswith("model."):
+            raise UserError(f"{error.full_key} follows data.{fact.group(1)}, which this data set does not declare: choose data for this "
+                            "kind of model, such as data=digits for images or data=synthetic_tokens for tokens.") from error  # fmt: skip
         raise UserError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}

@@ -31,6 +31,20 @@ def test_dropout_acts_in_training_only() -> None:
 
 
 @pytest.mark.parametrize(
+    ("depth", "plan"),
+    [
+        (1, {"stem.linear": "column", "head": "row"}),
+        (2, {"stem.linear": "column", "blocks.0.linear": "row"}),
+        (3, {"stem.linear": "column", "blocks.0.linear": "row", "blocks.1.linear": "column", "head": "row"}),
+    ],
+)
+def test_the_plan_cuts_layers_in_pairs(depth: int, plan: dict[str, str]) -> None:
+    net = MLP(channels=1, image_size=8, num_classes=4, width=6, depth=depth)
+    assert net.tensor_plan == plan
+    assert net.tensor_limits == {"model.net.width": 6}
+
+
+@pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
         ("width", 0, "model.net.width=0 must be a whole number of at least 1: set model.net.width to one."),

@@ -4,26 +4,46 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.utils import instantiate
+from hydra.utils import get_class, instantiate
 from omegaconf import OmegaConf
+from torch import Tensor, nn
 
 from lathe.nets.init import apply_init
 
 FOLDER = Path(__file__).parents[2] / "configs" / "model"
-COUNTS = {  # 3 channels, 32 x 32 pixels, 10 classes
+IMAGES = {  # 3 channels, 32 x 32 pixels, 10 classes
+    "deep_mlp": 1_850_634,
     "mlp": 920_842,
     "resnet18": 11_173_962,
     "resnet20": 272_474,
     "resnet50": 23_520_842,
     "resnet56": 855_770,
+    "vit_small": 21_341_578,
+    "vit_tiny": 5_362_378,
     "wrn16_8": 10_961_370,
     "wrn40_2": 2_243_546,
 }
+TOKENS = {  # a vocabulary of 50257, sequences of 1024 tokens
+    "gpt2_small": 124_439_808,
+    "gpt_nano": 3_432_064,
+}
+COUNTS = IMAGES | TOKENS
+FACTS = {"channels": 3, "image_size": 32, "num_classes": 10, "vocab_size": 50257, "length": 1024}
 
 
-def read(name: str):
-    facts = {"data": {"channels": 3, "image_size": 32, "num_classes": 10}}
-    return OmegaConf.merge(facts, {"model": OmegaConf.load(FOLDER / f"{name}.yaml")}).model
+def read(name: str, **facts: int):
+    return OmegaConf.merge({"data": FACTS | facts}, {"model": OmegaConf.load(FOLDER / f"{name}.yaml")}).model
+
+
+def size(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def sample(name: str, batch: int, **facts: int) -> Tensor:
+    facts = FACTS | facts
+    if name in TOKENS:
+        return torch.randint(facts["vocab_size"], (batch, facts["length"]))
+    return torch.rand(batch, facts["channels"], facts["image_size"], facts["image_size"])
 
 
 def test_every_file_is_listed_here() -> None:
@@ -33,23 +53,53 @@ def test_every_file_is_listed_here() -> None:
 @pytest.mark.parametrize("name", COUNTS)
 def test_config_builds_its_net(name: str) -> None:
     config = read(name)
-    assert set(config) == {"_target_", "label_smoothing", "init", "net"}
+    task = "LanguageModellingTask" if name in TOKENS else "ClassificationTask"
+    assert get_class(config._target_).__name__ == task
+    assert set(config) == {"_target_", "init", "net"} | (set() if name in TOKENS else {"label_smoothing"})
     assert config.init is None
     with torch.device("meta"):
         net = instantiate(config.net)
-    assert sum(parameter.numel() for parameter in net.parameters()) == COUNTS[name]
+    assert size(net) == COUNTS[name]
 
 
 @pytest.mark.parametrize("name", COUNTS)
 def test_width_and_init_can_be_overridden(name: str) -> None:
-    config = read(name)
-    config.net.width = 4 if config.net.width > 8 else 1
+    facts = {"vocab_size": 50, "length": 8}
+    config = read(name, **facts)
+    config.net.width = config.net.get("heads", 0) * 4 or (4 if config.net.width > 8 else 1)
     net = instantiate(config.net)
     apply_init(net, OmegaConf.merge(config, {"init": ["orthogonal", "kaiming_normal"]}).init)
-    assert net.head.bias.abs().sum() == 0
-    small = sum(parameter.numel() for parameter in net.parameters())
-    assert small < COUNTS[name] / 3
-    assert net.eval()(torch.rand(1, 3, 32, 32)).shape == (1, 10)
+    biases = [module.bias for module in net.modules() if isinstance(module, nn.Linear) and module.bias is not None]
+    assert biases
+    assert all(bias.abs().sum() == 0 for bias in biases)
+    assert size(net) < COUNTS[name] / 3
+    logits = net.eval()(sample(name, 1, **facts))
+    assert logits.shape == ((1, 8, 50) if name in TOKENS else (1, 10))
+
+
+SHAPES = [  # of the data sets that ship: digits; synthetic images in grey; CIFAR; bytes; synthetic tokens
+    *[(name, {"channels": 1, "image_size": 8}) for name in IMAGES],
+    *[(name, {"channels": 3, "image_size": 32, "num_classes": 100}) for name in IMAGES],
+    *[(name, {"vocab_size": 256, "length": 16}) for name in TOKENS],
+    *[(name, {"vocab_size": 64, "length": 64}) for name in TOKENS],
+]
+
+
+@pytest.mark.parametrize(("name", "facts"), SHAPES)
+def test_it_runs_on_its_data(name: str, facts: dict[str, int]) -> None:
+    config = read(name, **facts)
+    with torch.device("meta"):
+        logits = instantiate(config.net)(sample(name, 3, **facts).to("meta"))
+    classes = (FACTS | facts)["num_classes"]
+    assert logits.shape == ((3, facts["length"], facts["vocab_size"]) if name in TOKENS else (3, classes))
+
+
+@pytest.mark.parametrize(("name", "heads"), [("vit_tiny", 3), ("vit_small", 6), ("gpt_nano", 4), ("gpt2_small", 12)])
+def test_heads_are_those_that_the_file_promises(name: str, heads: int) -> None:
+    with torch.device("meta"):
+        net = instantiate(read(name).net)
+    assert net.tensor_limits["model.net.heads"] == heads
+    assert net.blocks[0].attention.head_dim == (16 if name == "gpt_nano" else 64)
 
 
 @pytest.mark.parametrize("name", COUNTS)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.nets import MLP, CifarResNet, ResNet, WideResNet
+from lathe.nets import MLP, Blocks, CifarResNet, DeepMLP, ResNet, ViT, WideResNet, blocks_of
 
 # Parameters for 3 channels and 10 classes. He et al. 2016, table 6, has 0.27 M and 0.85 M for ResNet-20 and -56 (option A
 # shortcuts); Zagoruyko and Komodakis 2016 have 11.0 M, 2.2 M and 36.5 M for WRN-16-8, -40-2 and -28-10. ResNet-18 and -50 with a
@@ -25,6 +25,12 @@ COUNTS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "mlp": (lambda: MLP(channels=1, image_size=28, num_classes=10, width=256, depth=3), 335_114),
 }
 
+
+def vit(channels: int, side: int) -> ViT:
+    patch = next(patch for patch in (4, 11) if side % patch == 0)
+    return ViT(channels=channels, image_size=side, num_classes=7, patch_size=patch, width=12, depth=2, heads=3, dropout=0.1)
+
+
 # One small net of each kind: (net for these channels and image size, number of blocks).
 SMALL: dict[str, tuple[Callable[[int, int], nn.Module], int]] = {
     "mlp": (lambda c, s: MLP(channels=c, image_size=s, num_classes=7, width=12, depth=3, dropout=0.1), 2),
@@ -33,6 +39,8 @@ SMALL: dict[str, tuple[Callable[[int, int], nn.Module], int]] = {
     "resnet18": (lambda c, s: ResNet(depth=18, width=4, in_channels=c, num_classes=7), 8),
     "resnet50": (lambda c, s: ResNet(depth=50, width=4, in_channels=c, num_classes=7), 16),
     "wrn16_8": (lambda c, s: WideResNet(depth=16, width=1, in_channels=c, num_classes=7, dropout=0.1), 6),
+    "deep_mlp": (lambda c, s: DeepMLP(channels=c, image_size=s, num_classes=7, width=12, depth=3, dropout=0.1), 3),
+    "vit": (lambda c, s: vit(c, s), 2),
 }
 
 
@@ -69,16 +77,32 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 def test_blocks_are_the_repeated_units(name: str) -> None:
     make, count = SMALL[name]
     net = make(3, 16)
-    assert isinstance(net.blocks, nn.ModuleList)
+    assert isinstance(net.blocks, Blocks)
+    assert blocks_of(net) == list(net.blocks)
     assert len(net.blocks) == count
     outside = [n for n, _ in net.named_parameters() if not n.startswith("blocks.")]
     assert sum(size(block) for block in net.blocks) + sum(net.get_parameter(n).numel() for n in outside) == size(net)
-    assert {n.split(".")[0] for n in outside} <= {"stem", "conv", "bn", "head"}
+    assert {n.split(".")[0] for n in outside} <= {"stem", "conv", "bn", "embed", "norm", "head"}
     seen: list[nn.Module] = []
     for block in net.blocks:
         block.register_forward_hook(lambda module, _args, _out: seen.append(module))
     net(torch.rand(2, 3, 16, 16))
     assert seen == list(net.blocks)  # each once, in order: what pipelines and activation checkpointing rely on
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_forward_is_enter_blocks_leave(name: str) -> None:
+    net = SMALL[name][0](3, 16).eval()
+    x = torch.rand(3, 3, 16, 16)
+    assert torch.equal(net.leave(net.blocks(net.enter(x))), net(x))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_bfloat16(name: str) -> None:
+    net = SMALL[name][0](3, 16).eval()
+    x = torch.rand(3, 3, 16, 16)
+    logits = net(x)
+    torch.testing.assert_close(net.bfloat16()(x.bfloat16()).float(), logits, atol=0.05, rtol=0.05)
 
 
 def test_names_are_plain_and_stable() -> None:

@@ -39,11 +39,11 @@ class SyntheticTokens:
 
     def __init__(
         self,
-        vocab_size: int = 64,
-        length: int = 64,
+        vocab_size: int = 32,
+        length: int = 32,
         train_size: int = 2048,
-        val_size: int = 256,
-        test_size: int = 256,
+        val_size: int = 512,
+        test_size: int = 512,
         noise: float = 0.2,
         lag: int = 1,
         seed: int = 0,

@@ -84,7 +84,7 @@ class TokenLoader(EpochLoader):
         for begin, counted in zip(begins[first:], counts[first:], strict=True):
             at = begin[:, None] + places
             window = torch.from_numpy(self.ids[at % size].astype(np.int64))
-            x, y = window[:, :-1].contiguous(), window[:, 1:].contiguous()
+            x, y = window[:, :-1].clone(), window[:, 1:].clone()  # not contiguous(): with one row both would be the same memory
             if not self.train:
                 y[~(torch.from_numpy(at[:, 1:] < size) & counted[:, None])] = IGNORED
             yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)

@@ -38,6 +38,21 @@ class MLP(nn.Module):
         self.blocks = Blocks(HiddenLayer(width, width, dropout=dropout) for _ in range(depth - 1))
         self.head = nn.Linear(width, num_classes)
 
+    @property
+    def tensor_plan(self) -> dict[str, str]:
+        """How tensor parallelism cuts each module: by output and by input features in turn, so that one reduction serves two layers.
+
+        With an even number of hidden layers the head has a whole input; it is small and stays whole.
+        """
+        names = ["stem.linear", *(f"blocks.{index}.linear" for index in range(len(self.blocks))), "head"]
+        pairs = len(names) // 2 * 2
+        return {name: "row" if index % 2 else "column" for index, name in enumerate(names[:pairs])}
+
+    @property
+    def tensor_limits(self) -> dict[str, int]:
+        """What the number of tensor-parallel ranks must divide, by configuration key."""
+        return {"model.net.width": self.head.in_features}
+
     def enter(self, x: Tensor) -> Tensor:
         out: Tensor = self.stem(x.flatten(1))
         return out

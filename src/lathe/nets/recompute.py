@@ -36,7 +36,8 @@ def apply(net: nn.Module, how: str | None) -> None:
     blocks = list(dict.fromkeys(own_blocks(every_block)))  # a net may run the same block twice
     name = type(net).__name__
     if word != "none" and not blocks:
-        raise UserError(f"{KEY}={word} recomputes a net's repeated blocks, but {name} names no `blocks`: set {KEY}=none.")
+        lack = "names no `blocks`" if not hasattr(net, "blocks") else "has none"
+        raise UserError(f"{KEY}={word} recomputes a net's repeated blocks, but {name} {lack}: set {KEY}=none.")
     if every is not None and every > len(every_block):
         raise UserError(f"{KEY}={word}: {name} has {len(every_block)} blocks: take an n of at most that.")
     chain = getattr(net, "blocks", None)
@@ -50,7 +51,7 @@ def apply(net: nn.Module, how: str | None) -> None:
     if isinstance(chain, Blocks):
         chain.in_segments = word == "sqrt"
     for block in blocks[::every] if every is not None else []:
-        block.forward = functools.partial(_forward, block, block.__dict__.get("forward"))  # type: ignore[method-assign]
+        block.forward = functools.partial(_forward, block, block.__dict__.get("forward"))
 
 
 def _every(word: str) -> int | None:
@@ -86,4 +87,4 @@ def _keep(block: nn.Module) -> None:
     if isinstance(patched, functools.partial) and patched.func is _forward:
         del block.forward
         if patched.args[1] is not None:
-            block.forward = patched.args[1]  # type: ignore[method-assign]
+            block.forward = patched.args[1]

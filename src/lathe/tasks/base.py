@@ -223,9 +223,11 @@ class Task(LightningModule):
             if "train" in table or self.trainer.world_size > 1:
                 mine = table.get("train", torch.zeros(len(self.figures) + 1, device=self.device))
                 # Each rank's own: their total on one rank would add up in another order, and differ in the last digit.
-                rows = self.all_gather(mine) if self.trainer.world_size > 1 else mine[None]
-                assert isinstance(rows, Tensor)
-                sums[kind] = rows.tolist()
+                rows = [mine] * self.trainer.world_size
+                if self.trainer.world_size > 1:
+                    rows = [torch.empty_like(mine) for _ in rows]
+                    torch.distributed.all_gather(rows, mine)
+                sums[kind] = [row.tolist() for row in rows]
         checkpoint["task"] = {"sums": sums, "logged_step": self._logged_step}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -1,0 +1,124 @@
+"""From a folder of text to token files: `prepare` is what scripts/prepare_tokens.py runs."""
+
+import hashlib
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lathe.data.base import SPLITS
+from lathe.data.checks import check_number
+from lathe.data.text import find_files, make_tokenizer, read_documents
+from lathe.data.token_file import TokenWriter, write_meta
+from lathe.errors import UserError
+
+
+def split_of(digest: bytes, seed: int, val_share: float, test_share: float) -> str:
+    """The split of a document: a function of its contents and the seed alone, so that copies never lie on both sides, and documents
+    that are added later leave the others where they are."""
+    number = hashlib.blake2b(digest, key=str(seed).encode(), digest_size=8).digest()
+    place = int.from_bytes(number, "little") / 2**64
+    return "val" if place < val_share else "test" if place < val_share + test_share else "train"
+
+
+def check(cfg: dict[str, Any]) -> None:
+    """Everything that can be told before a file is read.
+
+    Raises:
+        UserError: a value that can't be used.
+    """
+    for key in ("val_share", "test_share"):
+        check_number(key, cfg[key], 0, 1, whole=False)
+        if cfg[key] == 0:
+            raise UserError(f"{key}=0 leaves a split without tokens: choose a share above 0.")
+    if cfg["val_share"] + cfg["test_share"] >= 1:
+        raise UserError(
+            f"val_share={cfg['val_share']} and test_share={cfg['test_share']} leave nothing to train on: choose less."
+        )
+    check_number("split_seed", cfg["split_seed"], 0)
+    suffixes = cfg["suffixes"]
+    if not isinstance(suffixes, list) or not suffixes or not all(isinstance(suffix, str) and suffix for suffix in suffixes):
+        raise UserError(f"suffixes={suffixes} can't be used: give a list such as [.txt,.md].")
+    separator = cfg["separator"]
+    if separator is not None and (not isinstance(separator, str) or not separator):
+        raise UserError(f"separator={separator!r} can't be used: give the text between two documents, or null.")
+
+
+def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Writes the token files that `cfg` (configs/prepare_tokens.yaml) asks for, whole or not at all, and returns their meta.json.
+
+    Raises:
+        UserError: a value that can't be used, no text, an output that is there already, or a split that got no document.
+    """
+    check(cfg)
+    folder, output = Path(cfg["input"]), Path(cfg["paths"]["data_dir"]) / cfg["output"]
+    old = output / "meta.json"
+    if output.exists() and not (cfg["overwrite"] and old.is_file()):
+        way = "give overwrite=true, or another output" if old.is_file() else "it holds no token files; choose another output"
+        raise UserError(f"output={output} is there already: {way}.")
+    separator = cfg["separator"]
+    if separator is not None:  # a command line has no other way to say a newline
+        separator = separator.replace("\\n", "\n").replace("\\r", "\r").replace("\\t", "\t")
+    files = find_files(folder, cfg["suffixes"])
+    tokenizer = make_tokenizer(cfg["tokenizer"])
+    output.parent.mkdir(parents=True, exist_ok=True)
+    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    writers: dict[str, TokenWriter] = {}
+    try:
+        temporary.mkdir()
+        for name in SPLITS:
+            writers[name] = TokenWriter(temporary / f"{name}.npy", tokenizer.vocab_size)
+        for path in files:
+            for document in read_documents(path, separator):
+                writer = writers[split_of(document.digest, cfg["split_seed"], cfg["val_share"], cfg["test_share"])]
+                for ids in tokenizer.encode(document):
+                    writer.write(ids, ends=False)
+                writer.write(np.array([tokenizer.end]), ends=True)
+        splits = {name: writer.close() for name, writer in writers.items()}
+        sizes = [path.stat().st_size for path in files]
+        total = sum(writer.documents for writer in writers.values())
+        if separator is not None and total <= sum(size > 0 for size in sizes):
+            raise UserError(
+                f"separator={cfg['separator']!r} divides none of the {len(files)} files in input={folder}: give what stands between"
+                " their documents, or null."
+            )
+        for name, facts in splits.items():
+            if facts["documents"] == 0:
+                raise UserError(
+                    f"the {name} split got none of the {total} documents in input={folder}: divide files into more documents by"
+                    " separator, choose another split_seed, or larger shares."
+                )
+        about = {key: cfg[key] for key in ("suffixes", "separator", "split_seed", "val_share", "test_share")}
+        meta = write_meta(temporary, tokenizer.vocab_size, splits, tokenizer=tokenizer.name, end=tokenizer.end, files=len(files),
+                          bytes=sum(sizes), **about)  # fmt: skip
+        _put(temporary, output)
+    finally:
+        for writer in writers.values():
+            writer.close()
+        shutil.rmtree(temporary, ignore_errors=True)
+    return meta
+
+
+def _put(temporary: Path, output: Path) -> None:
+    """Renames the finished folder to its place; an old one there goes away only once the new one stands."""
+    for path in temporary.iterdir():
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
+    old = temporary.with_suffix(".old")
+    if output.exists():
+        os.rename(output, old)
+    os.rename(temporary, output)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def report(cfg: dict[str, Any]) -> None:
+    """Runs `prepare` and prints what was written, and the command that trains on it."""
+    meta = prepare(cfg)
+    print(
+        f"{cfg['paths']['data_dir']}/{cfg['output']}: {meta['files']} files, {meta['bytes']:,} bytes, tokenizer {meta['tokenizer']}"
+    )
+    for name, facts in meta["splits"].items():
+        print(f"  {name:6}{facts['documents']:>12,} documents {facts['tokens']:>16,} tokens")
+    print(f"python train.py data=tokens data.source.name={cfg['output']} data.vocab_size={meta['vocab_size']} model=gpt_nano")

@@ -1,0 +1,60 @@
+"""A plain stack of equal layers on flattened images: what strategies and activation checkpointing are measured on."""
+
+from torch import Tensor, nn
+
+from lathe.nets.blocks import Blocks
+from lathe.nets.checks import probability, whole_number
+
+
+class NormedLayer(nn.Module):
+    """Linear, LayerNorm, GELU, dropout: `[batch, in_features] -> [batch, out_features]`."""
+
+    def __init__(self, in_features: int, out_features: int, *, dropout: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(in_features, out_features)
+        self.norm = nn.LayerNorm(out_features)
+        self.gelu = nn.GELU()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.dropout(self.gelu(self.norm(self.linear(x))))
+        return out
+
+
+class DeepMLP(nn.Module):
+    """A stem, `depth` blocks of `width` units, all equal, and a linear classifier; no shortcuts.
+
+    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`.
+
+    Raises UserError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
+    """
+
+    def __init__(self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        whole_number("width", width)
+        whole_number("depth", depth)
+        probability("dropout", dropout)
+        self.stem = NormedLayer(channels * image_size * image_size, width, dropout=dropout)
+        self.blocks = Blocks(NormedLayer(width, width, dropout=dropout) for _ in range(depth))
+        self.head = nn.Linear(width, num_classes)
+
+    @property
+    def tensor_plan(self) -> dict[str, str]:
+        """How tensor parallelism cuts each module: each norm needs all features of a layer, so each layer's output is gathered."""
+        return {"stem.linear": "gather", "blocks.*.linear": "gather"}
+
+    @property
+    def tensor_limits(self) -> dict[str, int]:
+        """What the number of tensor-parallel ranks must divide, by configuration key."""
+        return {"model.net.width": self.stem.linear.out_features}
+
+    def enter(self, x: Tensor) -> Tensor:
+        out: Tensor = self.stem(x.flatten(1))
+        return out
+
+    def leave(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(x)
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.blocks(self.enter(x)))

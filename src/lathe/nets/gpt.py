@@ -1,0 +1,102 @@
+"""GPT-2: Radford et al. 2019, "Language Models are Unsupervised Multitask Learners"."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+from lathe.nets.attention import TransformerBlock, block_plan
+from lathe.nets.blocks import Blocks
+from lathe.nets.checks import probability, whole_number
+
+
+class TokenEmbedding(nn.Module):
+    """A vector per token plus one per position: int64 `[batch, time] -> [batch, time, width]`."""
+
+    def __init__(self, vocab_size: int, max_length: int, width: int, dropout: float) -> None:
+        super().__init__()
+        self.token = nn.Embedding(vocab_size, width)
+        self.position = nn.Embedding(max_length, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        positions = torch.arange(ids.shape[1], device=ids.device)
+        out: Tensor = self.dropout(self.token(ids) + self.position(positions))
+        return out
+
+
+class GPT(nn.Module):
+    """`depth` causal pre-norm blocks of `width` with `heads` heads over learned embeddings of tokens and positions.
+
+    `forward` takes int64 token ids `[batch, time]`, time up to `max_length`, and returns logits `[batch, time, vocab_size]`, of which
+    those at one place depend on the tokens up to it. With `tie_weights` the head's weight is the token embedding's own. Weights start
+    as the paper says: normal, standard deviation 0.02, and 0.02 / sqrt(2 depth) where a branch joins the residual stream; biases zero.
+
+    Raises UserError if a size is not a whole number of at least 1, `heads` does not divide `width`, `dropout` is outside [0, 1), or
+    (in `forward`) a sequence is longer than `max_length`.
+    """
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        max_length: int,
+        width: int,
+        depth: int,
+        heads: int,
+        dropout: float = 0.0,
+        tie_weights: bool = True,
+    ) -> None:
+        super().__init__()
+        whole_number("vocab_size", vocab_size)
+        whole_number("max_length", max_length)
+        whole_number("width", width)
+        whole_number("depth", depth)
+        probability("dropout", dropout)
+        self.width, self.heads, self.dropout, self.max_length = width, heads, dropout, max_length
+        self.embed = TokenEmbedding(vocab_size, max_length, width, dropout)
+        self.blocks = Blocks(
+            TransformerBlock(width, heads, causal=True, dropout=dropout, eps=1e-5, tanh=True) for _ in range(depth)
+        )
+        self.norm = nn.LayerNorm(width, eps=1e-5)
+        self.head = nn.Linear(width, vocab_size, bias=False)
+        if tie_weights:
+            self.head.weight = self.embed.token.weight
+        self._initialise(depth)
+
+    @torch.no_grad()
+    def _initialise(self, depth: int) -> None:
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                joins = name.endswith((".attention.out", ".down"))
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * depth) if joins else 0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+    @property
+    def tensor_plan(self) -> dict[str, str]:
+        """How tensor parallelism cuts each module; a tied head and token embedding are cut alike, by tokens of the vocabulary."""
+        ends = {"embed": "split", "embed.token": "vocab", "norm": "sequence", "head": "logits"}
+        return ends | block_plan(self.dropout)
+
+    @property
+    def tensor_limits(self) -> dict[str, int]:
+        """What the number of tensor-parallel ranks must divide, by configuration key."""
+        return {"model.net.heads": self.heads, "model.net.width": self.width}
+
+    def enter(self, x: Tensor) -> Tensor:
+        if x.shape[1] > self.max_length:
+            raise UserError(
+                f"model.net.max_length={self.max_length} is shorter than the {x.shape[1]} tokens of a sequence: set "
+                f"model.net.max_length={x.shape[1]}, or make data.length smaller."
+            )
+        out: Tensor = self.embed(x)
+        return out
+
+    def leave(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.norm(x))
+        return logits
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.leave(self.blocks(self.enter(x)))

@@ -1,0 +1,126 @@
+"""GPT-2 has its published size and initialisation, sees no future token, and ties its head."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.nets import GPT
+
+
+def nano(**sizes) -> GPT:
+    return GPT(**{"vocab_size": 11, "max_length": 8, "width": 16, "depth": 3, "heads": 4, **sizes})
+
+
+def size(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def test_gpt2_small_has_the_published_parameters() -> None:
+    with torch.device("meta"):
+        net = GPT(vocab_size=50257, max_length=1024, width=768, depth=12, heads=12)
+        untied = GPT(vocab_size=50257, max_length=1024, width=768, depth=12, heads=12, tie_weights=False)
+    assert size(net) == 124_439_808  # as the released weights
+    assert size(untied) - size(net) == 50257 * 768
+
+
+def test_a_later_token_changes_no_earlier_logits() -> None:
+    net = nano(dropout=0.1).eval()
+    ids = torch.randint(11, (2, 8))
+    before = net(ids)
+    for place in range(8):
+        changed = ids.clone()
+        changed[:, place] = (changed[:, place] + 1) % 11
+        after = net(changed)
+        assert torch.equal(after[:, :place], before[:, :place])
+        assert (after[:, place:] != before[:, place:]).flatten(2).any(-1).all()
+
+
+def test_a_shorter_sequence_has_the_same_logits() -> None:
+    net = nano()
+    ids = torch.randint(11, (3, 8))
+    torch.testing.assert_close(net(ids[:, :5]), net(ids)[:, :5])
+    assert net(ids[:1, :1]).shape == (1, 1, 11)
+
+
+def test_head_and_token_embedding_share_their_storage() -> None:
+    for net in (nano(), copy.deepcopy(nano())):
+        assert net.head.weight is net.embed.token.weight
+        assert [name for name, _ in net.named_parameters()][:2] == ["embed.token.weight", "embed.position.weight"]
+        assert "head.weight" not in dict(net.named_parameters())
+    net = nano()
+    net.load_state_dict(nano().state_dict())
+    assert net.head.weight is net.embed.token.weight
+    net(torch.randint(11, (2, 8))).logsumexp(-1).sum().backward()
+    assert [name for name, parameter in net.named_parameters() if parameter.grad is None] == []
+    untied = nano(tie_weights=False)
+    assert untied.head.weight is not untied.embed.token.weight
+
+
+def test_initialisation_is_the_paper_s() -> None:
+    torch.manual_seed(0)
+    net = nano(vocab_size=500, width=256, depth=2)
+    assert net.embed.token.weight.std().item() == pytest.approx(0.02, rel=0.01)
+    assert net.embed.position.weight.std().item() == pytest.approx(0.02, rel=0.05)
+    for block in net.blocks:
+        for layer in (block.attention.q, block.attention.k, block.attention.v, block.up):
+            assert layer.weight.std().item() == pytest.approx(0.02, rel=0.02)
+        for layer in (block.attention.out, block.down):
+            assert layer.weight.std().item() == pytest.approx(0.02 / math.sqrt(4), rel=0.02)
+            assert layer.bias.abs().sum() == 0
+    # so small that every token is as likely as another at first
+    loss = nn.functional.cross_entropy(net(torch.randint(500, (4, 8))).flatten(0, 1), torch.randint(500, (32,)))
+    assert loss.item() == pytest.approx(math.log(500), rel=0.04)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    net = nano()
+    ids = torch.randint(11, (3, 7))
+    exact = net(ids)
+    logits = net.to(dtype)(ids)
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), exact, atol=2e-2, rtol=2e-2)
+    logits.logsumexp(-1).sum().backward()
+
+
+def test_every_name_of_the_plan_is_a_module_s() -> None:
+    net = nano()
+    for name in net.tensor_plan:
+        assert isinstance(net.get_submodule(name.replace("*", "0")), nn.Module)
+    assert net.tensor_limits == {"model.net.heads": 4, "model.net.width": 16}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        (
+            "heads",
+            3,
+            "model.net.heads=3 does not divide model.net.width=16: set model.net.heads=2.",
+        ),
+        ("depth", 0, "model.net.depth=0 must be a whole number of at least 1: set model.net.depth to one."),
+        ("max_length", 0, "model.net.max_length=0 must be a whole number of at least 1: set model.net.max_length to one."),
+        ("vocab_size", 2.5, "model.net.vocab_size=2.5 must be a whole number of at least 1: set model.net.vocab_size to one."),
+        (
+            "dropout",
+            1,
+            "model.net.dropout=1 is not a probability in [0, 1): set model.net.dropout to one, 0 switches it off.",
+        ),
+    ],
+)
+def test_bad_sizes_are_refused_in_one_sentence(key: str, value: float, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        nano(**{key: value})
+    assert str(caught.value) == sentence
+
+
+def test_a_sequence_that_is_too_long_is_refused() -> None:
+    with pytest.raises(UserError) as caught:
+        nano()(torch.zeros(1, 9, dtype=torch.int64))
+    assert str(caught.value) == (
+        "model.net.max_length=8 is shorter than the 9 tokens of a sequence: set model.net.max_length=9, or make data.length smaller."
+    )

@@ -1,0 +1,242 @@
+"""Recomputing activations changes what is kept, never a loss, a gradient, a buffer or a name."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT
+from lathe.nets.recompute import apply
+
+HOW = ["blocks", "every_2", "every_3", "sqrt"]
+Make = Callable[[], tuple[nn.Module, Tensor]]
+NETS: dict[str, Make] = {
+    "mlp": lambda: (MLP(channels=1, image_size=4, num_classes=3, width=8, depth=10, dropout=0.3), torch.rand(5, 1, 4, 4)),
+    "deep_mlp": lambda: (DeepMLP(channels=1, image_size=4, num_classes=3, width=8, depth=7, dropout=0.3), torch.rand(5, 1, 4, 4)),
+    "resnet20": lambda: (CifarResNet(depth=20, width=4, num_classes=3), torch.rand(5, 3, 8, 8)),
+    "vit": lambda: (
+        ViT(channels=1, image_size=8, num_classes=3, patch_size=4, width=8, depth=4, heads=2, dropout=0.2),
+        torch.rand(3, 1, 8, 8),
+    ),
+    "gpt": lambda: (
+        GPT(vocab_size=11, max_length=6, width=8, depth=4, heads=2, dropout=0.2),
+        torch.randint(11, (3, 6)),
+    ),
+}
+
+
+def deep(blocks: int, width: int = 16) -> DeepMLP:
+    return DeepMLP(channels=1, image_size=4, num_classes=4, width=width, depth=blocks)
+
+
+def step(net: nn.Module, x: Tensor, times: int = 2) -> dict[str, Tensor]:
+    """Two steps from the same random numbers: the loss, each gradient and each buffer."""
+    torch.manual_seed(5)
+    for _ in range(times):
+        loss = net(x).logsumexp(-1).sum()
+        loss.backward()
+    gradients = {name: parameter.grad for name, parameter in net.named_parameters()}
+    return {"loss": loss.detach(), **gradients, **dict(net.named_buffers()), "random state": torch.get_rng_state()}
+
+
+def differing(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+def saved_bytes(net: nn.Module, x: Tensor) -> int:
+    """Bytes that the backward pass of `net` holds behind its forward pass: each storage once, parameters left out."""
+    storages: dict[int, Any] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage  # held, so that no address is used twice
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        out = net(x)
+    for parameter in net.parameters():
+        storages.pop(parameter.untyped_storage().data_ptr(), None)
+    total = sum(storage.nbytes() for storage in storages.values())
+    out.sum().backward()
+    return total
+
+
+@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("name", NETS)
+def test_losses_gradients_and_buffers_are_equal_bit_for_bit(name: str, how: str) -> None:
+    net, x = NETS[name]()
+    other = copy.deepcopy(net)
+    apply(other, how)
+    assert list(other.state_dict()) == list(net.state_dict())
+    assert differing(step(net, x), step(other, x)) == []
+    assert differing({"eval": net.eval()(x)}, {"eval": other.eval()(x)}) == []
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_autocast_is_that_of_the_forward_pass(how: str) -> None:
+    net, x = NETS["vit"]()
+    other = copy.deepcopy(net)
+    apply(other, how)
+
+    def cast(net: nn.Module) -> dict[str, Tensor]:
+        torch.manual_seed(5)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = net(x).float().logsumexp(-1).sum()
+        loss.backward()  # outside, as Lightning does
+        return {name: parameter.grad for name, parameter in net.named_parameters()}
+
+    assert differing(cast(net), cast(other)) == []
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_copy_recomputes_its_own_blocks(how: str) -> None:
+    net = deep(9)
+    apply(net, how)
+    other = pickle.loads(pickle.dumps(copy.deepcopy(net)))
+    x = torch.rand(2, 1, 4, 4)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(0.5)
+    plain = copy.deepcopy(other)
+    apply(plain, "none")
+    assert differing(step(plain, x), step(other, x)) == []
+    assert saved_bytes(other, x) < saved_bytes(plain, x)
+
+
+def calls(net: nn.Module, x: Tensor) -> list[int]:
+    """How often each block computes in one step."""
+    counts = [0] * len(net.blocks)
+
+    def count(index: int) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            counts[index] += 1
+
+        return hook
+
+    handles = [block.linear.register_forward_pre_hook(count(index)) for index, block in enumerate(net.blocks)]
+    net(x).sum().backward()
+    for handle in handles:
+        handle.remove()
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("how", "expected"),
+    [
+        ("none", [1] * 7),
+        ("blocks", [2] * 7),
+        ("every_1", [2] * 7),
+        ("every_2", [2, 1, 2, 1, 2, 1, 2]),
+        ("every_7", [2, 1, 1, 1, 1, 1, 1]),
+        ("sqrt", [2] * 7),
+    ],
+)
+def test_which_blocks_compute_twice(how: str, expected: list[int]) -> None:
+    net, x = deep(7), torch.rand(2, 1, 4, 4)
+    apply(net, how)
+    assert calls(net, x) == expected
+    net.eval()
+    assert calls(net, x) == [1] * 7  # no more than the forward pass
+    net.train()
+    apply(net, "blocks")
+    apply(net, None)
+    assert calls(net, x) == [1] * 7
+    assert all("forward" not in block.__dict__ for block in net.blocks)
+
+
+def test_hooks_of_a_block_act_once_outside_of_its_recomputation_and_twice_within_a_segment() -> None:
+    seen: dict[str, int] = {}
+    for how in ("blocks", "sqrt"):
+        net = deep(4)
+        apply(net, how)
+        seen[how] = 0
+
+        def hook(*_: Any, how: str = how) -> None:
+            seen[how] += 1
+
+        for block in net.blocks:
+            block.register_forward_pre_hook(hook)
+        net(torch.rand(2, 1, 4, 4)).sum().backward()
+    assert seen == {"blocks": 4, "sqrt": 8}  # fully_shard gathers a block's parameters in such a hook: each run needs them
+
+
+def test_a_change_of_class_and_a_forward_of_the_object_s_own_are_followed() -> None:
+    net = deep(2)
+    first, second = net.blocks
+
+    class Doubled(type(first)):
+        def forward(self, x: Tensor) -> Tensor:
+            return 2 * super().forward(x)
+
+    plain = second.forward
+    second.forward = lambda x: 3 * plain(x)
+    apply(net, "blocks")
+    first.__class__ = Doubled  # fully_shard and quantization change classes like this
+    x = torch.rand(2, 16)
+    assert torch.equal(first(x), 2 * type(first).__mro__[1].forward(first, x))
+    assert torch.equal(second(x), 3 * plain(x))
+    apply(net, "none")
+    assert torch.equal(second(x), 3 * plain(x))
+
+
+@pytest.mark.parametrize(("how", "expected"), [("sqrt", 0), ("every_2", 2), ("blocks", 4)])
+def test_a_stage_of_a_pipeline_counts_the_blocks_that_it_has(how: str, expected: int) -> None:
+    net = deep(12)
+    for index in range(12):
+        if not 4 <= index < 8:
+            net.blocks[index] = nn.Identity()
+    whole = copy.deepcopy(net)
+    apply(net, how)
+    x = torch.rand(8, 1, 4, 4)
+    assert differing(step(whole, x), step(net, x)) == []
+    if how == "sqrt":
+        row = 4 * 8 * 16  # bytes of one activation: two segments of two blocks keep 2 of them, 4 blocks would keep 12
+        assert saved_bytes(whole, x) - saved_bytes(net, x) == 10 * row + 4 * (4 * 8 * 2)
+    else:
+        assert sum("forward" in block.__dict__ for block in net.blocks) == expected
+
+
+def test_activations_that_are_kept() -> None:
+    """64 blocks: each of `none` keeps the inputs of Linear, LayerNorm and GELU; `sqrt` keeps 8 inputs of segments."""
+    x = torch.rand(128, 1, 4, 4)
+    kept = {}
+    for how in ("none", "blocks", "every_2", "sqrt"):
+        net = deep(64, width=64)
+        apply(net, how)
+        kept[how] = saved_bytes(net, x)
+    row = 4 * 128 * 64  # bytes of one activation
+    outside = 4 * 128 * (16 + 2) + 3 * row  # image, statistics of the stem's norm; inputs of its norm and GELU; input of the head
+    assert kept["none"] == outside + 64 * (3 * row + 4 * 128 * 2)
+    assert kept["blocks"] == outside + 64 * row
+    assert kept["every_2"] == outside + 32 * row + 32 * (3 * row + 4 * 128 * 2)
+    assert kept["sqrt"] == outside + 8 * row
+    one_segment = 8 * (3 * row + 4 * 128 * 2)  # what the backward pass adds at a time
+    assert kept["sqrt"] + one_segment <= 0.35 * kept["none"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:`torch.jit.*` is deprecated:DeprecationWarning"
+)  # torch's own, in the imports of its compiler
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # its tracer looks at the input of a compiled block
+@pytest.mark.parametrize("compiled", ["blocks", "net"])
+@pytest.mark.parametrize("how", ["blocks", "sqrt"])
+@pytest.mark.parametrize("name", ["deep_mlp", "resnet20"])
+def test_a_compiled_net_computes_the_same(name: str, how: str, compiled: str) -> None:
+    torch.compiler.reset()
+    net, x = NETS[name]()
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0  # compiled dropout draws other numbers
+    plain = step(copy.deepcopy(net), x)
+    apply(net, how)
+    for region in net.blocks if compiled == "blocks" else [net]:
+        region.compile(backend="aot_eager_decomp_partition")  # all that inductor does before it generates code
+    found = step(net, x)
+    for key in plain:
+        torch.testing.assert_close(found[key], plain[key], rtol=1e-3, atol=1e-4)

@@ -1,0 +1,75 @@
+"""What activation checkpointing cannot do costs one sentence."""
+
+from collections.abc import Callable
+
+import pytest
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.nets import MLP, DeepMLP
+from lathe.nets.recompute import apply
+
+
+def deep(blocks: int) -> DeepMLP:
+    return DeepMLP(channels=1, image_size=4, num_classes=4, width=16, depth=blocks)
+
+
+class Nameless(nn.Module):
+    """A net of somebody's own."""
+
+    def __init__(self, count: int, listed: bool) -> None:
+        super().__init__()
+        if listed:
+            self.blocks = nn.ModuleList(nn.Linear(2, 2) for _ in range(count))
+
+
+@pytest.mark.parametrize(
+    ("how", "make", "sentence"),
+    [
+        ("block", lambda: deep(2), "trainer.activation_checkpointing=block: did you mean blocks?"),
+        (
+            "zzz",
+            lambda: deep(2),
+            "trainer.activation_checkpointing=zzz: choose none, blocks, every_<n> (such as every_2) or sqrt.",
+        ),
+        ("every_n", lambda: deep(2), "trainer.activation_checkpointing=every_n: did you mean every_2?"),
+        (
+            "every_0",
+            lambda: deep(2),
+            "trainer.activation_checkpointing=every_0: n must be a whole number of at least 1, such as every_2.",
+        ),
+        (
+            "every_3",
+            lambda: deep(2),
+            "trainer.activation_checkpointing=every_3: DeepMLP has 2 blocks: take an n of at most that.",
+        ),
+        (
+            "blocks",
+            lambda: Nameless(2, listed=False),
+            "trainer.activation_checkpointing=blocks recomputes a net's repeated blocks, but Nameless names no `blocks`: set "
+            "trainer.activation_checkpointing=none.",
+        ),
+        (
+            "sqrt",
+            lambda: Nameless(2, listed=True),
+            "trainer.activation_checkpointing=sqrt runs the blocks in segments, which Nameless does not let it: make its `blocks` "
+            "a lathe.nets.Blocks and call that in forward, or set trainer.activation_checkpointing=blocks.",
+        ),
+        (
+            "sqrt",
+            lambda: MLP(channels=1, image_size=4, num_classes=3, width=8, depth=1),
+            "trainer.activation_checkpointing=sqrt recomputes a net's repeated blocks, but MLP has none: set "
+            "trainer.activation_checkpointing=none.",
+        ),
+    ],
+)
+def test_what_it_cannot_do_costs_one_sentence(how: str, make: Callable[[], nn.Module], sentence: str) -> None:
+    net = make()
+    with pytest.raises(UserError) as caught:
+        apply(net, how)
+    assert str(caught.value) == sentence
+
+
+def test_none_is_taken_by_any_net() -> None:
+    apply(nn.ReLU(), "none")
+    apply(nn.ReLU(), None)

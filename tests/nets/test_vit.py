@@ -1,0 +1,106 @@
+"""Vision transformers have the published sizes, and read patches and tokens where they should."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.nets import ViT
+
+
+def tiny(**sizes) -> ViT:
+    return ViT(
+        **{
+            **{"channels": 3, "image_size": 8, "num_classes": 5, "patch_size": 2},
+            **{"width": 12, "depth": 2, "heads": 3},
+            **sizes,
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("width", "heads", "published"),
+    [(192, 3, 5_717_416), (384, 6, 22_050_664)],  # Touvron et al. 2021, table 1, has 5 M and 22 M; these are the released nets'
+    ids=["vit_tiny", "vit_small"],
+)
+def test_parameters_are_the_published_ones(width: int, heads: int, published: int) -> None:
+    sizes = {"image_size": 224, "num_classes": 1000, "patch_size": 16, "width": width, "depth": 12, "heads": heads}
+    with torch.device("meta"):
+        with_token, mean = tiny(**sizes, pool="token"), tiny(**sizes)
+    assert sum(parameter.numel() for parameter in with_token.parameters()) == published
+    # mean pooling has neither the class token nor its position
+    assert sum(parameter.numel() for parameter in mean.parameters()) == published - 2 * width
+
+
+def test_a_patch_is_a_token_row_by_row() -> None:
+    net = tiny()
+    image = torch.rand(1, 3, 8, 8)
+    tokens = net.enter(image)
+    assert tokens.shape == (1, 16, 12)
+    patch = image[0, :, 2:4, 4:6]  # second row, third column: token 1 * 4 + 2
+    expected = (net.embed.patch.weight * patch).sum((1, 2, 3)) + net.embed.patch.bias + net.embed.position[0, 6]
+    torch.testing.assert_close(tokens[0, 6], expected)
+
+
+@pytest.mark.parametrize("pool", ["mean", "token"])
+def test_the_head_reads_what_pool_says(pool: str) -> None:
+    net = tiny(pool=pool)
+    x = net.blocks(net.enter(torch.rand(3, 3, 8, 8)))
+    assert x.shape[1] == (16 if pool == "mean" else 17)
+    normed = F.layer_norm(x, (12,), eps=1e-6)
+    read = normed.mean(1) if pool == "mean" else normed[:, 0]
+    torch.testing.assert_close(net.leave(x), F.linear(read, net.head.weight, net.head.bias))
+
+
+def test_positions_tell_patches_apart() -> None:
+    net = tiny()
+    image = torch.rand(1, 3, 8, 8)
+    turned = image.flip(-1)
+    assert not torch.allclose(net(image), net(turned), atol=1e-6)
+    nn.init.zeros_(net.embed.position)
+    nn.init.constant_(net.embed.patch.weight, 0.1)  # neither position nor the order within a patch is left
+    torch.testing.assert_close(net(image), net(turned))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision(dtype: torch.dtype) -> None:
+    net = tiny()
+    x = torch.rand(3, 3, 8, 8)
+    exact = net(x)
+    logits = net.to(dtype)(x.to(dtype))
+    assert logits.dtype == dtype
+    torch.testing.assert_close(logits.float(), exact, atol=2e-2, rtol=2e-2)
+    logits.logsumexp(-1).sum().backward()
+
+
+def test_every_name_of_the_plan_is_a_module_s() -> None:
+    net = tiny(dropout=0.1)
+    for name in net.tensor_plan:
+        assert isinstance(net.get_submodule(name.replace("*", "0")), nn.Module)
+    assert net.tensor_limits == {"model.net.heads": 3, "model.net.width": 12}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "sentence"),
+    [
+        (
+            {"patch_size": 3},
+            "model.net.patch_size=3 does not divide the 8 pixels of an image's side: set model.net.patch_size=2.",
+        ),
+        (
+            {"patch_size": 16},
+            "model.net.patch_size=16 does not divide the 8 pixels of an image's side: set model.net.patch_size=8.",
+        ),
+        ({"patch_size": 0}, "model.net.patch_size=0 must be a whole number of at least 1: set model.net.patch_size to one."),
+        (
+            {"heads": 5},
+            "model.net.heads=5 does not divide model.net.width=12: set model.net.heads=4.",
+        ),
+        ({"pool": "max"}, "model.net.pool='max' is unknown: take mean or token."),
+    ],
+)
+def test_bad_sizes_are_refused_in_one_sentence(sizes: dict, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        tiny(**sizes)
+    assert str(caught.value) == sentence

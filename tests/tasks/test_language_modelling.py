@@ -1,0 +1,148 @@
+"""Token losses against values by hand; figures count tokens, not sequences; no needless copies of the logits."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import DataLoader
+
+from lathe.errors import UserError
+from lathe.tasks import LanguageModellingTask
+from lathe.tasks import language_modelling as module
+
+VOCAB, TIME = 11, 5
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(VOCAB, 8), nn.Linear(8, VOCAB))
+
+
+def batch(n: int, ignored: float = 0.0, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randint(VOCAB, (n, TIME), generator=generator)
+    y = torch.randint(VOCAB, (n, TIME), generator=generator)
+    return x, y.masked_fill(torch.rand(y.shape, generator=generator) < ignored, -100)
+
+
+def test_the_loss_is_torchs_own_over_counted_targets() -> None:
+    task, (x, y) = LanguageModellingTask(net()), batch(4, ignored=0.4)
+    expected = F.cross_entropy(task.net(x).flatten(0, 1), y.flatten())
+    assert task.judge(task.net(x), (x, y)).item() == pytest.approx(expected.item(), rel=1e-6)
+    loss, correct, count = task._sums["train"].tolist()
+    assert count == (y != -100).sum()
+    assert loss / count == pytest.approx(expected.item(), rel=1e-6)
+    assert correct == (task.net(x).argmax(-1) == y).sum()
+
+
+def test_half_precision_logits_give_a_float32_loss() -> None:
+    task, (x, y) = LanguageModellingTask(net()), batch(4)
+    logits = task.net(x).bfloat16()
+    loss = task.judge(logits, (x, y))
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(F.cross_entropy(logits.float().flatten(0, 1), y.flatten()).item(), rel=1e-6)
+    assert task.judge(task.net(x).double(), (x, y)).dtype == torch.float64
+
+
+def test_replicas_with_different_numbers_of_targets_average_to_the_global_mean() -> None:
+    """With `count`, the mean over replicas of loss and gradients is that of the whole batch; plain means are not."""
+    task, (x, y) = LanguageModellingTask(net()), batch(6, ignored=0.5)
+    y[:3, 1:] = -100  # the first replica has far fewer targets
+    task.judge(task.net(x), (x, y)).backward()
+    whole = [p.grad.clone() for p in task.parameters() if p.grad is not None]
+    sums = task._sums.pop("train")
+
+    task.zero_grad()
+    count = (y != -100).sum() / 2
+    losses = [task.judge(task.net(a), (a, b, count)) for a, b in zip(x.chunk(2), y.chunk(2), strict=True)]
+    (sum(losses) / 2).backward()  # type: ignore[union-attr]
+    for expected, parameter in zip(whole, task.parameters(), strict=True):
+        torch.testing.assert_close(parameter.grad, expected, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(task._sums["train"], sums, rtol=1e-6, atol=0)
+    plain = [task.judge(task.net(a), (a, b)).item() for a, b in zip(x.chunk(2), y.chunk(2), strict=True)]
+    assert abs(sum(plain) / 2 - (sum(losses) / 2).item()) > 1e-3  # type: ignore[union-attr]
+
+
+def test_micro_batches_add_up() -> None:
+    task, (x, y) = LanguageModellingTask(net()), batch(6, ignored=0.5)
+    whole = (x, y, (y != -100).sum().float())
+    loss = task.judge(task.net(x), whole).item()
+    sums = task._sums.pop("train")
+    parts = [task.judge(task.net(part[0]), part).item() for part in task.split_batch(whole, 3)]
+    assert sum(parts) / 3 == pytest.approx(loss, rel=1e-6)
+    torch.testing.assert_close(task._sums["train"], sums, rtol=1e-6, atol=0)
+
+
+def test_a_batch_without_targets_counts_nothing() -> None:
+    task, (x, y) = LanguageModellingTask(net()), batch(2, ignored=1.1)
+    loss = task.judge(task.net(x), (x, y))
+    loss.backward()
+    assert loss.item() == 0
+    assert task._sums["train"].tolist() == [0, 0, 0]
+    assert all(p.grad is not None and not p.grad.any() for p in task.parameters())
+
+
+def evaluate(task: LanguageModellingTask, data: list[Any]) -> dict[str, float]:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = Trainer(accelerator="cpu", devices=1, **quiet)  # type: ignore[arg-type]
+    trainer.validate(task, DataLoader(data, batch_size=None), verbose=False)  # type: ignore[arg-type]
+    return {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def test_figures_are_means_over_tokens() -> None:
+    task = LanguageModellingTask(net())
+    data = [batch(1, seed=1), batch(6, ignored=0.8, seed=2), batch(3, ignored=0.3, seed=3)]
+    x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
+    with torch.no_grad():
+        logits = task.net(x)
+    loss = F.cross_entropy(logits.flatten(0, 1), y.flatten()).item()
+    found = evaluate(task, data)
+    assert found["val/loss"] == pytest.approx(loss, rel=1e-6)
+    assert found["val/perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+    assert found["val/accuracy"] == pytest.approx((logits.argmax(-1) == y).sum().item() / (y != -100).sum().item(), rel=1e-6)
+    assert set(found) == {name for name in task.metric_names if name.startswith("val/")}
+
+
+def test_perplexity_that_overflows_is_infinite() -> None:
+    assert LanguageModellingTask(net()).derive({"loss": 1000.0}) == {"perplexity": math.inf}
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that one floating-point tensor made under it holds, views of `given` left out."""
+
+    def __init__(self, given: Tensor) -> None:
+        super().__init__()
+        self.given, self.numbers = given.untyped_storage().data_ptr(), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for item in out if isinstance(out, (tuple, list)) else (out,):
+            if isinstance(item, Tensor) and item.is_floating_point() and item.untyped_storage().data_ptr() != self.given:
+                self.numbers = max(self.numbers, item.numel())
+        return out
+
+
+def test_evaluation_makes_log_probabilities_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, y = torch.randn(8, 32, 101), torch.randint(101, (8, 32))
+    whole = module.summed_cross_entropy(logits, y)
+    monkeypatch.setattr(module, "CHUNK", 1000)
+    with torch.no_grad(), Largest(logits) as made:
+        parts = module.summed_cross_entropy(logits, y)
+    assert made.numbers == 9 * 101  # not 256 * 101
+    assert parts.item() == pytest.approx(whole.item(), rel=1e-6)
+    assert parts.item() == pytest.approx(F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").item(), rel=1e-6)
+
+
+def test_throughput_counts_tokens_and_the_loss_chooses() -> None:
+    task = LanguageModellingTask(net())
+    assert (task.unit, task.count_units(batch(3)), task.monitor) == ("tokens", 3 * TIME, "val/loss")
+
+
+def test_an_unknown_initialisation_is_refused() -> None:
+    with pytest.raises(UserError, match=r"model\.init=xavier_unifrom is unknown: did you mean xavier_uniform"):
+        LanguageModellingTask(net(), init="xavier_unifrom")
