@@ -29,7 +29,7 @@ def images(run: RunDir) -> tuple[np.ndarray, np.ndarray]:
     """The test split as the run has it: uint8 [297, 1, 8, 8] and labels."""
     data = make(run.config["data"], "data")
     data.setup()
-    pixels, labels = data._split("test").read()
+    pixels, labels = data.open()["test"].read()
     return pixels, np.asarray(labels)
 
 

@@ -11,7 +11,8 @@ from lathe.data import Cifar, ImageDataModule
 from lathe.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
-NAMES = ["digits", "cifar10", "cifar100", "synthetic"]
+IMAGES = ["digits", "cifar10", "cifar100", "synthetic", "shards"]
+NAMES = [*IMAGES, "tokens", "synthetic_tokens", "documents", "document_files"]
 
 
 def build(name: str, folder: Path, **overrides: object) -> ImageDataModule:

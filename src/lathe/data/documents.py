@@ -1,0 +1,269 @@
+"""Documents of different lengths as samples: batches under a budget of padded tokens, and their data module."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lathe.data.base import ExactDataModule
+from lathe.data.buckets import Ints, plan_buckets, round_up
+from lathe.data.checks import check_number
+from lathe.data.order import IGNORED, EpochLoader
+from lathe.data.tokens import Ids, Tokens
+from lathe.errors import UserError
+
+SCANNED = 2**24  # tokens that are looked through at a time for the ends of documents
+
+
+@dataclass(frozen=True)
+class Documents:
+    """The documents of a split: places `starts` to `stops` (exclusive, the end-of-document token included) of `ids`; int64 [documents].
+
+    `end` is the end-of-document token. The one before a document is its first input, so that each of a document's tokens is a target.
+    """
+
+    ids: Ids
+    starts: Ints
+    stops: Ints
+    end: int
+
+    @property
+    def lengths(self) -> Ints:
+        """Targets of each document, its end included; int64 [documents]."""
+        return self.stops - self.starts
+
+    def cut(self, length: int) -> "Documents":
+        """The same documents without what lies behind their first `length` targets."""
+        return Documents(self.ids, self.starts, np.minimum(self.stops, self.starts + length), self.end)
+
+    def split(self, length: int) -> "Documents":
+        """Every document in pieces of at most `length` targets; a piece goes on from the last token of the one before."""
+        pieces = -(-self.lengths // length)
+        first = np.repeat(np.cumsum(pieces) - pieces, pieces)
+        starts = np.repeat(self.starts, pieces) + (np.arange(pieces.sum()) - first) * length
+        return Documents(self.ids, starts, np.minimum(np.repeat(self.stops, pieces), starts + length), self.end)
+
+
+class DocumentSource(Protocol):
+    """Where documents come from: a source of token streams that knows which token ends a document. It needs no base class.
+
+    A source of token files has no `end` of its own; it stands in the `meta` that was written with the files.
+    """
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def end(self) -> int:
+        """The end-of-document token."""
+        ...
+
+    def prepare(self) -> None:
+        """Checks, or puts on disk, what is needed. Runs in one process per machine, before `load`."""
+        ...
+
+    def load(self) -> dict[str, Tokens]:
+        """Opens "train", "val" and "test". Runs in every process; must give equal arrays in each."""
+        ...
+
+
+def end_of_document(source: Any) -> int:
+    """The token that ends a document of the source.
+
+    Raises:
+        UserError: the source names none.
+    """
+    end = source.end if hasattr(source, "end") else getattr(source, "meta", {}).get("end")
+    if end is None:
+        raise UserError(
+            f"data.source={type(source).__name__} does not say which token ends a document: choose token files, or give it an end."
+        )
+    return int(end)
+
+
+def find_documents(ids: Ids, end: int) -> Documents:
+    """Cuts a stream behind each `end`. What follows the last one is a document too, only without an end."""
+    found = [np.flatnonzero(ids[start : start + SCANNED] == end) + start for start in range(0, len(ids), SCANNED)]
+    stops = np.concatenate([*found, np.empty(0, dtype=np.int64)]).astype(np.int64) + 1
+    if len(ids) and (not len(stops) or stops[-1] != len(ids)):
+        stops = np.append(stops, len(ids))
+    return Documents(ids, np.concatenate([np.zeros(1, dtype=np.int64), stops])[: len(stops)], stops, end)
+
+
+class DocumentLoader(EpochLoader):
+    """Batches of whole documents, padded at their ends: (x, y, count) in training, (x, y) in evaluation.
+
+    x and y are int64 [rows, time], y being x one token later; a document's first x is the end-of-document token before it. Padding has
+    the target -100. `time` is the longest document of the *global* batch, so all ranks have the same shape. Row i of the global batch
+    is on rank i modulo the number of ranks; ranks with fewer rows than others are filled up with rows that have no target. `count`
+    (float32, 0-dim) is the number of targets of the global batch divided by the number of ranks: a loss that is summed over targets and
+    divided by it is, in the mean over ranks, the mean over all targets of the global batch.
+
+    The batches of an epoch are a function of (seed, epoch, lengths, budget) alone, see `BucketPlan`; their order is EpochLoader's
+    permutation, to which a batch is a sample. The state is EpochLoader's. No document is left out. Evaluation goes from the longest
+    document to the shortest.
+
+    Args:
+        documents: at least one.
+        max_tokens: of a global batch, padding included; filled-up rows, of which a rank has one at most for `row_multiple` 1, not.
+        max_batch_size: documents of a global batch at most.
+        growth: of the buckets' lengths, at least 1; None makes one bucket of all lengths.
+        pad_multiple: `time` is a multiple of this.
+        row_multiple: the rows of each rank's batch are filled up to a multiple of this.
+        device: where batches are wanted.
+        train, shuffle, seed, rank, world_size, limit: as `EpochLoader` has them.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        *,
+        max_tokens: int,
+        max_batch_size: int,
+        growth: float | None = 1.1,
+        pad_multiple: int = 1,
+        row_multiple: int = 1,
+        device: torch.device | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        **order: Any,
+    ) -> None:
+        self.documents = documents
+        self.lengths = documents.lengths
+        self.plan = plan_buckets(self.lengths, max_tokens, max_batch_size, growth or np.inf, pad_multiple)
+        self.pad_multiple, self.row_multiple = pad_multiple, row_multiple
+        self.device = device or torch.device("cpu")
+        super().__init__(len(self.plan), batch_size=1, **order)  # each global batch is one of its samples
+        self.rank, self.world_size = rank, world_size
+
+    def global_batches(self, epoch: int) -> list[Ints]:
+        """The documents of each global batch of an epoch, in order; equal on all ranks."""
+        samples = self.plan.draw(self.seed, epoch) if self.train and self.shuffle else self.plan.order
+        batches = np.split(samples, self.plan.bounds[1:-1])
+        return [batches[number] for number in self.rank_rows(epoch)[0].flatten().tolist()]
+
+    @property
+    def padding(self) -> float:
+        """The share of an epoch's positions that hold no token; filled-up rows are not counted. Of epoch 0: epochs differ little."""
+        places = sum(len(batch) * self._time(batch) for batch in self.global_batches(0))
+        return 1 - int(self.lengths.sum()) / places
+
+    def _time(self, batch: Ints) -> int:
+        return int(round_up(self.lengths[batch].max(), self.pad_multiple))
+
+    def _batches(self, epoch: int, first: int) -> Iterator[tuple[Tensor, ...]]:  # type: ignore[override]  # the count is a third part
+        ids, end = self.documents.ids, self.documents.end
+        for batch in self.global_batches(epoch)[first:]:
+            rows = -(-len(batch) // self.world_size)
+            shape = (int(round_up(np.int64(rows), self.row_multiple)), self._time(batch))
+            x, y = np.full(shape, end, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
+            for row, document in enumerate(batch[self.rank :: self.world_size]):
+                start, stop = self.documents.starts[document], self.documents.stops[document]
+                x[row, 0] = ids[start - 1] if start else end
+                x[row, 1 : stop - start] = ids[start : stop - 1]
+                y[row, : stop - start] = ids[start:stop]
+            parts = [torch.from_numpy(x), torch.from_numpy(y)]
+            if self.train:
+                parts.append(torch.tensor(int(self.lengths[batch].sum()) / self.world_size))
+            yield tuple(part.to(self.device, non_blocking=True) for part in parts)
+
+
+class DocumentDataModule(ExactDataModule[Documents]):
+    """Train, validation and test loaders over the documents of a source, equal on one device and on many.
+
+    Args:
+        source: where the documents come from.
+        vocab_size: declared, and checked against the source, so that a net can be configured before any data is touched.
+        length: the longest sample that the net takes, in tokens.
+        max_tokens: of a batch over all devices together, padding included.
+        max_batch_size: documents of a batch at most, over all devices together.
+        batch_size: another name of `max_batch_size`, under which other groups of the configuration read it; None or equal.
+        eval_batch_size: the same as `max_batch_size` for validation and test; None takes it.
+        long: what happens to a document with more than `length` targets: "refuse" it, "cut" what is over, or "split" it into several.
+        bucket_growth: a bucket's longest length divided by its shortest; None makes one bucket.
+        pad_multiple: batches are padded to a multiple of this many tokens; it divides `length`.
+        row_multiple: the rows of each replica's batch are filled up to a multiple of this.
+        seed: of the order; 0 is a seed.
+
+    Raises:
+        UserError: for a value out of its range here; for facts that the source contradicts, an empty split and a document over `length`
+            or `max_tokens` in `setup`.
+    """
+
+    def __init__(
+        self,
+        source: DocumentSource,
+        vocab_size: int,
+        length: int,
+        max_tokens: int,
+        max_batch_size: int,
+        batch_size: int | None = None,
+        eval_batch_size: int | None = None,
+        long: Literal["refuse", "cut", "split"] = "refuse",
+        bucket_growth: float | None = 1.1,
+        pad_multiple: int = 1,
+        row_multiple: int = 1,
+        seed: int = 0,
+    ) -> None:
+        for key, value in (("length", length), ("max_tokens", max_tokens), ("max_batch_size", max_batch_size)):
+            check_number(f"data.{key}", value, 1)
+        for key, value in (("pad_multiple", pad_multiple), ("row_multiple", row_multiple)):
+            check_number(f"data.{key}", value, 1)
+        check_number("data.vocab_size", vocab_size, 2)
+        if bucket_growth is not None:
+            check_number("data.bucket_growth", bucket_growth, 1, whole=False)
+        if batch_size not in (None, max_batch_size):
+            raise UserError(
+                f"data.batch_size={batch_size} follows data.max_batch_size={max_batch_size} here: set that one alone."
+            )
+        if long not in ("refuse", "cut", "split"):
+            raise UserError(f"data.long={long} is unknown: choose one of refuse, cut, split.")
+        if length % pad_multiple:
+            raise UserError(f"data.pad_multiple={pad_multiple} does not divide data.length={length}: choose a divisor of it.")
+        super().__init__(max_batch_size, eval_batch_size, seed)
+        self.source, self.vocab_size, self.length, self.long = source, vocab_size, length, long
+        self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
+        self.shape = {"growth": bucket_growth, "pad_multiple": pad_multiple, "row_multiple": row_multiple}
+        self.cut_tokens: dict[str, int] = {}
+
+    def prepare_data(self) -> None:
+        """Lets the source fetch or check its data; Lightning calls it in one process per machine."""
+        self.source.prepare()
+
+    def open(self) -> dict[str, Documents]:
+        """The documents of all splits, checked against what was declared; `cut_tokens` says how much `long=cut` took off each."""
+        splits = self.source.load()
+        if self.source.vocab_size != self.vocab_size:
+            raise UserError(
+                f"data.vocab_size={self.vocab_size} is not what the source {type(self.source).__name__} has:"
+                f" set data.vocab_size={self.source.vocab_size}, or change data.source."
+            )
+        end = end_of_document(self.source)
+        return {name: self._fit(name, find_documents(tokens.ids, end)) for name, tokens in splits.items()}
+
+    def _fit(self, name: str, documents: Documents) -> Documents:
+        lengths = documents.lengths
+        if not len(lengths):
+            raise UserError(f"data.source has no documents in its {name} split: prepare some text for it.")
+        longest, sample = int(lengths.max()), int(lengths.argmax())
+        if longest > self.length and self.long == "refuse":
+            raise UserError(
+                f"data.length={self.length} is too short for document {sample} of the {name} split, which has {longest} tokens: raise"
+                " data.length, or set data.long=split to make several samples of it, or data.long=cut to leave out what is over."
+            )
+        documents = documents.split(self.length) if self.long == "split" else documents.cut(self.length)
+        self.cut_tokens[name] = int(lengths.sum() - documents.lengths.sum())
+        needed = int(round_up(documents.lengths.max(), int(self.shape["pad_multiple"] or 1)))
+        if needed > self.max_tokens:
+            raise UserError(
+                f"data.max_tokens={self.max_tokens} is too small for document {sample} of the {name} split, which takes {needed} tokens:"
+                f" choose at least {needed}."
+            )
+        return documents
+
+    def build(self, split: Documents, device: torch.device, **order: Any) -> DocumentLoader:
+        size = order.pop("batch_size")
+        return DocumentLoader(split, max_tokens=self.max_tokens, max_batch_size=size, device=device, **self.shape, **order)  # type: ignore[arg-type]  # fmt: skip

@@ -1,0 +1,251 @@
+"""Writes shards: from any source of images, from a folder of image files, or an index for tar files that are there already."""
+
+import os
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from lathe.data.checks import check_number
+from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
+from lathe.data.splits import Source, stratified_split
+from lathe.errors import UserError
+
+Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and its class
+SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
+
+
+class ImageFolder:
+    """Image files in one folder for each class: `<folder>/<class>/*`, or `<folder>/<split>/<class>/*` with splits train, val and test.
+
+    Classes are numbered by the order of their folders' names. Without splits, `val_size` and `test_size` images are drawn, stratified.
+    Images are read one at a time.
+
+    Args:
+        folder: see above.
+        channels: 1 makes them grey, 3 RGB.
+        image_size: side in pixels, to which the shorter side is brought before the middle square is cut out; None takes images as they
+            are, which must then have one size.
+        val_size: images for validation, where the folder has no splits.
+        test_size: images for the test, likewise.
+        split_seed: draws them.
+
+    Raises:
+        UserError: there is no such folder, a class has no images, splits have other classes than train, or a file is no image.
+    """
+
+    def __init__(
+        self, folder: str, channels: int, image_size: int | None, val_size: int, test_size: int, split_seed: int = 0
+    ) -> None:
+        check_number("images.channels", channels, 1, 3)
+        self.folder, self.mode, self.image_size = Path(folder), {1: "L", 3: "RGB"}.get(channels, ""), image_size
+        if not self.mode:
+            raise UserError(f"images.channels={channels} cannot be made from image files: choose 1 or 3.")
+        if image_size is not None:
+            check_number("images.image_size", image_size, 1)
+        if not self.folder.is_dir():
+            raise UserError(f"images.folder={folder} is no folder: give one that has a folder of images for each class.")
+        names = _folders(self.folder)
+        if set(SPLITS) <= set(names):
+            self.classes = _folders(self.folder / "train")
+            self.files = {split: self._list(self.folder / split) for split in SPLITS}
+        else:
+            self.classes = names
+            files = self._list(self.folder)
+            rows = stratified_split(np.array([label for _, label in files]), {"val": val_size, "test": test_size}, split_seed)
+            self.files = {split: [files[row] for row in rows[split]] for split in SPLITS}
+        self.num_classes = len(self.classes)
+
+    def _list(self, folder: Path) -> list[tuple[Path, int]]:
+        found = _folders(folder)
+        if not found or found != self.classes:
+            raise UserError(
+                f"images.folder={self.folder}: {folder} has the classes {found} and not {self.classes}: one folder for each class."
+            )
+        files = [
+            (path, label)
+            for label, name in enumerate(self.classes)
+            for path in sorted((folder / name).iterdir())
+            if path.suffix.lower() in SUFFIXES
+        ]
+        empty = set(range(len(self.classes))) - {label for _, label in files}
+        if empty:
+            raise UserError(
+                f"{folder / self.classes[min(empty)]} has no image ({', '.join(SUFFIXES)}): put some there, or remove it."
+            )
+        return files
+
+    def samples(self, split: str) -> Iterator[Sample]:
+        """The images of a split, one after the other."""
+        for path, label in self.files[split]:
+            try:
+                with Image.open(path) as image:
+                    pixels = np.asarray(self._fit(image.convert(self.mode)))
+            except (UnidentifiedImageError, OSError, SyntaxError) as error:
+                raise UserError(f"{path} cannot be read as an image ({error}): mend it or remove it.") from error
+            yield (np.moveaxis(pixels, -1, 0) if pixels.ndim == 3 else pixels[None]), label
+
+    def _fit(self, image: Image.Image) -> Image.Image:
+        if self.image_size is None:
+            return image
+        side = self.image_size
+        scale = side / min(image.size)
+        wide, tall = (max(side, round(length * scale)) for length in image.size)
+        left, top = (wide - side) // 2, (tall - side) // 2
+        return image.resize((wide, tall), Image.Resampling.BICUBIC).crop((left, top, left + side, top + side))
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if path.is_dir())
+
+
+def source_samples(source: Source) -> dict[str, Iterator[Sample]]:
+    """The splits of a source of images, image by image in stored order."""
+    source.prepare()
+    splits = source.load()
+
+    def walk(name: str) -> Iterator[Sample]:
+        split = getattr(splits, name)
+        for row in split.rows:
+            yield split.images[row], int(split.labels[row])
+
+    return {name: walk(name) for name in SPLITS}
+
+
+def write_shards(
+    output: Path,
+    splits: Mapping[str, Iterable[Sample]],
+    num_classes: int,
+    shard_size: int,
+    encoding: Literal["png", "npy"] = "png",
+    overwrite: bool = False,
+) -> dict[str, Any]:
+    """Writes `output`/<split>-<number>.tar and their index, all or nothing; returns the index.
+
+    One image is in memory at a time. Equal input gives equal bytes.
+
+    Args:
+        output: the folder.
+        splits: images and classes of "train", "val" and "test".
+        num_classes: of all of them.
+        shard_size: samples of a shard; the last one of a split may have fewer.
+        encoding: "png" (lossless; 1 or 3 channels) or "npy" (raw pixels: larger, and faster to read).
+        overwrite: replace shards that are there; False refuses.
+
+    Raises:
+        UserError: `output` exists, webdataset is missing, images are of different shapes or cannot be encoded, or a split is empty.
+    """
+    check_number("shard_size", shard_size, 1)
+    if encoding not in ("png", "npy"):
+        raise UserError(f"encoding={encoding} is unknown: choose one of png, npy.")
+    if output.exists() and not (overwrite and (output / INDEX).is_file()):
+        way = "it holds no shards: name another folder" if overwrite else "name another folder, or replace it with overwrite=true"
+        raise UserError(f"output={output} is there already: {way}.")
+    try:
+        from webdataset import ShardWriter  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise UserError("writing shards needs webdataset: install it with pip install -e .[shards].") from error
+    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    partial.mkdir(parents=True)
+    try:
+        paths: dict[str, list[Path]] = {}
+        facts: dict[str, Any] = {"num_classes": num_classes, "encoding": encoding}
+        shape: tuple[int, ...] | None = None
+        for name, samples in splits.items():
+            written: list[str] = []
+            pattern = f"{partial}/{name}-%06d.tar"
+            count = 0
+            stats = Statistics()
+            with ShardWriter(pattern, maxcount=shard_size, maxsize=2**62, verbose=0, post=written.append,
+                             mtime=0, user="", group="") as writer:  # fmt: skip
+                for count, (image, label) in enumerate(samples, 1):
+                    shape = shape or image.shape
+                    _check(image, shape, label, num_classes, encoding, f"image {count - 1} of {name}")
+                    stats.add(image)
+                    writer.write({"__key__": f"{count - 1:09d}", encoding: _encodable(image, encoding), "cls": label})
+            if not count:
+                raise UserError(f"the {name} split has no images: shards need some in each of {', '.join(SPLITS)}.")
+            paths[name] = [Path(path) for path in written]
+            facts |= stats.facts() if name == "train" else {}
+        assert shape is not None
+        index = write_index(partial, paths, facts | {"image": list(shape)})
+        if output.exists():
+            shutil.rmtree(output)
+        partial.rename(output)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return index
+
+
+class Statistics:
+    """Mean and standard deviation of each channel, pixels on a scale from 0 to 1."""
+
+    def __init__(self) -> None:
+        self.n, self.total, self.squares = 0, np.zeros(0), np.zeros(0)
+
+    def add(self, image: NDArray[np.uint8]) -> None:
+        """Counts the pixels of an image [channels, height, width]."""
+        pixels = image.reshape(len(image), -1).astype(np.float64) / 255
+        self.n += pixels.shape[1]
+        self.total = pixels.sum(1) + (self.total if len(self.total) else 0)
+        self.squares = (pixels**2).sum(1) + (self.squares if len(self.squares) else 0)
+
+    def facts(self) -> dict[str, list[float]]:
+        """{"mean", "std"}, four digits of each channel's."""
+        mean = self.total / self.n
+        std = np.sqrt(np.maximum(self.squares / self.n - mean**2, 0))
+        return {"mean": mean.round(4).tolist(), "std": std.round(4).tolist()}
+
+
+def _encodable(image: NDArray[np.uint8], encoding: str) -> NDArray[np.uint8]:
+    if encoding == "npy":
+        return np.ascontiguousarray(image)
+    return image[0] if len(image) == 1 else np.ascontiguousarray(np.moveaxis(image, 0, -1))
+
+
+def _check(image: NDArray[np.uint8], shape: tuple[int, ...], label: int, classes: int, encoding: str, what: str) -> None:
+    if image.shape != shape:
+        raise UserError(
+            f"{what} has the shape {list(image.shape)} and the first one {list(shape)}: set images.image_size to make them equal."
+        )
+    if encoding == "png" and len(image) not in (1, 3):
+        raise UserError(f"encoding=png takes 1 or 3 channels and the images have {len(image)}: use encoding=npy.")
+    if not 0 <= label < classes:
+        raise UserError(f"{what} has the class {label}, but there are {classes}.")
+
+
+def index_tars(folder: Path, num_classes: int) -> dict[str, Any]:
+    """Writes the index beside tar files `<split>-*.tar` that are there already, as other tools write them for WebDataset.
+
+    Raises:
+        UserError: a split has none, a file is not fit (see `scan`), or a class is out of range.
+    """
+    if not folder.is_dir():
+        raise UserError(f"tars.folder={folder} is no folder: give the one where train-*.tar, val-*.tar and test-*.tar lie.")
+    paths = {name: sorted(folder.glob(f"{name}-*.tar")) for name in SPLITS}
+    shape: tuple[int, ...] = ()
+    for name, found in paths.items():
+        if not found:
+            raise UserError(f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs at least one.")
+        for path in found:
+            table = scan(path, 0)
+            shape = shape or _first(path, *table[0, 1:3].tolist()).shape
+            if table[:, 3].min() < 0 or table[:, 3].max() >= num_classes:
+                raise UserError(
+                    f"{path} has classes up to {table[:, 3].max()}, but tars.num_classes={num_classes}: set as many as there are."
+                )
+    return write_index(folder, paths, {"num_classes": num_classes, "image": list(shape), "encoding": "any"})
+
+
+def _first(path: Path, start: int, size: int) -> NDArray[np.uint8]:
+    with open(path, "rb") as file:
+        file.seek(start)
+        try:
+            return decode(file.read(size))
+        except (ValueError, OSError) as error:
+            raise UserError(f"{path} starts with what is no image ({error}): leave it out, or write it again.") from error

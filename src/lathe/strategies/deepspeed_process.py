@@ -1,0 +1,82 @@
+"""DeepSpeed in this process: its import, its device and its process group."""
+
+import importlib
+import os
+import warnings
+from typing import Any
+
+import torch
+
+
+def import_deepspeed(level: int) -> None:
+    """Imports DeepSpeed without its chatter: it warns about a missing GPU, and logs to stdout through a logger of its own."""
+    os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import deepspeed
+    # DeepSpeed 0.19 calls torch's collectives by names that torch 2.13 deprecates.
+    warnings.filterwarnings(
+        "ignore",
+        message=r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated",
+        category=FutureWarning,
+    )
+    deepspeed.utils.logging.logger.setLevel(level)
+    for handler in deepspeed.utils.logging.logger.handlers:
+        handler.setLevel(level)
+
+
+def use_accelerator(device_type: str) -> None:
+    """Tells DeepSpeed which devices the Trainer chose; by itself it takes a GPU wherever there is one."""
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+
+    if get_accelerator().device_name() == device_type:
+        return
+    if device_type == "cpu":
+        from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+        set_accelerator(CPU_Accelerator())
+
+
+def adopt_process_group(backend: str) -> None:
+    """Lets DeepSpeed use the process group that is there already.
+
+    On CPUs DeepSpeed would first compile a shared-memory all-reduce (about a minute, and a compiler is needed); gloo does the same.
+    """
+    import deepspeed
+
+    backends = importlib.import_module("deepspeed.comm.torch")  # as an attribute of its package the name is torch itself
+
+    build = getattr(backends, "build_shm_op", None)
+    setattr(backends, "build_shm_op", lambda: None)  # noqa: B010
+    try:
+        deepspeed.init_distributed(backend, auto_mpi_discovery=False, verbose=False)
+    finally:
+        setattr(backends, "build_shm_op", build)  # noqa: B010
+
+
+def restore_linear() -> None:
+    """Takes DeepSpeed's function for linear layers out of torch again.
+
+    Stage 3 puts it there for all nets to come; it does not keep a gathered weight from forward to backward.
+    """
+    from deepspeed.runtime.zero.partition_parameters import InsertPostInitMethodToModuleSubClasses as Patch
+
+    torch.nn.functional.linear = getattr(Patch, "linear_bk", torch.nn.functional.linear)
+
+
+def share_equal_copies(zero: Any) -> None:
+    """Lets the pieces that the optimizer steps on be the net's own memory where the number format is the same.
+
+    DeepSpeed 0.19 keeps a second copy of a float32 net's pieces: a third of what stage 3 holds with AdamW.
+    """
+    if hasattr(zero, "fp32_partitioned_groups_flat"):
+        pairs = list(zip(zero.fp32_partitioned_groups_flat, zero.fp16_partitioned_groups_flat, strict=True))
+    else:
+        ranks = [torch.distributed.get_rank(group) for group in zero.real_dp_process_group]
+        held = [pieces[rank] for pieces, rank in zip(zero.parallel_partitioned_bit16_groups, ranks, strict=True)]
+        pairs = list(zip(zero.single_partition_of_fp32_groups, held, strict=True))
+    for stepped, own in pairs:
+        if own is not None and (own.dtype, own.device, own.shape) == (stepped.dtype, stepped.device, stepped.shape):
+            stepped.data = own.data
+    if hasattr(zero, "_hp_optimizer_states_linked"):
+        zero._link_all_hp_params()

@@ -1,0 +1,183 @@
+"""The weights and the optimizer's state of a ZeRO engine in the plain format of a single process, and back."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lathe.errors import UserError
+
+_SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
+
+
+def full_weights(module: nn.Module, keep: bool) -> dict[str, Any]:
+    """`module`'s state dict as whole CPU tensors, parameters in float32. Every rank takes part; those without `keep` get {}."""
+    state: dict[str, Any] = {}
+    seen: dict[int, Tensor] = {}
+    for name, value in module.state_dict(keep_vars=True).items():
+        if not isinstance(value, Tensor):
+            full = value
+        elif id(value) in seen:  # tied
+            full = seen[id(value)]
+        else:
+            full = seen[id(value)] = _full(value, keep)
+        if keep:
+            state[name] = full
+    return state
+
+
+def _full(value: Tensor, keep: bool) -> Tensor:
+    import deepspeed
+
+    if isinstance(value, nn.Parameter):
+        master = deepspeed.utils.safe_get_full_fp32_param(value) if value.requires_grad and _attached(value) else None
+        if master is not None:
+            return _on_cpu(master, keep)
+        if hasattr(value, "ds_id"):
+            with deepspeed.zero.GatheredParameters([value]):
+                return _on_cpu(value, keep)
+    return _on_cpu(value, keep)
+
+
+def _attached(parameter: Tensor) -> bool:
+    return hasattr(parameter, "_z3_optimizer") or hasattr(parameter, "_hp_mapping")
+
+
+def _on_cpu(value: Tensor, keep: bool) -> Tensor:
+    if not keep:
+        return torch.empty(0)
+    value = value.detach()
+    wide = value.float() if value.is_floating_point() and value.dtype != torch.float64 else value
+    return wide.to("cpu", copy=True)
+
+
+class PlainState:
+    """Reads and writes what ZeRO keeps in flat pieces, parameter by parameter.
+
+    Made from the plain optimizer before the engine is, since the engine replaces its parameters by flat ones; `attach` follows.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._groups: list[list[nn.Parameter]] = [list(group["params"]) for group in optimizer.param_groups]
+        self._options = [[key for key in group if key != "params"] for group in optimizer.param_groups]
+        self._zero: Any = None
+
+    def attach(self, zero: Any) -> None:
+        """Takes the ZeRO optimizer that DeepSpeed made of the plain one."""
+        self._zero = zero
+
+    def _pieces(self) -> Iterator[tuple[Tensor, list[nn.Parameter]]]:
+        """This rank's flat float32 pieces, each with the parameters that it holds parts of; the same number on every rank."""
+        if hasattr(self._zero, "fp32_partitioned_groups_flat"):
+            yield from zip(self._zero.fp32_partitioned_groups_flat, self._zero.fp16_groups, strict=True)
+        else:
+            yield from zip(self._zero.single_partition_of_fp32_groups, self._zero.bit16_groups, strict=True)
+
+    def _link(self) -> None:
+        # DeepSpeed 0.19 ties parameters to their state (stages 1 and 2) right after its first group's first step, so those of the
+        # other groups, which have none yet, are never tied.
+        if hasattr(self._zero, "_lazy_init_hp_params_optimizer_state"):
+            self._zero._hp_optimizer_states_linked = False
+            self._zero._lazy_init_hp_params_optimizer_state()
+
+    def state_dict(self, keep: bool) -> dict[str, Any]:
+        """What `state_dict()` of the plain optimizer would be in a single process. Every rank takes part."""
+        from deepspeed.utils import safe_get_full_optimizer_state
+
+        self._link()
+        number = {id(p): n for n, p in enumerate(p for group in self._groups for p in group)}
+        state: dict[int, dict[str, Any]] = {}
+        for flat, parameters in self._pieces():
+            known = self._zero.optimizer.state.get(flat, {})
+            for parameter in parameters:
+                mine: dict[str, Any] = {}
+                for key, value in known.items():
+                    if isinstance(value, Tensor) and value.shape == flat.shape:
+                        mine[key] = _on_cpu(safe_get_full_optimizer_state(parameter, key), keep)
+                    else:
+                        mine[key] = value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
+                if mine:
+                    state[number[id(parameter)]] = mine
+        if not keep:
+            return {}
+        groups, first = [], 0
+        for group, options, parameters in zip(self._zero.optimizer.param_groups, self._options, self._groups, strict=True):
+            ids = list(range(first, first + len(parameters)))
+            groups.append({**{key: group[key] for key in options}, "params": ids})
+            first += len(parameters)
+        return {"state": dict(sorted(state.items())), "param_groups": groups}
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Puts a plain optimizer's state, which every rank holds whole, into this rank's pieces.
+
+        Raises:
+            UserError: the state is of other parameter groups.
+        """
+        sizes = [len(group["params"]) for group in saved["param_groups"]]
+        if sizes != [len(group) for group in self._groups]:
+            raise UserError(
+                f"ckpt_path: the checkpoint's optimizer has parameter groups of {sizes} tensors, this run's has"
+                f" {[len(group) for group in self._groups]}: use the optimizer and the net that it was saved with."
+            )
+        base = self._zero.optimizer
+        for group, options, old in zip(base.param_groups, self._options, saved["param_groups"], strict=True):
+            group.update({key: old[key] for key in options if key in old})
+        ids = [n for group in saved["param_groups"] for n in group["params"]]
+        by_parameter = {
+            id(p): saved["state"].get(n, {}) for n, p in zip(ids, (p for group in self._groups for p in group), strict=True)
+        }
+        for flat, parameters in self._pieces():
+            known: dict[str, Any] = {}
+            for parameter in parameters:
+                for key, value in by_parameter[id(parameter)].items():
+                    if not isinstance(value, Tensor):
+                        known[key] = value
+                    elif _elementwise(key, value, parameter):
+                        known.setdefault(key, torch.zeros_like(flat, requires_grad=False))
+                    else:
+                        known[key] = value.clone()
+            if known:
+                base.state[flat] = known
+        self._link()
+        for _, parameters in self._pieces():
+            for parameter in parameters:
+                for key, value in by_parameter[id(parameter)].items():
+                    if isinstance(value, Tensor) and _elementwise(key, value, parameter):
+                        self._write(parameter, value, key)
+
+    def load_weights(self, names: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
+        """Sets the float32 copies that the optimizer steps on; the parameters themselves hold the rounded values already."""
+        for name, parameter in names.items():
+            if parameter.requires_grad and name in weights:
+                self._write(parameter, weights[name], None)
+
+    def _write(self, parameter: Any, value: Tensor, key: str | None) -> None:
+        value = value.to(parameter.device, torch.float32)
+        if not hasattr(parameter, "ds_id"):
+            parameter.set_full_hp_param(value, key)
+            return
+        # DeepSpeed's own function for whole tensors does not pad one that the ranks don't divide.
+        part = parameter.ds_tensor.numel()
+        first = part * self._zero._get_param_partition_rank(parameter)
+        mine = value.new_zeros(part)
+        held = value.flatten()[first : first + part]
+        mine[: held.numel()] = held
+        self._zero.set_local_hp_param(mine, parameter, key)
+
+    def scaler_state(self) -> dict[str, Any]:
+        """Where a dynamic loss scale stands; {} for formats without one."""
+        scaler = getattr(self._zero, "loss_scaler", None)
+        if not getattr(self._zero, "dynamic_loss_scale", False):
+            return {}
+        return {key: getattr(scaler, key) for key in _SCALER if hasattr(scaler, key)}
+
+    def load_scaler_state(self, state: Mapping[str, Any] | None) -> None:
+        """Puts back what `scaler_state` returned."""
+        for key, value in (state or {}).items():
+            setattr(self._zero.loss_scaler, key, value)
+
+
+def _elementwise(key: str, value: Tensor, parameter: nn.Parameter) -> bool:
+    return key != "step" and value.shape == getattr(parameter, "ds_shape", parameter.shape)

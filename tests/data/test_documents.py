@@ -1,0 +1,203 @@
+"""Documents under a token budget: every target once, equal batches on any number of ranks, exact positions, one sentence per mistake."""
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import ROOT
+from omegaconf import OmegaConf
+from some_documents import END, Fixed, join, lengths, loader, module, same
+
+from lathe.build import make
+from lathe.data.documents import DocumentDataModule, find_documents
+from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
+from lathe.data.tokens import Tokens
+from lathe.errors import UserError
+
+
+def test_a_stream_is_cut_behind_each_end() -> None:
+    found = find_documents(np.array([5, 6, END, END, 7, 8], dtype=np.uint8), END)
+    assert (found.starts.tolist(), found.stops.tolist()) == ([0, 3, 4], [3, 4, 6])
+    assert find_documents(np.array([5, END]), END).lengths.tolist() == [2]
+    assert len(find_documents(np.array([], dtype=np.uint8), END).lengths) == 0
+
+
+def test_a_batch_holds_whole_documents_behind_an_end_token() -> None:
+    data = module(3, 2, max_batch_size=2)
+    x, y, count = next(iter(data.train_dataloader()))
+    rows = sorted(zip(x.tolist(), y.tolist(), strict=True))
+    assert rows == [([END, 1, 2], [1, 2, END]), ([END, 4, END], [4, END, -100])]
+    assert count.item() == 5
+    assert count.dim() == 0
+
+
+@pytest.mark.parametrize("growth", [1.0, 1.1, 2.0, None])
+@pytest.mark.parametrize(("max_tokens", "max_batch_size"), [(60, 16), (400, 16), (1000, 7), (100000, 100000)])
+def test_no_batch_is_over_the_budget_and_none_is_left_out(growth: float | None, max_tokens: int, max_batch_size: int) -> None:
+    feed = loader(max_tokens=max_tokens, max_batch_size=max_batch_size, growth=growth)
+    for _ in range(2):
+        batches = list(feed)
+        assert all(x.numel() <= max_tokens and len(x) <= max_batch_size for x, *_ in batches)
+        targets = torch.cat([y[y > 0] for _, y, _ in batches])
+        assert len(targets.unique()) == len(targets) == sum(lengths()) - 300
+        assert sum((y == END).sum() for _, y, _ in batches) == 300
+        assert len(batches) == len(feed)
+
+
+def test_the_number_of_batches_is_the_same_in_every_epoch_and_their_content_is_not() -> None:
+    feed = loader()
+    epochs = [list(feed) for _ in range(4)]
+    assert {len(epoch) for epoch in epochs} == {len(feed)}
+    firsts = {tuple(epoch[0][1].flatten().tolist()) for epoch in epochs}
+    assert len(firsts) == 4
+    members = [{frozenset(batch) for batch in (b.tolist() for b in feed.global_batches(e))} for e in (0, 1)]
+    assert len(members[0] & members[1]) < len(feed) / 4  # also which documents share a batch
+
+
+def test_buckets_waste_far_less_than_batches_of_any_lengths() -> None:
+    unbucketed = loader(growth=None).padding
+    bucketed = loader(growth=1.1).padding
+    assert unbucketed > 0.35
+    assert bucketed < 0.07
+    assert loader(growth=1.0).padding <= bucketed
+    counted = sum(y.numel() for _, y, _ in loader())
+    assert bucketed == pytest.approx(1 - sum(lengths()) / counted)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("train", [True, False])
+def test_ranks_together_see_the_batches_of_one_process(world: int, train: bool) -> None:
+    one, ranks = loader(train=train), [loader(rank, world, train) for rank in range(world)]
+    for _ in range(2):
+        whole = [(x, y) for x, y, *_ in one]
+        parts = list(zip(*ranks, strict=True))
+        assert same([join(part) for part in parts], whole)
+        assert all(len({tuple(piece[0].shape) for piece in part}) == 1 for part in parts)
+        if train:
+            assert all(sum(piece[2] for piece in part) == pytest.approx((part_y >= 0).sum().item())
+                       for part, (_, part_y) in zip(parts, whole, strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_evaluation_counts_every_target_once(world: int) -> None:
+    ranks = [loader(rank, world, train=False) for rank in range(world)]
+    assert len({len(list(rank)) for rank in ranks}) == 1
+    targets = torch.cat([y[y != -100] for rank in ranks for _, y in rank])
+    assert sorted(targets.tolist()) == sorted(Fixed(*lengths()).load()["train"].ids.tolist())
+
+
+def test_fewer_documents_than_ranks_leave_ranks_without_targets() -> None:
+    ranks = [loader(rank, 3, source=Fixed(4)) for rank in range(3)]
+    batches = [next(iter(rank)) for rank in ranks]
+    assert [int((y != -100).sum()) for _, y, _ in batches] == [4, 0, 0]
+    assert {x.shape for x, *_ in batches} == {(1, 4)}
+
+
+@pytest.mark.parametrize("interrupted", [0, 1, 5, 23, 24, 40])
+def test_resume_continues_with_the_next_batch(interrupted: int) -> None:
+    whole = [batch for feed in [loader()] for _ in range(3) for batch in feed]
+    first, second = loader(), loader()
+    head = list(islice((batch for _ in range(3) for batch in first), interrupted))
+    second.load_state_dict(first.state_dict())
+    tail = [batch for _ in range(4) for batch in second][: len(whole) - interrupted]
+    assert same(head + tail, whole)
+    assert second.state_dict().keys() == {"epoch", "batch"}
+
+
+def test_multiples_round_the_shape_and_keep_the_budget() -> None:
+    feed = loader(pad_multiple=8, row_multiple=4)
+    for x, y, count in feed:
+        assert x.shape[0] % 4 == x.shape[1] % 8 == 0
+        assert count == (y != -100).sum()
+        assert (y != -100).any(1).sum() * x.shape[1] <= 400
+
+
+def test_cut_keeps_the_beginning_and_says_how_much_it_took() -> None:
+    data = module(70, 10, long="cut", length=64)
+    targets = torch.cat([y[y != -100] for _, y in data.eval_loader("val")])
+    assert sorted(targets.tolist()) == sorted([*range(1, 65), *range(71, 80), END])
+    assert data.cut_tokens == {"train": 6, "val": 6, "test": 6}
+
+
+def test_split_makes_pieces_that_go_on_where_the_last_one_ended() -> None:
+    data = module(5, 9, long="split", length=4, max_batch_size=1)
+    rows = sorted((y[y != -100].tolist(), x[y != -100].tolist()) for x, y in data.eval_loader("val"))
+    targets, inputs = zip(*rows, strict=True)
+    assert list(targets) == [[END], [END], [1, 2, 3, 4], [6, 7, 8, 9], [10, 11, 12, 13]]
+    assert sorted(inputs) == [[END, 1, 2, 3], [END, 6, 7, 8], [4], [9, 10, 11, 12], [13]]
+    assert set(data.cut_tokens.values()) == {0}
+
+
+class Mute:
+    """A source that does not name its end, as token files have it in what was written beside them."""
+
+    vocab_size = 12
+
+    def __init__(self, **meta: int) -> None:
+        self.meta = meta
+
+    def prepare(self) -> None:
+        pass
+
+    def load(self) -> dict[str, Tokens]:
+        return Fixed(5, 6).load()
+
+
+def test_the_end_may_stand_beside_the_files() -> None:
+    data = DocumentDataModule(Mute(end=END), 12, 64, 400, 16)
+    assert sum(int((y != -100).sum()) for _, y in data.eval_loader("val")) == 11
+    with pytest.raises(UserError, match=r"data\.source=Mute does not say which token ends a document"):
+        DocumentDataModule(Mute(), 12, 64, 400, 16).setup()
+
+
+@pytest.mark.parametrize(
+    ("of", "settings", "names"),
+    [
+        ((5, 70, 9), {}, r"data\.length=64 is too short for document 1 of the train split, which has 70 tokens.*data\.long=cut"),
+        ((5, 50, 9), {"max_tokens": 49}, r"data\.max_tokens=49 is too small for document 1 of the train split.*at least 50"),
+        ((5, 50), {"max_tokens": 55, "pad_multiple": 8}, r"data\.max_tokens=55 .* takes 56 tokens"),
+        ((5, 5), {"vocab_size": 3}, r"data\.vocab_size=3 .*data\.vocab_size=11"),
+        ((), {"max_tokens": 0}, r"data\.max_tokens=0"),
+        ((), {"max_batch_size": 0}, r"data\.max_batch_size=0"),
+        ((), {"bucket_growth": 0.9}, r"data\.bucket_growth=0\.9"),
+        ((), {"long": "drop"}, r"data\.long=drop is unknown: choose one of refuse, cut, split"),
+        ((), {"pad_multiple": 5}, r"data\.pad_multiple=5 does not divide data\.length=64"),
+        ((), {"batch_size": 4}, r"data\.batch_size=4 follows data\.max_batch_size=16"),
+    ],
+)
+def test_mistakes_are_named(of: tuple[int, ...], settings: dict[str, Any], names: str) -> None:
+    with pytest.raises(UserError, match=names):
+        module(*of, **settings).setup()
+
+
+def test_an_empty_split_is_refused() -> None:
+    data = module()
+    data.source.lengths = ()
+    with pytest.raises(UserError, match="no documents in its train split"):
+        data.setup()
+
+
+def test_documents_of_token_files_are_read_by_their_own_end(tmp_path: Path) -> None:
+    meta = {}
+    for name, tokens in Fixed(5, 6).load().items():
+        writer = TokenWriter(tmp_path / f"{name}.npy", 12)
+        writer.write(tokens.ids, ends=True)
+        meta[name] = writer.close()
+    write_meta(tmp_path, 12, meta, end=END)
+    data = DocumentDataModule(TokenFiles("", str(tmp_path)), 12, 64, 400, 16)
+    data.prepare_data()
+    assert sorted(int((row != -100).sum()) for _, y in data.eval_loader("test") for row in y) == [5, 6]
+
+
+def test_the_shipped_configuration_builds_and_fits_its_length() -> None:
+    text = OmegaConf.create({"seed": 0, "data": OmegaConf.load(ROOT / "configs" / "data" / "documents.yaml")})
+    data = make(OmegaConf.to_container(text, resolve=True)["data"], "data")
+    data.prepare_data()
+    data.setup("fit")
+    feed = data.train_dataloader()
+    assert (data.batch_size, data.vocab_size, data.length) == (64, 64, 128)
+    assert all(x.shape[1] <= 128 and x.max() < 64 and x.numel() <= 4096 for x, *_ in feed)
+    assert feed.padding < 0.08

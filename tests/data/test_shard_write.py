@@ -1,0 +1,145 @@
+"""Writing shards: whole or not at all, from folders of images and for tar files of other tools, readable by webdataset."""
+
+import tarfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from some_shards import pixels, write
+
+from lathe.data.shard_write import ImageFolder, index_tars, write_shards
+from lathe.data.shards import Shards
+from lathe.errors import UserError
+
+
+@pytest.fixture
+def npy(tmp_path: Path) -> Path:
+    return write(tmp_path / "set", encoding="npy")
+
+
+def test_webdataset_reads_the_same_samples(tmp_path: Path) -> None:
+    import webdataset
+
+    path = write(tmp_path / "set")
+    with ExitStack() as stack:  # given names alone, webdataset leaves its files to the garbage collector
+        names = [path / f"train-{number:06d}.tar" for number in range(7)]
+        sources = [{"url": str(name), "stream": stack.enter_context(open(name, "rb"))} for name in names]
+        samples = webdataset.tariterators.group_by_keys(webdataset.tariterators.tar_file_expander(sources))
+        read = list(webdataset.to_tuple("png", "cls")(webdataset.decode("rgb8")(samples)))
+    images, labels = pixels()["train"]
+    assert np.array_equal(np.stack([image for image, _ in read]).transpose(0, 3, 1, 2), images)
+    assert [label for _, label in read] == labels.tolist()
+
+
+def test_equal_images_make_equal_bytes(tmp_path: Path) -> None:
+    one, two = (write(tmp_path / name) for name in ("a", "b"))
+    assert sorted(path.read_bytes() for path in one.iterdir()) == sorted(path.read_bytes() for path in two.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"shard_size": 0}, r"shard_size=0"),
+        ({"encoding": "gif"}, r"encoding=gif is unknown"),
+        ({"shape": (4, 8, 8)}, r"encoding=png takes 1 or 3 channels and the images have 4"),
+        ({"num_classes": 3}, r"has the class \d, but there are 3"),
+    ],
+)
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path, settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        write(tmp_path / "set", **settings)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_empty_split_and_unequal_images_leave_nothing(tmp_path: Path) -> None:
+    image = np.zeros((1, 4, 4), dtype=np.uint8)
+    with pytest.raises(UserError, match="the val split has no images"):
+        write_shards(tmp_path / "set", {"train": [(image, 0)], "val": [], "test": [(image, 0)]}, 1, 10)
+    with pytest.raises(UserError, match=r"image 1 of train has the shape \[1, 2, 4\]"):
+        write_shards(tmp_path / "set", {"train": [(image, 0), (image[:, :2], 0)]}, 1, 10)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_shards_are_replaced_only_if_asked_and_nothing_else_ever_is(npy: Path) -> None:
+    with pytest.raises(UserError, match=r"is there already: .*overwrite=true"):
+        write(npy)
+    write(npy, shard_size=25, overwrite=True)
+    assert len(list(npy.glob("train-*.tar"))) == 2
+    (npy / "index.json").unlink()
+    with pytest.raises(UserError, match="it holds no shards"):
+        write(npy, overwrite=True)
+
+
+def save_folder(folder: Path, sizes: dict[str, int], splits: tuple[str, ...] = ("",)) -> None:
+    rng = np.random.default_rng(0)
+    for name in splits:
+        for kind, count in sizes.items():
+            (folder / name / kind).mkdir(parents=True)
+            for i in range(count):
+                Image.fromarray(rng.integers(0, 256, (6, 10, 3), dtype=np.uint8)).save(folder / name / kind / f"{i}.png")
+
+
+def test_an_image_folder_is_split_and_brought_to_size(tmp_path: Path) -> None:
+    save_folder(tmp_path / "in", {"cat": 8, "dog": 12})
+    source = ImageFolder(str(tmp_path / "in"), 3, 4, val_size=5, test_size=5)
+    write_shards(tmp_path / "out", {name: source.samples(name) for name in source.files}, source.num_classes, 100)
+    read = Shards("", str(tmp_path / "out")).load()
+    assert read.train.images.shape == (10, 3, 4, 4)
+    assert [len(read.train), len(read.val), len(read.test)] == [10, 5, 5]
+    assert np.bincount(read.val.labels).tolist() == [2, 3]
+    save_folder(tmp_path / "cut", {"cat": 2, "dog": 3}, ("train", "val", "test"))
+    ready = ImageFolder(str(tmp_path / "cut"), 1, None, 1, 1)
+    assert {image.shape for image, _ in ready.samples("test")} == {(1, 6, 10)}
+    assert [label for _, label in ready.samples("val")] == [0, 0, 1, 1, 1]
+
+
+def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    def open_folder(**settings: Any) -> ImageFolder:
+        return ImageFolder(
+            **({"folder": str(tmp_path), "channels": 3, "image_size": None, "val_size": 1, "test_size": 1} | settings)
+        )
+
+    with pytest.raises(UserError, match=r"images\.folder=.*none is no folder"):
+        open_folder(folder=str(tmp_path / "none"))
+    with pytest.raises(UserError, match=r"has the classes \[\]"):
+        open_folder()
+    save_folder(tmp_path, {"cat": 2, "dog": 2})
+    with pytest.raises(UserError, match=r"images\.channels=2 cannot be made"):
+        open_folder(channels=2)
+    (tmp_path / "cat" / "0.png").write_text("no image")
+    with pytest.raises(UserError, match=r"0\.png cannot be read as an image"):
+        [list(open_folder().samples(name)) for name in ("train", "val", "test")]
+    (tmp_path / "emu").mkdir()
+    with pytest.raises(UserError, match=r"emu has no image"):
+        open_folder()
+
+
+def test_tars_of_another_tool_are_indexed_in_place(tmp_path: Path) -> None:
+    from webdataset import TarWriter
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 256, (6, 5, 4, 3), dtype=np.uint8)
+    for name in ("train", "val", "test"):
+        with TarWriter(str(tmp_path / f"{name}-0.tar")) as tar:
+            for i, image in enumerate(images):
+                tar.write({"__key__": f"a.folder/{i}", "png" if i % 2 else "jpg": image, "cls": i % 3, "json": {"note": i}})
+    index_tars(tmp_path, 3)
+    read, labels = Shards("", str(tmp_path), verify=True).load().val.read()
+    assert np.array_equal(read[1::2], images[1::2].transpose(0, 3, 1, 2))
+    assert labels.tolist() == [0, 1, 2, 0, 1, 2]
+    with pytest.raises(UserError, match=r"has classes up to 2, but tars\.num_classes=2"):
+        index_tars(tmp_path, 2)
+    with tarfile.open(tmp_path / "val-1.tar", "w") as tar:
+        tar.add(__file__, "odd.png")
+    with pytest.raises(UserError, match=r"val-1\.tar has to hold .*: sample odd of it has not both"):
+        index_tars(tmp_path, 3)
+    (tmp_path / "val-1.tar").write_text("no tar file")
+    with pytest.raises(UserError, match=r"val-1\.tar is not an uncompressed tar file"):
+        index_tars(tmp_path, 3)
+    (tmp_path / "val-0.tar").unlink()
+    (tmp_path / "val-1.tar").unlink()
+    with pytest.raises(UserError, match=r"has no val-\*\.tar"):
+        index_tars(tmp_path, 3)

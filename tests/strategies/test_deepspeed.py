@@ -1,0 +1,318 @@
+"""ZeRO's stages have the losses of one process, hold what they promise to hold, and leave checkpoints that anybody opens."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import SMALL, column, new_run
+from lightning.pytorch import LightningModule, Trainer
+from ranks import on_ranks
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.data import DataLoader
+
+from lathe.errors import UserError
+from lathe.optim import Muon
+from lathe.strategies import deepspeed as room
+from lathe.strategies.deepspeed import DeepSpeed
+from lathe.tasks import Task
+
+if importlib.util.find_spec("deepspeed") is None:
+    pytest.skip("DeepSpeed is not installed", allow_module_level=True)
+
+COMMON = (*SMALL, "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=3", "trainer.log_every_n_steps=1",
+          "data.batch_size=128", "callbacks.checkpoint.every_n_train_steps=2")  # fmt: skip
+ZERO = {
+    "1": ("strategy=deepspeed_1",),
+    "2": ("strategy=deepspeed_2",),
+    "3": ("strategy=deepspeed_3", "strategy.persistence_threshold=0"),
+}
+OFFLOAD = {
+    "2_offload": ("strategy=deepspeed_2_offload",),
+    "3_offload": ("strategy=deepspeed_3_offload", "strategy.persistence_threshold=0"),
+}
+
+
+def train_all(rank: int, cases: list[dict[str, Any]], stop_at: int | None = None) -> None:
+    """Each run one after the other in this rank; `stop_at` ends each abruptly behind that micro-batch."""
+    from lathe.run import train
+
+    class Killed(Exception):
+        pass
+
+    batches = [0]
+
+    def count(self: Task, batch: Any, batch_idx: int) -> None:
+        batches[0] += 1
+        if batches[0] == stop_at:
+            raise Killed
+
+    Task.on_train_batch_start = count  # type: ignore[method-assign]
+    for cfg in cases:
+        batches[0] = 0
+        try:
+            train(cfg)
+        except Killed:
+            assert stop_at is not None
+        else:
+            assert stop_at is None
+
+
+def losses(cfg: dict[str, Any]) -> list[float]:
+    return column(Path(cfg["paths"]["run_dir"]), "train/loss")
+
+
+def result(cfg: dict[str, Any]) -> dict[str, Any]:
+    return dict(json.loads((Path(cfg["paths"]["run_dir"]) / "result.json").read_text()))
+
+
+def saved(cfg: dict[str, Any], name: str = "last") -> dict[str, Any]:
+    return dict(torch.load(Path(cfg["paths"]["run_dir"]) / "checkpoints" / f"{name}.ckpt", weights_only=True))
+
+
+def two(tmp: Path, *arguments: str) -> dict[str, Any]:
+    return new_run(tmp, *arguments, "trainer.devices=2")
+
+
+def flat_state(state: dict[str, Any]) -> dict[str, Tensor]:
+    """The state of every parameter of a plain optimizer by `number.key`."""
+    return {
+        f"{n}.{k}": torch.as_tensor(v) for n, entry in state["optimizer_states"][0]["state"].items() for k, v in entry.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """SGD with momentum by one process and by each stage on two; the stages once more, stopped inside an epoch and continued."""
+    tmp = tmp_path_factory.mktemp("logs")
+    cases = {"one": new_run(tmp, *COMMON)}
+    cases |= {name: two(tmp, *COMMON, *strategy) for name, strategy in ZERO.items()}
+    cases |= {f"{name} again": two(tmp, *COMMON, *strategy) for name, strategy in ZERO.items()}
+    on_ranks(train_all, [cases["one"]], world=1)
+    on_ranks(train_all, [cases[name] for name in ZERO])
+    again = [cases[f"{name} again"] for name in ZERO]
+    on_ranks(train_all, again, 10)
+    steps = [saved(cfg)["global_step"] for cfg in again]
+    assert steps == [2, 2, 2], "each was stopped in its first epoch, behind its first checkpoint"
+    on_ranks(train_all, again)
+    return cases
+
+
+@pytest.mark.parametrize("stage", ZERO)
+def test_losses_are_those_of_one_process(runs: dict[str, Any], stage: str) -> None:
+    one = losses(runs["one"])
+    assert len(one) >= 8
+    assert losses(runs[stage]) == pytest.approx(one, rel=1e-5)
+    assert result(runs[stage])["test/loss"] == pytest.approx(result(runs["one"])["test/loss"], rel=1e-5)
+    assert result(runs[stage])["test/accuracy"] == pytest.approx(result(runs["one"])["test/accuracy"], abs=1e-7)
+
+
+@pytest.mark.parametrize("stage", ZERO)
+def test_a_stopped_run_goes_on_bit_for_bit(runs: dict[str, Any], stage: str) -> None:
+    whole, again = saved(runs[stage]), saved(runs[f"{stage} again"])
+    for name, value in whole["state_dict"].items():
+        assert torch.equal(again["state_dict"][name], value), name
+    for name, value in flat_state(whole).items():
+        assert torch.equal(flat_state(again)[name], value), name
+    assert losses(runs[f"{stage} again"]) == losses(runs[stage])
+
+
+@pytest.mark.parametrize("stage", ZERO)
+def test_checkpoints_are_those_of_one_process(runs: dict[str, Any], stage: str) -> None:
+    one, zero = saved(runs["one"]), saved(runs[stage])
+    assert list(zero["state_dict"]) == list(one["state_dict"])
+    assert zero["optimizer_states"][0]["param_groups"] == one["optimizer_states"][0]["param_groups"]
+    assert flat_state(zero).keys() == flat_state(one).keys()
+    for mine, theirs in ((zero["state_dict"], one["state_dict"]), (flat_state(zero), flat_state(one))):
+        for name, value in theirs.items():
+            assert mine[name].dtype == value.dtype
+            torch.testing.assert_close(mine[name], value, rtol=1e-4, atol=1e-6)
+    folder = Path(runs[stage]["paths"]["run_dir"]) / "checkpoints"
+    assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt"]
+
+
+@pytest.mark.parametrize("stage", [pytest.param("1", marks=pytest.mark.slow), pytest.param("2", marks=pytest.mark.slow), "3"])
+def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage: str) -> None:
+    """ZeRO's checkpoint goes on in one process, and that one's under ZeRO, with the losses of a run that never changed."""
+    longer = (*COMMON, "trainer.max_epochs=3", "ckpt_mode=trainer")
+
+    def last(name: str) -> str:
+        return f"ckpt_path={runs[name]['paths']['run_dir']}/checkpoints/last.ckpt"
+
+    stay, back = new_run(tmp_path, *longer, last("one")), new_run(tmp_path, *longer, last(stage))
+    there = two(tmp_path, *longer, *ZERO[stage], last("one"))
+    on_ranks(train_all, [stay, back], world=1)
+    on_ranks(train_all, [there])
+    assert len(losses(stay)) >= 4
+    assert losses(back) == pytest.approx(losses(stay), rel=1e-4)
+    assert losses(there) == pytest.approx(losses(stay), rel=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", [
+    ("optimizer=adamw", "optimizer.lr=0.01"),
+    ("model=resnet20", "model.net.width=4", "model.net.depth=8", "optimizer.lr=0.01", "trainer.limit_train_batches=6"),
+    ("optimizer.momentum=0", "optimizer.nesterov=false"),
+    ("model=deep_mlp", "model.net.width=16", "model.net.depth=4", "optimizer.lr=0.01", "trainer.activation_checkpointing=blocks"),
+    ("model=deep_mlp", "model.net.width=16", "model.net.depth=4", "optimizer.lr=0.01", "trainer.activation_checkpointing=sqrt"),
+    ("model=gpt_nano", "data=synthetic_tokens", "data.batch_size=8", "trainer.limit_train_batches=8",
+     "trainer.limit_val_batches=2", "trainer.limit_test_batches=2", "optimizer=adamw"),
+], ids=["adamw", "resnet", "plain_sgd", "recomputed", "segments", "tied_weights"])  # fmt: skip
+def test_other_optimizers_and_nets(tmp_path: Path, arguments: tuple[str, ...]) -> None:
+    common = tuple(word for word in COMMON if not word.startswith("model")) if arguments[0].startswith("model=") else COMMON
+    one = new_run(tmp_path, *common, *arguments)
+    zero = {name: two(tmp_path, *common, *arguments, *strategy) for name, strategy in {**ZERO, **OFFLOAD}.items()}
+    on_ranks(train_all, [one], world=1, timeout=200)
+    on_ranks(train_all, list(zero.values()), timeout=400)
+    for cfg in zero.values():
+        assert losses(cfg) == pytest.approx(losses(one), rel=1e-5)
+        assert flat_state(saved(cfg)).keys() == flat_state(saved(one)).keys()
+
+
+class Regression(LightningModule):
+    def __init__(self, optimizer: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(64, 65), nn.Tanh(), nn.Linear(65, 64))
+        self.optimizer = optimizer
+        self.seen: list[float] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss = nn.functional.mse_loss(self.net(batch[0]).float(), batch[1].float())
+        self.seen.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> Optimizer:
+        if self.optimizer == "adamw":
+            return AdamW(self.parameters(), lr=0.01)
+        if self.optimizer == "sgd":
+            return SGD(self.parameters(), lr=0.1, momentum=0.9)
+        return Muon([p for p in self.parameters() if p.ndim == 2], lr=0.01)
+
+
+def batches(rank: int, count: int = 5) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(rank)
+    return [(torch.randn(8, 64, generator=generator), torch.randn(8, 64, generator=generator)) for _ in range(count)]
+
+
+def fit(strategy: Any, optimizer: str, rank: int, devices: int = 2, **arguments: Any) -> tuple[Trainer, Regression]:
+    trainer = Trainer(accelerator="cpu", devices=devices, strategy=strategy, logger=False, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
+                      **{"max_epochs": 1, **arguments})  # fmt: skip
+    task = Regression(optimizer)
+    trainer.fit(task, DataLoader(batches(rank), batch_size=None))
+    return trainer, task
+
+
+def held(trainer: Trainer, task: LightningModule) -> int:
+    """Bytes of parameters and optimizer state in this process: every storage that is reached, once."""
+    zero = trainer.optimizers[0]
+    tensors = [p.data for p in task.parameters()]
+    tensors += [p.ds_tensor for p in task.parameters() if hasattr(p, "ds_tensor")]
+    base = getattr(zero, "optimizer", zero)
+    tensors += list(getattr(zero, "fp32_partitioned_groups_flat", getattr(zero, "single_partition_of_fp32_groups", [])))
+    tensors += [value for state in base.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
+
+
+def smaller_things(rank: int) -> dict[str, Any]:
+    """What needs a pair of ranks and no run directory."""
+    found: dict[str, Any] = {}
+    found["bytes"] = {"ddp": held(*fit("ddp", "adamw", rank))}
+    found["bytes"] |= {stage: held(*fit(DeepSpeed(stage=stage, persistence_threshold=0), "adamw", rank)) for stage in (1, 2, 3)}
+    found["bf16-mixed"] = [
+        fit(strategy, "sgd", rank, precision="bf16-mixed")[1].seen
+        for strategy in ("ddp", DeepSpeed(stage=1), DeepSpeed(stage=2), DeepSpeed(stage=3, persistence_threshold=0))
+    ]
+    found["bf16-true"] = [
+        fit(strategy, "adamw", rank, precision=precision)[1].seen
+        for precision, strategy in (
+            ("32-true", "ddp"), *(("bf16-true", DeepSpeed(stage=s, persistence_threshold=0)) for s in (1, 2, 3)),
+        )
+    ]  # fmt: skip
+    found["window"] = [
+        fit(strategy, "sgd", rank, accumulate_grad_batches=3, max_epochs=3)[1].seen for strategy in ("ddp", DeepSpeed(stage=2))
+    ]
+    found["refused"] = {}
+    for name, optimizer, arguments in (
+        ("muon", "muon", {}),
+        ("value", "sgd", {"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}),
+    ):
+        try:
+            fit(DeepSpeed(stage=2), optimizer, rank, **arguments)
+        except UserError as error:
+            found["refused"][name] = str(error)
+    return found
+
+
+@pytest.fixture(scope="module")
+def small() -> dict[str, Any]:
+    return on_ranks(smaller_things)[0]
+
+
+def test_each_stage_holds_less(small: dict[str, Any]) -> None:
+    dense, one, two_, three = (small["bytes"][key] for key in ("ddp", 1, 2, 3))
+    assert three <= 0.60 * dense
+    assert three < one == two_ < dense
+
+
+def test_bf16_mixed_is_that_of_ddp(small: dict[str, Any]) -> None:
+    ddp, *zero = small["bf16-mixed"]
+    for seen in zero:
+        assert seen == pytest.approx(ddp, rel=1e-6)
+
+
+def test_bf16_true_follows_float32(small: dict[str, Any]) -> None:
+    wide, *zero = small["bf16-true"]
+    for seen in zero:
+        assert seen != wide
+        assert seen == pytest.approx(wide, rel=0.02)
+
+
+def test_an_unfinished_window_ends_with_its_epoch(small: dict[str, Any]) -> None:
+    """Five batches in windows of three: the last two are a step of their own, under DeepSpeed as well."""
+    ddp, zero = small["window"]
+    assert zero == pytest.approx(ddp, rel=1e-5)
+
+
+def test_optimizers_that_need_whole_matrices_are_refused(small: dict[str, Any]) -> None:
+    assert small["refused"]["muon"] == (
+        "strategy=deepspeed_2 cuts parameters into flat pieces, and Muon needs them whole: use optimizer=adamw or sgd, or strategy=ddp."
+    )
+
+
+def test_clipping_by_value_is_refused(small: dict[str, Any]) -> None:
+    assert small["refused"]["value"] == (
+        "trainer.gradient_clip_algorithm=value: deepspeed_2 clips by the global norm alone, use norm."
+    )
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    ({"stage": 4}, "strategy.stage=4: ZeRO has the stages 1, 2 and 3."),
+    ({"stage": 2, "offload_parameters": True},
+     "strategy.offload_parameters=true: stage 2 does not split parameters, use strategy=deepspeed_3_offload."),
+    ({"log_level": "waning"}, "strategy.log_level='waning': did you mean warning?"),
+])  # fmt: skip
+def test_bad_settings_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        DeepSpeed(**arguments)
+    assert str(error.value) == sentence
+
+
+def test_without_the_package_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"^strategy=deepspeed_3_offload needs DeepSpeed: pip install -e \.\[deepspeed\]$"):
+        DeepSpeed(stage=3, offload_optimizer=True)
+
+
+@pytest.mark.parametrize("precision", ["64-true", "16-true"])
+def test_other_precisions_are_refused(precision: str) -> None:
+    strategy = DeepSpeed(stage=2)
+    plugin = type("Plugin", (), {"precision": precision})()
+    with pytest.raises(
+        UserError, match=rf"^precision={precision}: deepspeed_2 takes 32-true, bf16-mixed, bf16-true, 16-mixed\.$"
+    ):
+        strategy.precision_plugin = plugin

@@ -1,0 +1,86 @@
+"""scripts/make_shards.py: the real command, and one sentence for each mistake."""
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import ROOT, check, config, run
+from PIL import Image
+
+from lathe.data.digits import Digits
+from lathe.data.shards import Shards
+from lathe.errors import UserError
+
+spec = importlib.util.spec_from_file_location("make_shards", ROOT / "scripts" / "make_shards.py")
+assert spec is not None
+assert spec.loader is not None
+script = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(script)
+
+
+def make(tmp_path: Path, *overrides: str) -> tuple[Path, dict[str, Any]]:
+    return script.make_shards(config(*overrides, f"paths.data_dir={tmp_path}", name="make_shards"))
+
+
+def test_the_command_writes_digits_and_says_how_to_train_on_them(tmp_path: Path) -> None:
+    done = check(
+        run("shard_size=500", "output=written", f"paths.data_dir={tmp_path}", cwd=tmp_path, script="scripts/make_shards.py")
+    )
+    assert "{'train': 1300, 'val': 200, 'test': 297} images" in done.stdout
+    assert (
+        f"data=shards data.source.name={tmp_path / 'written'} data.num_classes=10 data.channels=1 data.image_size=8"
+        in done.stdout
+    )
+    assert "'data.mean=[0.3054]' 'data.std=[0.3759]'" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} - {"logs"} == {"written"}
+    read = Shards(str(tmp_path), "written", verify=True)
+    read.prepare()
+    for name in ("train", "val", "test"):
+        ours, theirs = getattr(read.load(), name).read(), getattr(Digits().load(), name).read()
+        assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
+def test_a_mistake_costs_one_line(tmp_path: Path) -> None:
+    done = run("shard_size=many", f"paths.data_dir={tmp_path}", cwd=tmp_path, script="scripts/make_shards.py")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "Error: shard_size='many' is a word, but it takes a whole number, such as 1000.\n"
+    assert not list(tmp_path.rglob("*.tar"))
+
+
+def test_other_data_sets_and_folders_of_images(tmp_path: Path) -> None:
+    sizes = ("data.source.train_size=20", "data.source.val_size=5", "data.source.test_size=5")
+    folder, index = make(tmp_path, "data=synthetic", "encoding=npy", "shard_size=8", "output=made", *sizes)
+    assert folder == tmp_path / "made"
+    assert ([len(split["shards"]) for split in index["splits"].values()], index["image"]) == ([3, 1, 1], [1, 16, 16])
+    for kind in ("cat", "dog"):
+        (tmp_path / "files" / kind).mkdir(parents=True)
+        for i in range(4):
+            Image.new("RGB", (9, 7), (i, 0, 0)).save(tmp_path / "files" / kind / f"{i}.jpg")
+    asked = ("images.channels=1", "images.image_size=4", "images.val_size=2", "images.test_size=2", "output=cats")
+    _, index = make(tmp_path, f"images.folder={tmp_path / 'files'}", *asked)
+    assert (index["num_classes"], index["image"], index["splits"]["train"]["shards"][0]["samples"]) == (2, [1, 4, 4], 4)
+    _, again = make(tmp_path, f"tars.folder={folder}", "tars.num_classes=10")
+    assert again["splits"]["train"]["shards"] == read_shards(folder)
+
+
+def read_shards(folder: Path) -> Any:
+    return Shards("", str(folder)).index["splits"]["train"]["shards"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        (["data=documents"], "only image data sets are written as shards"),
+        (["images.folder=a", "tars.folder=b"], r"images\.folder=a and tars\.folder=b are both set"),
+        (["tars.folder=b"], r"tars\.num_classes=None: say how many classes b has"),
+        (["tars.folder=nowhere", "tars.num_classes=2"], r"tars\.folder=nowhere is no folder"),
+        (["images.folder=nowhere"], r"images\.folder=nowhere is no folder"),
+        (["encoding=gif"], r"encoding=gif is unknown"),
+    ],
+)
+def test_what_cannot_be_written_is_named(tmp_path: Path, overrides: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        make(tmp_path, *overrides)
+    assert list(tmp_path.iterdir()) == []
