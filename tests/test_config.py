@@ -177,7 +177,10 @@ def test_a_run_may_end_by_steps_or_time_alone(defaults: dict[str, Any], key: str
         ("~optimizer.rl", "Could not delete from config. 'optimizer.rl' does not exist."),
         ("seed=1,2", "Ambiguous value for argument 'seed=1,2'"),
         ("data.batch_size=${nope}", "data.batch_size: Interpolation key 'nope' not found"),
-        ("model=gpt_nano", "model.net.vocab_size follows data.vocab_size, which this data set does not declare: choose data for this"),
+        (
+            "model=gpt_nano",
+            "model.net.vocab_size follows data.vocab_size, which this data set does not declare: choose data for this",
+        ),
         ("data=synthetic_tokens", "model.net.in_channels follows data.channels, which this data set does not declare"),
     ],
 )

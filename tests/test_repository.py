@@ -118,6 +118,12 @@ def test_the_map_names_every_group_with_a_comment() -> None:
     assert sorted(named) == sorted([*GROUPS, "local"])
 
 
+NEEDS_GPUS = {
+    "strategy=dp": "strategy=dp drives several GPUs from one process and none is visible",
+    "strategy=model_split": "strategy.devices=null takes every GPU of this machine and none is visible",
+}
+
+
 @pytest.mark.parametrize("choice", CHOICES)
 def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
     """Everything that needs neither data nor a device. Nets are built on the meta device: shapes without memory."""
@@ -145,13 +151,19 @@ def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
         auto = {name: value for name, value in (("monitor", "val/loss"), ("mode", "min")) if node.get(name) == "auto"}
         make({**node, **auto}, f"callbacks.{key}")
     strategy = {key: value for key, value in cfg["strategy"].items() if key not in ("processes", "precisions")}
-    if choice == "strategy=dp" and not torch.cuda.is_available():
-        with pytest.raises(UserError, match="strategy=dp drives several GPUs from one process and none is visible"):
+    if choice in NEEDS_GPUS and not torch.cuda.is_available():
+        with pytest.raises(UserError, match=NEEDS_GPUS[choice]):
             make(strategy, "strategy")
     else:
         make(strategy, "strategy")
     trainer = make({**cfg["trainer"], "_partial_": True}, "trainer")
     assert trainer.keywords["max_epochs"] == cfg["trainer"]["max_epochs"]
+
+
+@pytest.mark.parametrize("name", ["benchmark suite=memory", "make_shards", "prepare_tokens input=x", "support"])
+def test_scripts_that_make_things_compose(name: str) -> None:
+    script, *asked = name.split()
+    assert config(*asked, name=script)["output"] is not Ellipsis
 
 
 @pytest.mark.parametrize("name", ["evaluate", "predict"])

@@ -11,13 +11,18 @@ from lathe.errors import UserError
 
 
 def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
-    """The contents of a checkpoint that Lathe or Lightning wrote. Tensors stay on disk until they are used.
+    """The contents of a checkpoint that Lathe or Lightning wrote. Tensors of a file stay on disk until they are used; a folder that a
+    sharded strategy wrote is put together in memory.
 
     `key` is the configuration key that named the file.
 
     Raises:
         UserError: no such file, or it is truncated, foreign, or holds more than plain data.
     """
+    if (path / "meta.pt").is_file():
+        from lathe.strategies import sharded_files  # here: most checkpoints are files, and its imports take a second
+
+        return _checked(sharded_files.read(path, key), path, key)
     if not path.is_file():
         raise UserError(
             f"{key}={path}: there is no such file; a run's checkpoints are best.ckpt and last.ckpt in its checkpoints folder."
@@ -30,6 +35,10 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
         ) from error
     except (RuntimeError, EOFError, ValueError, OSError) as error:
         raise UserError(f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another.") from error
+    return _checked(state, path, key)
+
+
+def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict) or "global_step" not in state:
         raise UserError(f"{key}={path} is not a checkpoint of a run: it has no `state_dict` and `global_step`.")
     return state

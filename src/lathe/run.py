@@ -190,7 +190,7 @@ def begin(run: rundir.RunDir, trainer: Trainer) -> None:
 def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
     """Takes what `ckpt_mode` says from `ckpt_path`: the net's weights at once, or the path for the Trainer to restore everything from."""
     path = Path(cfg["ckpt_path"])
-    if path.is_dir():
+    if path.is_dir() and not (path / "meta.pt").is_file():
         path = rundir.open_run(path, "ckpt_path").checkpoint("best" if cfg["ckpt_mode"] == "weights" else "last")
     state = read_checkpoint(path, "ckpt_path")
     if cfg["ckpt_mode"] == "trainer":

@@ -105,13 +105,13 @@ class RunDir:
             return False
 
     def checkpoint(self, name: str) -> Path:
-        """The file of checkpoint `name`, `best` or `last`.
+        """Where checkpoint `name`, `best` or `last`, is: a file, or a folder if ranks wrote their own parts.
 
         Raises:
             UserError: the run has no such checkpoint.
         """
         path = self.path / "checkpoints" / f"{name}.ckpt"
-        if not path.is_file():
+        if not path.exists():
             there = sorted(file.stem for file in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
             raise UserError(f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) if there else 'none at all'}.")
         return path
@@ -141,14 +141,15 @@ class RunDir:
         write_atomically(self.path / "result.json", json.dumps(result, indent=2, sort_keys=True) + "\n")
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Holds the directory for this process; the kernel lets go of it however the process ends.
+    def locked(self, shared: bool = False) -> Iterator[None]:
+        """Holds the directory for this process, or with `shared` for it and the other machines of its launch; the kernel lets go of it
+        however the process ends.
 
         Raises:
             UserError: another process is writing to it.
         """
         with open(self.path / ".lock", "a") as file:
-            _lock(file, self.path)
+            _lock(file, self.path, shared)
             yield
 
     @property
@@ -161,13 +162,13 @@ class RunDir:
             return True
 
 
-def _lock(file: IO[str], path: Path) -> None:
+def _lock(file: IO[str], path: Path, shared: bool = False) -> None:
     if sys.platform == "win32":  # no flock there: two writers are not kept apart
         return
     import fcntl
 
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
     except OSError as error:
         raise UserError(f"{path} is being written to by another process: wait for it, or stop it first.") from error
 
@@ -248,10 +249,10 @@ def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     return None
 
 
-def find_launch(log_dir: Path, name: str, launch_id: str) -> RunDir | None:
-    """The newest unfinished run that an outer launcher started under `launch_id`: the one that its restart continues."""
+def find_launch(log_dir: Path, name: str, launch_id: str, unfinished: bool = True) -> RunDir | None:
+    """The newest run that was started under `launch_id`; of the `unfinished` ones, it is the one that a restart continues."""
     for run in find_runs(log_dir, name):
-        if not run.complete and run.readable and run.environment.get("launch_id") == launch_id:
+        if not (unfinished and run.complete) and run.readable and run.environment.get("launch_id") == launch_id:
             return run
     return None
 

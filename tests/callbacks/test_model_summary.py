@@ -15,7 +15,8 @@ class Task(LightningModule):
 
 
 def test_counts_and_no_figure_that_was_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    ModelSummary(max_depth=2).on_fit_start(Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), Task())
+    trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    ModelSummary(max_depth=2).setup(trainer, Task(), "fit")
     text = capsys.readouterr().out
     assert "24 parameters, 16 of them trainable" in text
     assert "net.0" in text

@@ -191,6 +191,19 @@ def test_kill_9_at_random_moments(tmp_path: Path, devices: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_2", "deepspeed_3", "tensor", "pipeline"])
+def test_kill_9_under_every_strategy(tmp_path: Path, strategy: str) -> None:
+    """last.ckpt is written every few steps, so the kill falls between two of them or into the writing."""
+    extra = (f"strategy={strategy}", "trainer.devices=2", "callbacks.checkpoint.every_n_train_steps=5")
+    check(run(*KILLED, *extra, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
+    (alone,) = runs(tmp_path / "alone")
+    directory = _kill_when(tmp_path / "killed", 27, *KILLED, *extra, f"paths.log_dir={tmp_path / 'killed'}")
+    assert (directory / "checkpoints" / "last.ckpt").exists()
+    check(run(f"resume={directory}", cwd=tmp_path))
+    _same(alone, directory)
+
+
+@pytest.mark.slow
 def test_a_killed_worker_is_restarted_by_the_agent(tmp_path: Path) -> None:
     extra = ("strategy=ddp", "trainer.devices=2")
     check(run(*KILLED, *extra, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))

@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.errors import UserError
+from lathe.measure.shards import is_sharded, joined, local, part_of
 
 
 class EMA(Callback):
@@ -21,8 +22,8 @@ class EMA(Callback):
     copies the whole LightningModule, and averages low-precision weights in low precision, where small steps vanish: here the
     average is at least float32.
 
-    Every process keeps the same average; the averaged buffers, which differ between processes as BatchNorm's do, are those of
-    process 0 wherever they are shown.
+    Every process averages what it holds: the whole net, or its shards under fsdp and tensor; a checkpoint has full tensors either
+    way. Averaged buffers, which differ between processes as BatchNorm's do, are those of process 0 wherever they are shown.
 
     Args:
         decay: weight of the past per update, in [0, 1).
@@ -32,7 +33,8 @@ class EMA(Callback):
         buffers: floating-point buffers (BatchNorm's running statistics) are averaged like weights; "copy" shows the raw ones.
 
     Raises UserError for values out of range, for a checkpoint callback that saves weights only (Lightning then skips this
-    callback, and the file would hold raw weights), for sharded weights, and if the net changes shape once averaging has begun.
+    callback, and the file would hold raw weights), if the net changes shape once averaging has begun, and where a process does not
+    hold its share of every tensor under the net's own names (pipeline, deepspeed_3).
     """
 
     def __init__(
@@ -59,7 +61,8 @@ class EMA(Callback):
         self.updates = 0
         self._step = -1  # the last optimizer step that was looked at; -1 before training
         self._index: dict[str, int] = {}  # name in the net's state_dict -> position below; tied weights share one
-        self._live: list[Tensor] = []
+        self._owners: list[Tensor] = []  # the net's own tensors, which may be DTensors
+        self._live: list[Tensor] = []  # what this process holds of each, in the same memory
         self._average: list[Tensor] = []  # empty until the first update
         self._raw: list[Tensor] = []  # the training weights while the net shows the average
         self._restored: dict[str, Tensor] = {}
@@ -86,23 +89,22 @@ class EMA(Callback):
         """Find the tensors to average. Done again each epoch: another callback may have put new ones in the place of old ones."""
         shapes = [t.shape for t in self._live]
         index: dict[str, int] = {}
-        live: list[Tensor] = []
+        owners: list[Tensor] = []
         seen: dict[int, int] = {}
         for name, tensor in net.state_dict(keep_vars=True).items():
             averaged = isinstance(tensor, nn.Parameter) or self.buffers == "average"
             if not isinstance(tensor, Tensor) or not tensor.is_floating_point() or not averaged:
                 continue
-            if hasattr(tensor, "device_mesh"):
-                raise UserError("callbacks.ema cannot average sharded weights yet: drop ema from callbacks or use strategy=ddp.")
             if id(tensor) not in seen:
-                seen[id(tensor)] = len(live)
-                live.append(tensor)
+                seen[id(tensor)] = len(owners)
+                owners.append(tensor)
             index[name] = seen[id(tensor)]
+        live = [local(tensor) for tensor in owners]
         if self._average and (index != self._index or shapes != [t.shape for t in live]):
             raise UserError(
                 f"callbacks.ema.start_step={self.start_step} lies before a change of the net's tensors: set it past that change."
             )
-        self._index, self._live = index, live
+        self._index, self._owners, self._live = index, owners, live
         self._narrow = any(t.dtype != _wide(t) for t in live)
 
     def _show_average(self) -> None:
@@ -111,8 +113,8 @@ class EMA(Callback):
         distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         with torch.no_grad():
             if distributed and torch.distributed.get_world_size() > 1:
-                for tensor, average in zip(self._live, self._average, strict=True):
-                    if not isinstance(tensor, nn.Parameter):
+                for tensor, average in zip(self._owners, self._average, strict=True):
+                    if not isinstance(tensor, nn.Parameter) and not is_sharded(tensor):
                         torch.distributed.broadcast(average, src=0)
             self._raw = [t.detach().clone() for t in self._live]
             torch._foreach_copy_(self._live, self._average)
@@ -135,7 +137,9 @@ class EMA(Callback):
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._bind(pl_module.get_submodule("net"))
+        net = pl_module.get_submodule("net")
+        _refuse_parts(trainer, net)
+        self._bind(net)
         self._install()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -165,7 +169,7 @@ class EMA(Callback):
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self._average:
             self._show_average()
-            self._live, self._average, self._raw = [], [], []
+            self._owners, self._live, self._average, self._raw = [], [], [], []
 
     # -- checkpoints
 
@@ -174,17 +178,34 @@ class EMA(Callback):
         checkpoint["ema"] = ema
         if not self._average:
             return
+        # A strategy hands over its state whole, perhaps to process 0 alone, or spread as the net is; the average follows it.
         state = dict(checkpoint["state_dict"])
+        spread = any(is_sharded(tensor) for tensor in state.values())
+        averages = [self._full(i, part, spread, bool(state)) for i, part in enumerate(self._average)]
+        raws = [self._full(i, part, spread, bool(state)) for i, part in enumerate(self._raw)]
+        if not state:
+            return
         # The task strips "net." from the names in a hook of its own, which may have run already.
         prefix = "net." if all(f"net.{name}" in state for name in self._index) else ""
         # Inside validation the net shows the average, and the raw weights are put aside.
-        raw = {name: self._raw[i] if self._raw else state[prefix + name].detach() for name, i in self._index.items()}
+        raw = {name: raws[i] if raws else state[prefix + name].detach() for name, i in self._index.items()}
         for name, i in self._index.items():
-            state[prefix + name] = self._average[i].to(self._live[i].dtype)
+            state[prefix + name] = averages[i].to(self._live[i].dtype)
         checkpoint["state_dict"] = state
         ema["raw"] = raw
         if self._narrow:
-            ema["average"] = {name: self._average[i] for name, i in self._index.items()}
+            ema["average"] = {name: averages[i] for name, i in self._index.items()}
+
+    def _full(self, i: int, part: Tensor, spread: bool, kept: bool) -> Tensor:
+        """The tensor at position `i`, of which this process holds `part`: spread still, or gathered on the CPU where it is kept."""
+        owner = self._owners[i]
+        if not is_sharded(owner):
+            return part
+        whole = joined(part, owner)
+        if spread:
+            return whole
+        full: Tensor = whole.full_tensor()  # type: ignore[attr-defined]
+        return full.cpu() if kept else full.new_empty(0)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if trainer.state.fn != TrainerFn.FITTING:
@@ -199,8 +220,17 @@ class EMA(Callback):
         # Lightning has just loaded `state_dict`, the average, into the net.
         net = pl_module.get_submodule("net")
         loaded = net.state_dict()
-        self._restored = ema.get("average") or {name: loaded[name].clone() for name in ema["raw"]}
-        net.load_state_dict({**loaded, **ema["raw"]})
+        if not ema["raw"].keys() <= loaded.keys():
+            raise UserError(
+                "The checkpoint's moving average has names that the net lacks: start from its weights with ckpt_path."
+            )
+        average = ema.get("average")
+        self._restored = {
+            name: part_of(average[name], loaded[name]) if average else local(loaded[name]).clone() for name in ema["raw"]
+        }
+        with torch.no_grad():
+            for name, raw in ema["raw"].items():
+                local(loaded[name]).copy_(part_of(raw, loaded[name]))
         if self._live:
             self._install()
 
@@ -215,6 +245,22 @@ class EMA(Callback):
         by_position = {i: self._restored[name] for name, i in self._index.items()}
         self._average = [by_position[i].to(t.device, _wide(t), copy=True) for i, t in enumerate(self._live)]
         self._restored = {}
+
+
+def _refuse_parts(trainer: Trainer, net: nn.Module) -> None:
+    """Raises where a process does not hold its share of every tensor of the net."""
+    if any(hasattr(parameter, "ds_id") for parameter in net.parameters()):
+        raise UserError(
+            "callbacks.ema cannot average weights that DeepSpeed keeps in parts (stage 3): drop ema from callbacks, or use "
+            "strategy=fsdp, deepspeed_2 or ddp."
+        )
+    if trainer.world_size > 1:
+        everyone: list[Any] = [None] * trainer.world_size
+        torch.distributed.all_gather_object(everyone, list(net.state_dict()))
+        if any(names != everyone[0] for names in everyone):
+            raise UserError(
+                "callbacks.ema cannot average a net that is cut between processes: drop ema from callbacks, or use strategy=fsdp or ddp."
+            )
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichModelSummary
+from lightning.pytorch.utilities.model_summary import ModelSummary as Summary
+from lightning.pytorch.utilities.model_summary import summarize
 from rich.console import Console
 from rich.table import Table
 
@@ -13,7 +16,18 @@ class ModelSummary(RichModelSummary):
     """Lightning's summary, short: names, types and parameters.
 
     Lightning also prints a column of FLOPs, which stays 0 unless the task carries an example input: a figure that nobody counted.
+    The table is printed while the net is still whole: later a strategy may have cut it, and rank 0 would count its own part.
     """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            super().on_fit_start(trainer, pl_module)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Too late: see above."""
+
+    def _summary(self, trainer: Trainer, pl_module: LightningModule) -> Summary:
+        return summarize(pl_module, max_depth=self._max_depth)  # a net that is whole needs no summary for DeepSpeed's partitions
 
     @staticmethod
     def summarize(

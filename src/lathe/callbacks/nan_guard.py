@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
+from lathe.measure.shards import local
 
 
 class _Finding(NamedTuple):
@@ -30,8 +31,11 @@ class NanGuard(Callback):
     too, before the optimizer uses them: a checkpoint written every multiple of `every_n_steps` never holds a bad weight.
     Parameters (and buffers, for nan only: a mask may hold -inf) are read before each validation and at the end.
 
-    Processes compare notes at the same steps and stop together with the same sentence; none is left waiting in a collective.
-    Under a GradScaler, inf gradients and inf float16 losses are its business, not an error, until its scale is below 2^-8.
+    Processes compare notes at the same steps and stop together with the same sentence; none is left waiting in a collective. Each
+    looks at what it holds: the whole net, shards of it, or some of its blocks. DeepSpeed's engine keeps gradients to itself from
+    stage 2 on; a bad one is then found in the parameters or in the next loss.
+    Under a GradScaler, inf gradients and inf float16 losses are its business, not an error, until its scale is below 2^-8; an
+    engine's own scaler likewise.
 
     Args:
         every_n_steps: optimizer steps between two readings.
@@ -80,9 +84,10 @@ class NanGuard(Callback):
         # Inside a step, it is the one after those that are complete.
         now = trainer.global_step + (0 if state else 1)
         net = pl_module.get_submodule("net")
-        bad_loss = self._first_bad_loss(scaler is not None)
+        scaled = str(trainer.precision) == "16-mixed"  # by a GradScaler, or inside an engine
+        bad_loss = self._first_bad_loss(scaled)
         suspect = bad_loss is not None
-        if gradients and scaler is None:
+        if gradients and not scaled:
             suspect = suspect or not _all_finite(_gradients(net).values())
         elif gradients and scaler is not None:
             suspect = suspect or scaler.get_scale() < 2**-8
@@ -111,11 +116,14 @@ class NanGuard(Callback):
         mine = _Finding(
             step=None if bad_loss is None else first + bad_loss[0],
             value="" if bad_loss is None else bad_loss[1],
-            gradient=next((f"{n} is {_kind_of(g)}" for n, g in _gradients(net).items() if not g.isfinite().all()), ""),
+            gradient=next((f"{n} is {_kind_of(g)}" for n, g in _gradients(net).items() if not _finite(g)), ""),
             state=_first_bad_state(net),
         )
         findings = _gather(trainer, mine)
-        rank, found = min(enumerate(findings), key=lambda x: (x[1].step is None, x[1].step or 0))
+        # The first bad loss counts; of processes that saw it in the same step (all do, if they share a batch), one that knows a name.
+        rank, found = min(
+            enumerate(findings), key=lambda x: (x[1].step is None, x[1].step or 0, not x[1].state, not x[1].gradient)
+        )
         where = f" on process {rank}" if len(findings) > 1 else ""
         if found.step is None:
             if found.state:
@@ -128,8 +136,12 @@ class NanGuard(Callback):
             what = f"in optimizer step {now} the loss is {found.value}{where} because {found.state} since the step before"
         elif found.step == now and self._batch is not None:
             # All processes run it, not only the one with the bad loss: the net may hold collectives.
-            culprits = _gather(trainer, _first_bad_output(trainer, net, net_input(self._batch)))
-            what = f"in optimizer step {now} the loss is {found.value}{where}: {culprits[rank]}"
+            parts = _gather(trainer, [name for name, _ in net.named_parameters()])
+            if any(names != parts[0] for names in parts):
+                what = f"in optimizer step {now} the loss is {found.value}{where}, and each process has a part of the net only"
+            else:
+                culprits = _gather(trainer, _first_bad_output(trainer, net, net_input(self._batch)))
+                what = f"in optimizer step {now} the loss is {found.value}{where}: {culprits[rank]}"
         else:
             what = (
                 f"in optimizer step {found.step} the loss is {found.value}{where}, read at step {now} when the weights had "
@@ -141,12 +153,12 @@ class NanGuard(Callback):
 def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
     """Run the forward pass again and name the first module, in order of completion, whose output is not finite."""
     # The pass is made even if the batch is to blame: another process, whose batch is not, meets this one in the net's collectives.
-    bad: list[str] = [] if x.isfinite().all() else [f"the batch itself holds {_kind_of(x)}"]
+    bad: list[str] = [] if _finite(x) else [f"the batch itself holds {_kind_of(x)}"]
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
-            if not bad and isinstance(output, Tensor) and output.is_floating_point() and not output.isfinite().all():
-                bad.append(f"the first module with {_kind_of(output)} in its output is {name} ({type(module).__name__})")
+            if not bad and isinstance(output, Tensor) and not _finite(local(output)):
+                bad.append(f"the first module with {_kind_of(local(output))} in its output is {name} ({type(module).__name__})")
 
         return hook
 
@@ -161,18 +173,23 @@ def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
 
 
 def _gradients(net: nn.Module) -> dict[str, Tensor]:
-    found = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    """What this process holds of each gradient; nothing where it has none."""
+    found = {name: local(p.grad) for name, p in net.named_parameters() if p.grad is not None}
     return {name: g._values() if g.is_sparse else g for name, g in found.items() if g.numel()}
 
 
 def _first_bad_state(net: nn.Module) -> str:
     for name, parameter in net.named_parameters():
-        if not parameter.isfinite().all():
-            return f"parameter {name} is {_kind_of(parameter)}"
+        if not _finite(part := local(parameter)):
+            return f"parameter {name} is {_kind_of(part)}"
     for name, buffer in net.named_buffers():
-        if buffer.isnan().any():
+        if local(buffer).isnan().any():
             return f"buffer {name} is nan"
     return ""
+
+
+def _finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(tensor.isfinite().all())
 
 
 def _all_finite(tensors: Iterable[Tensor]) -> bool:

@@ -3,6 +3,7 @@
 import signal
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
@@ -42,7 +43,10 @@ class Preemption(Callback):
         if trainer.world_size > 1:
             if trainer.global_step % self.every_n_steps:
                 return
-            stop = trainer.strategy.reduce_boolean_decision(stop, all=False)
+            # Over all ranks, whatever a strategy's own reduce adds up over: replicas, or some of them.
+            shared = torch.tensor(float(stop), device=trainer.strategy.root_device)
+            torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+            stop = bool(shared.item())
         if stop:
             self.received = self.received or "SIGTERM"
             trainer._signal_connector.received_sigterm = True  # Lightning raises SIGTERMException at the end of this step

@@ -6,8 +6,10 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
+from torch import Tensor
 
 from lathe.errors import UserError
+from lathe.measure.shards import local
 
 
 class Progress(RichProgressBar):
@@ -83,4 +85,5 @@ class Progress(RichProgressBar):
         found: dict[str, Any] = {} if loss is None else {"train/loss": loss}
         found |= {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
         found |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in found}
-        return {name: float(value) for name, value in found.items()}
+        # A loss that is spread over processes would want all of them to read it, and only this one draws.
+        return {name: float(local(value) if isinstance(value, Tensor) else value) for name, value in found.items()}

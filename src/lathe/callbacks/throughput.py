@@ -1,12 +1,14 @@
 """How fast training is, and what it waits for."""
 
+import copy
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from torch import Tensor
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lathe.errors import UserError
@@ -18,15 +20,16 @@ _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}
 class Throughput(Callback):
     """Log `throughput/*` once per window of training steps, measured on process 0.
 
-    - `samples_per_s`: of all data-parallel processes together, each taken to have a batch as large as this one's.
+    - `samples_per_s`, or `tokens_per_s` where the task counts tokens (`task.unit`, `task.count_units(batch)`): of all replicas of the
+      net together, each taken to have a batch as large as this one's. Processes that share a replica share its batch.
     - `step_ms`: wall-clock milliseconds per batch, the mean of the window.
     - `data_wait`: share of the time between asking the loader for a batch and handing it to the step, transfer and augmentation
       included. On a GPU it is the host's share: the device may be busy with earlier steps meanwhile.
     - `grad_sync`: share of the time that backward waits for the gradients of other processes after its own computation has ended,
       from the timers of DDP's reducer (events on a GPU) in one sampled step per window. Communication hidden behind backward does
       not count, waiting for a slower process does. Left out where there is no such timer: one process, or not DDP.
-    - `mfu`: model FLOP/s, three times forward's (PaLM, arXiv:2204.02311, appendix B), over the devices' peak. Left out where the
-      peak is not known.
+    - `mfu`: model FLOP/s, three times forward's (PaLM, arXiv:2204.02311, appendix B), over the peak of all devices that share the net.
+      Counted on a copy without memory (the meta device), made before a strategy cuts the net. Left out where the peak is not known.
 
     Validation, saving a checkpoint and the seam between epochs are not in the time, nor are the first steps. A GPU is waited for
     at the edges of a window and of such a pause, nowhere else.
@@ -45,6 +48,7 @@ class Throughput(Callback):
         if peak_flops is not None and peak_flops <= 0:
             raise UserError(f"callbacks.throughput.peak_flops={peak_flops} is not positive: use null to look it up.")
         self.window, self.skip_steps, self.peak_flops = window, skip_steps, peak_flops
+        self._twin: nn.Module | None = None
         self._clear()
 
     def _clear(self) -> None:
@@ -55,9 +59,15 @@ class Throughput(Callback):
         self._paused = True  # the time since `_mark` is not training time
         self._mark = self._asked = self._begun = 0.0
         self._seconds = self._waited = 0.0
-        self._samples = 0
-        self._flops_per_sample: float | None = None
-        self._windows: list[tuple[int, int, float, float, float | None]] = []  # batches, samples, seconds, waited, grad_sync
+        self._units = 0
+        self._unit = "samples"
+        self._flops_per_unit: float | None = None
+        self._windows: list[tuple[int, int, float, float, float | None]] = []  # batches, units, seconds, waited, grad_sync
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, _compute_dtype(trainer))
+            self._twin = _without_memory(pl_module.get_submodule("net")) if self._peak and trainer.is_global_zero else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clear()
@@ -67,12 +77,13 @@ class Throughput(Callback):
         self._cuda = trainer.strategy.root_device.type == "cuda"
         sampler: dict[str, Any] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         self._replicas = int(sampler.get("num_replicas", 1))
+        self._share = trainer.world_size / self._replicas  # devices that hold one replica together
+        self._unit = str(getattr(pl_module, "unit", "samples"))
         self._size = self.window or trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
         self._todo = self.skip_steps
         self._reducer = trainer.strategy.model if isinstance(trainer.strategy.model, DistributedDataParallel) else None
         if self._reducer is not None:
             self._reducer._set_ddp_runtime_logging_sample_rate(self._size)
-        self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, _compute_dtype(trainer))
         # Lightning has no public hook before the loader is asked; this one is looked up on the loop at the start of each epoch.
         loop, ask = trainer.fit_loop.epoch_loop, type(trainer.fit_loop.epoch_loop)._on_before_fetch
 
@@ -91,8 +102,9 @@ class Throughput(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._on:
-            if self._peak and self._flops_per_sample is None:
-                self._flops_per_sample = 3.0 * count_flops(pl_module.get_submodule("net"), net_input(batch)[:1])
+            if self._twin is not None:
+                twin, self._twin = self._twin, None
+                self._flops_per_unit = _flops(twin, net_input(batch)) / max(1, _count(pl_module, batch))
             now = perf_counter()
             # The last batch of an epoch has been fetched ahead: nobody asked for it.
             self._begun = self._asked or now
@@ -102,9 +114,7 @@ class Throughput(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not self._on:
             return
-        self._samples += (
-            len(batch[0]) if isinstance(batch, list | tuple) and isinstance(batch[0], Tensor) else len(net_input(batch))
-        )
+        self._units += _count(pl_module, batch)
         self._todo -= 1
         if self._todo == 0 and self._cuda:
             torch.cuda.synchronize()
@@ -119,7 +129,7 @@ class Throughput(Callback):
                     logger.log_metrics(figures, step=trainer.global_step)
             self._warm, self._todo = True, self._size
             self._seconds = self._waited = 0.0
-            self._samples = 0
+            self._units = 0
             # What was spent here is nobody's training time.
             self._mark = perf_counter()
 
@@ -148,21 +158,21 @@ class Throughput(Callback):
             # All zeros: this build or device has no timer.
             if data.get("backward_comm_time", 0) > 0:
                 sync = min(1.0, max(0.0, nanoseconds * 1e-9 / (self._seconds / batches)))
-        self._windows.append((batches, self._samples, self._seconds, self._waited, sync))
+        self._windows.append((batches, self._units, self._seconds, self._waited, sync))
         return self._figures(self._windows[-1:])
 
     def _figures(self, windows: list[tuple[int, int, float, float, float | None]]) -> dict[str, float | None]:
-        batches, samples, seconds = sum(w[0] for w in windows), sum(w[1] for w in windows), sum(w[2] for w in windows)
+        batches, units, seconds = sum(w[0] for w in windows), sum(w[1] for w in windows), sum(w[2] for w in windows)
         if not batches or not seconds:
-            return dict.fromkeys(("samples_per_s", "step_ms", "data_wait", "grad_sync", "mfu"))
-        rate = samples / seconds  # of this process
+            return dict.fromkeys((f"{self._unit}_per_s", "step_ms", "data_wait", "grad_sync", "mfu"))
+        rate = units / seconds  # of this replica
         shares = [w[4] for w in windows if w[4] is not None]
         return {
-            "samples_per_s": rate * self._replicas,
+            f"{self._unit}_per_s": rate * self._replicas,
             "step_ms": median(1e3 * w[2] / w[0] for w in windows),
             "data_wait": sum(w[3] for w in windows) / seconds,
             "grad_sync": median(shares) if shares else None,
-            "mfu": rate * self._flops_per_sample / self._peak if self._peak and self._flops_per_sample else None,
+            "mfu": rate * self._flops_per_unit / (self._peak * self._share) if self._peak and self._flops_per_unit else None,
         }
 
     def summary(self) -> dict[str, float | None]:
@@ -171,6 +181,35 @@ class Throughput(Callback):
         None where there is nothing to tell: on other processes, in a run no longer than `skip_steps`, for an unknown peak.
         """
         return self._figures(self._windows)
+
+
+def _count(pl_module: LightningModule, batch: Any) -> int:
+    """Samples or tokens of a batch, as the task counts them."""
+    count = getattr(pl_module, "count_units", None)
+    return int(count(batch)) if count is not None else len(net_input(batch))
+
+
+def _without_memory(net: nn.Module) -> nn.Module | None:
+    """A copy of `net` on the meta device; its parameters and buffers are never copied."""
+    tensors = [*net.parameters(), *net.buffers()]
+    memo: dict[int, Any] = {}
+    for tensor in tensors:
+        empty = torch.empty_like(tensor, device="meta")
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    try:
+        return copy.deepcopy(net, memo)
+    except Exception as error:
+        rank_zero_warn(f"throughput/mfu is left out: the net can't be copied to count its operations ({error}).")
+        return None
+
+
+def _flops(twin: nn.Module, x: Tensor) -> float:
+    """FLOPs of a training step on the batch `x`, or 0 if they can't be counted, which is told."""
+    try:
+        return 3.0 * count_flops(twin, x[:1].to("meta")) * len(x)
+    except Exception as error:
+        rank_zero_warn(f"throughput/mfu is left out: the net's operations can't be counted ({type(error).__name__}: {error}).")
+        return 0.0
 
 
 def _compute_dtype(trainer: Trainer) -> torch.dtype:

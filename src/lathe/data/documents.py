@@ -99,8 +99,8 @@ class DocumentLoader(EpochLoader):
     x and y are int64 [rows, time], y being x one token later; a document's first x is the end-of-document token before it. Padding has
     the target -100. `time` is the longest document of the *global* batch, so all ranks have the same shape. Row i of the global batch
     is on rank i modulo the number of ranks; ranks with fewer rows than others are filled up with rows that have no target. `count`
-    (float32, 0-dim) is the number of targets of the global batch divided by the number of ranks: a loss that is summed over targets and
-    divided by it is, in the mean over ranks, the mean over all targets of the global batch.
+    (int64, 0-dim) is the number of targets of the global batch: a whole number, which no half-precision format rounds. The data module
+    divides it by the ranks on its way to the task.
 
     The batches of an epoch are a function of (seed, epoch, lengths, budget) alone, see `BucketPlan`; their order is EpochLoader's
     permutation, to which a batch is a sample. The state is EpochLoader's. No document is left out. Evaluation goes from the longest
@@ -167,7 +167,7 @@ class DocumentLoader(EpochLoader):
                 y[row, : stop - start] = ids[start:stop]
             parts = [torch.from_numpy(x), torch.from_numpy(y)]
             if self.train:
-                parts.append(torch.tensor(int(self.lengths[batch].sum()) / self.world_size))
+                parts.append(torch.tensor(int(self.lengths[batch].sum())))
             yield tuple(part.to(self.device, non_blocking=True) for part in parts)
 
 
@@ -232,6 +232,12 @@ class DocumentDataModule(ExactDataModule[Documents]):
     def prepare_data(self) -> None:
         """Lets the source fetch or check its data; Lightning calls it in one process per machine."""
         self.source.prepare()
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        """The batch with its share of the global count: a loss that is summed over targets and divided by it is, in the mean over
+        ranks, the mean over all targets of the global batch."""
+        x, y, *count = super().transfer_batch_to_device(batch, device, dataloader_idx)
+        return (x, y, *(number.float() / self._replicas()[0] for number in count))
 
     def open(self) -> dict[str, Documents]:
         """The documents of all splits, checked against what was declared; `cut_tokens` says how much `long=cut` took off each."""

@@ -146,7 +146,7 @@ def write_shards(
         way = "it holds no shards: name another folder" if overwrite else "name another folder, or replace it with overwrite=true"
         raise UserError(f"output={output} is there already: {way}.")
     try:
-        from webdataset import ShardWriter  # type: ignore[import-untyped]
+        from webdataset import ShardWriter
     except ImportError as error:
         raise UserError("writing shards needs webdataset: install it with pip install -e .[shards].") from error
     partial = output.with_name(f".{output.name}.{os.getpid()}.partial")

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-from torch import nn
+from torch import Tensor, nn
+
+from lathe.measure.shards import is_sharded
 
 
 @dataclass(frozen=True)
@@ -25,12 +27,20 @@ class ParamCount:
 
 
 def count_parameters(net: nn.Module) -> ParamCount:
-    """Count `net`'s parameters. Waits for the device once per parameter, so it belongs outside the training step."""
+    """Count `net`'s parameters. Waits for the device once per parameter, so it belongs outside the training step.
+
+    A sharded net counts as the whole that it is; every process has to call this then.
+    """
     parameters = list(net.parameters())
     held = [*parameters, *net.buffers()]
     return ParamCount(
         total=sum(p.numel() for p in parameters),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        non_zero=sum(int(p.detach().count_nonzero()) for p in parameters),
+        non_zero=sum(int(_full(p.detach()).count_nonzero()) for p in parameters),
         bytes=sum(t.numel() * t.element_size() for t in held),
     )
+
+
+def _full(tensor: Tensor) -> Tensor:
+    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return whole

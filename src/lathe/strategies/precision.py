@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 
 from lathe.config import did_you_mean
 from lathe.errors import UserError
@@ -35,4 +35,6 @@ def precision_plugin(
     if name == "16-mixed":
         scaler = torch.amp.GradScaler(device_type, init_scale=init_scale, growth_interval=growth_interval)
         return {"plugins": [MixedPrecision("16-mixed", device_type, scaler=scaler)]}
+    if name == "64-true":  # by its name Lightning refuses it for strategies that it works with
+        return {"plugins": [DoublePrecision()]}
     return {"precision": name}

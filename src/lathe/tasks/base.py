@@ -117,7 +117,7 @@ class Task(LightningModule):
 
     def add_nothing(self, split: str) -> None:
         """What a rank that sees no outputs adds (all but the last stage of a pipeline), so that every rank has a sum to report."""
-        self._add(split, torch.zeros(len(self.figures) + 1, device=self.device))
+        self._add(split, torch.zeros(len(self.figures) + 1, dtype=torch.float32, device=self.device))
 
     def split_batch(self, batch: Any, n: int) -> list[Any]:
         """A batch as `n` micro-batches along the first dimension; numbers, such as a count of targets, are shared out.
@@ -221,7 +221,7 @@ class Task(LightningModule):
         sums = {}
         for kind, table in (("window", self._sums), ("epoch", self._epoch_sums)):
             if "train" in table or self.trainer.world_size > 1:
-                mine = table.get("train", torch.zeros(len(self.figures) + 1, device=self.device))
+                mine = table.get("train", torch.zeros(len(self.figures) + 1, dtype=torch.float32, device=self.device))
                 # Each rank's own: their total on one rank would add up in another order, and differ in the last digit.
                 rows = [mine] * self.trainer.world_size
                 if self.trainer.world_size > 1:
@@ -239,7 +239,7 @@ class Task(LightningModule):
     def on_train_start(self) -> None:
         tables = {"window": self._sums, "epoch": self._epoch_sums}
         for kind, values in self._restored.items():
-            rows = torch.tensor(values, device=self.device)
+            rows = torch.tensor(values, dtype=torch.float32, device=self.device)
             if len(rows) != self.trainer.world_size:  # other devices than before: one rank goes on with the total
                 rows = torch.cat((rows.sum(0, keepdim=True), torch.zeros_like(rows[:1]).expand(self.trainer.world_size - 1, -1)))
             tables[kind]["train"] = rows[self.trainer.global_rank].clone()

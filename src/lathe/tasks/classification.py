@@ -68,5 +68,5 @@ class ClassificationTask(Task):
         """The number of rows as a tensor beside `target`; made once for each batch size."""
         key = (len(target), target.device)
         if key not in self._sizes:
-            self._sizes[key] = torch.tensor(float(key[0]), device=key[1])
+            self._sizes[key] = torch.tensor(float(key[0]), dtype=torch.float32, device=key[1])  # the default may be less
         return self._sizes[key]

@@ -1,0 +1,61 @@
+"""Measures strategies: python scripts/benchmark.py suite=scaling (or memory, gpu; cli, trainer and data run the older scripts here)."""
+
+import runpy
+import sys
+import time
+from pathlib import Path
+
+import hydra
+from hydra import compose
+from omegaconf import DictConfig
+
+from lathe.benchmark import crew, report, suites
+from lathe.config import check_values, require, resolve
+from lathe.devices import count_processes
+from lathe.telling import one_sentence, tell
+
+OLDER = ("cli", "trainer", "data")
+
+
+@one_sentence
+@hydra.main(version_base="1.3", config_path="../configs", config_name="benchmark")
+def main(cfg: DictConfig) -> None:
+    try:
+        benchmark(cfg)
+    except Exception as error:
+        sys.exit(tell(error))
+
+
+def benchmark(cfg: DictConfig) -> None:
+    """Runs the suite that `cfg` names and writes its tables.
+
+    Raises:
+        UserError: an unknown suite, or one that can't run here.
+    """
+    request = resolve(cfg)
+    suite = str(request["suite"])
+    where = request["output"] or f"{request['paths']['log_dir']}/benchmark/{suite}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    output = Path(where).absolute()
+    require(not output.is_file(), f"output={where} is a file: name a folder.")
+    if suite in OLDER:
+        output.mkdir(parents=True, exist_ok=True)
+        rounds = ["--rounds", str(request["rounds"])] if request["rounds"] else []
+        script = Path(__file__).parent / f"bench_{suite}.py"
+        sys.argv = [str(script), *rounds, "--json", str(output / "results.json")]
+        runpy.run_path(str(script), run_name="__main__")
+        return
+    cases, request = suites.plan(request)
+    composed = {}
+    for case in cases:
+        resolved = resolve(compose("train", overrides=suites.overrides_of(case, request)))
+        check_values(resolved)
+        count_processes(resolved)
+        composed[case.name] = resolved
+    began = time.monotonic()
+    results = crew.run(cases, composed, request, lambda line: print(line, flush=True))
+    output.mkdir(parents=True, exist_ok=True)
+    report.write(output, cases, results, request, time.monotonic() - began)
+
+
+if __name__ == "__main__":
+    main()

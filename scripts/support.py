@@ -1,0 +1,187 @@
+"""What works together on this machine: python scripts/support.py writes docs/support.md."""
+
+import contextlib
+import csv
+import io
+import json
+import os
+import platform
+import tempfile
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra import compose
+from omegaconf import DictConfig
+
+from lathe import rundir
+from lathe.agent import execute
+from lathe.config import require, resolve
+from lathe.errors import UserError
+from lathe.evaluate import evaluate
+from lathe.launch import one_sentence
+
+SHORT = (
+    "trainer.accelerator=cpu", "trainer.max_epochs=null", "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.5",
+    "trainer.log_every_n_steps=1", "trainer.limit_val_batches=2", "trainer.limit_test_batches=2", "trainer.check_val_every_n_epoch=null",
+    "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "data.batch_size=16", "optimizer.lr=0.02",
+    "callbacks.throughput=null", "callbacks.lr_monitor=null", "launch.timeout=120",
+)  # fmt: skip
+TOLERANCE = 1e-5  # law 2, for full precision; in other formats two processes round in other places, and the figure says how much
+
+
+@one_sentence
+@hydra.main(version_base="1.3", config_path="../configs", config_name="support")
+def main(cfg: DictConfig) -> None:
+    request = resolve(cfg)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    require(request["processes"] >= 2, f"processes={request['processes']}: give at least 2, one is what they are compared with.")
+    Path(request["paths"]["log_dir"]).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=request["paths"]["log_dir"], prefix="support-") as folder:
+        cases = [
+            {"strategy": strategy, "precision": precision, "compile": compiled, "model": model}
+            for strategy, model, compiled, precision in product(
+                ["auto", *request["strategies"]], request["models"], request["compiles"], request["precisions"]
+            )
+        ]
+        for number, case in enumerate(cases):
+            case["case"] = number
+        references: dict[tuple[str, str, str], dict[str, Any]] = {}
+        for strategy in ("auto", *request["strategies"]):
+            own = [case for case in cases if case["strategy"] == strategy]
+            run_strategy(own, request, Path(folder))
+            for case in own:
+                measure(case, references.get((case["precision"], case["model"], case["compile"])))
+            if strategy == "auto":
+                references = {(case["precision"], case["model"], case["compile"]): case for case in own}
+    text = page(cases, request)
+    print(text)
+    if request["output"] is not None:
+        rundir.write_atomically(Path(request["output"]), text)
+
+
+def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A case's resolved configuration, with a run directory."""
+    one = case["strategy"] in ("auto", "model_split")
+    overrides = [*SHORT, *request["models"][case["model"]], f"strategy={case['strategy']}", f"precision={case['precision']}",
+                 f"compile={case['compile']}", f"trainer.devices={1 if one else request['processes']}",
+                 f"trainer.max_steps={request['steps']}", f"trainer.val_check_interval={2 * request['steps']}",
+                 f"paths.log_dir={folder}", *request["overrides"]]  # fmt: skip
+    if case["strategy"] == "model_split":
+        overrides.append("strategy.devices=[cpu:0,cpu:0]")
+    resolved = resolve(compose("train", overrides=overrides))
+    case["run"] = str(rundir.create(folder, resolved, overrides).path)
+    return {**resolved, "case": case["case"]}
+
+
+def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: Path) -> None:
+    """Runs a strategy's cases in as few launches as it takes: what breaks a launch is noted, and the cases behind it get a new one."""
+    processes = 1 if cases[0]["strategy"] in ("auto", "model_split") else request["processes"]
+    left = []
+    for case in cases:
+        try:
+            left.append(configuration(case, request, folder))
+        except UserError as error:
+            case["refused"] = str(error)
+    notes = folder / f"{cases[0]['strategy']}.jsonl"
+    by_number = {case["case"]: case for case in cases}
+    while left:
+        broke = None
+        try:
+            execute("lathe.parity:run_cases", {**left[0], "cases": left, "notes": str(notes)}, processes, left[0]["launch"])
+        except Exception as error:
+            broke = " ".join(str(error).split())[:2000]
+        lines = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+        begun = [line["case"] for line in lines if "began" in line]
+        for line in lines:
+            if "refused" in line:
+                by_number[line["case"]]["refused"] = line["refused"]
+        ended = {line["case"] for line in lines if "refused" in line}
+        for number in set(begun) - ended:
+            by_number[number].setdefault("broke", broke or "ended without a word")
+        waiting = [case for case in left if case["case"] not in begun]
+        require(len(waiting) < len(left), f"strategies=[{cases[0]['strategy']}] can't be launched: {broke}")
+        left = waiting
+
+
+def measure(case: dict[str, Any], reference: dict[str, Any] | None) -> None:
+    """Adds the largest relative difference of the loss to the reference's, and of the test loss to that of one process which evaluates
+    the run's checkpoint."""
+    if "refused" not in case or case["refused"] is not None:
+        return
+    own = losses(case)
+    if reference is not None and reference.get("refused", "") is None:
+        pairs = list(zip(own, losses(reference), strict=True))
+        case["difference"] = max(abs(a - b) / abs(b) for a, b in pairs) if pairs else float("nan")
+    if case["compile"] == "none":
+        run = rundir.open_run(case["run"], "run")
+        cfg = run.config
+        cfg["paths"]["run_dir"] = str(run.path)
+        cfg["trainer"] |= {"devices": 1, "accelerator": "cpu"}
+        cfg["strategy"] = {"_target_": "lathe.strategies.auto"}
+        cfg["request"] = {"run": case["run"], "split": "test", "checkpoint": "best", "batch_size": None, "output": None}
+        with contextlib.redirect_stdout(io.StringIO()):
+            alone = evaluate(cfg)["test/loss"]
+        case["evaluated"] = abs(alone - run.result["test/loss"]) / abs(alone)
+
+
+def losses(case: dict[str, Any]) -> list[float]:
+    """The training loss of each optimizer step."""
+    with (Path(case["run"]) / "metrics.csv").open(newline="") as file:
+        return [float(row["train/loss"]) for row in csv.DictReader(file) if row.get("train/loss")]
+
+
+def page(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
+    """The table as Markdown, with a numbered list of the sentences that refuse."""
+    sentences: list[str] = []
+    columns = [(model, compiled) for model in request["models"] for compiled in request["compiles"]]
+    head = ["strategy", "precision", *(model if compiled == "none" else f"{model}, compiled" for model, compiled in columns),
+            "evaluated by one process", "compression"]  # fmt: skip
+    rows = []
+    for strategy, precision in product(["auto", *request["strategies"]], request["precisions"]):
+        own = {(c["model"], c["compile"]): c for c in cases if (c["strategy"], c["precision"]) == (strategy, precision)}
+        differences = [case["evaluated"] for case in own.values() if "evaluated" in case]
+        alone = f"{max(differences):.0e}" if differences else ""
+        rows.append([strategy, precision, *(cell(own[column], sentences) for column in columns), alone, "not yet"])
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    refusals = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
+    works = [case for case in cases if "difference" in case and case["strategy"] != "auto"]
+    full = [case["difference"] for case in works if case["precision"] == "32-true"]
+    worst = max(full, default=float("nan"))
+    broken = sum("broke" in case for case in cases)
+    import torch
+
+    return f"""# What works together
+
+Written by `python scripts/support.py`: {request["processes"]} processes over gloo on {os.cpu_count()} cores, one thread each,
+torch {torch.__version__.split("+")[0]}, Python {platform.python_version()}. Each cell is a run of {request["steps"]} optimizer steps
+of two accumulated batches, with clipped gradients, through the same code as `python train.py`. The number is the largest relative
+difference of a step's loss to one process with the same precision and compilation (`auto`); *r1*, *r2*, ... are refused at start-up with
+the sentence below. In 32-true and 64-true it has to be below {TOLERANCE:.0e}; in the other formats it shows how far apart two processes
+round. *Evaluated by one process* is the largest relative difference between the test loss that the run reported and the one that a
+single process finds for its checkpoint. {len(works)} combinations run; the largest difference in 32-true is {worst:.1e}; {broken} broke.
+
+{chr(10).join(lines)}
+
+## Refused
+
+{chr(10).join(refusals) or "Nothing."}
+"""
+
+
+def cell(case: dict[str, Any], sentences: list[str]) -> str:
+    """A difference, the number of a refusal, or a defect."""
+    if "broke" in case:
+        return f"**broke**: {case['broke'][:300]}".replace("|", "/")
+    if case.get("refused"):
+        if case["refused"] not in sentences:
+            sentences.append(case["refused"])
+        return f"*r{sentences.index(case['refused']) + 1}*"
+    if case["strategy"] == "auto":
+        return "runs"
+    return f"{case['difference']:.0e}" if "difference" in case else "runs, auto does not"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Crews: processes that stay up and measure cases in turns, so that a machine whose speed drifts hurts all cases alike. No torch here."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from lathe.benchmark.suites import Case, order
+from lathe.rundir import write_atomically
+
+LOOK = 0.002  # seconds between looks for a result
+
+
+class Crew:
+    """The processes of one launch, under the launcher that training has; they wait for turns, costing a look at a file now and then."""
+
+    def __init__(self, cases: dict[str, dict[str, Any]], processes: int, threads: int) -> None:
+        self._turn = 0
+        self.folder = Path(tempfile.mkdtemp(prefix="lathe-benchmark-"))
+        cfg = dict(next(iter(cases.values()))["cfg"])  # the launcher reads trainer, launch and paths
+        cfg["paths"] = {**cfg["paths"], "run_dir": str(self.folder)}
+        for case in cases.values():
+            case["cfg"]["paths"]["run_dir"] = str(self.folder)
+        cfg["benchmark"] = {"folder": str(self.folder), "cases": cases}
+        (self.folder / "job.json").write_text(json.dumps({"cfg": cfg, "processes": processes}))
+        self._said = open(self.folder / "said", "w+")  # noqa: SIM115 - closed in `dismiss`
+        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+        command = [sys.executable, "-m", "lathe.benchmark.crew", str(self.folder / "job.json")]
+        self._process = subprocess.Popen(command, env=environment, stdout=self._said, stderr=subprocess.STDOUT)  # noqa: S603
+
+    def measure(self, name: str, timeout: float) -> dict[str, Any]:
+        """The figures of a case, or `error` with what went wrong; behind some errors the crew is gone (`alive`)."""
+        write_atomically(self.folder / f"go-{self._turn}", name)
+        done, deadline = self.folder / f"done-{self._turn}", time.monotonic() + timeout
+        self._turn += 1
+        while not done.exists():
+            if self._process.poll() is not None:
+                return {"error": f"its processes ended: {self._last_words()}"}
+            if time.monotonic() > deadline:
+                self.dismiss(keep=True)
+                return {"error": f"no result within timeout={timeout} seconds"}
+            time.sleep(LOOK)
+        result: dict[str, Any] = json.loads(done.read_text())
+        return result
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        lines = [line.strip() for line in self._said.read().splitlines() if line.strip()]
+        return lines[-1][:300] if lines else f"exit code {self._process.returncode}"
+
+    def dismiss(self, keep: bool = False) -> None:
+        """Ends the processes; without `keep` their folder goes too."""
+        if self.alive:
+            self._process.terminate()
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if not keep:
+            self._said.close()
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def run(
+    cases: Sequence[Case], composed: dict[str, dict[str, Any]], request: dict[str, Any], tell: Callable[[str], None]
+) -> dict[str, list[dict[str, Any]]]:
+    """Every case in every round, in turns; the figures of each case, round by round. `composed` are the resolved configurations.
+
+    Memory is counted in fresh processes, since one case may leave something to the next; times are taken in processes that stay. A case
+    that fails is not tried again.
+    """
+    results: dict[str, list[dict[str, Any]]] = {case.name: [] for case in cases}
+    crews: dict[Any, Crew] = {}
+    try:
+        for number in range(request["rounds"]):
+            for case in order(cases, number):
+                if any("error" in result for result in results[case.name]):
+                    continue
+                key = case.name if case.kind == "memory" else case.processes
+                if key not in crews or not crews[key].alive:
+                    mine = {
+                        other.name: _ordered(other, composed, request) for other in cases if key in (other.name, other.processes)
+                    }
+                    crews[key] = Crew(mine, case.processes, request["threads"])
+                result = crews[key].measure(case.name, request["timeout"])
+                results[case.name].append(result)
+                if "error" in result or number == 0:
+                    tell(f"{case.name}: {result.get('error') or _short(result)}")
+                if case.kind == "memory":
+                    crews.pop(key).dismiss()
+    finally:
+        for crew in crews.values():
+            crew.dismiss()
+    return results
+
+
+def _ordered(case: Case, composed: dict[str, dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
+    cfg = json.loads(json.dumps(composed[case.name]))
+    return {"cfg": cfg, "kind": case.kind, "sync": case.sync, "warmup": request["warmup"], "steps": request["steps"]}
+
+
+def _short(result: dict[str, Any]) -> str:
+    return f"{result['step_ms']:.1f} ms" if "step_ms" in result else f"{result['peak'] / 2**20:.1f} MiB at the peak"
+
+
+if __name__ == "__main__":
+    from lathe.agent import _die_with_parent, execute
+
+    _die_with_parent()
+    job = json.loads(Path(sys.argv[1]).read_text())
+    execute("lathe.benchmark.rank:work", job["cfg"], job["processes"], job["cfg"]["launch"])

@@ -1,0 +1,154 @@
+"""What each rank of a benchmark does: it waits for a turn, makes the Trainer of a case as a training run does, and measures steps."""
+
+import json
+import os
+import statistics
+import time
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import Callback
+from torch.nn.parallel import DistributedDataParallel
+
+from lathe.build import make, make_task
+from lathe.callbacks import Throughput, skip_empty_hooks
+from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
+from lathe.run import device_type, make_trainer, prepare, quiet
+from lathe.rundir import write_atomically
+from lathe.telling import sentence_for
+
+LOOK = 0.002  # seconds between looks for a turn
+
+
+def work(cfg: Mapping[str, Any]) -> None:
+    """Measures the case that each file `go-<n>` names, in the order of n, until it names none; rank 0 writes `done-<n>`."""
+    quiet()
+    plan = cfg["benchmark"]
+    folder = Path(plan["folder"])
+    for turn in count():
+        call = folder / f"go-{turn}"
+        while not call.exists():  # no collective: a rank that waits long in one counts as hung
+            time.sleep(LOOK)
+        name = call.read_text()
+        if not name:
+            return
+        try:
+            result = measure(plan["cases"][name])
+        except Exception as error:
+            sentence = sentence_for(error)
+            if sentence is None:
+                raise
+            result = {"error": sentence}
+        if int(os.environ.get("RANK", "0")) == 0:
+            write_atomically(folder / f"done-{turn}", json.dumps(result))
+
+
+def measure(case: dict[str, Any]) -> dict[str, Any]:
+    """Figures of one turn. `case` has `cfg` (resolved), `kind`, `sync`, `warmup` and `steps`."""
+    return _time(case) if case["kind"] == "time" else _memory(case)
+
+
+def _fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
+    seed_everything(cfg["seed"], workers=True, verbose=False)
+    datamodule, task = make(cfg["data"], "data"), make_task(cfg)
+    parameters = count_parameters(task.net).total
+    skip_empty_hooks(callbacks)
+    trainer = make_trainer(cfg, Path(cfg["paths"]["run_dir"]), callbacks)
+    prepare(cfg, task, trainer)
+    trainer.fit(task, datamodule=datamodule)
+    return trainer, parameters
+
+
+class _Clock(Callback):
+    """Moments at which steps end. A GPU is waited for before the first and after the last."""
+
+    def __init__(self, warmup: int, steps: int, sync: bool) -> None:
+        self.warmup, self.steps, self.sync = warmup, steps, sync
+        self.ends: list[float] = []
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.sync:
+            assert isinstance(trainer.strategy.model, DistributedDataParallel)
+            trainer.strategy.model.require_backward_grad_sync = False  # what no_sync() sets
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        cuda = trainer.strategy.root_device.type == "cuda"
+        if trainer.global_step > self.warmup:
+            first, last = not self.ends, len(self.ends) == self.steps
+            if cuda and (first or last):
+                torch.cuda.synchronize()
+                if first:
+                    torch.cuda.reset_peak_memory_stats()
+            self.ends.append(time.perf_counter())
+
+    def step_ms(self, cuda: bool) -> float:
+        """On a CPU the median, which leaves out the seam between epochs; a GPU's steps have only a sum."""
+        if cuda:
+            return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1) * 1e3
+        return statistics.median(after - before for before, after in zip(self.ends, self.ends[1:], strict=False)) * 1e3
+
+    def fastest_ms(self) -> float:
+        """The step that the rest of the machine disturbed least; on a GPU, whose steps overlap, of no meaning."""
+        return min(after - before for before, after in zip(self.ends, self.ends[1:], strict=False)) * 1e3
+
+
+def _time(case: dict[str, Any]) -> dict[str, Any]:
+    cfg = case["cfg"]
+    clock = _Clock(case["warmup"], case["steps"], case["sync"])
+    throughput = Throughput(window=case["steps"], skip_steps=case["warmup"] + 1)
+    trainer, parameters = _fit(cfg, [clock, throughput])
+    cuda = trainer.strategy.root_device.type == "cuda"
+    milliseconds = clock.step_ms(cuda)
+    told = throughput.summary()
+    result = {
+        "step_ms": milliseconds,
+        "fastest_step_ms": clock.fastest_ms(),
+        "samples_per_s": cfg["data"]["batch_size"] / milliseconds * 1e3 if cfg["data"].get("batch_size") else None,
+        "grad_sync": told["grad_sync"] if case["sync"] else None,
+        "mfu": told["mfu"],
+        "parameters": parameters,
+    }
+    if cuda:
+        result["peak"] = torch.cuda.max_memory_allocated()
+    return result
+
+
+class _Probe(Callback):
+    """Counts in the last step of a fit, when the optimizer has its state."""
+
+    def __init__(self, step: int, memory: PeakMemory) -> None:
+        self.step, self.memory, self.found = step, memory, dict[str, int]()
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step - 1:
+            self.saved = SavedActivations(pl_module.get_submodule("net"), [t for t in batch if isinstance(t, torch.Tensor)])
+            self.memory.reset()
+            self.saved.__enter__()
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        if trainer.global_step == self.step - 1:
+            state = count_state(pl_module.get_submodule("net"), trainer.strategy.optimizers)
+            self.found = {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self.step:
+            self.saved.__exit__(None, None, None)
+            self.found |= {"activations": self.saved.peak, "peak": self.memory.peak}
+
+
+def _memory(case: dict[str, Any]) -> dict[str, Any]:
+    cfg = case["cfg"]
+    device = torch.device(device_type(cfg["trainer"]["accelerator"]))
+    with PeakMemory(device) as memory:  # from before the net is made, so that all of it is seen
+        probe = _Probe(case["steps"], memory)
+        _fit(cfg, [probe])
+    everyone: list[Any] = [probe.found]
+    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        everyone = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(everyone, probe.found)
+    fullest = max(everyone, key=lambda found: found["parameters"] + found["optimizer"])
+    return {**fullest, "peak": max(found["peak"] for found in everyone), "ranks": everyone}

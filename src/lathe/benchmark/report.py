@@ -1,0 +1,200 @@
+"""Tables, bars and a plot from the figures of a suite. No torch here."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from lathe.benchmark import plot
+from lathe.benchmark.suites import Case
+from lathe.rundir import describe_environment, write_atomically
+
+Results = dict[str, list[dict[str, Any]]]
+MIB = 2**20
+
+
+class Spread:
+    """Values of several rounds: their median, and how far they lie apart."""
+
+    def __init__(self, values: Sequence[float]) -> None:
+        self.values = list(values)
+        self.median, self.low, self.high = median(values), min(values), max(values)
+
+    @property
+    def short(self) -> str:
+        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+    def __str__(self) -> str:
+        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})" if len(self.values) > 1 else f"{self.median:.3f}"
+
+
+def spread(results: Results, name: str, figure: str) -> Spread | None:
+    """A figure of a case over the rounds; None where there is none."""
+    values = [r[figure] for r in results.get(name, []) if r.get(figure) is not None]
+    return Spread(values) if values else None
+
+
+def ratio(results: Results, name: str, base: str, of: Callable[[dict[str, Any]], float]) -> Spread | None:
+    """`of(case) / of(base)`, round by round: both sides of a ratio have run one shortly after the other."""
+    pairs = zip(results.get(name, []), results.get(base, []), strict=False)
+    values = [of(mine) / of(theirs) for mine, theirs in pairs if "error" not in mine and "error" not in theirs]
+    return Spread(values) if values else None
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def bar(sentence: str, measured: Spread | None, limit: float, at_most: bool) -> tuple[str, str, str]:
+    """A row: what was asked for, what was measured, whether the median meets it."""
+    if measured is None:
+        return sentence, "not measured", "-"
+    met = measured.median <= limit if at_most else measured.median >= limit
+    return f"{sentence} {'at most' if at_most else 'at least'} {limit:.2f}", str(measured), "met" if met else "missed"
+
+
+def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
+    def rate(result: dict[str, Any]) -> float:
+        return float(result["samples_per_s"])
+
+    rows: list[list[str]] = []
+    bars: list[Sequence[str]] = []
+    lines = dict[str, list[plot.Point]]()
+    for case in cases:
+        n, strategy, facts = case.processes, case.facts["strategy"], case.facts
+        step, speed = spread(results, case.name, "step_ms"), spread(results, case.name, "samples_per_s")
+        if step is None or speed is None:
+            rows.append([strategy, str(n), facts["mode"], str(facts["batch_size"]), _error(results, case), *[""] * 4])
+            continue
+        to_auto = ratio(results, case.name, "auto, 1, weak", lambda r: 1 / rate(r))
+        gain = ratio(results, case.name, f"{strategy}, 1, weak", rate)
+        efficiency = Spread([value / n for value in gain.values]) if gain else None
+        sync = spread(results, case.name, "grad_sync")
+        what = strategy if case.sync else f"{strategy}, gradients not summed"
+        rows.append([what, str(n), facts["mode"] if n > 1 else "-", str(facts["batch_size"]), step.short,
+                     f"{speed.median:,.0f}", str(to_auto) if n == 1 and strategy != "auto" else "", str(efficiency) if n > 1 else "",
+                     f"{sync.median:.1%}" if sync else ""])  # fmt: skip
+        if n == 1 and strategy in ("ddp", "fsdp"):
+            bars.append(bar(f"{strategy}, 1 process: step time over auto's", to_auto, 1.05, at_most=True))
+        if n == 2 and strategy == "ddp" and facts["mode"] == "weak" and case.sync:
+            bars.append(bar("ddp, 2 processes, weak: efficiency", efficiency, 0.90, at_most=False))
+            limit = ratio(results, case.name, f"{case.name}, no sync", rate)
+            bars.append(
+                [
+                    "the same over two processes that sum no gradients: what the machine leaves to ddp",
+                    str(limit or "not measured"),
+                    "",
+                ]
+            )
+        if gain and n > 1:
+            points = lines.setdefault(f"{what}, {facts['mode']}", [(1.0, 1.0, 1.0, 1.0)])
+            points.append((float(n), gain.median, gain.low, gain.high))
+    head = [
+        "strategy",
+        "processes",
+        "mode",
+        "global batch",
+        "step, ms",
+        "samples/s",
+        "step time over auto's",
+        "efficiency",
+        "waiting for gradients",
+    ]
+    text = [table(head, rows), table(["bar", "measured", ""], bars)]
+    return text, plot.lines("Speed-up over one process of the same strategy", "processes", "speed-up", lines)
+
+
+def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
+    def state(result: dict[str, Any]) -> float:
+        return float(result["parameters"] + result["optimizer"])
+
+    def rest(result: dict[str, Any]) -> float:
+        return float(result["peak"] - result["parameters"] - result["gradients"] - result["optimizer"])
+
+    parts = ("parameters", "gradients", "optimizer", "activations", "peak")
+    rows: dict[str, list[list[str]]] = {"strategy": [], "checkpointing": []}
+    bars, stacks = [], dict[str, dict[str, float]]()
+    for case in cases:
+        part, found = case.facts["part"], results[case.name][0]
+        who = case.facts.get("strategy") or case.facts["activation_checkpointing"]
+        if "error" in found:
+            rows[part].append([who, str(case.processes), _error(results, case), *[""] * 5])
+            continue
+        against, of = ("auto, 1", state) if part == "strategy" else ("auto, 1, none", lambda r: float(r["activations"]))
+        share = ratio(results, case.name, against, of)
+        beside = ratio(results, case.name, against, rest) if part == "checkpointing" else None
+        cells = [
+            who,
+            str(case.processes),
+            *(f"{found[name] / MIB:.2f}" for name in parts),
+            f"{share.median:.3f}" if share else "",
+        ]
+        rows[part].append([*cells, f"{beside.median:.3f}" if beside else ""] if part == "checkpointing" else cells)
+        stacks[case.name] = {name: found[name] / MIB for name in parts[:4]}
+        if who in ("fsdp", "deepspeed_3") and case.processes == 2:
+            bars.append(
+                bar(f"{who}, 2 processes: parameters and optimizer of a process over the dense ones,", share, 0.60, at_most=True)
+            )
+        if who == "sqrt":
+            bars.append(bar("sqrt, 64 blocks: activations kept for backward over those of none,", share, 0.35, at_most=True))
+            bars.append(bar("sqrt, 64 blocks: all but parameters, gradients and optimizer at the peak, over that of none,", beside, 0.35,
+                            at_most=True))  # fmt: skip
+    head = ["processes", *(f"{name}, MiB" for name in parts)]
+    text = [
+        "Counted in one process, the fullest, in the last step of a short run: by storage, DTensors and partitions as this process's part. "
+        "Activations: the most that autograd kept at a moment. Peak: the most of all tensors at a moment (CPU: storages that live after "
+        "any operation; GPU: torch.cuda.max_memory_allocated).\n",
+        table(["strategy", *head, "parameters + optimizer over auto's"], rows["strategy"]),
+        table(
+            ["activation checkpointing", *head, "activations over none's", "rest at the peak over none's"], rows["checkpointing"]
+        ),
+        table(["bar", "measured", ""], bars),
+    ]
+    return text, plot.stacks("Memory of a process", "MiB", stacks)
+
+
+def gpu(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
+    rows, heights = [], dict[str, dict[str, float]]()
+    for case in cases:
+        facts, step, peak = case.facts, spread(results, case.name, "step_ms"), spread(results, case.name, "peak")
+        first = [facts["net"], facts["strategy"], facts["precision"]]
+        if step is None or peak is None:
+            rows.append([*first, _error(results, case), *[""] * 3])
+            continue
+        speed, mfu = spread(results, case.name, "samples_per_s"), spread(results, case.name, "mfu")
+        rows.append([*first, step.short, f"{speed.median:,.1f}" if speed else "",
+                     f"{peak.median / MIB:,.0f}", f"{mfu.median:.1%}" if mfu else ""])  # fmt: skip
+        heights[case.name] = {"step, ms": step.median}
+    head = ["net", "strategy", "precision", "step, ms", "samples/s", "peak, MiB", "mfu"]
+    return [table(head, rows)], plot.stacks("Time of a step", "ms", heights)
+
+
+def _error(results: Results, case: Case) -> str:
+    return next((r["error"] for r in results.get(case.name, []) if "error" in r), "not measured")
+
+
+REPORTS = {"scaling": scaling, "memory": memory, "gpu": gpu}
+
+
+def write(output: Path, cases: Sequence[Case], results: Results, request: dict[str, Any], seconds: float) -> str:
+    """Prints the tables and writes results.json, results.md and plot.svg into `output`; returns the tables."""
+    environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
+    texts, drawing = REPORTS[request["suite"]](cases, results)
+    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
+    under = (
+        f"{environment['cpu']}, {environment['cores']} cores, {request['threads']} thread(s) a process; Python {environment['python']}, "
+        f"{packages}. Medians (lowest to highest) of n = {request['rounds']} rounds in turns, {request['steps']} steps each; ratios are "
+        f"taken round by round. "
+        f"{seconds:.0f} s.\n"
+    )
+    text = "\n".join([*texts, under])
+    write_atomically(output / "results.md", text)
+    write_atomically(output / "plot.svg", drawing)
+    facts = [{"name": case.name, "processes": case.processes, **case.facts, "rounds": results[case.name]} for case in cases]
+    write_atomically(
+        output / "results.json", json.dumps({"request": request, "environment": environment, "cases": facts}, indent=2) + "\n"
+    )
+    print(f"\n{text}\nWritten to {output}")
+    return text

@@ -1,0 +1,143 @@
+"""Suites: sets of overrides of the training configuration, each measured as a run of its own. Imports no torch."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lathe.config import did_you_mean, require
+
+# What no benchmark wants of a run: files, validation, a screen.
+QUIET = ("trainer.limit_val_batches=0", "trainer.enable_checkpointing=false", "trainer.enable_progress_bar=false",
+         "trainer.enable_model_summary=false", "trainer.log_every_n_steps=50", "trainer.max_epochs=-1", "scheduler=constant")  # fmt: skip
+# With the sizes of `scaling`: 0.25 M parameters, about 20 ms a step for 768 samples on one core of a server.
+NET = ("model=deep_mlp", "data=synthetic", "optimizer=adamw")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration to measure, in `processes` processes.
+
+    `facts` go into the tables: strategy, mode, and what else tells cases apart. `kind` is time or memory. `sync` false leaves out the
+    summing of gradients, to tell what it costs (ddp alone; such weights are of no use).
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    processes: int
+    kind: str = "time"
+    sync: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def scaling(request: dict[str, Any]) -> list[Case]:
+    """Each strategy in one process and in several; weak (the batch grows with the processes) and strong (it does not)."""
+    counts = sorted({1, *request["processes"]})
+    batch = request["batch_size"]
+    require(all(isinstance(n, int) and n >= 1 for n in counts), f"processes={request['processes']}: give whole numbers from 1.")
+    require(
+        all(batch % n == 0 for n in counts), f"batch_size={batch} does not divide by each of processes={counts}: change either."
+    )
+    width, depth = "model.net.width=160", "model.net.depth=8"
+    cases = []
+    for n in counts:
+        for strategy in ["auto", *request["strategies"]] if n == 1 else request["strategies"]:
+            for mode in ("weak", "strong") if n > 1 else ("weak",):
+                for sync in (True, False) if n > 1 and strategy == "ddp" and mode == "weak" else (True,):
+                    total = batch * n if mode == "weak" else batch
+                    name = f"{strategy}, {n}, {mode}{'' if sync else ', no sync'}"
+                    sizes = (
+                        f"data.batch_size={total}",
+                        f"data.source.train_size={8 * batch * max(counts)}",
+                        f"trainer.devices={n}",
+                    )
+                    cases.append(Case(name, (*NET, width, depth, f"strategy={strategy}", *sizes), n, sync=sync,
+                                      facts={"strategy": strategy, "mode": mode, "batch_size": total, "sync": sync}))  # fmt: skip
+    return cases
+
+
+CHECKPOINTING = ("none", "blocks", "every_2", "sqrt")
+
+
+def memory(request: dict[str, Any]) -> list[Case]:
+    """Each strategy on the most processes asked for, beside one process; and activation checkpointing on a net of 64 blocks."""
+    n, batch = max(request["processes"]), request["batch_size"]
+    require(batch % n == 0, f"batch_size={batch} does not divide by processes={n}: change either.")
+    cases = []
+    wide = ("model.net.width=512", "model.net.depth=8", "data.batch_size=64", "data.source.train_size=256")
+    for strategy in ("auto", *request["strategies"]):
+        processes = 1 if strategy == "auto" else n
+        # DeepSpeed allocates its buckets whole: they would be many times this net.
+        small = (
+            [f"strategy.{key}_bucket_size=500000" for key in ("reduce", "allgather")] if strategy.startswith("deepspeed") else []
+        )
+        cases.append(Case(f"{strategy}, {processes}", (*NET, *wide, f"strategy={strategy}", f"trainer.devices={processes}", *small),
+                          processes, "memory", facts={"part": "strategy", "strategy": strategy}))  # fmt: skip
+    deep = ("model.net.width=128", "model.net.depth=64", f"data.batch_size={batch}", f"data.source.train_size={2 * batch}")
+    for how in CHECKPOINTING:
+        cases.append(Case(f"auto, 1, {how}", (*NET, *deep, "trainer.devices=1", f"trainer.activation_checkpointing={how}"), 1,
+                          "memory", facts={"part": "checkpointing", "activation_checkpointing": how}))  # fmt: skip
+    return cases
+
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true")
+GPU_NETS = {
+    "gpt2_small": ("model=gpt2_small", "data=synthetic_tokens", "data.vocab_size=50257", "data.length=1024", "data.batch_size=8",
+                   "data.source.train_size=64", "data.source.val_size=8", "data.source.test_size=8", "optimizer=adamw"),
+    "resnet50": ("model=resnet50", "data=synthetic", "data.channels=3", "data.image_size=128", "data.mean=[0.5,0.5,0.5]",
+                 "data.std=[0.25,0.25,0.25]", "data.batch_size=64", "data.source.train_size=512", "data.source.val_size=64",
+                 "data.source.test_size=64", "optimizer=sgd"),
+}  # fmt: skip
+
+
+def gpu(request: dict[str, Any]) -> list[Case]:
+    """Nets in each precision under each strategy on one GPU. What a strategy does not take is told in its row."""
+    import torch
+
+    require(
+        torch.cuda.is_available(), "suite=gpu needs an NVIDIA GPU and none is visible here: take suite=scaling or suite=memory."
+    )
+    cases = []
+    for net, overrides in GPU_NETS.items():
+        for strategy in ("auto", *request["strategies"]):
+            for precision in PRECISIONS:
+                cases.append(Case(f"{net}, {strategy}, {precision}", (*overrides, f"strategy={strategy}", f"precision={precision}"), 1,
+                                  facts={"net": net, "strategy": strategy, "precision": precision}))  # fmt: skip
+    return cases
+
+
+SUITES = {"scaling": scaling, "memory": memory, "gpu": gpu}
+# What the request's nulls mean.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "scaling": {"strategies": ["ddp", "fsdp"], "rounds": 15, "steps": 30, "warmup": 5, "batch_size": 768, "accelerator": "cpu"},
+    "memory": {"strategies": ["ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3", "tensor", "pipeline"], "rounds": 1,
+               "steps": 3, "warmup": 0, "batch_size": 256, "accelerator": "cpu"},
+    "gpu": {"strategies": ["fsdp", "tensor", "deepspeed_2"], "rounds": 3, "steps": 20, "warmup": 10, "batch_size": 0,
+            "accelerator": "gpu"},
+}  # fmt: skip
+
+
+def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
+    """The cases of the suite that `request` asks for, and the request with its nulls filled in.
+
+    Raises:
+        UserError: an unknown suite, a number out of range, or a suite that this machine can't run.
+    """
+    suite = request["suite"]
+    require(suite in SUITES, f"suite={suite}: {did_you_mean(str(suite), SUITES)}")
+    full = {**request, **{key: value for key, value in DEFAULTS[suite].items() if request.get(key) is None}}
+    for key, least in (("rounds", 1), ("steps", 3), ("warmup", 0), ("threads", 1)):
+        require(isinstance(full[key], int) and full[key] >= least, f"{key}={full[key]}: give a whole number from {least}.")
+    return SUITES[suite](full), full
+
+
+def overrides_of(case: Case, request: dict[str, Any]) -> list[str]:
+    """All overrides of a case; those that the request adds win."""
+    steps = request["warmup"] + request["steps"] + (0 if case.kind == "memory" else 1)
+    end = [f"trainer.max_steps={steps}", f"trainer.accelerator={request['accelerator']}"]
+    return [*QUIET, *case.overrides, *end, *request["overrides"]]
+
+
+def order(cases: Sequence[Case], round_number: int) -> list[Case]:
+    """The cases of a round: each round begins with another one, so that none always follows the same."""
+    start = round_number % len(cases)
+    return [*cases[start:], *cases[:start]]

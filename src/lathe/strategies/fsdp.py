@@ -1,0 +1,157 @@
+"""Fully sharded data parallelism, by torch's `fully_shard` (FSDP2; Zhao et al. 2023, arXiv:2304.11277)."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from lathe.errors import UserError
+from lathe.nets import blocks_of
+from lathe.strategies.sharded import ShardedStrategy
+
+
+class FSDP(ShardedStrategy):
+    """Each rank keeps its share of every parameter, gradient and optimizer state, and sees its own slice of the global batch. The
+    parameters of one unit at a time are gathered for its forward and backward pass.
+
+    Units are the net's `blocks`; in a net that names none, the smallest modules of at least `min_params` parameters. What is in no
+    unit belongs to the root, which is gathered as a whole.
+
+    A single process has nothing to share out: the net stays as it is, unless parameters are offloaded or the checkpoint is sharded.
+
+    `replicas` is the number of groups of ranks that hold a whole copy each (hybrid sharding); parameters are sharded within a group.
+
+    Raises:
+        UserError: a number out of range, `replicas` that do not divide the ranks, or as `ShardedStrategy`.
+    """
+
+    def __init__(
+        self,
+        min_params: int = 100_000,
+        reshard_after_forward: bool | None = None,
+        cpu_offload: bool = False,
+        replicas: int = 1,
+        checkpoint: str = "full",
+    ) -> None:
+        super().__init__(checkpoint)
+        for key, value in (("min_params", min_params), ("replicas", replicas)):
+            if not isinstance(value, int) or value < 1:
+                raise UserError(f"strategy.{key}={value}: give a whole number from 1.")
+        self.min_params, self.replicas = min_params, replicas
+        self.reshard_after_forward, self.cpu_offload = reshard_after_forward, cpu_offload
+
+    def make_mesh(self) -> DeviceMesh:
+        if self.world_size % self.replicas:
+            raise UserError(
+                f"strategy.replicas={self.replicas} does not divide the {self.world_size} processes: take a number that does."
+            )
+        kind = self.root_device.type
+        if self.replicas == 1:
+            return init_device_mesh(kind, (self.world_size,), mesh_dim_names=("data_parallel",))
+        shape = (self.replicas, self.world_size // self.replicas)
+        return init_device_mesh(kind, shape, mesh_dim_names=("replicate", "shard"))
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        return {"num_replicas": self.world_size, "rank": self.global_rank}
+
+    def spread(self, task: LightningModule, net: nn.Module) -> None:
+        if self.world_size == 1 and not self.cpu_offload and not self._save_distributed_checkpoint:
+            rank_zero_warn("strategy=fsdp shares the net out among processes, and there is one: it stays whole.")
+            return
+        if self._layer_sync is not None and self.world_size > 1:
+            self._layer_sync.apply(task)
+        shard_net(
+            task.get_submodule("net"),
+            self.device_mesh,
+            precision=str(self.precision_plugin.precision),
+            min_params=self.min_params,
+            reshard_after_forward=self.reshard_after_forward,
+            offload=offload_policy(self.cpu_offload, self.root_device),
+        )
+
+    def model_to_device(self) -> None:
+        if not self.cpu_offload:  # fully_shard has moved buffers already
+            super().model_to_device()
+
+
+def offload_policy(enabled: bool, device: torch.device) -> OffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=device.type == "cuda") if enabled else OffloadPolicy()
+
+
+def shard_net(
+    net: nn.Module,
+    mesh: DeviceMesh,
+    *,
+    precision: str,
+    min_params: int,
+    reshard_after_forward: bool | None,
+    offload: OffloadPolicy,
+) -> None:
+    """Applies `fully_shard` to the units of `net`, then to `net`.
+
+    In mixed precision, parameters travel and compute in the 16-bit format, gradients are reduced in float32; BatchNorm layers stay in
+    float32, as under autocast alone: their kernels take no 16-bit parameters beside float32 statistics.
+    """
+    options: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
+    policy = mixed_precision(precision)
+    for unit in [*units(net, min_params), net]:
+        resharded = (
+            reshard_after_forward if unit is not net else None
+        )  # null: torch keeps the root gathered, which backward needs first
+        if policy is not None:
+            norms: list[nn.Module] = [
+                module for module in unit.modules() if isinstance(module, _BatchNorm) and _unsharded(module)
+            ]
+            if norms:
+                keep = MixedPrecisionPolicy(cast_forward_inputs=False)
+                fully_shard(norms, mp_policy=keep, reshard_after_forward=resharded, **options)  # one group, gathered at once
+        fully_shard(unit, mp_policy=policy or MixedPrecisionPolicy(), reshard_after_forward=resharded, **options)
+
+
+def mixed_precision(precision: str) -> MixedPrecisionPolicy | None:
+    """What `fully_shard` casts under a precision of Lightning's; None for nothing."""
+    kinds = {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}
+    if precision not in kinds:
+        return None
+    return MixedPrecisionPolicy(param_dtype=kinds[precision], reduce_dtype=torch.float32)
+
+
+def units(net: nn.Module, min_params: int) -> list[nn.Module]:
+    """The modules that are gathered on their own, in order, the inner before the outer; parameters that several modules share stay
+    in the root."""
+    blocks = list(dict.fromkeys(blocks_of(net)))
+    if blocks:
+        return [block for block in blocks if any(True for _ in block.parameters())]
+    found: list[nn.Module] = []
+    _collect(net, min_params, _shared(net), found)
+    return [module for module in found if module is not net]
+
+
+def _collect(module: nn.Module, min_params: int, shared: set[nn.Parameter], found: list[nn.Module]) -> int:
+    """Adds the smallest units within `module`, itself included; returns how many of its parameters are in none."""
+    loose = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter not in shared)
+    loose += sum(_collect(child, min_params, shared, found) for child in module.children())
+    whole = not any(parameter in shared for parameter in module.parameters())
+    if loose < min_params or not whole or isinstance(module, nn.ModuleList | nn.ModuleDict):  # containers have no forward
+        return loose
+    found.append(module)
+    return 0
+
+
+def _shared(net: nn.Module) -> set[nn.Parameter]:
+    seen: set[nn.Parameter] = set()
+    twice: set[nn.Parameter] = set()
+    for module in net.modules():
+        for parameter in module.parameters(recurse=False):
+            (twice if parameter in seen else seen).add(parameter)
+    return twice
+
+
+def _unsharded(module: nn.Module) -> bool:
+    return any(not hasattr(parameter, "device_mesh") for parameter in module.parameters(recurse=False))

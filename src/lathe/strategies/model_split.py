@@ -1,0 +1,149 @@
+"""A net too large for one device, on several devices of one process: consecutive blocks beside each other, one working at a time."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import nn
+from torch.utils._pytree import tree_map_only
+
+from lathe.config import require
+from lathe.errors import UserError
+from lathe.nets import blocks_of
+
+
+class ModelSplit(SingleDeviceStrategy):
+    """Places a net's blocks on `devices` in their order; activations move with them. What is not in a block stays on the first device,
+    where the input and the loss are, so a tied embedding needs no copy.
+
+    Parameters keep their names and there is one process, so checkpoints, callbacks and results are those of strategy=auto. Memory adds
+    up over the devices, speed does not: strategy=pipeline keeps all of them busy.
+
+    Args:
+        devices: such as ["cuda:0", "cuda:1"]; null takes every GPU of this machine. One device may be named twice.
+        split: how many blocks each device gets; null makes the largest number of parameters on a device as small as can be.
+
+    Raises:
+        UserError: no such device, a net without blocks, or a split that does not fit its blocks.
+    """
+
+    def __init__(self, devices: Sequence[str] | None = None, split: Sequence[int] | None = None) -> None:
+        names = (
+            [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+            if devices is None
+            else [str(name) for name in devices]
+        )
+        nothing = "strategy.devices=null takes every GPU of this machine and none is visible"
+        require(bool(names), f"{nothing}: name devices, such as strategy.devices=[cpu:0,cpu:0], or use strategy=auto.")
+        shown = f"strategy.devices=[{','.join(names)}]"
+        require(len(names) >= 2, f"{shown} leaves nothing to split: name at least two devices, or use strategy=auto.")
+        self.devices = [_device(name, shown) for name in names]
+        self.split = None if split is None else [int(count) for count in split]
+        if self.split is not None:
+            fits = len(self.split) == len(names) and min(self.split) >= 1
+            require(fits, f"{self._said}: give the number of blocks, from 1, for each of the {len(names)} devices.")
+        super().__init__(device=self.devices[0])
+        self._hooks: list[Any] = []
+
+    @property
+    def _said(self) -> str:
+        return f"strategy.split=[{','.join(map(str, self.split or []))}]"
+
+    def shard(self, task: Any) -> None:
+        """Decides which block goes where; they move once the net does.
+
+        Raises:
+            UserError: the net has no blocks, or too few, or not as many as the split says.
+        """
+        self._plan(task.net)
+
+    def _plan(self, net: nn.Module) -> list[list[nn.Module]]:
+        blocks, name = blocks_of(net), type(net).__name__
+        require(
+            bool(blocks),
+            f"strategy=model_split places a net's repeated blocks, and {name} names no `blocks`: use strategy=auto or ddp.",
+        )
+        require(len(blocks) >= len(self.devices), f"strategy.devices names {len(self.devices)} devices, and {name} has {len(blocks)} "
+                f"blocks: name at most {len(blocks)}, or take a deeper net.")  # fmt: skip
+        if self.split is not None:
+            placed = sum(self.split)
+            require(
+                placed == len(blocks),
+                f"{self._said} places {placed} blocks, and {name} has {len(blocks)}: make the sum {len(blocks)}.",
+            )
+            edges = [sum(self.split[:index]) for index in range(len(self.split) + 1)]
+        else:
+            sizes = [sum(p.numel() for p in block.parameters()) for block in blocks]
+            whole = sum(p.numel() for p in net.parameters())
+            edges = balance(sizes, len(self.devices), max(0, whole - sum(sizes)))
+        return [blocks[start:end] for start, end in pairwise(edges)]
+
+    def model_to_device(self) -> None:
+        assert self.model is not None
+        task: Any = self.lightning_module
+        self._release()
+        parts = self._plan(task.net)
+        # Block by block first: the whole net may not fit on the first device.
+        for part, device in zip(parts, self.devices, strict=True):
+            for block in part:
+                block.to(device)
+        away = {id(t) for part in parts[1:] for block in part for t in [*block.parameters(), *block.buffers()]}
+        _move_rest(self.model, away, self.devices[0])
+        for part, device in zip(parts, self.devices, strict=True):
+            for block in part:
+                self._hooks.append(block.register_forward_pre_hook(_mover(device), with_kwargs=True))
+        self._hooks.append(parts[-1][-1].register_forward_hook(lambda module, args, output: _moved(output, self.devices[0])))
+
+    def _release(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        # Each state goes where its parameter is, which torch sees to; Lightning would then bring all of them to the first device.
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
+            optimizer.load_state_dict(state)
+
+    def teardown(self) -> None:
+        self._release()
+        super().teardown()
+
+
+def balance(sizes: list[int], parts: int, extra: int = 0) -> list[int]:
+    """Edges that cut `sizes` into consecutive, non-empty parts whose largest sum, with `extra` in the first, is smallest."""
+    n = len(sizes)
+    total = [0]
+    for size in sizes:
+        total.append(total[-1] + size)
+    # best[end]: the smallest largest sum of the first `end` sizes in so many parts, and where those end
+    best = {end: (extra + total[end], [0, end]) for end in range(1, n + 1)}
+    for part in range(2, parts + 1):
+        best = {
+            end: min((max(best[start][0], total[end] - total[start]), [*best[start][1], end]) for start in range(part - 1, end))
+            for end in range(part, n + 1)
+        }
+    return best[n][1]
+
+
+def _device(name: str, shown: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise UserError(f"{shown}: {name} is no device; write them as cuda:0 or cpu:0.") from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"{shown}: {name} is not among the {torch.cuda.device_count()} GPUs of this machine; name others.")
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    return tree_map_only(torch.Tensor, lambda t: t.to(device, non_blocking=True), value)
+
+
+def _mover(device: torch.device) -> Any:
+    return lambda module, args, kwargs: (_moved(args, device), _moved(kwargs, device))
+
+
+def _move_rest(model: nn.Module, away: set[int], device: torch.device) -> None:
+    model._apply(lambda t: t if id(t) in away else t.to(device))

@@ -1,0 +1,189 @@
+"""Cutting a net at its blocks: what one pipeline stage keeps of it, and the optimizer of the whole net for that part."""
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lathe.errors import UserError
+from lathe.nets import Blocks, blocks_of
+
+
+def chain_of(net: nn.Module, strategy: str) -> list[nn.Module]:
+    """The blocks of a net that can be cut between any two of them.
+
+    Raises:
+        UserError: the net does not name its blocks, or not what comes before and behind them.
+    """
+    blocks = blocks_of(net)
+    name = type(net).__name__
+    missing = [part for part in ("enter", "leave") if not callable(getattr(net, part, None))]
+    if not blocks or not isinstance(net._modules.get("blocks"), nn.ModuleList | nn.Sequential):
+        raise UserError(
+            f"strategy={strategy} cuts a net between its repeated blocks, and {name} names no `blocks`: use strategy=ddp or fsdp."
+        )
+    if missing:
+        raise UserError(
+            f"strategy={strategy} cuts a net between its repeated blocks, and {name} has no `{missing[0]}` for what is "
+            f"{'before' if missing[0] == 'enter' else 'behind'} them: add that method, or use strategy=ddp or fsdp."
+        )
+    return blocks
+
+
+class Slice(nn.Module):
+    """Consecutive blocks, with what is before the first and behind the last one. Holds modules without owning them."""
+
+    def __init__(self, net: nn.Module, blocks: list[nn.Module], first: bool, last: bool) -> None:
+        super().__init__()
+        chain = Blocks(blocks)
+        chain.in_segments = getattr(net.blocks, "in_segments", False)
+        self.__dict__.update(net=net, chain=chain)
+        self.first, self.last = first, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        net, chain = self.__dict__["net"], self.__dict__["chain"]
+        chain.training = net.training
+        if self.first:
+            x = net.enter(x)
+        x = chain(x)
+        out: Tensor = net.leave(x) if self.last else x.contiguous()  # which sending asks for
+        return out
+
+
+class Cut:
+    """The part of a net that stage `stage` of `stages` runs, in `slices` pieces that take turns with those of the other stages.
+
+    Blocks of other stages become `nn.Identity`, so names stay as they are. What is not in a block is kept on the first and on the last
+    stage (a tied embedding is used by both) and dropped in between. `spread` may then split the tensors of the whole net among ranks
+    that share a stage.
+
+    Raises:
+        UserError: the net can't be cut, has fewer blocks than slices, or two stages would share a weight.
+    """
+
+    def __init__(
+        self,
+        net: nn.Module,
+        stages: int,
+        stage: int,
+        slices: int,
+        strategy: str = "pipeline",
+        spread: Callable[[nn.Module], None] | None = None,
+    ) -> None:
+        blocks = chain_of(net, strategy)
+        total = stages * slices
+        if total > len(blocks):
+            what = f"strategy.stages={stages}" + (f" x strategy.slices={slices}" if slices > 1 else "")
+            raise UserError(
+                f"{what} needs at least {total} blocks, and {type(net).__name__} has {len(blocks)}: choose fewer stages or a deeper net."
+            )
+        edges = [index * len(blocks) // total for index in range(total + 1)]
+        homes = [home % stages for home, (start, end) in enumerate(pairwise(edges)) for _ in range(start, end)]
+        _refuse_shared(net, blocks, homes)
+        self.net, self.stage, self.stages, self.total = net, stage, stages, total
+        self.first, self.last = stage == 0, stage == stages - 1
+        self.skeleton = _skeleton(net)
+        self.tensors = list(net.state_dict())
+        self.outside = [name for name in self.tensors if not name.startswith("blocks.")]
+        if spread is not None:
+            spread(net)
+        chain: Any = net.blocks
+        for index, home in enumerate(homes):
+            if home != stage:
+                chain[index] = nn.Identity()
+        if not (self.first or self.last):
+            _drop_outside(net)
+        self.slices = {
+            k: Slice(net, blocks[start:end], first=k == 0, last=k == total - 1)
+            for k, (start, end) in enumerate(pairwise(edges))
+            if k % stages == stage
+        }
+        self.used: set[str] = set()  # modules outside the blocks, with buffers, that this stage has run
+        for name, module in net.named_modules():
+            if not name.startswith("blocks.") and module is not net and module._buffers:
+                module.register_forward_pre_hook(lambda module, args, name=name: self.used.add(name))
+        self.groups: list[list[str]] = []  # the optimizer's parameters by group, as those of the whole net
+
+    def owner(self, k: int) -> int:
+        """The stage that runs slice `k`."""
+        return k % self.stages
+
+    def shared(self) -> list[nn.Parameter]:
+        """Parameters that the first and the last stage both have, in the same order on both."""
+        outside = set(self.outside)
+        return [p for name, p in self.net.named_parameters() if name in outside and p.requires_grad]
+
+    def shown(self) -> set[str]:
+        """Of the tensors that this stage has, the names of those whose value in a checkpoint is taken from here.
+
+        What two stages have is taken from the first; of its buffers (BatchNorm's statistics) from the last, where that has used them.
+        """
+        own = set(self.net.state_dict())
+        if self.first or not self.last:
+            return own
+        buffers = {name for name, _ in self.net.named_buffers()}
+        return {name for name in own if name.startswith("blocks.") or (name in buffers and name.rpartition(".")[0] in self.used)}
+
+    def make_optimizer(self, factory: Callable[[nn.Module], Optimizer], net: nn.Module) -> Optimizer:
+        """The optimizer that `factory` makes for the whole net, with the parameters of other stages taken out.
+
+        Groups and roles are decided by the whole net, so every stage has the same groups, some of them empty.
+        """
+        own = dict(self.net.named_parameters(remove_duplicate=False))
+        device = next((p.device for p in own.values()), torch.device("cpu"))
+        away: dict[int, nn.Parameter] = {}  # one for all names of a tied weight
+        for name, stand_in in list(self.skeleton.named_parameters(remove_duplicate=False)):
+            if name not in own and id(stand_in) not in away:
+                away[id(stand_in)] = nn.Parameter(stand_in.detach().to(device), stand_in.requires_grad)
+            module, _, leaf = name.rpartition(".")
+            self.skeleton.get_submodule(module)._parameters[leaf] = own[name] if name in own else away[id(stand_in)]
+        optimizer = factory(self.skeleton)
+        names = {id(p): name for name, p in self.skeleton.named_parameters()}
+        mine = {id(p) for p in own.values()}
+        self.groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) in mine]
+        for parameter in [p for p in optimizer.state if id(p) not in mine]:
+            del optimizer.state[parameter]
+        return optimizer
+
+    def optimizer_names(self) -> list[str]:
+        """Names of this stage's optimized parameters, in the order of its optimizer's own numbers."""
+        own = {name for name, _ in self.net.named_parameters()}
+        return [name for group in self.groups for name in group if name in own]
+
+
+def _refuse_shared(net: nn.Module, blocks: list[nn.Module], homes: list[int]) -> None:
+    places: dict[int, set[int]] = {}
+    for block, home in zip(blocks, homes, strict=True):
+        for tensor in [*block.parameters(), *block.buffers()]:
+            places.setdefault(id(tensor), set()).add(home)
+    for name, tensor in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]:
+        if not name.startswith("blocks.") and id(tensor) in places:
+            places[id(tensor)].add(-1)
+        if len(places.get(id(tensor), ())) > 1:
+            raise UserError(
+                f"strategy.stages cuts between two uses of the weight {name}, which a pipeline can't share: use strategy=fsdp."
+            )
+
+
+def _skeleton(net: nn.Module) -> nn.Module:
+    """A copy of the net whose tensors have a shape and no memory."""
+    memo: dict[int, Any] = {}
+    for tensor in [*net.parameters(), *net.buffers()]:
+        stand_in = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+        memo[id(tensor)] = nn.Parameter(stand_in, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else stand_in
+    return copy.deepcopy(net, memo)
+
+
+def _drop_outside(net: nn.Module) -> None:
+    for name in list(net._modules):
+        if name != "blocks" and net._modules[name] is not None:
+            net._modules[name] = nn.Identity()
+    for table in (net._parameters, net._buffers):
+        for name in list(table):
+            table[name] = None

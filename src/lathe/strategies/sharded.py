@@ -1,0 +1,159 @@
+"""What strategies share whose parameters are DTensors: the process group, the order of setup, checkpoints, clipping."""
+
+import atexit
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.core.optimizer import LightningOptimizer
+from lightning.pytorch.strategies import ModelParallelStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
+
+from lathe.config import did_you_mean
+from lathe.errors import UserError
+from lathe.strategies import sharded_files
+from lathe.strategies.clipping import install_clipping
+from lathe.strategies.full_state import full_tree, load_full_optimizer_state, load_full_state_dict
+
+CHECKPOINTS = ("full", "sharded")
+
+
+class ShardedStrategy(ModelParallelStrategy):
+    """Lightning's ModelParallelStrategy with these differences: it shards a plain net by itself (`shard`), works in a single process,
+    reads and writes the checkpoints of every other strategy, and clips gradients on mixed meshes.
+
+    `checkpoint` is full (one plain file, gathered by rank 0) or sharded (a folder to which every rank writes its part).
+
+    Raises:
+        UserError: another word for `checkpoint`.
+    """
+
+    reshapes = True  # the net is another one after `shard`: whoever needs it plain builds it afresh from a checkpoint
+
+    def __init__(self, checkpoint: str = "full") -> None:
+        if checkpoint not in CHECKPOINTS:
+            raise UserError(f"strategy.checkpoint={checkpoint!r}: {did_you_mean(str(checkpoint), CHECKPOINTS)}")
+        super().__init__(save_distributed_checkpoint=checkpoint == "sharded")
+        self._spread_net: Any = None
+
+    # -- the mesh, which a subclass makes, and the net on it
+
+    def make_mesh(self) -> DeviceMesh:
+        """The mesh of all ranks; called once the process group is up."""
+        raise NotImplementedError
+
+    def spread(self, task: LightningModule, net: nn.Module) -> None:
+        """Spreads the plain net over the mesh, in place."""
+        raise NotImplementedError
+
+    def shard(self, task: LightningModule) -> None:
+        """Spreads `task.net`, which is plain and the same on every rank; a second call does nothing."""
+        net = task.net
+        assert isinstance(net, nn.Module)
+        if net is self._spread_net:
+            return
+        if any(isinstance(parameter, DTensor) for parameter in net.parameters()):
+            raise UserError(
+                f"strategy={type(self).__name__.lower()} is given a net that is spread over devices already: build it afresh."
+            )
+        self.precision_plugin.convert_module(task)
+        self.spread(task, net)
+        self._spread_net = task.net
+
+    @property
+    def process_group_backend(self) -> str | None:
+        return self._process_group_backend
+
+    def _configure_launcher(self) -> None:
+        """None: ranks are there already, and a single process needs no other."""
+
+    def setup_environment(self) -> None:
+        if self.root_device.type == "cuda":
+            torch.cuda.set_device(self.root_device)
+            self._process_group_backend = "cpu:gloo,cuda:nccl"  # gloo for what is offloaded to the CPU
+        if self.world_size == 1 and not torch.distributed.is_initialized():
+            store = torch.distributed.HashStore()
+            torch.distributed.init_process_group(self._get_process_group_backend(), store=store, rank=0, world_size=1)
+            atexit.register(_end_group)
+        self._setup_distributed()
+        self._device_mesh = self.make_mesh()
+        assert self.lightning_module is not None
+        self.lightning_module._device_mesh = self._device_mesh
+
+    def setup(self, trainer: Trainer) -> None:
+        task = self.lightning_module
+        assert task is not None
+        assert self.accelerator is not None
+        self.accelerator.setup(trainer)
+        self.shard(task)
+        self.model = task
+        self.model_to_device()
+        self.barrier()
+        if trainer.state.fn == TrainerFn.FITTING:
+            self.setup_optimizers(trainer)
+            for optimizer in self.optimizers:
+                _check_fused(optimizer)
+        self.setup_precision_plugin()
+        install_clipping(self.precision_plugin)
+
+    # -- checkpoints
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's state as it is spread; `save_checkpoint` gathers it, once callbacks have put in theirs."""
+        assert self.lightning_module is not None
+        return self.lightning_module.state_dict()
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """torch's own format, entries as they are spread."""
+        plain = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
+        return plain.state_dict()
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
+        path = Path(self.broadcast(str(filepath)))
+        if self._save_distributed_checkpoint:
+            sharded_files.save(checkpoint, path)
+            return
+        checkpoint = full_tree(checkpoint, keep=self.is_global_zero)
+        if self.is_global_zero:
+            self.checkpoint_io.save_checkpoint(checkpoint, path, storage_options=storage_options)
+            sharded_files.sweep(path)  # where a sharded checkpoint has been before
+
+    def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
+        """Every rank opens the file and, later, takes its own part; of a sharded folder only that part is read."""
+        path = Path(self.broadcast(str(checkpoint_path)))
+        if not sharded_files.is_sharded(path):
+            state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            return state
+        assert self.lightning_module is not None
+        return sharded_files.load_spread(path, self.lightning_module.state_dict(), self.optimizers, prefix="net.")
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        assert self.lightning_module is not None
+        load_full_state_dict(self.lightning_module, checkpoint["state_dict"], strict)
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            load_full_optimizer_state(optimizer, state)
+
+
+def _check_fused(optimizer: Optimizer) -> None:
+    if optimizer.defaults.get("fused") and not isinstance(optimizer, torch.optim.Adam):
+        raise UserError(
+            f"optimizer.fused=true: the fused step of {type(optimizer).__name__} takes no sharded parameters: set optimizer.fused=null."
+        )
+
+
+def _end_group() -> None:
+    # gloo aborts a process that ends with a group
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()

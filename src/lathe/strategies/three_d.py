@@ -1,0 +1,62 @@
+"""Data, tensor and pipeline parallelism together."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Trainer
+from torch import nn
+from torch.optim import Optimizer
+
+from lathe.strategies.one_by_one import as_asked_for, step_one_by_one
+from lathe.strategies.pipeline import Pipeline
+from lathe.strategies.tensor_plan import parallelize
+
+
+class ThreeD(Pipeline):
+    """A pipeline of `stages`, in each of which `tensor` ranks share every layer (by the net's `tensor_plan`), `data` times over.
+
+    Ranks count through tensor fastest, then stages, then data: the ranks that talk most are neighbours (Narayanan et al. 2021,
+    arXiv:2104.04473). With `sequence_parallel`, what lies between the cut layers is held in slices of dimension 1, and only a slice
+    travels from stage to stage.
+
+    Raises:
+        UserError: as `Pipeline`, and as `lathe.strategies.tensor_plan.parallelize`.
+    """
+
+    name = "3d"
+    precisions = ("32-true", "bf16-mixed", "bf16-true")
+
+    def __init__(
+        self,
+        data: int | None = None,
+        tensor: int | None = 1,
+        stages: int | None = 2,
+        microbatches: int | None = None,
+        schedule: str = "gpipe",
+        slices: int = 2,
+        sequence_parallel: bool = True,
+    ) -> None:
+        super().__init__(stages=stages, data=data, microbatches=microbatches, schedule=schedule, slices=slices)
+        self._sizes = {"data": data, "tensor": tensor, "stages": stages}
+        self._sequence_parallel = sequence_parallel
+        self._one_by_one = False
+
+    def _spread(self, net: nn.Module) -> None:
+        if self.axes.tensor > 1:
+            parallelize(net, self._groups["mesh"]["tensor"], self._sequence_parallel)
+
+    # -- optimizers
+
+    def setup(self, trainer: Trainer) -> None:
+        super().setup(trainer)
+        for optimizer in self.optimizers:
+            self._one_by_one = step_one_by_one(optimizer, self.name)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        state = super().optimizer_state(optimizer)
+        return as_asked_for(state) if self._one_by_one else state
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        super().load_optimizer_state_dict(checkpoint)
+        for optimizer in self.optimizers:
+            self._one_by_one = step_one_by_one(optimizer, self.name)

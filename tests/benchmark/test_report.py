@@ -1,0 +1,91 @@
+"""Tables whose figures can be worked out by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from lathe.benchmark import plot, report, suites
+
+REQUEST: dict[str, Any] = {"suite": "scaling", "processes": [2], "strategies": ["ddp"], "batch_size": 100, "rounds": 3, "steps": 10,
+                           "threads": 1}  # fmt: skip
+
+
+def timed(*milliseconds: float, batch: int = 100, sync: float | None = None) -> list[dict[str, Any]]:
+    return [{"step_ms": ms, "samples_per_s": batch / ms * 1e3, "grad_sync": sync} for ms in milliseconds]
+
+
+RESULTS = {
+    "auto, 1, weak": timed(20.0, 40.0, 10.0),
+    "ddp, 1, weak": timed(21.0, 42.0, 10.5),
+    "ddp, 2, weak": timed(25.0, 50.0, 10.0, batch=200, sync=0.12),
+    "ddp, 2, weak, no sync": timed(20.0, 50.0, 10.0, batch=200),
+    "ddp, 2, strong": [{"error": "no result within timeout=300 seconds"}],
+}
+
+
+def cells(text: str, *first: str) -> list[str]:
+    (row,) = [line for line in text.splitlines() if line.startswith("| " + " | ".join(first) + " |")]
+    return [cell.strip() for cell in row.strip("|").split("|")]
+
+
+def test_ratios_are_taken_round_by_round_though_the_machine_drifts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = suites.scaling(REQUEST)
+    text = report.write(tmp_path, cases, RESULTS, REQUEST, 61.0)
+    assert cells(text, "ddp", "1")[4:] == ["21.00 (10.50 to 42.00)", "4,762", "1.050 (1.050 to 1.050)", "", ""]
+    # Of 2 x 21/25, 2 x 42/50 and 2 x 10.5/10, half.
+    assert cells(text, "ddp", "2", "weak")[4:] == ["25.00 (10.00 to 50.00)", "8,000", "", "0.840 (0.840 to 1.050)", "12.0%"]
+    assert cells(text, "ddp", "2", "strong")[4] == "no result within timeout=300 seconds"
+    assert cells(text, "ddp, 1 process: step time over auto's at most 1.05")[1:] == ["1.050 (1.050 to 1.050)", "met"]
+    assert cells(text, "ddp, 2 processes, weak: efficiency at least 0.90")[1:] == ["0.840 (0.840 to 1.050)", "missed"]
+    assert (
+        cells(text, "the same over two processes that sum no gradients: what the machine leaves to ddp")[1]
+        == "1.000 (0.800 to 1.000)"
+    )
+    assert "n = 3 rounds" in text
+    assert "61 s" in text
+    assert text in capsys.readouterr().out
+    assert (tmp_path / "results.md").read_text() == text
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert [case["rounds"] for case in written["cases"]] == list(RESULTS.values())
+    assert written["environment"]["packages"]["torch"]
+    drawing = ElementTree.fromstring((tmp_path / "plot.svg").read_text())
+    assert len(drawing.findall(".//{*}polyline")) == 2
+
+
+def test_memory_is_held_against_the_dense_run_and_the_kept_activations() -> None:
+    request = {**REQUEST, "suite": "memory", "strategies": ["fsdp", "deepspeed_3"]}
+    cases = suites.memory(request)
+    names = ("parameters", "gradients", "optimizer", "activations", "peak")
+
+    def counted(*mebibytes: float) -> list[dict[str, Any]]:
+        return [dict(zip(names, (value * report.MIB for value in mebibytes), strict=True))]
+
+    results = {
+        "auto, 1": counted(10, 10, 20, 5, 50),
+        "fsdp, 2": counted(5, 5, 10, 5, 30),
+        "deepspeed_3, 2": [{"error": "strategy=deepspeed_3 needs DeepSpeed: pip install -e .[deepspeed]"}],
+        "auto, 1, none": counted(1, 1, 2, 100, 124),
+        "auto, 1, blocks": counted(1, 1, 2, 30, 64),
+        "auto, 1, every_2": counted(1, 1, 2, 50, 84),
+        "auto, 1, sqrt": counted(1, 1, 2, 10, 52),
+    }
+    text = "\n".join(report.memory(cases, results)[0])
+    assert cells(text, "fsdp", "2")[2:] == ["5.00", "5.00", "10.00", "5.00", "30.00", "0.500"]
+    assert cells(text, "deepspeed_3", "2")[2].startswith("strategy=deepspeed_3 needs DeepSpeed")
+    assert cells(text, "sqrt", "1")[-2:] == ["0.100", "0.400"]
+    verdicts = [line.split("|")[2:4] for line in text.splitlines() if " at most " in line]
+    assert [[cell.strip() for cell in verdict] for verdict in verdicts] == [
+        ["0.500", "met"],
+        ["0.100", "met"],
+        ["0.400", "missed"],
+    ]
+    drawing = ElementTree.fromstring(report.memory(cases, results)[1])
+    assert len(drawing.findall(".//{*}rect")) == 1 + 4 + 4 * 6  # the ground, the key, four pieces of each of six columns
+
+
+def test_a_plot_of_nothing_is_a_plot() -> None:
+    for drawing in (plot.lines("a < b", "x", "y", {}), plot.stacks("t", "y", {})):
+        assert ElementTree.fromstring(drawing).tag.endswith("svg")

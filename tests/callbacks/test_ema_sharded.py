@@ -1,0 +1,173 @@
+"""The average of sharded weights is that of one process, and so are its checkpoints, in both directions."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from ranks import on_ranks
+from torch import Tensor, nn
+
+from lathe.callbacks import EMA
+from lathe.errors import UserError
+
+
+class Loader:
+    """Numbers from 0 to 5 that remember how far they got."""
+
+    done = begin = 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[int]:
+        begin, self.begin = self.begin, 0
+        for i in range(begin, 6):
+            self.done = i + 1
+            yield i
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done % 6}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["done"]
+
+
+class Task(LightningModule):
+    """Steps that depend on the weights alone, so that every number of processes takes the same ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))  # 5 rows: shards of 3 and 2
+
+    def configure_model(self) -> None:
+        shard = getattr(self.trainer.strategy, "shard", None)
+        if shard is not None:
+            shard(self)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        out: Tensor = self.net(torch.linspace(-1, 2, 24).reshape(8, 3) + batch)
+        return out.square().mean()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        """Gives the average its turn."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.net.parameters(), lr=0.1, momentum=0.9)
+
+    def train_dataloader(self) -> Any:
+        return Loader()
+
+    val_dataloader = train_dataloader
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {k.removeprefix("net."): v for k, v in checkpoint["state_dict"].items()}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {f"net.{k}": v for k, v in checkpoint["state_dict"].items()}
+
+
+class Saves(Callback):
+    """Checkpoints mid-epoch, and inside validation, where the net shows the average."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+        if trainer.global_step == 4:
+            trainer.save_checkpoint(f"{self.folder}/middle.ckpt")
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int, *a: Any
+    ) -> None:
+        if batch_idx == 0:
+            trainer.save_checkpoint(f"{self.folder}/inside{trainer.global_step}.ckpt")
+
+
+def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple[dict[str, Tensor], list[Tensor]]:
+    """The weights that the net shows after fit, and the shapes of what this process held of the average while training."""
+    Path(folder).mkdir(exist_ok=True)
+    held: list[Tensor] = []
+
+    class Looks(Callback):
+        def on_train_epoch_end(self, *args: Any) -> None:
+            held[:] = [average.clone() for average in ema._average]
+
+    ema, task = EMA(decay=0.5, warmup=False), Task()
+    trainer = Trainer(accelerator="cpu", devices=1 if strategy == "auto" else 2, strategy=strategy, max_epochs=2, logger=False,
+                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
+                      use_distributed_sampler=False, callbacks=[Looks(), ema, Saves(folder)])  # fmt: skip
+    trainer.fit(task, ckpt_path=resume, weights_only=True)
+    state = task.net.state_dict()
+    return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()}, held
+
+
+def fit_sharded(rank: int, folder: str, checkpoint: str, resume: str | None) -> Any:
+    from lathe.strategies.fsdp import FSDP
+
+    return fit(folder, FSDP(min_params=10, checkpoint=checkpoint), resume)
+
+
+def assert_close(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], other[name], rtol=1e-5, atol=1e-6)
+
+
+def test_two_shards_average_and_save_what_one_process_does(tmp_path: Path) -> None:
+    whole, _ = fit(str(tmp_path / "one"))
+    ranks = on_ranks(fit_sharded, str(tmp_path / "two"), "full", None)
+    for shown, _ in ranks:
+        assert_close(shown, whole)
+    sizes = [[tuple(part.shape) for part in held if part.dim() == 2] for _, held in ranks]
+    assert sizes == [[(3, 3), (2, 5)], [(2, 3), (1, 5)]]  # each holds its rows only
+    for name in ("middle", "inside6"):
+        one, two = (torch.load(tmp_path / folder / f"{name}.ckpt", weights_only=True) for folder in ("one", "two"))
+        assert all(type(tensor) is Tensor for tensor in two["state_dict"].values())
+        assert_close(two["state_dict"], one["state_dict"])
+        assert_close(two["ema"]["raw"], one["ema"]["raw"])
+        assert any(not torch.equal(two["ema"]["raw"][key], two["state_dict"][key]) for key in two["ema"]["raw"])
+    # A run goes on under the other strategy, from either's checkpoint.
+    there, _ = fit(str(tmp_path / "three"), resume=str(tmp_path / "two" / "middle.ckpt"))
+    assert_close(there, whole)
+    for shown, _ in on_ranks(fit_sharded, str(tmp_path / "four"), "full", str(tmp_path / "one" / "middle.ckpt")):
+        assert_close(shown, whole)
+
+
+def test_a_checkpoint_in_parts_resumes_bit_for_bit(tmp_path: Path) -> None:
+    first = on_ranks(fit_sharded, str(tmp_path / "a"), "sharded", None)
+    again = on_ranks(fit_sharded, str(tmp_path / "b"), "sharded", str(tmp_path / "a" / "middle.ckpt"))
+    for (one, held), (other, held_too) in zip(first, again, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert all(torch.equal(a, b) for a, b in zip(held, held_too, strict=True))
+
+
+def fit_a_part(rank: int) -> str:
+    class Cut(Task):
+        def configure_model(self) -> None:
+            self.net[2 * rank] = nn.Identity()
+
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False, max_epochs=1,
+                      enable_progress_bar=False, enable_model_summary=False, callbacks=[EMA()])  # fmt: skip
+    task = Cut()
+    trainer.strategy.connect(task)
+    task.configure_model()
+    with pytest.raises(UserError) as caught:
+        trainer.callbacks[0].on_fit_start(trainer, task)
+    return str(caught.value)
+
+
+def test_a_net_that_is_cut_between_processes_is_refused() -> None:
+    sentences = on_ranks(fit_a_part)
+    assert len(set(sentences)) == 1
+    assert sentences[0].startswith("callbacks.ema cannot average a net that is cut between processes: drop ema")
+
+
+def test_parts_of_deepspeed_stage_3_are_refused() -> None:
+    task = Task()
+    task.net[0].weight.ds_id = 1
+    with pytest.raises(UserError, match=r"callbacks\.ema cannot average weights that DeepSpeed keeps in parts"):
+        EMA().on_fit_start(Trainer(accelerator="cpu", logger=False, enable_checkpointing=False), task)

@@ -1,0 +1,124 @@
+"""Trains small nets for a few steps under a strategy, with clipping and accumulation on, so that ranks can be compared with one process."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lathe.callbacks import AtomicCheckpointIO
+from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT
+from lathe.strategies import SyncBatchNorm
+from lathe.strategies.full_state import held_by
+from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
+
+BATCH, ACCUMULATE, CLIP, MOST = 8, 2, 0.1, 32
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: MLP(width=16, depth=4, channels=1, image_size=4, num_classes=3),
+    "deep_mlp": lambda: DeepMLP(width=16, depth=3, channels=1, image_size=4, num_classes=3),
+    "resnet": lambda: CifarResNet(depth=8, width=4, in_channels=1, num_classes=3),
+    "vit": lambda: ViT(width=16, depth=2, heads=2, patch_size=2, channels=1, image_size=4, num_classes=3),
+    "gpt": lambda: GPT(width=16, depth=2, heads=2, vocab_size=12, max_length=6),
+    "untied": lambda: GPT(width=16, depth=2, heads=2, vocab_size=12, max_length=6, tie_weights=False),
+    "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
+}
+
+
+def adamw(net: nn.Module, **options: Any) -> torch.optim.Optimizer:
+    """With weight decay on matrices alone, in two groups, as the configuration makes it."""
+    flat = [p for p in net.parameters() if p.ndim < 2]
+    groups = [{"params": [p for p in net.parameters() if p.ndim >= 2]}, {"params": flat, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.1, **options)
+
+
+def batches(name: str, n: int) -> list[tuple[Tensor, Tensor]]:
+    """The first global batches of at most MOST, the same for every run."""
+    generator = torch.Generator().manual_seed(1)
+    if name in ("gpt", "untied"):
+        tokens = torch.randint(12, (MOST, BATCH, 7), generator=generator)
+        return [(row[:, :-1], row[:, 1:]) for row in tokens[:n]]
+    x = torch.randn(MOST, BATCH, 1, 4, 4, generator=generator)
+    y = torch.randint(3, (MOST, BATCH), generator=generator)
+    return list(zip(x[:n], y[:n], strict=True))
+
+
+class Losses(Callback):
+    """The loss of each micro-batch on this rank, and what it holds once the first step is done."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+        self.held = 0
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, *_: Any) -> None:
+        self.losses.append(float(outputs["loss"]))
+        if trainer.global_step == 1 and not self.held:
+            self.held = held_by(pl_module.get_submodule("net"), trainer.optimizers[0])
+
+
+def task_of(name: str, optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw) -> Task:
+    torch.manual_seed(0)
+    net = NETS[name]()
+    return LanguageModellingTask(net, optimizer) if name in ("gpt", "untied") else ClassificationTask(net, optimizer)
+
+
+def fit(
+    name: str,
+    strategy: Any = "auto",
+    *,
+    world: int = 1,
+    part: tuple[int, int] = (0, 1),
+    steps: int = 4,
+    begin: int = 0,
+    save: Path | None = None,
+    resume: Path | None = None,
+    optimizer: Callable[[nn.Module], torch.optim.Optimizer] = adamw,
+    before: Callable[[nn.Module], None] | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Losses of `steps` optimizer steps on the global batches from optimizer step `begin` on; `part` is (which, of how many) of each
+    batch this process sees. Optimizer and weights come from checkpoint `resume`, and go to `save`."""
+    task = task_of(name, optimizer)
+    if before is not None:
+        before(task.net)
+    mine = [(x.chunk(part[1])[part[0]], y.chunk(part[1])[part[0]]) for x, y in batches(name, (begin + steps) * ACCUMULATE)]
+    losses = Losses()
+    plugins = [AtomicCheckpointIO(), *options.pop("plugins", [])]
+    trainer = Trainer(
+        accelerator="cpu", devices=world, strategy=strategy, max_epochs=2 if resume else 1, accumulate_grad_batches=ACCUMULATE,
+        gradient_clip_val=options.pop("gradient_clip_val", CLIP), logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, callbacks=[losses],
+        plugins=[*plugins, SyncBatchNorm()] if world > 1 else plugins, **options,
+    )  # fmt: skip
+    loader = DataLoader(mine[begin * ACCUMULATE :], batch_size=None, num_workers=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PossibleUserWarning)  # no validation, few workers: on purpose
+        trainer.fit(task, loader, ckpt_path=resume, weights_only=True)
+    if save is not None:
+        trainer.save_checkpoint(save)
+    return {"losses": losses.losses, "held": losses.held}
+
+
+def same_format(left: Any, right: Any) -> bool:
+    """Whether two nested structures have the same keys, and tensors of the same shape and type."""
+    if isinstance(left, Tensor) and isinstance(right, Tensor):
+        return type(left) is type(right) and left.shape == right.shape and left.dtype == right.dtype
+    if isinstance(left, dict) and isinstance(right, dict):
+        return list(left) == list(right) and all(same_format(left[key], right[key]) for key in left)
+    if isinstance(left, list) and isinstance(right, list):
+        return len(left) == len(right) and all(map(same_format, left, right))
+    return bool(left == right)
+
+
+def relative(ours: list[float], theirs: list[float]) -> float:
+    """The largest relative difference of two curves."""
+    return max(abs(a - b) / abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def mean_losses(ranks: list[dict[str, Any]]) -> list[float]:
+    """Per micro-batch, the mean over ranks: of replicas that is the mean of the global batch; ranks of one group agree."""
+    return [sum(values) / len(values) for values in zip(*(rank["losses"] for rank in ranks), strict=True)]

@@ -1,0 +1,123 @@
+"""The norm is that of all gradients together, wherever they are; an overflow on one rank is everybody's."""
+
+from typing import Any
+
+import pytest
+import torch
+from ranks import on_ranks
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+
+from lathe.strategies.clipping import clip_by_norm, clip_by_value, global_norm, install_clipping
+
+SHAPES = ((3, 4), (5,), (4, 6), (1,), (7,))  # odd sizes: a rank may hold less than the other, or nothing
+
+
+def plain() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+    for parameter in parameters:
+        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    return parameters
+
+
+def spread(rank: int) -> list[torch.Tensor]:
+    """The same parameters: sharded on one mesh, on another, replicated, a sum to be made, and plain."""
+    line, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
+    kinds = [(line, [Shard(0)]), (line, [Shard(0)]), (square, [Shard(1), Replicate()]), (square["a"], [Shard(0)]), (None, None)]
+    found = []
+    for parameter, (mesh, placements) in zip(plain(), kinds, strict=True):
+        if mesh is not None:
+            assert parameter.grad is not None
+            gradient = distribute_tensor(parameter.grad, mesh, placements)
+            parameter = torch.nn.Parameter(distribute_tensor(parameter.detach(), mesh, placements))
+            parameter.grad = gradient
+        found.append(parameter)
+    extra = torch.nn.Parameter(distribute_tensor(torch.zeros(2), line, [Replicate()]))
+    extra.grad = DTensor.from_local(torch.tensor([1.0 + rank, 2.0]), line, [Partial()], run_check=False)  # in all [3, 4]
+    return [*found, extra]
+
+
+def whole(parameter: torch.Tensor) -> torch.Tensor:
+    gradient = parameter.grad
+    assert gradient is not None
+    return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
+
+
+class Optimizer:
+    def __init__(self, parameters: list[torch.Tensor]) -> None:
+        self.param_groups = [{"params": parameters}]
+
+
+class Plugin:
+    def __init__(self) -> None:
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+
+
+def on_two(rank: int) -> dict[str, Any]:
+    parameters = spread(rank)
+    norm = clip_by_norm(parameters, 1.0)
+    clipped = [whole(parameter) for parameter in parameters]
+    by_value = spread(rank)
+    clip_by_value(by_value, 0.5)
+    found = {"norm": norm, "clipped": clipped, "by value": [whole(parameter) for parameter in by_value]}
+    plugin: Any = Plugin()
+    install_clipping(plugin)
+    for overflows in (False, True):
+        scaled = spread(rank)
+        if overflows and rank == 1:
+            scaled[0].grad.to_local().fill_(float("inf"))
+        optimizer: Any = Optimizer(scaled)
+        plugin.scaler.scale(torch.ones(()))  # makes its tensors
+        flags = plugin.scaler._unscale_grads_(optimizer, torch.tensor(0.25), torch.zeros(()), False)
+        found[f"flag {overflows}"] = [float(flag) for flag in flags.values()]
+        found[f"unscaled {overflows}"] = [whole(parameter) for parameter in scaled]
+    return found
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    return on_ranks(on_two)
+
+
+def reference() -> list[torch.Tensor]:
+    extra = torch.nn.Parameter(torch.zeros(2))
+    extra.grad = torch.tensor([3.0, 4.0])
+    return [*plain(), extra]
+
+
+def test_spread_gradients_are_clipped_as_whole_ones(ranks: list[dict[str, Any]]) -> None:
+    parameters = reference()
+    norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    assert norm > 5
+    for rank in ranks:
+        torch.testing.assert_close(rank["norm"], norm)
+        for ours, parameter in zip(rank["clipped"], parameters, strict=True):
+            torch.testing.assert_close(ours, parameter.grad)
+
+
+def test_values_are_cut(ranks: list[dict[str, Any]]) -> None:
+    parameters = reference()
+    torch.nn.utils.clip_grad_value_(parameters, 0.5)
+    for rank in ranks:
+        for ours, parameter in zip(rank["by value"], parameters, strict=True):
+            assert torch.equal(ours, parameter.grad)
+
+
+def test_an_overflow_on_one_rank_is_found_by_both(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["flag False"] == [0.0]
+        assert rank["flag True"] == [1.0]
+        for ours, parameter in zip(rank["unscaled False"], reference(), strict=True):
+            torch.testing.assert_close(ours, parameter.grad * 0.25)
+
+
+def test_without_ranks_it_is_torchs() -> None:
+    ours, theirs = plain(), plain()
+    torch.testing.assert_close(clip_by_norm(ours, 0.1), torch.nn.utils.clip_grad_norm_(theirs, 0.1))
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left.grad, right.grad)
+    small = plain()
+    clip_by_norm(small, 1e6)
+    assert all(torch.equal(left.grad, right.grad) for left, right in zip(small, plain(), strict=True))
+    assert global_norm([]) == 0

@@ -1,0 +1,212 @@
+"""FSDP on two real ranks is one process: losses, checkpoints, optimizer states, continuation; and each rank holds its share."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
+from ranks import on_ranks
+from sharding import NETS, adamw, fit, mean_losses, relative, same_format
+from torch import nn
+
+from lathe.checkpoints import read_checkpoint
+from lathe.errors import UserError
+from lathe.nets import recompute
+from lathe.optim import Muon
+from lathe.strategies.fsdp import FSDP, units
+
+
+def scaler() -> MixedPrecision:
+    return MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
+
+
+def muon(net: nn.Module) -> torch.optim.Optimizer:
+    roles = Muon.roles(net)
+    groups = [{"params": [p for n, p in net.named_parameters() if roles[n] == role], "role": role} for role in ("muon", "adamw")]
+    return Muon(groups, lr=0.02)
+
+
+def sgd(net: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+
+
+# name: (net, options of the strategy, options of the run)
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "mlp": ("mlp", {}, {}),
+    "resnet": ("resnet", {}, {"optimizer": sgd}),
+    "vit": ("vit", {}, {}),
+    "gpt": ("gpt", {}, {}),
+    "sharded": ("vit", {"checkpoint": "sharded"}, {}),
+    "replicas": ("mlp", {"replicas": 2}, {}),
+    "offload": ("mlp", {"cpu_offload": True}, {}),
+    "kept": ("mlp", {"reshard_after_forward": False}, {}),
+    "by size": ("linear", {"min_params": 10}, {}),
+    "by value": ("mlp", {}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+    "muon": ("mlp", {}, {"optimizer": muon}),
+    "fused": ("mlp", {}, {"optimizer": lambda net: adamw(net, fused=True)}),
+    "foreach": ("mlp", {}, {"optimizer": lambda net: adamw(net, foreach=True)}),
+    "sqrt": ("mlp", {}, {"before": lambda net: recompute.apply(net, "sqrt")}),
+}
+ROUNDED: dict[str, tuple[str, dict[str, Any], float]] = {
+    "bf16-mixed": ("resnet", {"precision": "bf16-mixed"}, 2e-2),
+    "16-mixed": ("mlp", {}, 2e-3),
+    "bf16-true": ("gpt", {"precision": "bf16-true"}, 5e-2),
+    "16-true": ("mlp", {"precision": "16-true", "optimizer": sgd}, 5e-3),
+    "64-true": ("mlp", {}, 1e-12),
+}
+PLUGINS = {"16-mixed": scaler, "64-true": DoublePrecision}
+
+
+def rounded(name: str) -> dict[str, Any]:
+    options = dict(ROUNDED[name][1])
+    if name in PLUGINS:
+        options["plugins"] = [PLUGINS[name]()]
+    return options
+
+
+def all_cases(rank: int, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    part = {"world": 2, "part": (rank, 2)}
+    for case, (name, settings, options) in CASES.items():
+        found[case] = fit(name, FSDP(**settings), save=folder / f"{case}.ckpt", **part, **options)
+    for case, (name, _, _) in ROUNDED.items():
+        found[case] = fit(name, FSDP(), **part, **rounded(case))
+    # the sharded one goes on as sharded, from the folder, and the full one from a single process's file
+    found["from folder"] = fit("vit", FSDP(), begin=4, steps=2, resume=folder / "sharded.ckpt", **part)
+    found["from one"] = fit("gpt", FSDP(checkpoint="sharded"), begin=4, steps=2, resume=folder / "one.ckpt", **part)
+    try:
+        fit("mlp", FSDP(), optimizer=lambda net: torch.optim.SGD(net.parameters(), lr=0.1, fused=True), **part)
+    except UserError as error:
+        found["refused"] = str(error)
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("fsdp")
+    fit("gpt", save=path / "one.ckpt")
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    return on_ranks(all_cases, folder, timeout=200)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_checkpoints_are_those_of_one_process(
+    ranks: list[dict[str, Any]], folder: Path, tmp_path: Path, case: str
+) -> None:
+    name, _, options = CASES[case]
+    one = fit(name, save=tmp_path / "one.ckpt", **options)
+    assert len(one["losses"]) == 8
+    assert len(set(one["losses"])) > 4
+    assert relative(mean_losses([rank[case] for rank in ranks]), one["losses"]) < 1e-5
+    theirs, ours = (read_checkpoint(path) for path in (tmp_path / "one.ckpt", folder / f"{case}.ckpt"))
+    assert same_format(ours["state_dict"], theirs["state_dict"])
+    assert same_format(ours["optimizer_states"], theirs["optimizer_states"])
+    for key, value in theirs["state_dict"].items():
+        torch.testing.assert_close(ours["state_dict"][key], value, rtol=1e-4, atol=2e-5)
+    for number, entry in theirs["optimizer_states"][0]["state"].items():
+        for key, value in entry.items():
+            torch.testing.assert_close(ours["optimizer_states"][0]["state"][number][key], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", ROUNDED)
+def test_precisions_follow_one_process(ranks: list[dict[str, Any]], case: str) -> None:
+    name, _, tolerance = ROUNDED[case]
+    one = fit(name, **rounded(case))
+    assert relative(mean_losses([rank[case] for rank in ranks]), one["losses"]) < tolerance
+
+
+@pytest.mark.parametrize(("case", "share"), [("mlp", 0.6), ("gpt", 0.6), ("resnet", 0.6), ("replicas", 1.0)])
+def test_a_rank_holds_its_share(ranks: list[dict[str, Any]], case: str, share: float) -> None:
+    one = fit(CASES[case][0], steps=1, **CASES[case][2])["held"]
+    for rank in ranks:
+        assert share - 0.2 < rank[case]["held"] / one <= share
+
+
+def test_a_single_process_continues(ranks: list[dict[str, Any]], folder: Path) -> None:
+    for case, name in (("gpt", "gpt"), ("sharded", "vit")):
+        straight = fit(name, steps=6)["losses"][8:]
+        path = folder / f"{case}.ckpt"
+        if path.is_dir():  # Lightning's own strategies read files
+            torch.save(read_checkpoint(path), folder / "plain.ckpt")
+            path = folder / "plain.ckpt"
+        assert relative(fit(name, begin=4, steps=2, resume=path)["losses"], straight) < 1e-6
+
+
+def test_ranks_continue_a_folder_and_a_file(ranks: list[dict[str, Any]]) -> None:
+    for case, name in (("from folder", "vit"), ("from one", "gpt")):
+        straight = fit(name, steps=6)["losses"][8:]
+        assert relative(mean_losses([rank[case] for rank in ranks]), straight) < 1e-6
+
+
+def test_a_fused_step_that_takes_no_shards_is_refused(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["refused"].startswith("optimizer.fused=true: the fused step of SGD takes no sharded parameters")
+
+
+def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
+    before = torch.distributed.is_initialized()
+    try:
+        one = fit("mlp", FSDP(checkpoint="sharded"), save=tmp_path / "last.ckpt")
+        with pytest.warns(UserWarning, match="shares the net out among processes, and there is one: it stays whole"):
+            again = fit("mlp", FSDP(), begin=4, steps=2, resume=tmp_path / "last.ckpt")
+    finally:
+        if not before and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+    straight = fit("mlp", steps=6)["losses"]
+    assert relative(one["losses"] + again["losses"], straight) < 1e-6
+
+
+def test_units_are_the_blocks_or_the_smallest_that_are_large_enough() -> None:
+    mlp = NETS["mlp"]()
+    assert units(mlp, 1) == list(mlp.blocks)
+    wide = nn.Linear(10, 10)
+    net = nn.Sequential(nn.Sequential(nn.Linear(2, 10), nn.Linear(10, 2)), wide, nn.ModuleList([nn.Linear(9, 5)]))
+    assert units(net, 100) == [wide]  # the others are too small, alone and together; a ModuleList has no forward
+    assert units(net, 50) == [net[0], wide, net[2][0]]
+    tied = nn.Sequential(wide, nn.Linear(10, 10), nn.Linear(10, 10))
+    tied[2].weight = wide.weight
+    assert units(tied, 50) == [tied[1]]  # a weight in two places stays in the root
+    assert units(tied, 10_000) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"replicas": 0}, r"^strategy\.replicas=0: give a whole number from 1\.$"),
+        ({"min_params": -1}, r"^strategy\.min_params=-1: give a whole number from 1\.$"),
+        ({"checkpoint": "shard"}, r"^strategy\.checkpoint='shard': did you mean sharded\?$"),
+    ],
+)
+def test_bad_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        FSDP(**settings)
+
+
+def odd_replicas(rank: int) -> str:
+    try:
+        fit("mlp", FSDP(replicas=3), world=2, part=(rank, 2))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def test_replicas_divide_the_processes() -> None:
+    sentence = "strategy.replicas=3 does not divide the 2 processes: take a number that does."
+    assert on_ranks(odd_replicas) == [sentence] * 2
+
+
+def four(rank: int) -> dict[str, Any]:
+    return fit("resnet", FSDP(replicas=2), world=4, part=(rank, 4), optimizer=sgd)
+
+
+@pytest.mark.slow
+def test_hybrid_sharding_on_four_ranks() -> None:
+    ranks = on_ranks(four, world=4, timeout=200)
+    one = fit("resnet", optimizer=sgd)
+    assert relative(mean_losses(ranks), one["losses"]) < 1e-5
+    assert max(rank["held"] for rank in ranks) / one["held"] <= 0.6

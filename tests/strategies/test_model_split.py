@@ -1,0 +1,107 @@
+"""One process, a net in parts: the numbers are those of the whole net, and what can't be placed is refused."""
+
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+from pipeline_case import adam, build, fit
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.strategies.model_split import ModelSplit, balance
+
+TWICE = ["cpu:0", "cpu:0"]
+
+
+@pytest.mark.parametrize("name", ["mlp", "resnet", "tied"])
+def test_losses_are_those_of_the_whole_net(name: str) -> None:
+    assert fit(name, ModelSplit(TWICE))["losses"] == fit(name)["losses"]
+
+
+def test_checkpoints_are_those_of_the_whole_net_and_continue(tmp_path: Path) -> None:
+    whole = fit("tied", folder=tmp_path / "whole", optimizer=adam, epochs=2)
+    fit("tied", ModelSplit(TWICE), folder=tmp_path / "first", optimizer=adam, max_steps=3)
+    split = torch.load(tmp_path / "first" / "last.ckpt", weights_only=True)
+    assert list(split["state_dict"]) == list(build("tied").state_dict())
+    continued = fit(
+        "tied", ModelSplit(TWICE), folder=tmp_path / "more", resume=tmp_path / "first" / "last.ckpt", optimizer=adam, epochs=2
+    )
+    assert continued["losses"] == whole["losses"][6:]
+
+
+def test_activations_move_between_the_devices() -> None:
+    """meta is a second device that every machine has: what is left there has moved, and nothing else."""
+    net = build("mlp")
+    strategy = ModelSplit(["cpu:0", "cpu:0", "cpu:0"], split=[2, 2, 1])
+    strategy.devices[1] = torch.device("meta")
+    seen: dict[str, str] = {}
+    for index, block in enumerate(net.blocks):
+        block.register_forward_hook(lambda module, args, out, index=index: seen.update({str(index): out.device.type}))
+
+    class Holder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+    strategy._lightning_module = strategy._model = Holder()  # type: ignore[assignment]
+    strategy.model_to_device()
+    assert {name: p.device.type for name, p in net.named_parameters() if p.device.type != "cpu"} == {
+        f"blocks.{i}.linear.{kind}": "meta" for i in (2, 3) for kind in ("weight", "bias")
+    }
+    with pytest.raises((RuntimeError, NotImplementedError)):  # from meta there is no way back
+        net(torch.zeros(2, 1, 4, 4))
+    assert seen == {"0": "cpu", "1": "cpu", "2": "meta", "3": "meta"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "parts", "extra", "largest"),
+    [
+        ([1, 1, 1, 1], 2, 0, 2),
+        ([1, 1, 1, 9], 2, 0, 9),
+        ([1, 1, 1, 1], 2, 2, 3),
+        ([5, 1, 1, 5, 2], 3, 0, 6),
+        ([1, 2, 3], 3, 100, 101),
+    ],
+)
+def test_the_fullest_device_is_as_empty_as_can_be(sizes: list[int], parts: int, extra: int, largest: int) -> None:
+    edges = balance(sizes, parts, extra)
+    assert (edges[0], edges[-1], len(edges)) == (0, len(sizes), parts + 1)
+    assert edges == sorted(set(edges))
+    assert max(sum(sizes[a:b]) + (0 if a else extra) for a, b in pairwise(edges)) == largest
+
+
+def test_a_split_by_hand() -> None:
+    net = build("mlp")
+    assert [len(part) for part in ModelSplit(TWICE, split=[4, 1])._plan(net)] == [4, 1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"devices": ["cpu:0"]}, "strategy.devices=[cpu:0] leaves nothing to split: name at least two devices, or use strategy=auto."),
+        ({"devices": ["cpu:0", "gpu:0"]}, "strategy.devices=[cpu:0,gpu:0]: gpu:0 is no device; write them as cuda:0 or cpu:0."),
+        ({"devices": ["cpu:0", "cuda:99"]}, r"strategy.devices=[cpu:0,cuda:99]: cuda:99 is not among the"),
+        ({"devices": TWICE, "split": [1]}, "strategy.split=[1]: give the number of blocks, from 1, for each of the 2 devices."),
+        ({"devices": TWICE, "split": [0, 5]}, "strategy.split=[0,5]: give the number of blocks, from 1, for each of the 2 devices."),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_refused(settings: dict[str, list[str]], sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        ModelSplit(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to take")
+def test_without_gpus_devices_have_to_be_named() -> None:
+    with pytest.raises(UserError, match=r"strategy\.devices=null takes every GPU of this machine and none is visible"):
+        ModelSplit()
+
+
+def test_nets_that_cannot_be_placed_are_refused() -> None:
+    with pytest.raises(UserError, match="strategy=model_split places a net's repeated blocks, and Flatten names no `blocks`"):
+        fit("mlp", ModelSplit(TWICE), net=nn.Flatten())
+    with pytest.raises(UserError, match=r"strategy\.devices names 6 devices, and MLP has 5 blocks"):
+        fit("mlp", ModelSplit(["cpu:0"] * 6))
+    with pytest.raises(UserError, match=r"strategy\.split=\[2,2\] places 4 blocks, and MLP has 5: make the sum 5\."):
+        fit("mlp", ModelSplit(TWICE, split=[2, 2]))

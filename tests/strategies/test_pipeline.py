@@ -1,0 +1,265 @@
+"""Two ranks, each with half of the net, give what one process gives; and what a pipeline can't do is refused."""
+
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pipeline_case import BATCH, adam, build, data, fit, plain, sgd
+from ranks import on_ranks
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+from lathe.strategies.pipeline import Pipeline
+from lathe.strategies.pipeline_cut import Cut
+from lathe.strategies.precision import precision_plugin
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-7}
+
+# name: (net, the strategy's settings, the fit's)
+LAWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "mlp gpipe": ("mlp", {}, {}),
+    "mlp 1f1b, clipped by value": ("mlp", {"schedule": "1f1b", "microbatches": 8}, {"clip": 0.01, "gradient_clip_algorithm": "value"}),
+    "resnet": ("resnet", {}, {"optimizer": adam}),
+    "tied interleaved": ("tied", {"schedule": "interleaved"}, {"optimizer": adam}),
+    "tied 1f1b": ("tied", {"schedule": "1f1b", "microbatches": 2}, {"accumulate": 4}),
+    "gpt": ("gpt", {"schedule": "1f1b"}, {"optimizer": adam}),
+    "vit": ("vit", {}, {"clip": None}),
+}  # fmt: skip
+FORMATS = {"bf16-mixed": 2e-2, "bf16-true": 3e-2, "16-mixed": 2e-3}
+
+
+def number_format(name: str) -> dict[str, Any]:
+    return precision_plugin(name, "cpu", init_scale=2.0**30) if name == "16-mixed" else {"precision": name}
+
+
+def strict() -> None:
+    """Nothing that a pipeline does warns; Lightning's gathering of a task's sums does."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", message=".*nn.functional.all_gather is deprecated.*")
+
+
+def all_cases(rank: int, folder: str) -> dict[str, Any]:
+    strict()
+    seen: dict[str, Any] = {}
+    for name, (net, settings, options) in LAWS.items():
+        done = fit(net, Pipeline(**settings), folder=Path(folder) / name, **options)
+        seen[name] = plain(done)
+    seen["held"] = [name for name, _ in done["task"].net.named_parameters()]
+    for name in FORMATS:
+        done = fit("tied", Pipeline(), **number_format(name))
+        scaler = getattr(done["trainer"].precision_plugin, "scaler", None)
+        seen[name] = {**plain(done), "scale": scaler and scaler.get_scale()}
+    last = Path(folder) / "tied interleaved" / "last.ckpt"
+    continuing = {"epochs": 2, "optimizer": adam}
+    seen["two epochs"] = plain(fit("tied", Pipeline(schedule="interleaved"), **continuing))
+    seen["continued"] = plain(
+        fit("tied", Pipeline(schedule="interleaved"), folder=Path(folder) / "more", resume=last, **continuing)
+    )
+    single = Path(folder) / "single" / "last.ckpt"
+    done = fit("tied", Pipeline(schedule="1f1b"), folder=Path(folder) / "other", resume=single, **continuing)
+    seen["from single"] = plain(done)
+    with torch.no_grad():
+        seen["outputs"] = done["task"].net(data("tied", 7)[0][0])  # a size that no number of micro-batches divides
+    return seen
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pipeline")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    fit("tied", folder=folder / "single", optimizer=adam)
+    return on_ranks(all_cases, str(folder), timeout=150)
+
+
+@pytest.fixture(scope="module")
+def single(folder: Path) -> dict[str, dict[str, Any]]:
+    return {name: fit(net, folder=folder / f"{name} in one", **options) for name, (net, _, options) in LAWS.items()}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_every_loss_is_that_of_one_process(ranks: list[dict[str, Any]], single: dict[str, Any], name: str) -> None:
+    one = single[name]
+    assert len(one["losses"]) == 6
+    for rank in ranks:
+        assert rank[name]["losses"] == pytest.approx(one["losses"], rel=1e-5)
+        assert rank[name]["validated"] == pytest.approx(one["validated"], rel=1e-5)
+        assert rank[name]["figures"] == pytest.approx(one["figures"], rel=1e-5)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_checkpoint_is_that_of_one_process(ranks: list[dict[str, Any]], single: Any, folder: Path, name: str) -> None:
+    many, one = (torch.load(folder / run / "last.ckpt", weights_only=True) for run in (name, f"{name} in one"))
+    assert many.keys() == one.keys()
+    assert list(many["state_dict"]) == list(one["state_dict"])
+    torch.testing.assert_close(
+        many["state_dict"], one["state_dict"], rtol=1e-5, atol=1e-5 if "optimizer" in LAWS[name][2] else 1e-6
+    )
+    ours, theirs = many["optimizer_states"][0], one["optimizer_states"][0]
+    assert ours["param_groups"] == theirs["param_groups"]
+    assert list(ours["state"]) == sorted(theirs["state"])
+    torch.testing.assert_close(ours["state"], {key: theirs["state"][key] for key in ours["state"]}, rtol=1e-4, atol=1e-6)
+
+
+def test_clipping_and_the_shared_weights_matter(single: dict[str, Any]) -> None:
+    """The laws above would hold for nothing if no gradient were clipped."""
+    for name in ("mlp 1f1b, clipped by value", "tied 1f1b"):
+        net, _, options = LAWS[name]
+        assert fit(net, **{**options, "clip": None})["losses"][-1] != pytest.approx(single[name]["losses"][-1], rel=1e-3)
+
+
+def test_a_stage_holds_its_blocks_and_the_ends_what_is_outside(ranks: list[dict[str, Any]]) -> None:
+    names = [name for name, _ in build("vit").named_parameters()]
+    assert ranks[0]["held"] == [name for name in names if not name.startswith(("blocks.1.", "blocks.2."))]
+    assert ranks[1]["held"] == [name for name in names if not name.startswith("blocks.0.")]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_number_formats(ranks: list[dict[str, Any]], name: str) -> None:
+    one = fit("tied", **number_format(name))
+    assert ranks[0][name]["losses"] == ranks[1][name]["losses"]
+    assert ranks[0][name]["losses"] == pytest.approx(one["losses"], rel=FORMATS[name])
+    assert ranks[0][name]["scale"] == ranks[1][name]["scale"]
+    if name == "16-mixed":  # the first steps overflow on some stage, and are left out on all
+        assert ranks[0][name]["scale"] == one["trainer"].precision_plugin.scaler.get_scale() < 2.0**30
+
+
+def test_a_continued_run_is_the_same_run(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["continued"]["losses"] == rank["two epochs"]["losses"][6:]
+        assert rank["continued"]["validated"] == rank["two epochs"]["validated"][1:]
+
+
+def test_runs_continue_across_strategies(ranks: list[dict[str, Any]], folder: Path) -> None:
+    whole = fit("tied", epochs=2, optimizer=adam)
+    assert ranks[0]["from single"]["losses"] == pytest.approx(whole["losses"][6:], rel=1e-5)
+    last = folder / "tied interleaved" / "last.ckpt"
+    back = fit("tied", epochs=2, optimizer=adam, resume=last, folder=folder / "back")
+    assert back["losses"] == pytest.approx(whole["losses"][6:], rel=1e-5)
+
+
+def test_calling_the_cut_net_gives_outputs_everywhere(ranks: list[dict[str, Any]], folder: Path) -> None:
+    net = build("tied")
+    net.load_state_dict(torch.load(folder / "other" / "last.ckpt", weights_only=True)["state_dict"])
+    net.eval()
+    for rank in ranks:
+        torch.testing.assert_close(rank["outputs"], net(data("tied", 7)[0][0]), rtol=1e-6, atol=1e-6)
+
+
+class NoEnter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    def leave(self, x: Tensor) -> Tensor:
+        return x
+
+
+class SharedBlock(NoEnter):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks[1].weight = self.blocks[0].weight
+
+    def enter(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize(
+    ("net", "sentence"),
+    [
+        (nn.Linear(2, 2), "strategy=pipeline cuts a net between its repeated blocks, and Linear names no `blocks`: use strategy=ddp"),
+        (NoEnter(), "NoEnter has no `enter` for what is before them: add that method, or use strategy=ddp or fsdp."),
+        (SharedBlock(), "strategy.stages cuts between two uses of the weight blocks.0.weight, which a pipeline can't share"),
+    ],
+)  # fmt: skip
+def test_nets_that_cannot_be_cut_are_refused(net: nn.Module, sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        Cut(net, 2, 0, 1)
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    with pytest.raises(UserError, match=r"strategy\.stages=3 x strategy\.slices=2 needs at least 6 blocks, and MLP has 5"):
+        Cut(build("mlp"), 3, 0, 2)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_middle_stage_holds_nothing_outside_the_blocks(stage: int) -> None:
+    cut = Cut(build("tied"), 3, stage, 1)
+    blocks = {0: [0], 1: [1], 2: [2, 3]}[stage]
+    outside = [] if stage == 1 else ["shift", "embed.weight", "norm.weight", "norm.bias"]
+    own = {f"blocks.{i}.0.{kind}" for i in blocks for kind in ("weight", "bias")}
+    assert {name for name, _ in cut.net.named_parameters()} == own.union(outside)
+    optimizer = cut.make_optimizer(sgd, cut.net)
+    whole = sgd(build("tied"))
+    assert [len(group) for group in cut.groups] == [len(group["params"]) for group in whole.param_groups]
+    assert [group["name"] for group in optimizer.param_groups] == ["decay", "no_decay"]
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in cut.net.parameters()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"schedule": "1f2b"}, "strategy.schedule='1f2b': did you mean 1f1b?"),
+        ({"microbatches": 0}, "strategy.microbatches=0: give a whole number from 1, or null."),
+        ({"slices": 2.5}, "strategy.slices=2.5: give a whole number from 1."),
+        ({"schedule": "interleaved", "slices": 1}, "strategy.slices=1: strategy.schedule=interleaved needs at least 2; or use 1f1b."),
+    ],
+)  # fmt: skip
+def test_impossible_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=re.escape(sentence)):
+        Pipeline(**settings)
+
+
+def refusals(rank: int) -> dict[str, str]:
+    warnings.simplefilter("error")
+    compiled = build("mlp")
+    compiled.compile(backend="eager")
+    cases: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+        "batch": ("mlp", {"microbatches": 3}, {}),
+        "1f1b": ("mlp", {"schedule": "1f1b", "microbatches": 1}, {}),
+        "1f1b batchnorm": ("resnet", {"schedule": "1f1b"}, {}),
+        "interleaved": ("mlp", {"schedule": "interleaved", "microbatches": 5}, {}),
+        "one stage": ("mlp", {"stages": 1, "data": 2}, {}),
+        "product": ("mlp", {"stages": 3}, {}),
+        "precision": ("mlp", {}, {"precision": "16-true"}),
+        "compile": ("mlp", {}, {"net": compiled}),
+    }
+    said = {}
+    for name, (net, settings, options) in cases.items():
+        try:
+            fit(net, Pipeline(**settings), **options)
+        except UserError as error:
+            said[name] = str(error)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit("resnet", Pipeline(microbatches=2), max_steps=1)
+    said["batchnorm"] = "\n".join(str(w.message) for w in caught if "BatchNorm" in str(w.message))
+    return said
+
+
+def test_what_cannot_work_is_refused_on_all_ranks() -> None:
+    first, second = on_ranks(refusals)
+    warned = first.pop("batchnorm")
+    assert second.pop("batchnorm") == ""  # said once
+    assert warned == "strategy.microbatches=2: BatchNorm sees one micro-batch at a time, so the result depends on this number."
+    assert first == second
+    assert first == {
+        "batch": f"This batch gives each replica {BATCH} samples, which do not divide into strategy.microbatches=3: choose a divisor "
+        f"of {BATCH}.",
+        "1f1b": "strategy.microbatches=1: strategy.schedule=1f1b needs at least strategy.stages=2; raise it, or "
+        "use strategy.schedule=gpipe.",
+        "1f1b batchnorm": "strategy.microbatches=1 (null is 1 for CifarResNet, which has BatchNorm): strategy.schedule=1f1b needs at least "
+        "strategy.stages=2; raise it, or use strategy.schedule=gpipe.",
+        "interleaved": "strategy.microbatches=5: strategy.schedule=interleaved runs them in 2 equal rounds; use a multiple of "
+        "strategy.stages=2.",
+        "one stage": "strategy.stages=1 on 2 processes leaves nothing to cut: give at least 2 stages, or use strategy=ddp.",
+        "product": "strategy.data=1 x strategy.stages=3 needs 3 processes, but trainer.devices x trainer.num_nodes = 2: "
+        "change one of these keys.",
+        "precision": "precision=16-true: strategy=pipeline takes 32-true, 16-mixed, bf16-mixed, bf16-true.",
+        "compile": "compile.enabled=true compiles the whole net, which strategy=pipeline cuts: add compile.regional=true.",
+    }  # fmt: skip

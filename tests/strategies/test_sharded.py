@@ -1,0 +1,91 @@
+"""Law 3 for strategies that spread a net: a run that died within an epoch and was continued ends with the same weights, bit for bit."""
+
+import inspect
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import config, new_run, rows
+from lightning.pytorch import Callback, Trainer
+from ranks import on_ranks
+from torch.distributed.fsdp import fully_shard
+
+import lathe.run
+from lathe.checkpoints import read_checkpoint
+from lathe.errors import UserError
+from lathe.nets import MLP
+from lathe.strategies.fsdp import FSDP
+from lathe.strategies.sharded import ShardedStrategy
+from lathe.strategies.tensor import Tensor
+
+TRAIN = ("model=mlp", "model.net.width=16", "model.net.depth=3", "model.net.dropout=0.2", "trainer.accelerator=cpu", "trainer.devices=2",
+         "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.max_epochs=2", "data.batch_size=64",
+         "trainer.limit_train_batches=7", "trainer.limit_val_batches=1", "trainer.log_every_n_steps=1", "trainer.gradient_clip_val=0.5",
+         "callbacks.checkpoint.every_n_train_steps=2", "callbacks.throughput=null", "optimizer=adamw", "test=false")  # fmt: skip
+STRATEGIES = {"full": "strategy=fsdp", "sharded": "strategy=fsdp strategy.checkpoint=sharded", "tensor": "strategy=tensor"}
+
+
+class Died(Exception):
+    pass
+
+
+class Death(Callback):
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        if trainer.global_step == 11:  # in the second epoch, one step after a checkpoint
+            raise Died
+
+
+def through(rank: int, configs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
+    make = lathe.run.make_callbacks
+    for whole, cut in configs.values():
+        lathe.run.train(whole)
+        lathe.run.make_callbacks = lambda cfg, task: [*make(cfg, task), Death()]
+        with suppress(Died):
+            lathe.run.train(cut)
+        lathe.run.make_callbacks = make
+        lathe.run.train(cut)
+
+
+def test_a_death_within_an_epoch_changes_nothing(tmp_path: Path) -> None:
+    configs = {
+        name: (
+            new_run(tmp_path / name / "whole", *TRAIN, *typed.split()),
+            new_run(tmp_path / name / "cut", *TRAIN, *typed.split()),
+        )
+        for name, typed in STRATEGIES.items()
+    }
+    on_ranks(through, configs, timeout=200)
+    for whole, cut in configs.values():
+        one, two = Path(whole["paths"]["run_dir"]), Path(cut["paths"]["run_dir"])
+        assert [row["step"] for row in rows(two)] == [row["step"] for row in rows(one)]
+        for name in ("best", "last"):
+            ours, theirs = (read_checkpoint(folder / "checkpoints" / f"{name}.ckpt") for folder in (two, one))
+            assert ours["global_step"] == theirs["global_step"]
+            assert ours["state_dict"].keys() == theirs["state_dict"].keys()
+            assert all(torch.equal(ours["state_dict"][key], value) for key, value in theirs["state_dict"].items())
+        assert ours["global_step"] == 14
+
+
+def test_a_net_that_is_spread_already_is_refused() -> None:
+    on_ranks(spread_twice)
+
+
+def spread_twice(rank: int) -> None:
+    strategy = FSDP()
+
+    class Task(torch.nn.Module):
+        net = fully_shard(MLP(width=4, depth=2, channels=1, image_size=2, num_classes=2))
+
+    with pytest.raises(UserError, match="strategy=fsdp is given a net that is spread over devices already: build it afresh"):
+        strategy.shard(Task())  # type: ignore[arg-type]
+
+
+def test_its_configurations_name_every_option() -> None:
+    for name, kind in (("fsdp", FSDP), ("tensor", Tensor)):
+        assert issubclass(kind, ShardedStrategy)
+        keys = set(config(f"strategy={name}")["strategy"]) - {"_target_", "processes"}
+        assert keys == set(inspect.signature(kind).parameters)
+        defaults = {key: value.default for key, value in inspect.signature(kind).parameters.items()}
+        assert {key: config(f"strategy={name}")["strategy"][key] for key in keys} == defaults

@@ -1,0 +1,146 @@
+"""Tensor parallelism on real ranks is one process, with and without sequence parallelism, alone and over data replicas."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
+from ranks import on_ranks
+from sharding import adamw, fit, mean_losses, relative, same_format
+
+from lathe.checkpoints import read_checkpoint
+from lathe.errors import UserError
+from lathe.strategies.tensor import Tensor
+
+# name: (net, options of the strategy, options of the run)
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "mlp": ("mlp", {}, {}),
+    "deep_mlp": ("deep_mlp", {}, {}),
+    "vit": ("vit", {}, {}),
+    "gpt": ("gpt", {}, {}),
+    "untied": ("untied", {"sequence_parallel": False}, {}),
+    "sharded": ("gpt", {"checkpoint": "sharded"}, {}),
+    "by value": ("gpt", {}, {"gradient_clip_val": 0.01, "gradient_clip_algorithm": "value"}),
+}
+ROUNDED: dict[str, tuple[dict[str, Any], float]] = {
+    "bf16-mixed": ({"precision": "bf16-mixed"}, 2e-2),
+    "16-mixed": ({}, 2e-3),
+    "bf16-true": ({"precision": "bf16-true"}, 5e-2),
+    "64-true": ({}, 1e-12),
+}
+
+
+def rounded(name: str) -> dict[str, Any]:
+    options = dict(ROUNDED[name][0])
+    if name == "16-mixed":
+        options["plugins"] = [MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))]
+    if name == "64-true":
+        options["plugins"] = [DoublePrecision()]
+    return options
+
+
+def refusal(name: str, strategy: Tensor, **options: Any) -> str:
+    try:
+        fit(name, strategy, world=2, **options)
+    except UserError as error:
+        return str(error)
+    return "not refused"
+
+
+def all_cases(rank: int, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for case, (name, settings, options) in CASES.items():
+        found[case] = fit(name, Tensor(**settings), world=2, save=folder / f"{case}.ckpt", **options)
+    for case in ROUNDED:
+        found[case] = fit("gpt", Tensor(), world=2, **rounded(case))
+    found["from folder"] = fit("gpt", Tensor(), world=2, begin=4, steps=2, resume=folder / "sharded.ckpt")
+    found["from one"] = fit("gpt", Tensor(), world=2, begin=4, steps=2, resume=folder / "one.ckpt")
+    found["refused"] = {
+        "plan": refusal("resnet", Tensor()),
+        "sizes": refusal("gpt", Tensor(tensor=2, data=2)),
+        "foreach": refusal("gpt", Tensor(), optimizer=lambda net: adamw(net, foreach=True)),
+    }
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tensor")
+    fit("gpt", save=path / "one.ckpt")
+    return path
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path) -> list[dict[str, Any]]:
+    return on_ranks(all_cases, folder, timeout=200)
+
+
+def check(ranks: list[dict[str, Any]], path: Path, one_path: Path, case: str, name: str, options: dict[str, Any]) -> None:
+    one = fit(name, save=one_path, **options)
+    assert len(one["losses"]) == 8
+    assert relative(mean_losses([rank[case] for rank in ranks]), one["losses"]) < 1e-5
+    theirs, ours = read_checkpoint(one_path), read_checkpoint(path)
+    assert same_format(ours["state_dict"], theirs["state_dict"])
+    assert same_format(ours["optimizer_states"], theirs["optimizer_states"])
+    for key, value in theirs["state_dict"].items():
+        torch.testing.assert_close(ours["state_dict"][key], value, rtol=1e-4, atol=2e-5)
+    for number, entry in theirs["optimizer_states"][0]["state"].items():
+        for key, value in entry.items():
+            torch.testing.assert_close(ours["optimizer_states"][0]["state"][number][key], value, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_losses_and_checkpoints_are_those_of_one_process(
+    ranks: list[dict[str, Any]], folder: Path, tmp_path: Path, case: str
+) -> None:
+    check(ranks, folder / f"{case}.ckpt", tmp_path / "one.ckpt", case, CASES[case][0], CASES[case][2])
+    assert ranks[0][case]["losses"] == ranks[1][case]["losses"]  # one replica: the same batch, the same loss
+
+
+@pytest.mark.parametrize("case", ROUNDED)
+def test_precisions_follow_one_process(ranks: list[dict[str, Any]], case: str) -> None:
+    assert relative(mean_losses([rank[case] for rank in ranks]), fit("gpt", **rounded(case))["losses"]) < ROUNDED[case][1]
+
+
+def test_a_rank_holds_its_share(ranks: list[dict[str, Any]]) -> None:
+    one = fit("untied", steps=1)["held"]
+    for rank in ranks:
+        assert 0.5 < rank["untied"]["held"] / one < 0.62  # norms, biases of row layers and positions are on both
+
+
+def test_it_is_continued_here_and_there(ranks: list[dict[str, Any]], folder: Path) -> None:
+    straight = fit("gpt", steps=6)["losses"][8:]
+    for case in ("from folder", "from one"):
+        assert relative(mean_losses([rank[case] for rank in ranks]), straight) < 1e-6
+    assert relative(fit("gpt", begin=4, steps=2, resume=folder / "gpt.ckpt")["losses"], straight) < 1e-6
+
+
+def test_what_can_not_be_is_refused(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        refused = rank["refused"]
+        assert refused["plan"].startswith("strategy=tensor cuts a net by its `tensor_plan`, and CifarResNet declares none")
+        assert (
+            "strategy.tensor=2 x strategy.data=2" in refused["sizes"] or "strategy.data=2 x strategy.tensor=2" in refused["sizes"]
+        )
+        assert refused["foreach"].startswith("optimizer.foreach=true updates all tensors in one call, but under strategy=tensor")
+
+
+FOUR = {"2d": {"data": 2}, "replicated": {"data": 2, "fsdp": False}, "2d sharded": {"data": 2, "checkpoint": "sharded"}}
+
+
+def four(rank: int, folder: Path) -> dict[str, Any]:
+    part = (rank // 2, 2)
+    return {
+        f"{name} {case}": fit(name, Tensor(**settings), world=4, part=part, save=folder / f"{name} {case}.ckpt")
+        for case, settings in FOUR.items()
+        for name in ("gpt", "vit")
+    }
+
+
+@pytest.mark.slow
+def test_over_data_replicas_on_four_ranks(tmp_path: Path) -> None:
+    ranks = on_ranks(four, tmp_path, world=4, timeout=400)
+    for case in FOUR:
+        for name in ("gpt", "vit"):
+            check(ranks, tmp_path / f"{name} {case}.ckpt", tmp_path / "one.ckpt", f"{name} {case}", name, {})

@@ -1,0 +1,66 @@
+"""A plan's patterns and words are checked before anything is cut."""
+
+from typing import Any
+
+import pytest
+import torch
+from sharding import NETS
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.strategies.tensor_plan import WORDS, _DividesBy, check_limits, plan_of
+
+
+class Planned(nn.Module):
+    def __init__(self, plan: Any) -> None:
+        super().__init__()
+        self.tensor_plan, self.tensor_limits = plan, {"model.net.heads": 3}
+        self.stem = nn.Linear(2, 2)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])
+
+
+def test_stars_stand_for_one_part_of_a_name() -> None:
+    plan = {"stem": "gather", "blocks.*.0": "column"}
+    assert plan_of(Planned(plan)) == {"stem": "gather", "blocks.0.0": "column", "blocks.1.0": "column"}
+
+
+@pytest.mark.parametrize("name", ["mlp", "deep_mlp", "vit", "gpt"])
+def test_the_nets_own_plans_fit(name: str) -> None:
+    words = plan_of(NETS[name]())
+    assert set(words.values()) <= set(WORDS)
+    assert any(key.startswith("blocks.") for key in words)
+
+
+@pytest.mark.parametrize(
+    ("plan", "sentence"),
+    [
+        (None, "strategy=tensor cuts a net by its `tensor_plan`, and Planned declares none: use strategy=fsdp, or declare one."),
+        ({"blocks.*.1": "row"}, "Planned.tensor_plan['blocks.*.1'] fits no module of the net: correct the pattern."),
+        (
+            {"*": "row", "blocks.0.*.x": "row"},
+            "Planned.tensor_plan['blocks.0.*.x'] fits no module of the net: correct the pattern.",
+        ),
+        ({"stem": "colum"}, "Planned.tensor_plan['stem']='colum': did you mean column?"),
+    ],
+)
+def test_a_wrong_plan_is_refused(plan: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        plan_of(Planned(plan))
+    assert str(caught.value) == sentence
+
+
+def test_limits_divide() -> None:
+    check_limits(Planned({}), 3)
+    with pytest.raises(
+        UserError, match=r"^model\.net\.heads=3 does not divide by strategy\.tensor=2: choose a multiple of 2, or"
+    ):
+        check_limits(Planned({}), 2)
+
+
+def test_a_sequence_divides() -> None:
+    hook = _DividesBy(2)
+    hook(nn.Identity(), (), torch.ones(1, 4, 3))
+    with pytest.raises(
+        UserError, match=r"^strategy\.sequence_parallel=true: a sequence of 5 tokens does not divide by strategy\.tensor=2"
+    ):
+        hook(nn.Identity(), (), torch.ones(1, 5, 3))
