@@ -6,6 +6,7 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from lathe.errors import Stopped, UserError
@@ -76,3 +77,20 @@ def never_begins(cfg: dict[str, Any]) -> None:
 
 def reads(cfg: dict[str, Any]) -> dict[str, Any]:
     return cfg
+
+
+def hangs(cfg: dict[str, Any]) -> str:
+    """Sums ones with the others, but a rank sleeps through the third sum at the first starts, `cfg["hangs"]` times."""
+    import torch
+
+    note = Path(cfg["folder"], "starts")
+    trainer = SimpleNamespace(global_step=0)
+    if _rank() == cfg["rank"]:
+        start = len(note.read_text()) if note.exists() else 0
+        note.write_text("x" * (start + 1))
+    for step in range(4):
+        trainer.global_step = step
+        if step == 2 and _rank() == cfg["rank"] and start < cfg["hangs"]:
+            time.sleep(600)
+        torch.distributed.all_reduce(torch.ones(1))
+    return f"{trainer.global_step + 1} steps"

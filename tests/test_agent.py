@@ -1,12 +1,13 @@
 """Jobs in this process or in real workers under torch's elastic agent; what a worker meets arrives as one sentence."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lathe.agent import call, execute
+from lathe.agent import call, check_options, execute
 from lathe.errors import Stopped, UserError
 from lathe.telling import FULL_ERROR
 
@@ -20,11 +21,16 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def cfg(tmp_path: Path) -> dict[str, Any]:
-    return {"folder": str(tmp_path), "paths": {"run_dir": "logs/x"}}
+    return {
+        "folder": str(tmp_path),
+        "paths": {"run_dir": "logs/x"},
+        "trainer": {"accelerator": "cpu", "devices": 1, "num_nodes": 1},
+    }
 
 
-def options(restarts: int = 0) -> dict[str, Any]:
-    return {"max_restarts": restarts, "monitor_interval": 0.05}
+def options(restarts: int = 0, **others: Any) -> dict[str, Any]:
+    return {"max_restarts": restarts, "monitor_interval": 0.05, "timeout": 60.0, "nodes": 1, "endpoint": None, "id": None,
+            "join_timeout": 60, "last_call_timeout": 1, "numa": "none", **others}  # fmt: skip
 
 
 def test_one_process_is_this_one(cfg: dict[str, Any]) -> None:
@@ -39,10 +45,18 @@ def test_a_mistake_in_this_process_passes_through(cfg: dict[str, Any]) -> None:
         execute("jobs:mistake_everywhere", cfg, 1, options())
 
 
-@pytest.mark.parametrize("value", [-1, 1.5, "many", None])
-def test_restarts_are_a_number(cfg: dict[str, Any], value: Any) -> None:
+@pytest.mark.parametrize("value", [-1, 1.5, "many", None, True])
+def test_restarts_are_a_number(value: Any) -> None:
     with pytest.raises(UserError, match=r"^launch\.max_restarts=.*: give a whole number from 0\.$"):
-        execute("jobs:describe", cfg, 1, options(value))
+        check_options(options(value))
+
+
+@pytest.mark.parametrize("key", ["timeout", "monitor_interval", "join_timeout", "last_call_timeout"])
+@pytest.mark.parametrize("value", [0, -1.0, "long", None, True])
+def test_limits_are_seconds(key: str, value: Any) -> None:
+    with pytest.raises(UserError) as caught:
+        check_options(options(**{key: value}))
+    assert str(caught.value) == f"launch.{key}={value!r}: give a number of seconds above 0."
 
 
 def test_call_finds_a_function_by_name() -> None:
@@ -100,3 +114,23 @@ def test_restarts_are_counted(cfg: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^rank 0 died \(SIGKILL\) and launch\.max_restarts=1 leaves no restart"):
         execute("jobs:killed", {**cfg, "deaths": 9}, 1, options(restarts=1))
     assert (tmp_path / "starts").read_text() == "xx"
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_rank_that_hangs_is_ended_with_who_waited_where(cfg: dict[str, Any], rank: int) -> None:
+    began = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        execute("jobs:hangs", {**cfg, "rank": rank, "hangs": 9}, 2, options(timeout=1.0))
+    assert str(caught.value) == (
+        f"rank {1 - rank} waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank {rank} did not come (if it was only "
+        "slow, raise launch.timeout), and launch.max_restarts=0 leaves no restart: continue with resume=logs/x, or set launch.max_restarts."
+    )
+    assert time.monotonic() - began < 60  # it would have slept for ten minutes
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_started_again(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert execute("jobs:hangs", {**cfg, "rank": 1, "hangs": 1}, 2, options(restarts=2, timeout=1.0)) == "4 steps"
+    assert (tmp_path / "starts").read_text() == "xx"
+    told = "rank 0 waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank 1 did not come: restart 1 of 2, from the last"
+    assert told in capfd.readouterr().out

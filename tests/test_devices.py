@@ -88,5 +88,5 @@ def test_an_outer_launcher_has_to_agree() -> None:
 
 
 def test_several_machines_need_an_outer_launcher() -> None:
-    with pytest.raises(UserError, match=r"^trainer\.num_nodes=2: start a run on several machines with torchrun or srun"):
+    with pytest.raises(UserError, match=r"^trainer\.num_nodes=2: start a run on several machines with launch\.nodes=2, or"):
         count_processes(cfg("cpu", 1, nodes=2))

@@ -91,7 +91,7 @@ def test_paths_are_whole_so_that_a_run_can_be_used_from_anywhere(
         (("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=33"),
          "data.batch_size=33 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 2: choose a multiple of 2."),
         (("trainer.accelerator=cpu", "trainer.devices=999"), "trainer.devices=999 asks for 999 processes"),
-        (("trainer.num_nodes=2",), "trainer.num_nodes=2: start a run on several machines with torchrun or srun"),
+        (("trainer.num_nodes=2",), "trainer.num_nodes=2: start a run on several machines with launch.nodes=2, or with torchrun or srun"),
         (("launch.max_restarts=-1",), "launch.max_restarts=-1: give a whole number from 0."),
         (("resume=nowhere",), "resume=nowhere: there is no such directory"),
         (("resume=/tmp",), "resume=/tmp is not a run directory"),
@@ -225,7 +225,7 @@ class Wire:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.box: list[Any] = []
         monkeypatch.setattr(Outer, "send", lambda outer, cfg: self.box.append(cfg))
-        monkeypatch.setattr(Outer, "receive", lambda outer: self.box[-1])
+        monkeypatch.setattr(Outer, "receive", lambda outer, typed: self.box[-1])
         self.patch = monkeypatch
 
     def rank(self, rank: int, launch_id: str = "torchrun:1", restarted: bool = False) -> None:

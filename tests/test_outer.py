@@ -76,11 +76,20 @@ def test_srun_and_where_its_ranks_meet(environment: Any) -> None:
     assert int(os.environ["MASTER_PORT"]) == port
 
 
+def test_srun_has_to_say_how_many_tasks_a_node_has(environment: Any) -> None:
+    environment(**{key: value for key, value in SLURM.items() if key != "SLURM_NTASKS_PER_NODE"})
+    with pytest.raises(UserError, match=r"^srun was given --ntasks alone: give --nodes and --ntasks-per-node in its place\.$"):
+        detect_outer()
+
+
 @pytest.mark.parametrize("change", [{"SLURM_NTASKS": "1"}, {"SLURM_JOB_NAME": "bash"}, {"SLURM_JOB_NAME": "interactive"}])
 def test_a_command_typed_inside_an_allocation_is_a_run_by_hand(environment: Any, change: dict[str, str]) -> None:
     environment(**{**SLURM, **change})
     assert detect_outer() is None
     assert "MASTER_ADDR" not in os.environ
+
+
+TYPED = {"trainer": {"accelerator": "cpu", "devices": 2}, "launch": {"timeout": 30.0}}
 
 
 def exchange(rank: int) -> dict[str, Any]:
@@ -89,10 +98,10 @@ def exchange(rank: int) -> dict[str, Any]:
     torch.distributed.destroy_process_group()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", os.environ["TEST_PORT"]
     if rank == 0:
-        mine = {"lr": 0.1, "list": [1, {"a": None}], "rank": 0}
+        mine = {"lr": 0.1, "list": [1, {"a": None}], "rank": 0, **TYPED}
         outer.send(mine)
         return mine
-    return outer.receive()
+    return outer.receive({"lr": 0.2, **TYPED})
 
 
 def test_rank_0s_configuration_reaches_all(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +111,7 @@ def test_rank_0s_configuration_reaches_all(monkeypatch: pytest.MonkeyPatch) -> N
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
     first, second = on_ranks(exchange_at, port)
-    assert first == second == {"lr": 0.1, "list": [1, {"a": None}], "rank": 0}
+    assert first == second == {"lr": 0.1, "list": [1, {"a": None}], "rank": 0, **TYPED}
 
 
 def exchange_at(rank: int, port: int) -> dict[str, Any]:

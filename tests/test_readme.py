@@ -35,7 +35,8 @@ SKIPPED = {
 # What is added to keep a command short.
 ADDED = {
     "python train.py model=mlp model.net.width=512": ["trainer.max_epochs=2"],
-    "python train.py strategy=ddp": ["trainer.max_epochs=1"],
+    "python train.py strategy=fsdp": ["trainer.max_epochs=1"],
+    "python train.py strategy=tensor": ["trainer.max_epochs=1"],
     "python train.py precision=bf16-mixed compile=default": ["trainer.max_epochs=1", "model=mlp", "model.net.width=4"],
     "python train.py 'logger=": ["trainer.max_epochs=2", "model.net.width=4"],
     "python train.py -m model=mlp,resnet20": ["trainer.max_epochs=1"],

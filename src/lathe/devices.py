@@ -5,15 +5,18 @@ from typing import Any
 
 from lathe.config import CPU_PROCESSES_PER_CORE, require
 from lathe.errors import UserError
+from lathe.nodes import Nodes
 from lathe.outer import Outer
 
 
-def count_processes(cfg: dict[str, Any], outer: Outer | None = None) -> int:
+def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Nodes | None = None) -> int:
     """How many processes this node runs for `trainer.devices`.
 
     Raises:
-        UserError: more devices are asked for than there are, or an accelerator that is not there.
+        UserError: more devices are asked for than there are, an accelerator that is not there, or numbers of machines that contradict
+            each other.
     """
+    nodes = nodes or Nodes()
     trainer = cfg["trainer"]
     accelerator, devices = trainer["accelerator"], trainer["devices"]
     several = len(devices) if isinstance(devices, list) else devices
@@ -34,7 +37,7 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None) -> int:
             )
             there = 1
         elif accelerator == "auto" and not there:
-            return count_processes({**cfg, "trainer": {**trainer, "accelerator": "cpu"}}, outer)
+            return count_processes({**cfg, "trainer": {**trainer, "accelerator": "cpu"}}, outer, nodes)
         require(there > 0, f"trainer.accelerator={accelerator}: no GPU is visible here; use trainer.accelerator=cpu or auto.")
         several = there if several in ("auto", -1) else several
         require(
@@ -44,12 +47,16 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None) -> int:
             require(all(isinstance(index, int) and 0 <= index < there for index in devices),
                     f"trainer.devices={devices} names a GPU that is not here: give numbers from 0 to {there - 1}.")  # fmt: skip
     if outer is not None:
-        nodes, local = int(trainer["num_nodes"]), int(several)
-        require(outer.world_size == local * nodes,
-                f"trainer.devices x trainer.num_nodes = {local * nodes}, but the launcher started {outer.world_size} processes: make them "
-                "equal.")  # fmt: skip
-    elif int(trainer["num_nodes"]) > 1:
+        machines, local = int(trainer["num_nodes"]), int(several)
+        require(outer.world_size == local * machines,
+                f"trainer.devices x trainer.num_nodes = {local * machines}, but the launcher started {outer.world_size} processes: make "
+                "them equal.")  # fmt: skip
+    elif int(trainer["num_nodes"]) not in (1, nodes.most):
         raise UserError(
-            f"trainer.num_nodes={trainer['num_nodes']}: start a run on several machines with torchrun or srun on each of them."
+            f"trainer.num_nodes={trainer['num_nodes']}: start a run on several machines with launch.nodes={trainer['num_nodes']}, or "
+            "with torchrun or srun on each of them."
         )
-    return 1 if cfg["strategy"].get("processes") == "one" else int(several)
+    one = cfg["strategy"].get("processes") == "one"
+    require(not (one and nodes.several), f"launch.nodes={nodes.most} and a strategy that drives all devices from one process exclude each "
+                                         "other: use strategy=ddp or another with a process per device.")  # fmt: skip
+    return 1 if one else int(several)

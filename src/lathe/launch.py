@@ -16,11 +16,12 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from lathe import rundir
-from lathe.agent import call, execute
+from lathe.agent import call, check_options, execute
 from lathe.config import check_types, check_values, differences, require, resolve
 from lathe.devices import count_processes
 from lathe.errors import Stopped, UserError
 from lathe.mesh import data_replicas
+from lathe.nodes import Nodes, arriving, read_nodes
 from lathe.outer import Outer, detect_outer
 from lathe.telling import one_sentence, tell
 
@@ -46,40 +47,61 @@ def launch(cfg: DictConfig, job: str) -> Any:
 
 
 def _launch(cfg: DictConfig, job: str) -> Any:
-    outer = detect_outer()
-    require(outer is None or HydraConfig.get().mode != RunMode.MULTIRUN,
-            "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside.")  # fmt: skip
     for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
         cfg.paths[key] = os.path.abspath(str(cfg.paths[key]))
     typed = resolve(cfg)
     check_typed(typed)
+    check_options(typed["launch"])
+    outer = detect_outer()
+    nodes = read_nodes(typed["launch"], outer)
+    outer = None if nodes.several else outer  # srun's task on each node is that node's agent
+    _check_sweep(outer, nodes)
     if outer is not None and outer.rank != 0:
         with outer:
-            return call(job, outer.receive())
-    run, resolved = _find_run(typed, outer)
-    check_values(resolved)
-    processes = count_processes(resolved, outer)
-    check_batch_size(resolved, outer.world_size if outer else processes)
-    if run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT):
-        print(f"{run.path} is complete; raise trainer.max_epochs to train it further.")
-        return run.result.get("objective")
-    fresh = run is None
-    if run is None:
-        resolved["resume"] = None
-        typed_words = [item for item in _typed() if _key(item) != "resume"]
-        run = rundir.create(Path(resolved["paths"]["log_dir"]), resolved, typed_words, outer.launch_id if outer else None)
+            return call(job, outer.receive(typed))
+    log_dir = Path(typed["paths"]["log_dir"])
+    with arriving(log_dir) if nodes.launch_id else nullcontext():  # the first node makes the directory that the others find
+        run, resolved = _find_run(typed, outer, nodes)
+        check_values(resolved)
+        processes = count_processes(resolved, outer, nodes)
+        for count in range(nodes.least, nodes.most + 1):
+            check_batch_size(resolved, outer.world_size if outer else processes * count)
+        if run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT):
+            print(f"{run.path} is complete; raise trainer.max_epochs to train it further.")
+            return run.result.get("objective")
+        fresh = run is None
+        if run is None:
+            resolved["resume"] = None
+            typed_words = [item for item in _typed() if _key(item) != "resume"]
+            run = rundir.create(log_dir, resolved, typed_words, outer.launch_id if outer else nodes.launch_id)
     try:
-        with run.locked(), outer or nullcontext():
-            if not fresh:
+        with run.locked(shared=nodes.several), outer or nullcontext():
+            if not fresh and (run.complete or not nodes.several):
                 run.reopen(resolved)
             if outer is not None:
                 outer.send(resolved)
-            result = execute(job, resolved, 1 if outer else processes, resolved["launch"])
+            result = execute(job, resolved, 1 if outer else processes, resolved["launch"], nodes)
     except UserError:
         if fresh and not run.begun:
             run.remove()
         raise
     return (result or {}).get("objective")
+
+
+def _check_sweep(outer: Outer | None, nodes: Nodes) -> None:
+    """What a sweep can't be combined with. A job that submitit has started is one run, though Hydra says that it belongs to a sweep."""
+    hydra = HydraConfig.get()
+    sweep, submitted = hydra.mode == RunMode.MULTIRUN, "SUBMITIT_EXECUTOR" in os.environ
+    require(sweep or hydra.runtime.choices.get("launch") != "slurm",
+            "launch=slurm submits the jobs of a sweep: add -m (python train.py -m launch=slurm ...), or use scripts/slurm/train.sbatch for "
+            "a single run.")  # fmt: skip
+    if not sweep or submitted:
+        return
+    require(
+        outer is None, "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside."
+    )
+    require(nodes.launch_id is None, f"launch.id={nodes.launch_id} names one run, and a sweep (-m) has several: leave launch.id and "
+                                     "launch.nodes out, or sweep outside.")  # fmt: skip
 
 
 def launch_on_run(cfg: DictConfig, job: str) -> Any:
@@ -102,6 +124,10 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
             resolved["data"]["eval_batch_size"] = request["batch_size"]
         resolved["request"] = request
         check_values(resolved)
+        check_options(request["launch"])
+        nodes = read_nodes(request["launch"])
+        alone = not nodes.several and nodes.launch_id is None
+        require(alone, "launch.nodes and launch.id are for training: a job on a run directory takes one machine; leave them out.")
         return execute(job, resolved, count_processes(resolved), request["launch"])
     except Exception as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -130,6 +156,7 @@ def check_typed(resolved: dict[str, Any]) -> None:
     typed, choices = _typed(), HydraConfig.get().runtime.choices
     groups = [item for item in typed if _key(item) in choices]
     values = [_key(item) for item in typed if _key(item) not in choices and not item.startswith("~")]
+    values = [key for key in values if key != "launch.nodes"]  # a number or min:max, which read_nodes tells apart
     if values:
         check_types(values, resolved, _compose(groups))
 
@@ -140,7 +167,8 @@ def check_batch_size(cfg: dict[str, Any], world: int) -> None:
     Raises:
         UserError: it does not; the sentence names both keys.
     """
-    batch_size, replicas = cfg["data"].get("batch_size"), data_replicas(cfg["strategy"], world)
+    documents = "max_batch_size" in cfg["data"]  # batches of any size, filled up to equal shares
+    batch_size, replicas = None if documents else cfg["data"].get("batch_size"), data_replicas(cfg["strategy"], world)
     shared = f"trainer.devices x trainer.num_nodes = {world}"
     require(
         batch_size is None or batch_size % replicas == 0,
@@ -149,20 +177,30 @@ def check_batch_size(cfg: dict[str, Any], world: int) -> None:
     )
 
 
-def _find_run(cfg: dict[str, Any], outer: Outer | None) -> tuple[rundir.RunDir | None, dict[str, Any]]:
-    """The run to continue, if there is one, and the configuration to go by."""
+def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[rundir.RunDir | None, dict[str, Any]]:
+    """The run to continue or to join, if there is one, and the configuration to go by."""
     log_dir, resume = Path(cfg["paths"]["log_dir"]), cfg["resume"]
     found = None
     if resume == "auto":
+        require(nodes.launch_id is None, f"resume=auto and launch.id={nodes.launch_id} both look for a run: leave resume out.")
         found = rundir.find_unfinished(log_dir, cfg)
     elif resume is not None:
         run = rundir.open_run(resume, "resume")
         return run, _continued(run, cfg)
+    elif nodes.launch_id is not None:
+        found = rundir.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
+        changed = differences(found.config, cfg, rundir.NOT_THE_EXPERIMENT) if found else []
+        if found and changed:
+            require(
+                not found.complete, f"launch.id={nodes.launch_id} is the name of {found.path}, which is complete: choose another."
+            )
+            print(f"{found.path} keeps its own configuration; this command differs in {'; '.join(changed)}")
     elif outer is not None and outer.restarted:
         found = rundir.find_launch(log_dir, str(cfg["name"]), outer.launch_id)
     if found is None:
         return None, cfg
-    print(f"Continuing {found.path}")
+    if not found.complete:
+        print(f"{'Continuing' if found.last.exists() or not nodes.several else 'Joining'} {found.path}")
     return found, _at_home(found, found.config, cfg)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lathe.errors import UserError
+from lathe.group import bring_up
 
 
 @dataclass
@@ -33,24 +34,22 @@ class Outer:
 
     def send(self, cfg: dict[str, Any]) -> None:
         """Sends rank 0's configuration to all other ranks."""
-        self._broadcast([cfg])
+        self._broadcast(cfg, [cfg])
 
-    def receive(self) -> dict[str, Any]:
-        """Waits for rank 0's configuration."""
+    def receive(self, typed: dict[str, Any]) -> dict[str, Any]:
+        """Waits for rank 0's configuration. Of what was `typed` here only the device and the time limit are used, to be able to."""
         box: list[Any] = [None]
-        self._broadcast(box)
+        self._broadcast(typed, box)
         assert isinstance(box[0], dict)
         return box[0]
 
-    def _broadcast(self, box: list[Any]) -> None:
+    def _broadcast(self, cfg: dict[str, Any], box: list[Any]) -> None:
         """Brings up the process group that Lightning goes on to use (it keeps one that exists) and sends `box` from rank 0."""
         import torch
 
-        cuda = torch.cuda.is_available()
-        if cuda:
-            torch.cuda.set_device(self.local_rank % torch.cuda.device_count())
-        torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", rank=self.rank, world_size=self.world_size)
-        torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
+        bring_up(cfg["trainer"], self.rank, self.world_size, self.local_rank, cfg["launch"]["timeout"])
+        if self.world_size > 1:
+            torch.distributed.broadcast_object_list(box, src=0, device=torch.device("cpu"))
 
 
 def detect_outer() -> Outer | None:
@@ -86,6 +85,9 @@ def _slurm_rendezvous() -> None:
     """Where the ranks meet: the first node of the job, at a port made from the job's number, as Lightning derives them."""
     from lightning.fabric.plugins.environments import SLURMEnvironment
 
-    environment = SLURMEnvironment(auto_requeue=False)
+    try:
+        environment = SLURMEnvironment(auto_requeue=False)
+    except RuntimeError as error:  # --ntasks alone does not say how many tasks a node has
+        raise UserError("srun was given --ntasks alone: give --nodes and --ntasks-per-node in its place.") from error
     os.environ.setdefault("MASTER_ADDR", environment.main_address)
     os.environ.setdefault("MASTER_PORT", str(environment.main_port))

@@ -107,7 +107,7 @@ def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback]
     several = world_size() > 1
     number_format = cfg["precision"]
     precision = precision_plugin(number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name"))
-    plugins = [AtomicCheckpointIO(), *precision.pop("plugins", [])]
+    plugins = [AtomicCheckpointIO(read_checkpoint), *precision.pop("plugins", [])]
     if several and cfg["trainer"].get("sync_batchnorm", False):
         plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())
     return call_factory(

@@ -5,11 +5,13 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 from lathe import rundir
 from lathe.config import explain
 from lathe.errors import Stopped, UserError
+from lathe.group import waited
 from lathe.help import help_text, root_names
 
 FULL_ERROR = "LATHE_FULL_ERROR"
@@ -58,6 +60,9 @@ def full_error() -> bool:
 
 def sentence_for(error: BaseException) -> str | None:
     """The sentence for a mistake that the user can mend, or None if `error` is a bug."""
+    missing = str(getattr(error, "missing_cfg_file", None) or error) if type(error).__name__ == "MissingConfigException" else ""
+    if "submitit" in missing and not find_spec("hydra_plugins.hydra_submitit_launcher"):
+        return "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e .[slurm]."
     return explain(error, root_names()) or _foreign_sentence(error)
 
 
@@ -65,6 +70,11 @@ def _foreign_sentence(error: BaseException) -> str | None:
     """A sentence for another library's exception that a user can mend, or None if it is a bug."""
     if isinstance(error, OSError):
         return rundir.disk_sentence(error)
+    note = waited(error)
+    if note is not None and note.seconds:
+        return f"{note}: another rank did not come (if it was only slow, raise launch.timeout)."
+    if 'Could not detect "srun"' in str(error):
+        return "launch=slurm submits to SLURM, and srun is not here: type the command on a machine of the cluster."
     kind = type(error).__name__
     if kind == "OutOfMemoryError":
         return (

@@ -1,7 +1,5 @@
-"""best.ckpt follows the monitored figure, last.ckpt is the newest state, and a file under its own name is always whole."""
+"""best.ckpt follows the monitored figure, last.ckpt is the newest state."""
 
-import errno
-import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lathe.callbacks import AtomicCheckpointIO, Checkpoint
+from lathe.callbacks import Checkpoint
 from lathe.errors import UserError
 
 
@@ -144,6 +142,8 @@ def test_a_folder_of_its_own(tiny: SimpleNamespace, tmp_path: Path) -> None:
         ({"mode": "maximum"}, "callbacks.checkpoint.mode='maximum': choose max or min."),
         ({"every_n_train_steps": 0}, "callbacks.checkpoint.every_n_train_steps=0: give a whole number from 1, or null."),
         ({"every_n_epochs": -1}, "callbacks.checkpoint.every_n_epochs=-1: give a whole number from 1, or null."),
+        ({"every_n_step": 1}, "callbacks.checkpoint.every_n_step: there is no such key; did you mean every_n_train_steps?"),
+        ({"async": True, "asnc": True}, "callbacks.checkpoint.asnc: there is no such key; did you mean async?"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, Any], sentence: str) -> None:
@@ -155,84 +155,3 @@ def test_wrong_settings_are_refused(options: dict[str, Any], sentence: str) -> N
 def test_epochs_without_an_interval(tiny: SimpleNamespace, tmp_path: Path) -> None:
     _, times = fit(tiny, tmp_path, Checkpoint(every_n_epochs=None), max_epochs=2)  # type: ignore[arg-type]
     assert times.seen["last"][-1] == 12
-
-
-# atomic files
-
-BIG = {"state_dict": {"weight": torch.arange(300_000.0)}, "global_step": 2}
-
-
-@pytest.fixture
-def old(tmp_path: Path) -> Path:
-    path = tmp_path / "last.ckpt"
-    AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 1}, path)
-    return path
-
-
-def untouched(path: Path) -> bool:
-    return step_of(path) == 1 and [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
-
-
-def test_a_new_file_takes_the_old_ones_place(old: Path) -> None:
-    AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert step_of(old) == 2
-    assert [file.name for file in old.parent.iterdir()] == ["last.ckpt"]
-
-
-class Full:
-    """A file on a disk with little room left."""
-
-    def __init__(self, file: Any, room: int) -> None:
-        self.file, self.room = file, room
-
-    def write(self, data: Any) -> int:
-        self.room -= len(data)
-        if self.room < 0:
-            raise OSError(errno.ENOSPC, "No space left on device", "last.ckpt")
-        return int(self.file.write(data))
-
-    def __enter__(self) -> "Full":
-        return self
-
-    def __exit__(self, *args: Any) -> None:
-        self.file.close()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
-
-
-@pytest.mark.parametrize("room", [0, 100, 100_000, 1_200_000])
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(old: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    monkeypatch.setattr("lathe.callbacks.checkpoint.open", lambda path, mode: Full(open(path, mode), room), raising=False)  # noqa: SIM115
-    with pytest.raises(OSError, match="No space left on device") as caught:
-        AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert caught.value.errno == errno.ENOSPC
-    assert untouched(old)
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
-def test_a_disk_that_is_really_full(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.callbacks.checkpoint.open", lambda path, mode: open("/dev/full", mode), raising=False)  # noqa: SIM115
-    with pytest.raises(OSError, match="No space left on device"):
-        AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert untouched(old)
-
-
-def test_a_disk_that_fails_at_the_last_moment(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args: Any) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(OSError, match="Input/output error"):
-        AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert untouched(old)
-
-
-def test_another_error_of_torch_stays_what_it_is(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*args: Any) -> None:
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(torch, "save", fails)
-    with pytest.raises(RuntimeError, match="a bug"):
-        AtomicCheckpointIO().save_checkpoint(BIG, old)
-    assert untouched(old)

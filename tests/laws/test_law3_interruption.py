@@ -203,37 +203,6 @@ def test_kill_9_under_every_strategy(tmp_path: Path, strategy: str) -> None:
     _same(alone, directory)
 
 
-@pytest.mark.slow
-def test_a_killed_worker_is_restarted_by_the_agent(tmp_path: Path) -> None:
-    extra = ("strategy=ddp", "trainer.devices=2")
-    check(run(*KILLED, *extra, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
-    (alone,) = runs(tmp_path / "alone")
-    log_dir = tmp_path / "killed"
-    process = subprocess.Popen(
-        command(*KILLED, *extra, "launch.max_restarts=3", f"paths.log_dir={log_dir}"), cwd=tmp_path, env=environment(),
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    try:
-        while not (found := runs(log_dir)) or not (found[0] / "checkpoints" / "last.ckpt").exists():
-            assert process.poll() is None
-            time.sleep(0.01)
-        victims = _ranks(process.pid)
-        assert len(victims) == 2
-        os.kill(victims[-1], signal.SIGKILL)
-        output, _ = process.communicate(timeout=240)
-    finally:
-        process.kill()
-    assert process.returncode == 0, output
-    assert "restart 1 of 3" in output
-    _same(alone, found[0])
-
-
-def _ranks(parent: int) -> list[int]:
-    """Process numbers of the workers that `parent` has spawned."""
-    children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
-
-
 def test_sigterm_leaves_a_resumable_run(tmp_path: Path) -> None:
     check(run(*KILLED, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
     log_dir = tmp_path / "stopped"

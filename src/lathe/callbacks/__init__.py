@@ -1,6 +1,7 @@
 """Lightning adapters: when something acts during a run."""
 
-from lathe.callbacks.checkpoint import AtomicCheckpointIO, Checkpoint
+from lathe.callbacks.checkpoint import Checkpoint
+from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.lean import skip_empty_hooks
 from lathe.callbacks.model_summary import ModelSummary

@@ -1,38 +1,15 @@
 """best.ckpt and last.ckpt, written whole or not at all, at the moments from which a run continues bit for bit."""
 
-import os
 from pathlib import Path
 from typing import Any
 
-import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
+from lathe.config import did_you_mean
 from lathe.errors import UserError
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint beside its place and moves it there, so that a file under its final name is always whole."""
-
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
-        try:
-            with open(temporary, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, target)
-        except RuntimeError as error:
-            if isinstance(error.__context__, OSError):
-                raise error.__context__ from None  # torch hides a full disk behind a complaint about positions
-            raise
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 class Checkpoint(CheckpointBase):
@@ -42,10 +19,12 @@ class Checkpoint(CheckpointBase):
     steps. Where a validation is due after such a step it is written after the validation, so that a continued run neither misses nor
     repeats one.
 
-    `dirpath` null means checkpoints/ in the run directory.
+    `dirpath` null means checkpoints/ in the run directory. The key `async`, whose name Python keeps for itself, writes files in a thread
+    while training goes on.
 
     Raises:
-        UserError: a mode that is neither max nor min, or an interval that is not positive.
+        UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known, or `async` with a
+            checkpoint that ranks write together.
     """
 
     def __init__(
@@ -55,8 +34,13 @@ class Checkpoint(CheckpointBase):
         mode: str = "max",
         every_n_train_steps: int | None = None,
         every_n_epochs: int | None = 1,
+        **options: bool,
     ) -> None:
         super().__init__()
+        self.asynchronous = options.pop("async", False)
+        for key in options:
+            known = ("dirpath", "monitor", "mode", "every_n_train_steps", "every_n_epochs", "async")
+            raise UserError(f"callbacks.checkpoint.{key}: there is no such key; {did_you_mean(key, known)}")
         if mode not in ("max", "min"):
             raise UserError(f"callbacks.checkpoint.mode={mode!r}: choose max or min.")
         for key, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
@@ -74,6 +58,12 @@ class Checkpoint(CheckpointBase):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._dirpath is None:
             self._dirpath = Path(trainer.default_root_dir) / "checkpoints"
+        writer = trainer.strategy.checkpoint_io
+        if self.asynchronous and getattr(trainer.strategy, "_save_distributed_checkpoint", False):
+            raise UserError("callbacks.checkpoint.async=true writes one file in a thread, strategy.checkpoint=sharded a folder by all ranks: "
+                            "leave one of them out.")  # fmt: skip
+        if self.asynchronous and not isinstance(writer, AsyncCheckpointIO):
+            trainer.strategy.checkpoint_io = AsyncCheckpointIO(getattr(writer, "read_folder", None))
 
     def path(self, name: str) -> Path:
         """Where checkpoint `name` (best or last) is."""

@@ -22,7 +22,7 @@ from lathe.strategies.pipeline_gradients import clip_by_norm, clip_by_value, loc
 from lathe.strategies.pipeline_state import gather, local_optimizer_state, localise
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
-PRECISIONS = ("32-true", "16-mixed", "bf16-mixed", "bf16-true")
+PRECISIONS = ("64-true", "32-true", "16-mixed", "bf16-mixed", "bf16-true")
 
 
 class Pipeline(DDPStrategy):

@@ -24,7 +24,7 @@ class ThreeD(Pipeline):
     """
 
     name = "3d"
-    precisions = ("32-true", "bf16-mixed", "bf16-true")
+    precisions = ("64-true", "32-true", "bf16-mixed", "bf16-true")
 
     def __init__(
         self,

@@ -1,0 +1,128 @@
+"""How a checkpoint reaches the disk: whole or not at all, and if asked for without holding up the training."""
+
+import copy
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.types import _PATH
+from torch import Tensor
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside its place and moves it there, so that a file under its final name is always whole.
+
+    `read_folder` opens a checkpoint that is a folder, which a sharded strategy has written; where a file replaces one, it is removed.
+    """
+
+    def __init__(self, read_folder: Callable[[Path], dict[str, Any]] | None = None) -> None:
+        self.read_folder = read_folder
+
+    def load_checkpoint(self, path: _PATH, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        if self.read_folder is not None and Path(path).is_dir():
+            return self.read_folder(Path(path))
+        return super().load_checkpoint(path, *args, **kwargs)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.tmp")
+        try:
+            with open(temporary, "wb") as file:
+                torch.save(checkpoint, file)
+                file.flush()
+                os.fsync(file.fileno())
+            folder = _put_aside(target)
+            os.replace(temporary, target)
+            if folder is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None  # torch hides a full disk behind a complaint about positions
+            raise
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+class AsyncCheckpointIO(AtomicCheckpointIO):
+    """Copies a checkpoint into memory and writes the copy in a thread, while training goes on.
+
+    One write at a time: the next save waits for the last. What went wrong in the thread is raised there, or at the end of the fit, which
+    waits as well, as does whoever loads. (Lightning's plugin of that name queues any number of copies, leaves them on the GPU, and raises
+    an old error again at each save.)
+    """
+
+    def __init__(self, read_folder: Callable[[Path], dict[str, Any]] | None = None) -> None:
+        super().__init__(read_folder)
+        self._thread: ThreadPoolExecutor | None = None
+        self._write: Future[None] | None = None
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
+        self.drain()
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, "checkpoint")
+        self._write = self._thread.submit(super().save_checkpoint, snapshot(checkpoint), path)
+
+    def load_checkpoint(self, path: _PATH, *args: Any, **kwargs: Any) -> Any:
+        self.drain()
+        return super().load_checkpoint(path, *args, **kwargs)
+
+    def remove_checkpoint(self, path: _PATH) -> None:
+        self.drain()
+        super().remove_checkpoint(path)
+
+    def drain(self) -> None:
+        """Waits for the write in flight and raises what went wrong in it, once."""
+        write, self._write = self._write, None
+        if write is not None:
+            write.result()
+
+    def teardown(self) -> None:
+        try:
+            self.drain()
+        finally:
+            if self._thread is not None:
+                self._thread.shutdown()
+                self._thread = None
+
+
+def _put_aside(target: Path) -> Path | None:
+    """The folder of a sharded checkpoint under the name `target`, out of the way of a file: a link is replaced in one step as it is."""
+    if target.is_symlink():
+        return target.parent / os.readlink(target)
+    if not target.is_dir():
+        return None
+    aside = target.with_name(f".{target.name}.old")
+    os.replace(target, aside)
+    return aside
+
+
+def snapshot(tree: Any, storages: dict[Any, Any] | None = None) -> Any:
+    """A copy of nested containers with their tensors in main memory. Tensors that share storage go on sharing it, as in a file."""
+    storages = {} if storages is None else storages
+    if isinstance(tree, Tensor):
+        return _copied(tree.detach(), storages)
+    if type(tree) in (dict, OrderedDict):
+        return type(tree)((key, snapshot(value, storages)) for key, value in tree.items())
+    if type(tree) in (list, tuple):
+        return type(tree)(snapshot(value, storages) for value in tree)
+    return copy.deepcopy(tree)
+
+
+def _copied(tensor: Tensor, storages: dict[Any, Any]) -> Tensor:
+    if type(tensor) is not Tensor or tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+        return tensor.to("cpu", copy=True)
+    source = tensor.untyped_storage()
+    if not source.nbytes():
+        return tensor.to("cpu", copy=True)
+    place = (source.device, source.data_ptr())
+    if place not in storages:
+        storages[place] = source.clone() if source.device.type == "cpu" else source.cpu()
+    empty = torch.empty(0, dtype=tensor.dtype)
+    return empty.set_(storages[place], tensor.storage_offset(), tensor.size(), tensor.stride())

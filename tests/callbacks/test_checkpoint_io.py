@@ -1,0 +1,257 @@
+"""A file under its own name is always whole; a thread that writes it changes nothing but who waits."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+
+from lathe.callbacks import Checkpoint
+from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
+
+
+def step_of(path: Path) -> int:
+    return int(torch.load(path, weights_only=True)["global_step"])
+
+
+# atomic files
+
+BIG = {"state_dict": {"weight": torch.arange(300_000.0)}, "global_step": 2}
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"state_dict": {}, "global_step": 1}, path)
+    return path
+
+
+def untouched(path: Path) -> bool:
+    return step_of(path) == 1 and [file.name for file in path.parent.iterdir()] == ["last.ckpt"]
+
+
+def test_a_new_file_takes_the_old_ones_place(old: Path) -> None:
+    AtomicCheckpointIO().save_checkpoint(BIG, old)
+    assert step_of(old) == 2
+    assert [file.name for file in old.parent.iterdir()] == ["last.ckpt"]
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_file_takes_the_place_of_a_folder(tmp_path: Path, linked: bool) -> None:
+    """Which a sharded strategy has written, as a link to a hidden folder; a copy may have followed the link."""
+    folder, path = tmp_path / (".last.ckpt.1a2b" if linked else "last.ckpt"), tmp_path / "last.ckpt"
+    folder.mkdir()
+    (folder / "meta.pt").touch()
+    if linked:
+        path.symlink_to(folder.name)
+    plugin = AtomicCheckpointIO(lambda path: {"read": path.name})
+    assert plugin.load_checkpoint(path) == {"read": "last.ckpt"}
+    plugin.save_checkpoint(BIG, path)
+    assert plugin.load_checkpoint(path)["global_step"] == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+class Full:
+    """A file on a disk with little room left."""
+
+    def __init__(self, file: Any, room: int) -> None:
+        self.file, self.room = file, room
+
+    def write(self, data: Any) -> int:
+        self.room -= len(data)
+        if self.room < 0:
+            raise OSError(errno.ENOSPC, "No space left on device", "last.ckpt")
+        return int(self.file.write(data))
+
+    def __enter__(self) -> "Full":
+        return self
+
+    def __exit__(self, *args: Any) -> None:
+        self.file.close()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("room", [0, 100, 100_000, 1_200_000])
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(old: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+    monkeypatch.setattr("lathe.callbacks.checkpoint_io.open", lambda path, mode: Full(open(path, mode), room), raising=False)  # noqa: SIM115
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        AtomicCheckpointIO().save_checkpoint(BIG, old)
+    assert caught.value.errno == errno.ENOSPC
+    assert untouched(old)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a Linux device")
+def test_a_disk_that_is_really_full(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.callbacks.checkpoint_io.open", lambda path, mode: open("/dev/full", mode), raising=False)  # noqa: SIM115
+    with pytest.raises(OSError, match="No space left on device"):
+        AtomicCheckpointIO().save_checkpoint(BIG, old)
+    assert untouched(old)
+
+
+def test_a_disk_that_fails_at_the_last_moment(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="Input/output error"):
+        AtomicCheckpointIO().save_checkpoint(BIG, old)
+    assert untouched(old)
+
+
+def test_another_error_of_torch_stays_what_it_is(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: Any) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(torch, "save", fails)
+    with pytest.raises(RuntimeError, match="a bug"):
+        AtomicCheckpointIO().save_checkpoint(BIG, old)
+    assert untouched(old)
+
+
+# writing in a thread
+
+
+class Slow:
+    """Holds up every file until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.go, self.writing, self.errors = threading.Event(), threading.Event(), [None]
+        fsync = os.fsync
+
+        def wait(number: int) -> None:
+            self.writing.set()
+            assert self.go.wait(30)
+            error = self.errors.pop(0) if len(self.errors) > 1 else self.errors[0]
+            if error is not None:
+                raise error
+            fsync(number)
+
+        monkeypatch.setattr(os, "fsync", wait)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Slow:
+    return Slow(monkeypatch)
+
+
+def test_a_save_does_not_wait_for_the_disk_and_keeps_the_moment(tmp_path: Path, slow: Slow) -> None:
+    io, path = AsyncCheckpointIO(), tmp_path / "last.ckpt"
+    weight = torch.arange(4.0)
+    state = {"state_dict": {"a": weight, "b": weight.view(2, 2)}, "loops": {"done": [1, 2]}, "global_step": 1}
+    io.save_checkpoint(state, path)
+    assert slow.writing.wait(30)
+    weight.add_(100)  # the next steps of the training
+    state["loops"]["done"].append(3)  # type: ignore[index]
+    assert not path.exists()
+    slow.go.set()
+    loaded = io.load_checkpoint(path, weights_only=True)  # waits
+    assert loaded["state_dict"]["a"].tolist() == [0, 1, 2, 3]
+    assert loaded["loops"] == {"done": [1, 2]}
+    a, b = loaded["state_dict"]["a"], loaded["state_dict"]["b"]
+    assert a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    io.teardown()
+
+
+def test_one_write_is_in_flight_and_files_come_in_order(tmp_path: Path, slow: Slow) -> None:
+    io, path = AsyncCheckpointIO(), tmp_path / "last.ckpt"
+    io.save_checkpoint({"state_dict": {}, "global_step": 1}, path)
+    second = threading.Thread(target=io.save_checkpoint, args=({"state_dict": {}, "global_step": 2}, path))
+    second.start()
+    second.join(0.3)
+    assert second.is_alive()  # the first is not on disk yet
+    slow.go.set()
+    second.join(30)
+    assert step_of(path) in (1, 2)
+    io.teardown()
+    assert step_of(path) == 2
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
+def test_what_went_wrong_in_the_thread_is_raised_once(tmp_path: Path, slow: Slow) -> None:
+    io, path = AsyncCheckpointIO(), tmp_path / "last.ckpt"
+    slow.errors = [OSError(errno.ENOSPC, "No space left on device", str(path)), None]
+    slow.go.set()
+    io.save_checkpoint({"state_dict": {}, "global_step": 1}, path)
+    with pytest.raises(OSError, match="No space left on device"):
+        io.save_checkpoint({"state_dict": {}, "global_step": 2}, path)
+    io.save_checkpoint({"state_dict": {}, "global_step": 3}, path)
+    io.teardown()
+    assert step_of(path) == 3
+
+
+def test_the_end_of_a_fit_waits_and_raises(tiny: SimpleNamespace, tmp_path: Path, slow: Slow) -> None:
+    slow.go.set()
+    slow.errors = [None, OSError(errno.ENOSPC, "No space left on device", "last.ckpt")]
+    trainer = tiny.trainer(Checkpoint(monitor=None, **{"async": True}), default_root_dir=tmp_path, max_epochs=1)
+    with pytest.raises(OSError, match="No space left on device"):
+        trainer.fit(tiny.Task(), tiny.Loader())
+    assert [file.name for file in (tmp_path / "checkpoints").iterdir()] == ["best.ckpt"]
+
+
+def test_an_exception_leaves_whole_files_behind(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    class Dies(Callback):
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 5:
+                raise KeyError("a bug")
+
+    trainer = tiny.trainer(Checkpoint(every_n_train_steps=4, **{"async": True}), Dies(), default_root_dir=tmp_path)
+    with pytest.raises(KeyError):
+        trainer.fit(tiny.Task(), tiny.Loader())
+    assert step_of(tmp_path / "checkpoints" / "last.ckpt") == 4
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("checkpoint")]
+
+
+def test_files_are_equal_either_way(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    folders = [tmp_path / "plain", tmp_path / "thread"]
+    for folder, option in zip(folders, (False, True), strict=True):
+        checkpoint = Checkpoint(every_n_train_steps=2, **{"async": option})
+        tiny.trainer(checkpoint, default_root_dir=folder, max_epochs=2).fit(tiny.Task(), tiny.Loader())
+    for name in ("best.ckpt", "last.ckpt"):
+        states = [torch.load(folder / "checkpoints" / name, weights_only=True) for folder in folders]
+        sizes = [(folder / "checkpoints" / name).stat().st_size for folder in folders]
+        assert sizes[0] == sizes[1]
+        assert states[0]["state_dict"].keys() == states[1]["state_dict"].keys()
+        for key, value in states[0]["state_dict"].items():
+            assert torch.equal(value, states[1]["state_dict"][key])
+        assert states[0]["global_step"] == states[1]["global_step"]
+
+
+WRITER = """
+import sys, torch
+from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
+io = AsyncCheckpointIO()
+for step in range(100000):
+    io.save_checkpoint({"state_dict": {"weight": torch.full((500_000,), float(step))}, "global_step": step}, sys.argv[1])
+    print(step, flush=True)
+"""
+
+
+def test_kill_9_while_writing_leaves_a_whole_file(tmp_path: Path) -> None:
+    path = tmp_path / "last.ckpt"
+    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for kill in range(8):
+        while process.stdout.readline().strip() != str(3 + kill):
+            assert process.poll() is None
+        time.sleep(0.0007 * kill)
+        process.send_signal(signal.SIGSTOP)  # as dead as after SIGKILL, for the files
+        if path.exists():
+            state = torch.load(path, weights_only=True)
+            assert torch.equal(state["state_dict"]["weight"], torch.full((500_000,), float(state["global_step"])))
+        process.send_signal(signal.SIGCONT)
+    process.kill()
+    process.wait()
+    state = torch.load(path, weights_only=True)
+    assert torch.equal(state["state_dict"]["weight"], torch.full((500_000,), float(state["global_step"])))
+    process.stdout.close()
