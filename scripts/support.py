@@ -28,6 +28,7 @@ SHORT = (
     "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "data.batch_size=16", "optimizer.lr=0.02",
     "callbacks.throughput=null", "callbacks.lr_monitor=null", "launch.timeout=120",
 )  # fmt: skip
+REGIONAL = ("pipeline", "3d")  # they cut a net between its blocks, so that only these can be compiled
 TOLERANCE = 1e-5  # law 2, for full precision; in other formats two processes round in other places, and the figure says how much
 
 
@@ -68,6 +69,10 @@ def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -
                  f"compile={case['compile']}", f"trainer.devices={1 if one else request['processes']}",
                  f"trainer.max_steps={request['steps']}", f"trainer.val_check_interval={2 * request['steps']}",
                  f"paths.log_dir={folder}", *request["overrides"]]  # fmt: skip
+    if case["compile"] != "none" and case["precision"] not in request["inductor"]:
+        overrides.append("compile.backend=aot_eager")
+    if case["strategy"] in REGIONAL and case["compile"] != "none":
+        overrides.append("compile.regional=true")
     if case["strategy"] == "model_split":
         overrides.append("strategy.devices=[cpu:0,cpu:0]")
     resolved = resolve(compose("train", overrides=overrides))
@@ -160,7 +165,9 @@ of two accumulated batches, with clipped gradients, through the same code as `py
 difference of a step's loss to one process with the same precision and compilation (`auto`); *r1*, *r2*, ... are refused at start-up with
 the sentence below. In 32-true and 64-true it has to be below {TOLERANCE:.0e}; in the other formats it shows how far apart two processes
 round. *Evaluated by one process* is the largest relative difference between the test loss that the run reported and the one that a
-single process finds for its checkpoint. {len(works)} combinations run; the largest difference in 32-true is {worst:.1e}; {broken} broke.
+single process finds for its checkpoint. Compiled columns use inductor in {", ".join(request["inductor"])} and aot_eager, which captures and
+differentiates the same graphs and leaves out the kernels, in the other formats; {" and ".join(REGIONAL)} compile block by block
+(`compile.regional=true`). {len(works)} combinations run; the largest difference in 32-true is {worst:.1e}; {broken} broke.
 
 {chr(10).join(lines)}
 

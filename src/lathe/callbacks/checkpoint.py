@@ -60,8 +60,9 @@ class Checkpoint(CheckpointBase):
             self._dirpath = Path(trainer.default_root_dir) / "checkpoints"
         writer = trainer.strategy.checkpoint_io
         if self.asynchronous and getattr(trainer.strategy, "_save_distributed_checkpoint", False):
-            raise UserError("callbacks.checkpoint.async=true writes one file in a thread, strategy.checkpoint=sharded a folder by all ranks: "
-                            "leave one of them out.")  # fmt: skip
+            raise UserError(
+                "callbacks.checkpoint.async=true writes a file in a thread, strategy.checkpoint=sharded a folder by each rank: drop one."
+            )
         if self.asynchronous and not isinstance(writer, AsyncCheckpointIO):
             trainer.strategy.checkpoint_io = AsyncCheckpointIO(getattr(writer, "read_folder", None))
 

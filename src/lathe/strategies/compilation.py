@@ -8,6 +8,7 @@ from lathe.config import did_you_mean
 from lathe.errors import UserError
 from lathe.nets import blocks_of
 
+BACKENDS = ("inductor", "aot_eager", "eager")
 MODES = ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")
 
 
@@ -19,18 +20,26 @@ def compile_net(
     regional: bool = False,
     dynamic: bool | None = None,
     fullgraph: bool = False,
+    backend: str = "inductor",
 ) -> None:
     """Compiles `net`, or with `regional` each of its `blocks`, in place, so parameter names and checkpoints stay as they are.
 
     Compilation happens at the first call. The task around the net stays eager: its logging can't be traced.
 
+    `backend` is inductor, or for finding out which part of the compiler does something wrong, aot_eager (graphs are captured and
+    differentiated, and run by torch's own kernels) or eager (captured alone).
+
     Raises:
-        UserError: an unknown mode, or `regional` for a net that names no blocks.
+        UserError: an unknown mode or backend, or `regional` for a net that names no blocks.
     """
     if not enabled:
         return
     if mode not in MODES:
         raise UserError(f"compile.mode={mode!r}: {did_you_mean(str(mode), MODES)}")
+    if backend not in BACKENDS:
+        raise UserError(f"compile.backend={backend!r}: {did_you_mean(str(backend), BACKENDS)}")
+    if mode != "default" and backend != "inductor":
+        raise UserError(f"compile.mode={mode} is inductor's: use compile.mode=default with compile.backend={backend}.")
     if mode == "reduce-overhead" and device_type == "cpu":
         warnings.warn(
             "compile=reduce-overhead means CUDA graphs, which a CPU does not have: it acts as compile=default.", stacklevel=2
@@ -41,4 +50,4 @@ def compile_net(
             f"compile.regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false."
         )
     for region in regions:
-        region.compile(mode=mode, dynamic=dynamic, fullgraph=fullgraph)
+        region.compile(mode=mode, dynamic=dynamic, fullgraph=fullgraph, backend=backend)
