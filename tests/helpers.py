@@ -38,7 +38,11 @@ def command(*arguments: str, script: str = "train.py") -> list[str]:
 def environment(**extra: str) -> dict[str, str]:
     """This process's environment without what a launcher or CI may have left in it."""
     drop = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HYDRA_FULL_ERROR", "LATHE_FULL_ERROR")
-    kept = {key: value for key, value in os.environ.items() if key not in drop and not key.startswith(("TORCHELASTIC", "SLURM_"))}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in drop and not key.startswith(("TORCHELASTIC", "SLURM_", "HOROVOD"))
+    }
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "", **extra}
 
 

@@ -118,9 +118,10 @@ def test_the_map_names_every_group_with_a_comment() -> None:
     assert sorted(named) == sorted([*GROUPS, "local"])
 
 
-NEEDS_GPUS = {
+NEEDS_MORE = {
     "strategy=dp": "strategy=dp drives several GPUs from one process and none is visible",
     "strategy=model_split": "strategy.devices=null takes every GPU of this machine and none is visible",
+    "strategy=horovod": "strategy=horovod (needs Horovod: build it with|is started by horovodrun)",
 }
 
 
@@ -151,8 +152,8 @@ def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
         auto = {name: value for name, value in (("monitor", "val/loss"), ("mode", "min")) if node.get(name) == "auto"}
         make({**node, **auto}, f"callbacks.{key}")
     strategy = {key: value for key, value in cfg["strategy"].items() if key not in ("processes", "precisions")}
-    if choice in NEEDS_GPUS and not torch.cuda.is_available():
-        with pytest.raises(UserError, match=NEEDS_GPUS[choice]):
+    if choice in NEEDS_MORE and (choice == "strategy=horovod" or not torch.cuda.is_available()):
+        with pytest.raises(UserError, match=NEEDS_MORE[choice]):
             make(strategy, "strategy")
     else:
         make(strategy, "strategy")

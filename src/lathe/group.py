@@ -69,7 +69,9 @@ class Waited:
 def waited(error: BaseException) -> Waited | None:
     """Where this rank gave up waiting for another, or None if `error` is something else."""
     cause: BaseException | None = error
-    while cause is not None:
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:  # a sentence that is raised from its own wrapper makes a ring
+        seen.add(id(cause))
         text = str(cause) if isinstance(cause, RuntimeError) else ""
         match = TIMED_OUT.search(text)
         if match or LOST.search(text):

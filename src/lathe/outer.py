@@ -1,15 +1,19 @@
-"""Launchers that start the ranks themselves: torchrun and SLURM's srun. Imports no torch until ranks have to talk.
+"""Launchers that start the ranks themselves: torchrun, SLURM's srun and horovodrun. Imports no torch until ranks have to talk.
 
 Each rank has then composed the configuration on its own, so rank 0's is sent to the others: a random sampler, a clock or a file edited
 in between can't give the ranks different hyper-parameters.
 """
 
 import os
+import socket
+import time
+import urllib.error
+import urllib.request
 from dataclasses import dataclass
 from typing import Any
 
 from lathe.errors import UserError
-from lathe.group import bring_up
+from lathe.group import START, bring_up
 
 
 @dataclass
@@ -56,7 +60,8 @@ def detect_outer() -> Outer | None:
     """The launcher around this process, or None if it was started by hand.
 
     Raises:
-        UserError: a launch over several nodes that has no name, so that its ranks could not find one directory.
+        UserError: a launch over several nodes that has no name, so that its ranks could not find one directory; or a launcher that was
+            given options with which the ranks can't be told apart.
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:
@@ -71,6 +76,8 @@ def detect_outer() -> Outer | None:
             run_id = f"torchrun-{os.getppid()}-{env.get('MASTER_PORT', '')}"
         restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         return Outer(f"torchrun:{run_id}", int(env["RANK"]), int(env["LOCAL_RANK"]), world, restarts > 0)
+    if "HOROVOD_RANK" in env and "HOROVOD_GLOO_RENDEZVOUS_ADDR" in env:  # before SLURM: horovodrun may run inside an allocation
+        return _horovodrun()
     if "SLURM_JOB_ID" in env and "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
         if env.get("SLURM_JOB_NAME") in ("bash", "interactive"):  # a shell inside an allocation, not a task of srun
             return None
@@ -91,3 +98,44 @@ def _slurm_rendezvous() -> None:
         raise UserError("srun was given --ntasks alone: give --nodes and --ntasks-per-node in its place.") from error
     os.environ.setdefault("MASTER_ADDR", environment.main_address)
     os.environ.setdefault("MASTER_PORT", str(environment.main_port))
+
+
+def _horovodrun() -> Outer:
+    """A rank of horovodrun. Torch's group meets where rank 0 says, which it tells the others through horovodrun's own table of keys:
+    horovodrun may have been started on a machine that no rank runs on."""
+    env = os.environ
+    if env.get("HOROVOD_ELASTIC"):
+        raise UserError("horovodrun with --min-np is not supported: leave it out, or let launch.nodes=min:max start the ranks.")
+    rank, local, world = (int(env[f"HOROVOD_{name}"]) for name in ("RANK", "LOCAL_RANK", "SIZE"))
+    address = f"{env['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
+    if rank == 0:
+        host = "localhost" if env["HOROVOD_LOCAL_SIZE"] == env["HOROVOD_SIZE"] else env["HOROVOD_HOSTNAME"]
+        with socket.socket() as free:
+            free.bind(("", 0))
+            meeting = f"{host}:{free.getsockname()[1]}"
+        _horovod_table(address, meeting)
+    else:
+        meeting = _horovod_table(address)
+    host, _, port = meeting.rpartition(":")
+    # torchrun's names: Lightning takes them before SLURM's, which would say that every rank is rank 0.
+    env.update(MASTER_ADDR=host, MASTER_PORT=port, RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(world),
+               LOCAL_WORLD_SIZE=env["HOROVOD_LOCAL_SIZE"], GROUP_RANK=env["HOROVOD_CROSS_RANK"],
+               TORCHELASTIC_RUN_ID=f"horovodrun-{address}")  # fmt: skip
+    return Outer(f"horovodrun:{address}", rank, local, world, False)
+
+
+def _horovod_table(address: str, meeting: str | None = None) -> str:
+    """Writes where the ranks meet into horovodrun's table, or waits until rank 0 has."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for the world outside the cluster
+    data = None if meeting is None else meeting.encode()
+    request = urllib.request.Request(f"http://{address}/lathe/meeting", data, method="GET" if data is None else "PUT")
+    deadline = time.monotonic() + START
+    while True:
+        try:
+            with opener.open(request, timeout=START) as answer:
+                return meeting or str(answer.read().decode())
+        except (urllib.error.URLError, OSError) as error:
+            missing = isinstance(error, urllib.error.HTTPError) and error.code == 404  # rank 0 is still on its way
+            if not missing or time.monotonic() > deadline:
+                raise UserError(f"horovodrun does not answer at {address}: start all ranks again.") from error
+            time.sleep(0.05)

@@ -1,0 +1,144 @@
+"""Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799), for clusters that still run it: gradients travel by its ring all-reduce."""
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from lightning.pytorch.overrides.distributed import _sync_module_states
+from lightning.pytorch.strategies import DDPStrategy
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from lathe.errors import UserError
+
+COMMAND = "horovodrun -np 2 --gloo python train.py strategy=horovod trainer.devices=2"
+
+
+class Horovod(DDPStrategy):
+    """Data replicas whose gradients are averaged by Horovod, while backward still computes earlier layers' ones. Everything else that
+    ranks tell each other (figures, generators, BatchNorm's statistics) goes through torch's process group, as under every strategy.
+
+    Accumulated batches are averaged once, with the last of them. A parameter that no rank used keeps no gradient; one that some ranks
+    used is averaged with zeros for the others, as DistributedDataParallel does with find_unused_parameters.
+
+    Raises:
+        UserError: Horovod is not installed, or horovodrun has not started this process's rank; in a step: a sparse gradient.
+    """
+
+    def __init__(self) -> None:
+        if importlib.util.find_spec("horovod") is None:
+            raise UserError("strategy=horovod needs Horovod: build it with bash scripts/install_horovod.sh.")
+        if "HOROVOD_RANK" not in os.environ:
+            raise UserError(f"strategy=horovod is started by horovodrun: {COMMAND}")
+        if os.environ["HOROVOD_RANK"] != os.environ.get("RANK"):  # a launcher below horovodrun has started ranks of its own
+            raise UserError(f"strategy=horovod takes its ranks from horovodrun and from no launcher besides: {COMMAND}")
+        super().__init__()
+        self._hooks: list[RemovableHandle] = []
+        self._parameters: list[nn.Parameter] = []
+        self._travelling: list[_Travelling] = []
+        self._sent: set[int] = set()
+        self._accumulates = False
+
+    # -- processes
+
+    def setup_distributed(self) -> None:
+        super().setup_distributed()
+        import horovod.torch as hvd
+
+        if not hvd.is_initialized():
+            hvd.init()
+        if (hvd.rank(), hvd.size()) != (self.global_rank, self.world_size):
+            raise UserError(
+                f"horovodrun calls this process rank {hvd.rank()} of {hvd.size()} and the Trainer {self.global_rank} of {self.world_size}:"
+                " give each host the same number of slots."
+            )
+
+    # -- gradients
+
+    def configure_ddp(self) -> None:
+        """In place of the wrapper: equal weights to begin with, and a hook on each parameter that sends its gradient off."""
+        assert self.model is not None
+        _sync_module_states(self.model)
+        self._parameters = list(self.model.parameters())
+        for index, parameter in enumerate(self._parameters):
+            if parameter.requires_grad:  # one that is unfrozen later is sent off behind the backward
+                self._hooks.append(parameter.register_post_accumulate_grad_hook(partial(self._ready, index)))
+
+    @contextmanager
+    def block_backward_sync(self) -> Iterator[None]:
+        self._accumulates = True
+        try:
+            yield
+        finally:
+            self._accumulates = False
+
+    def pre_backward(self, closure_loss: Tensor) -> None:
+        self._travelling, self._sent = [], set()
+
+    def _ready(self, index: int, parameter: Tensor) -> None:
+        if not self._accumulates:
+            self._send(index, parameter)
+
+    def _send(self, index: int, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        if parameter.grad.is_sparse:
+            raise UserError(
+                "strategy=horovod does not average sparse gradients: make the embedding with sparse=False, or use ddp."
+            )
+        self._sent.add(index)
+        self._travelling.append(_Travelling(parameter.grad, f"gradient.{index}"))
+
+    def post_backward(self, closure_loss: Tensor) -> None:
+        """Waits for the averages, before the gradients are clipped."""
+        if self._accumulates or not self._hooks:
+            return
+        # Those without a hook, and those that earlier batches of the window have left where the last one leaves none.
+        for index, parameter in enumerate(self._parameters):
+            if index not in self._sent and parameter.grad is not None:
+                self._send(index, parameter)
+        used = torch.zeros(len(self._parameters), dtype=torch.int32)
+        used[list(self._sent)] = 1
+        torch.distributed.all_reduce(used)  # gives up after launch.timeout if a rank does not come; Horovod would wait forever
+        for index in used.nonzero().flatten().tolist():
+            if index not in self._sent:
+                self._parameters[index].grad = torch.zeros_like(self._parameters[index])
+                self._send(index, self._parameters[index])
+        for gradient in self._travelling:
+            gradient.arrive()
+        self._travelling = []
+
+    # -- buffers
+
+    def on_validation_start(self) -> None:
+        """BatchNorm's running statistics that are not synchronised are rank 0's, which are also those in the checkpoints."""
+        assert self.model is not None
+        if self._layer_sync is None:
+            for buffer in self.model.buffers():
+                torch.distributed.broadcast(buffer, 0)
+
+    def teardown(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+        super().teardown()
+
+
+class _Travelling:
+    """A gradient on its way through Horovod, which takes contiguous tensors only."""
+
+    def __init__(self, gradient: Tensor, name: str) -> None:
+        import horovod.torch as hvd
+
+        self.gradient, self.sent = gradient, gradient.contiguous()
+        self.handle: Any = hvd.allreduce_async_(self.sent, name=name, op=hvd.Average)
+
+    def arrive(self) -> None:
+        import horovod.torch as hvd
+
+        hvd.synchronize(self.handle)
+        if self.sent is not self.gradient:
+            self.gradient.copy_(self.sent)
