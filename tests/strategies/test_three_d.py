@@ -95,5 +95,5 @@ def test_what_cannot_work_is_refused() -> None:
     for said in on_ranks(refusals, world=4):
         assert said == {
             "plan": "strategy=tensor cuts a net by its `tensor_plan`, and Tied declares none: use strategy=fsdp, or declare one.",
-            "format": "precision=16-true: strategy=3d takes 32-true, bf16-mixed, bf16-true.",
+            "format": "precision=16-true: strategy=3d takes 64-true, 32-true, bf16-mixed, bf16-true.",
         }
