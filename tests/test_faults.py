@@ -59,16 +59,8 @@ def equal(left: Path, right: Path) -> None:
     assert rows(left) == rows(right)
 
 
-# Which ranks are killed under each: both where the strategy's state is most different between them and under the usual ones.
-STRATEGIES = {
-    "ddp": (0, 1),
-    "fsdp": (0, 1),
-    "deepspeed_2": (0, 1),
-    "deepspeed_3": (1,),
-    "tensor": (1,),
-    "pipeline": (0, 1),
-    "3d": (1,),
-}
+# Which ranks are killed under each: rank 0 writes checkpoints and logs, the last one has the loss of a pipeline.
+STRATEGIES = {"ddp": (0, 1), "fsdp": (0,), "deepspeed_2": (1,), "deepspeed_3": (0,), "tensor": (1,), "pipeline": (0,), "3d": (1,)}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
