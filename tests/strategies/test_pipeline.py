@@ -260,6 +260,6 @@ def test_what_cannot_work_is_refused_on_all_ranks() -> None:
         "one stage": "strategy.stages=1 on 2 processes leaves nothing to cut: give at least 2 stages, or use strategy=ddp.",
         "product": "strategy.data=1 x strategy.stages=3 needs 3 processes, but trainer.devices x trainer.num_nodes = 2: "
         "change one of these keys.",
-        "precision": "precision=16-true: strategy=pipeline takes 32-true, 16-mixed, bf16-mixed, bf16-true.",
+        "precision": "precision=16-true: strategy=pipeline takes 64-true, 32-true, 16-mixed, bf16-mixed, bf16-true.",
         "compile": "compile.enabled=true compiles the whole net, which strategy=pipeline cuts: add compile.regional=true.",
     }  # fmt: skip
