@@ -85,6 +85,9 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
     Raises:
         UserError: the net can't.
     """
+    check = getattr(trainer.strategy, "check", None)
+    if check is not None:
+        check(task.net)  # a net that can't be spread so is told before any data is touched
     recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
     compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
 

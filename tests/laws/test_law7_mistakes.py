@@ -16,6 +16,8 @@ import lathe.run
 
 HAS_GPU = torch.cuda.is_available()
 Cli = Callable[..., tuple[int, str]]
+# The sentence has to come before anybody looks for the data, which is not there.
+NO_DATA = ("data=cifar10", "data.source.download=false")
 
 
 @pytest.fixture
@@ -78,9 +80,10 @@ TYPED = {
     "images for a language model": (["model=gpt_nano"], ["model.net.vocab_size", "data=synthetic_tokens"]),
     "sizes that do not multiply to the world": (["strategy=3d", "strategy.tensor=3", "trainer.devices=2", "trainer.accelerator=cpu"],
                                                 ["strategy.tensor=3", "trainer.devices x trainer.num_nodes = 2"]),
-    "more stages than blocks": (["strategy=pipeline", "model=mlp", "model.net.depth=2", "trainer.devices=2", "trainer.accelerator=cpu"],
+    "more stages than blocks": (["strategy=pipeline", "model=mlp", "model.net.depth=2", *NO_DATA, "trainer.devices=2",
+                                 "trainer.accelerator=cpu"],
                                 ["strategy.stages", "blocks"]),
-    "heads that do not divide": (["strategy=tensor", "model=vit_tiny", "trainer.devices=2", "trainer.accelerator=cpu"],
+    "heads that do not divide": (["strategy=tensor", "model=vit_tiny", *NO_DATA, "trainer.devices=2", "trainer.accelerator=cpu"],
                                  ["model.net.heads=3", "strategy.tensor=2"]),
     "a net without a tensor plan": (["strategy=tensor", "trainer.devices=2", "trainer.accelerator=cpu"], ["strategy", "tensor_plan"]),
     "a precision that a strategy refuses": (["strategy=pipeline", "precision=16-true", "trainer.devices=2", "trainer.accelerator=cpu"],

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lathe.config import did_you_mean, require
 from lathe.errors import UserError
 from lathe.mesh import Axes, axes
-from lathe.strategies.pipeline_cut import Cut
+from lathe.strategies.pipeline_cut import Cut, enough_blocks
 from lathe.strategies.pipeline_flow import Flow, count_microbatches
 from lathe.strategies.pipeline_gradients import clip_by_norm, clip_by_value, local, reduce_together, settle, share_overflow
 from lathe.strategies.pipeline_state import gather, local_optimizer_state, localise
@@ -119,6 +119,9 @@ class Pipeline(DDPStrategy):
                     self._groups["ends"] = ends
 
     # -- the net
+
+    def check(self, net: nn.Module) -> None:
+        enough_blocks(net, self.axes.stages, self._slices, self.name)
 
     def shard(self, task: LightningModule) -> None:
         """Cuts the task's net in place, once; the optimizer is then built for this stage's part of it.

@@ -34,6 +34,21 @@ def chain_of(net: nn.Module, strategy: str) -> list[nn.Module]:
     return blocks
 
 
+def enough_blocks(net: nn.Module, stages: int, slices: int, strategy: str) -> list[nn.Module]:
+    """The blocks of a net that can be cut into `stages` times `slices` parts.
+
+    Raises:
+        UserError: as `chain_of`, or it has fewer blocks.
+    """
+    blocks, total = chain_of(net, strategy), stages * slices
+    if total > len(blocks):
+        what = f"strategy.stages={stages}" + (f" x strategy.slices={slices}" if slices > 1 else "")
+        raise UserError(
+            f"{what} needs at least {total} blocks, and {type(net).__name__} has {len(blocks)}: choose fewer stages or a deeper net."
+        )
+    return blocks
+
+
 class Slice(nn.Module):
     """Consecutive blocks, with what is before the first and behind the last one. Holds modules without owning them."""
 
@@ -74,13 +89,7 @@ class Cut:
         strategy: str = "pipeline",
         spread: Callable[[nn.Module], None] | None = None,
     ) -> None:
-        blocks = chain_of(net, strategy)
-        total = stages * slices
-        if total > len(blocks):
-            what = f"strategy.stages={stages}" + (f" x strategy.slices={slices}" if slices > 1 else "")
-            raise UserError(
-                f"{what} needs at least {total} blocks, and {type(net).__name__} has {len(blocks)}: choose fewer stages or a deeper net."
-            )
+        blocks, total = enough_blocks(net, stages, slices, strategy), stages * slices
         edges = [index * len(blocks) // total for index in range(total + 1)]
         homes = [home % stages for home, (start, end) in enumerate(pairwise(edges)) for _ in range(start, end)]
         _refuse_shared(net, blocks, homes)

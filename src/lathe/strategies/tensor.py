@@ -16,7 +16,7 @@ from lathe.strategies.clipping import reduce_partial
 from lathe.strategies.fsdp import shard_net
 from lathe.strategies.one_by_one import as_asked_for, step_one_by_one
 from lathe.strategies.sharded import ShardedStrategy
-from lathe.strategies.tensor_plan import parallelize
+from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
 class Tensor(ShardedStrategy):
@@ -43,6 +43,11 @@ class Tensor(ShardedStrategy):
         self.tensor, self.data = tensor, data
         self.sequence_parallel, self.fsdp, self.reshard_after_forward = sequence_parallel, fsdp, reshard_after_forward
         self._several_meshes = False
+
+    def check(self, net: nn.Module) -> None:
+        """Refuses a plain net that can't be cut so, by its plan and limits alone."""
+        plan_of(net)
+        check_limits(net, axes({"tensor": self.tensor, "data": self.data}, self.world_size).tensor)
 
     def make_mesh(self) -> DeviceMesh:
         sizes = axes({"tensor": self.tensor, "data": self.data}, self.world_size)

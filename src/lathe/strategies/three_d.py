@@ -9,7 +9,7 @@ from torch.optim import Optimizer
 
 from lathe.strategies.one_by_one import as_asked_for, step_one_by_one
 from lathe.strategies.pipeline import Pipeline
-from lathe.strategies.tensor_plan import parallelize
+from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
 class ThreeD(Pipeline):
@@ -40,6 +40,12 @@ class ThreeD(Pipeline):
         self._sizes = {"data": data, "tensor": tensor, "stages": stages}
         self._sequence_parallel = sequence_parallel
         self._one_by_one = False
+
+    def check(self, net: nn.Module) -> None:
+        super().check(net)
+        if self.axes.tensor > 1:
+            plan_of(net)
+            check_limits(net, self.axes.tensor)
 
     def _spread(self, net: nn.Module) -> None:
         if self.axes.tensor > 1:
