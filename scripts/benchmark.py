@@ -1,4 +1,4 @@
-"""Measures strategies: python scripts/benchmark.py suite=scaling (or memory, gpu; cli, trainer and data run the older scripts here)."""
+"""Measures training: python scripts/benchmark.py suite=scaling (or memory, overhead, gpu; cli, trainer, data run the older scripts)."""
 
 import runpy
 import sys

@@ -28,6 +28,7 @@ SHORT = (
     "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "data.batch_size=16", "optimizer.lr=0.02",
     "callbacks.throughput=null", "callbacks.lr_monitor=null", "launch.timeout=120",
 )  # fmt: skip
+PARTS = ("plain", "compression", "all")
 REGIONAL = ("pipeline", "3d")  # they cut a net between its blocks, so that only these can be compiled
 TOLERANCE = 1e-5  # law 2, for full precision; in other formats two processes round in other places, and the figure says how much
 
@@ -38,28 +39,47 @@ def main(cfg: DictConfig) -> None:
     request = resolve(cfg)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     require(request["processes"] >= 2, f"processes={request['processes']}: give at least 2, one is what they are compared with.")
+    require(request["part"] in PARTS, f"part={request['part']}: choose one of {', '.join(PARTS)}.")
     Path(request["paths"]["log_dir"]).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=request["paths"]["log_dir"], prefix="support-") as folder:
-        cases = [
-            {"strategy": strategy, "precision": precision, "compile": compiled, "model": model}
-            for strategy, model, compiled, precision in product(
-                ["auto", *request["strategies"]], request["models"], request["compiles"], request["precisions"]
-            )
-        ]
+        cases = all_cases(request)
         for number, case in enumerate(cases):
             case["case"] = number
-        references: dict[tuple[str, str, str], dict[str, Any]] = {}
+        references: dict[tuple[str, ...], dict[str, Any]] = {}
         for strategy in ("auto", *request["strategies"]):
             own = [case for case in cases if case["strategy"] == strategy]
             run_strategy(own, request, Path(folder))
             for case in own:
-                measure(case, references.get((case["precision"], case["model"], case["compile"])))
+                measure(case, references.get((case["precision"], *column_of(case))))
             if strategy == "auto":
-                references = {(case["precision"], case["model"], case["compile"]): case for case in own}
+                references = {(case["precision"], *column_of(case)): case for case in own}
     text = page(cases, request)
     print(text)
     if request["output"] is not None:
         rundir.write_atomically(Path(request["output"]), text)
+
+
+def all_cases(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every combination that the request's parts ask for."""
+    strategies, cases = ["auto", *request["strategies"]], []
+    if request["part"] in ("all", "plain"):
+        for strategy, model, compiled, precision in product(
+            strategies, request["models"], request["compiles"], request["precisions"]
+        ):
+            cases.append(
+                {"strategy": strategy, "precision": precision, "compile": compiled, "model": model, "compression": "none"}
+            )
+    if request["part"] in ("all", "compression"):
+        for strategy, method, precision in product(strategies, request["compressions"], request["precisions"]):
+            cases.append(
+                {"strategy": strategy, "precision": precision, "compile": "none", "model": "resnet", "compression": method}
+            )
+    return cases
+
+
+def column_of(case: dict[str, Any]) -> tuple[str, str, str]:
+    """What tells a case from others of its strategy and precision."""
+    return case["model"], case["compile"], case["compression"]
 
 
 def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -69,6 +89,9 @@ def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -
                  f"compile={case['compile']}", f"trainer.devices={1 if one else request['processes']}",
                  f"trainer.max_steps={request['steps']}", f"trainer.val_check_interval={2 * request['steps']}",
                  f"paths.log_dir={folder}", *request["overrides"]]  # fmt: skip
+    if case["compression"] != "none":
+        overrides += [f"compression={case['compression']}", "compression.receipt=none"]
+        overrides += request["compressions"][case["compression"]]
     if case["compile"] != "none" and case["precision"] not in request["inductor"]:
         overrides.append("compile.backend=aot_eager")
     if case["strategy"] in REGIONAL and case["compile"] != "none":
@@ -138,43 +161,75 @@ def losses(case: dict[str, Any]) -> list[float]:
 
 
 def page(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
-    """The table as Markdown, with a numbered list of the sentences that refuse."""
-    sentences: list[str] = []
-    columns = [(model, compiled) for model in request["models"] for compiled in request["compiles"]]
-    head = ["strategy", "precision", *(model if compiled == "none" else f"{model}, compiled" for model, compiled in columns),
-            "evaluated by one process", "compression"]  # fmt: skip
-    rows = []
-    for strategy, precision in product(["auto", *request["strategies"]], request["precisions"]):
-        own = {(c["model"], c["compile"]): c for c in cases if (c["strategy"], c["precision"]) == (strategy, precision)}
-        differences = [case["evaluated"] for case in own.values() if "evaluated" in case]
-        alone = f"{max(differences):.0e}" if differences else ""
-        rows.append([strategy, precision, *(cell(own[column], sentences) for column in columns), alone, "not yet"])
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
-    refusals = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
-    works = [case for case in cases if "difference" in case and case["strategy"] != "auto"]
-    full = [case["difference"] for case in works if case["precision"] == "32-true"]
-    worst = max(full, default=float("nan"))
-    broken = sum("broke" in case for case in cases)
+    """Both tables as Markdown. A part that was not asked for is taken from the page that is there."""
     import torch
 
+    asked = PARTS[:2] if request["part"] == "all" else (request["part"],)
+    old = Path(request["output"]).read_text() if request["output"] and Path(request["output"]).is_file() else ""
+    parts = []
+    for part in PARTS[:2]:
+        begin, end = f"<!-- {part} -->\n", f"<!-- end of {part} -->\n"
+        if part in asked:
+            own = [case for case in cases if (case["compression"] == "none") == (part == "plain")]
+            text = f"{explanation(part, own, request)}\n\n{table(own, request)}\n"
+        else:
+            text = old.partition(begin)[2].partition(end)[0]
+        parts.append(f"{begin}{text}{end}")
     return f"""# What works together
 
 Written by `python scripts/support.py`: {request["processes"]} processes over gloo on {os.cpu_count()} cores, one thread each,
 torch {torch.__version__.split("+")[0]}, Python {platform.python_version()}. Each cell is a run of {request["steps"]} optimizer steps
 of two accumulated batches, with clipped gradients, through the same code as `python train.py`. The number is the largest relative
 difference of a step's loss to one process with the same precision and compilation (`auto`); *r1*, *r2*, ... are refused at start-up with
-the sentence below. In 32-true and 64-true it has to be below {TOLERANCE:.0e}; in the other formats it shows how far apart two processes
-round. *Evaluated by one process* is the largest relative difference between the test loss that the run reported and the one that a
-single process finds for its checkpoint. Compiled columns use inductor in {", ".join(request["inductor"])} and aot_eager, which captures and
-differentiates the same graphs and leaves out the kernels, in the other formats; {" and ".join(REGIONAL)} compile block by block
-(`compile.regional=true`). {len(works)} combinations run; the largest difference in 32-true is {worst:.1e}; {broken} broke.
+the sentence below the table. In 32-true and 64-true it has to be below {TOLERANCE:.0e}; in the other formats it shows how far apart two
+processes round. *Evaluated by one process* is the largest relative difference between the test loss that the run reported and the one
+that a single process finds for its checkpoint.
 
-{chr(10).join(lines)}
+## Strategy, precision, compile, net
 
-## Refused
+{parts[0]}
+## Compression
 
-{chr(10).join(refusals) or "Nothing."}
-"""
+{parts[1]}"""
+
+
+def explanation(part: str, cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
+    """What a table's columns are, and how many of its cells ran."""
+    works = [case for case in cases if case.get("refused", "") is None]
+    full = [case["difference"] for case in works if case["precision"] == "32-true" and "difference" in case]
+    worst = max(full, default=float("nan"))
+    broken = sum("broke" in case for case in cases)
+    figures = f"{len(works)} combinations run; the largest difference in 32-true is {worst:.1e}; {broken} broke."
+    if part == "plain":
+        return (
+            f"Compiled columns use inductor in {', '.join(request['inductor'])} and aot_eager, which captures and differentiates the same\n"
+            f"graphs and leaves out the kernels, in the other formats; {' and '.join(REGIONAL)} compile block by block\n"
+            f"(`compile.regional=true`). {figures}"
+        )
+    return (
+        "A small ResNet under each method, which acts within the few steps. Methods that quantize see rounding: an activation on a border\n"
+        f"between two integers goes either way, and the loss follows by more than the last digit of a sum. {figures}"
+    )
+
+
+def table(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
+    """A row for each strategy and precision, a column for each net or method, and a numbered list of the sentences that refuse."""
+    sentences: list[str] = []
+    columns = list(dict.fromkeys(column_of(case) for case in cases))
+    titles = [
+        method if method != "none" else model if compiled == "none" else f"{model}, compiled"
+        for model, compiled, method in columns
+    ]
+    rows = []
+    for strategy, precision in product(["auto", *request["strategies"]], request["precisions"]):
+        own = {column_of(c): c for c in cases if (c["strategy"], c["precision"]) == (strategy, precision)}
+        differences = [case["evaluated"] for case in own.values() if "evaluated" in case]
+        alone = f"{max(differences):.0e}" if differences else ""
+        rows.append([strategy, precision, *(cell(own[column], sentences) for column in columns), alone])
+    head = ["strategy", "precision", *titles, "evaluated by one process"]
+    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)]
+    refusals = [f"{number}. {sentence}" for number, sentence in enumerate(sentences, 1)]
+    return "\n".join([*lines, "", "Refused:", "", *(refusals or ["Nothing."])])
 
 
 def cell(case: dict[str, Any], sentences: list[str]) -> str:

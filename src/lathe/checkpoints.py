@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lathe.compression.structure import apply_structure
 from lathe.errors import UserError
 
 
@@ -42,6 +43,16 @@ def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict) or "global_step" not in state:
         raise UserError(f"{key}={path} is not a checkpoint of a run: it has no `state_dict` and `global_step`.")
     return state
+
+
+def restore(net: nn.Module, state: dict[str, Any], key: str) -> None:
+    """Makes a net as its configuration builds it what `state`, a checkpoint's contents, says: its structure, then its weights.
+
+    Raises:
+        UserError: they don't fit; the sentence names the first that differs.
+    """
+    apply_structure(net, state.get("structure", {}))
+    load_weights(net, state["state_dict"], key)
 
 
 def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:

@@ -123,7 +123,7 @@ def check_values(cfg: dict[str, Any]) -> None:
     Raises:
         UserError: naming the key, its value and the way out.
     """
-    for group in ("data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger"):
+    for group in ("data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "compression", "callbacks", "logger"):
         require(
             isinstance(cfg.get(group), dict),
             f"{group}={cfg.get(group)!r}: a run needs this group; choose one of the files in configs/{group}.",

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from lathe.build import make, make_task
 from lathe.callbacks import Progress
-from lathe.checkpoints import load_weights, read_checkpoint
+from lathe.checkpoints import read_checkpoint, restore
 from lathe.config import require
 from lathe.run import make_trainer, quiet
 from lathe.rundir import RunDir, write_atomically
@@ -28,7 +28,7 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Any, Trainer]:
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     path = run.checkpoint(request["checkpoint"])
     task: Task = make_task(cfg, train=False)
-    load_weights(task.net, read_checkpoint(path)["state_dict"], str(path))
+    restore(task.net, read_checkpoint(path), str(path))
     callbacks: list[Callback] = [Progress()] if cfg["trainer"]["enable_progress_bar"] else []
     trainer = make_trainer(cfg, run.path, callbacks)
     return task, make(cfg["data"], "data"), trainer

@@ -23,6 +23,7 @@ from lathe.errors import Stopped, UserError
 from lathe.mesh import data_replicas
 from lathe.nodes import Nodes, arriving, read_nodes
 from lathe.outer import Outer, detect_outer
+from lathe.stages import check_compression
 from lathe.telling import one_sentence, tell
 
 __all__ = ["launch", "launch_on_run", "one_sentence"]
@@ -63,6 +64,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     with arriving(log_dir) if nodes.launch_id else nullcontext():  # the first node makes the directory that the others find
         run, resolved = _find_run(typed, outer, nodes)
         check_values(resolved)
+        check_compression(resolved)
         processes = count_processes(resolved, outer, nodes)
         for count in range(nodes.least, nodes.most + 1):
             check_batch_size(resolved, outer.world_size if outer else processes * count)

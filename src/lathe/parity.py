@@ -12,6 +12,7 @@ import torch
 from lathe.config import check_values
 from lathe.errors import UserError
 from lathe.run import train
+from lathe.stages import check_compression
 
 
 def run_cases(cfg: dict[str, Any]) -> None:
@@ -27,6 +28,7 @@ def run_cases(cfg: dict[str, Any]) -> None:
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 check_values(case)
+                check_compression(case)
                 train(case)
         except UserError as error:
             refused = str(error)

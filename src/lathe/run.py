@@ -17,10 +17,20 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lathe import rundir, summary
+from lathe import receipt, rundir, stacking, summary
 from lathe.build import call_factory, make, make_task
-from lathe.callbacks import AtomicCheckpointIO, Checkpoint, ExactResume, Preemption, Progress, Throughput, skip_empty_hooks
-from lathe.checkpoints import load_weights, read_checkpoint
+from lathe.callbacks import (
+    AtomicCheckpointIO,
+    Checkpoint,
+    Compression,
+    ExactResume,
+    Preemption,
+    Progress,
+    Throughput,
+    skip_empty_hooks,
+)
+from lathe.checkpoints import read_checkpoint, restore
+from lathe.compression.structure import apply_structure
 from lathe.config import did_you_mean, require
 from lathe.errors import Stopped
 from lathe.loggers import CSVLogger
@@ -44,6 +54,8 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     task = make_task(cfg)
     resume = run.last if run.last.exists() else None
     state = read_checkpoint(resume) if resume else None
+    if state is not None:
+        apply_structure(task.net, state.get("structure", {}))
     loggers = make_loggers(cfg, run.path, state["global_step"] if state else 0)
     callbacks = [LambdaCallback(on_fit_start=lambda trainer, task: begin(run, trainer)), *make_callbacks(cfg, task)]
     skip_empty_hooks(callbacks)
@@ -58,12 +70,20 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
         raise Stopped(received or "SIGTERM", str(run.path)) from error
     result = finish(cfg, run, trainer, task, datamodule, callbacks)
-    result |= {"parameters": parameters}
+    result = {"parameters": parameters, **result}
     result["seconds"] = time.monotonic() - began
     if trainer.is_global_zero:
         run.finish(result)
         summary.show(result, run.path)
+        if any(isinstance(callback, Compression) for callback in callbacks) and cfg["compression"]["receipt"] != "none":
+            receipt.write(run, cfg, baseline_of(cfg), cfg["compression"]["receipt"])
     return result
+
+
+def baseline_of(cfg: dict[str, Any]) -> Path | None:
+    """The run that this one started from, which its receipt compares it with."""
+    path = Path(cfg["ckpt_path"] or "")
+    return path if cfg["ckpt_path"] is not None and (path / "config.yaml").is_file() else None
 
 
 def quiet() -> None:
@@ -106,7 +126,7 @@ def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback]
     one_process = cfg["strategy"].get("processes") == "one"
     if one_process:
         options["devices"] = 1
-    strategy = make(_without(cfg["strategy"], "processes", "precisions"), "strategy")
+    strategy = make(_without(cfg["strategy"], "processes", "precisions", "compressions"), "strategy")
     several = world_size() > 1
     number_format = cfg["precision"]
     precision = precision_plugin(number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name"))
@@ -155,7 +175,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     if not trainer["enable_model_summary"]:
         skip.add("model_summary")
     nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skip}
-    callbacks: list[Callback] = [ExactResume(cfg["seed"])]
+    callbacks: list[Callback] = [ExactResume(cfg["seed"]), *stacking.make_methods(cfg)]
     for name, node in nodes.items():
         node = _monitoring(node, task)
         callbacks.append(make(node, f"callbacks.{name}"))
@@ -203,8 +223,9 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
             not averaged,
             f"ckpt_path={path} holds averaged weights, ckpt_mode=trainer goes on from raw ones: add callbacks=[default,ema].",
         )
+        apply_structure(task.net, state.get("structure", {}))
         return path
-    load_weights(task.net, state["state_dict"], f"ckpt_path={path}")
+    restore(task.net, state, f"ckpt_path={path}")
     return None
 
 
@@ -213,20 +234,33 @@ def finish(
 ) -> dict[str, Any]:
     """Tests the best checkpoint and gathers the final figures, keyed by `split/metric` or by their own names.
 
-    A strategy that `reshapes` the net leaves nothing that takes plain weights: a new one is built then.
+    A strategy that `reshapes` the net leaves nothing that takes plain weights, and compression may have changed the best ones after
+    training: a new net is built then.
     """
     result: dict[str, Any] = {}
+    made = [callback for callback in callbacks if isinstance(callback, Compression)]
     checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
     epochs, steps = trainer.current_epoch, trainer.global_step
     validation = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
     if checkpoint is not None and run.best.exists():
-        if cfg["test"]:
-            if getattr(trainer.strategy, "reshapes", False):
+        validation |= checkpoint.best_metrics
+        changed = False
+        if made:
+            if trainer.is_global_zero:
+                stacking.finalise(cfg, run.best, made)
+            trainer.strategy.barrier()
+            changed = bool(read_checkpoint(run.best).get("finalised", False))
+        if cfg["test"] or changed:
+            if made or getattr(trainer.strategy, "reshapes", False):
                 task = make_task(cfg, train=False)
                 trainer = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, Progress)])
-            load_weights(task.net, read_checkpoint(run.best)["state_dict"], str(run.best))
+            restore(task.net, read_checkpoint(run.best), str(run.best))
+        if changed:
+            trainer.validate(task, datamodule=datamodule, verbose=False)
+            validation |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        if made:
+            result["parameters"] = sum(p.numel() for p in task.net.parameters())
         result |= {"best_step": checkpoint.best_step, "monitor": checkpoint.monitor}
-        validation |= checkpoint.best_metrics
     result |= validation
     if cfg["test"]:
         trainer.test(task, datamodule=datamodule, verbose=False)
@@ -234,6 +268,8 @@ def finish(
     for callback in callbacks:
         if isinstance(callback, Throughput):
             result |= callback.summary()
+    for method in made:
+        result |= method.report()
     objective = cfg["objective"] or (checkpoint.monitor if checkpoint else None)
     require(objective is None or objective in result,
             f"objective={objective}: the run has no such figure; {did_you_mean(str(objective), result)}")  # fmt: skip

@@ -15,6 +15,8 @@ def show(result: dict[str, Any], run_dir: Path, console: Console | None = None) 
         key for key in result if key.startswith("val/")
     ):
         table.add_row(name, f"{result[name]:.4f}")
+    for name in sorted(key for key in result if "/" in key and key.split("/")[0] not in ("train", "val", "test")):
+        table.add_row(name, f"{result[name]:.4f}")  # what compression reports
     table.add_row("parameters", f"{result['parameters']:,}")
     if result.get("samples_per_s"):
         table.add_row("samples/s", f"{result['samples_per_s']:,.0f}")

@@ -34,7 +34,7 @@ def test_memory_of_one_process_is_what_arithmetic_says(tmp_path: Any) -> None:
     memory = case("m", kind="memory")
     cfg = composed(memory, steps=3, warmup=0)["m"]
     cfg["paths"]["run_dir"] = str(tmp_path)
-    found = rank.measure({"cfg": cfg, "kind": "memory", "sync": True, "warmup": 0, "steps": 3})
+    found = rank.measure({"cfg": cfg, "kind": "memory", "sync": True, "forward": False, "warmup": 0, "steps": 3})
     weights = (256 + 1) * 32 + 2 * (32 + 1) * 32 + (32 + 1) * 10
     assert found["parameters"] == found["gradients"] == 4 * weights
     assert found["optimizer"] == pytest.approx(2 * 4 * weights, abs=100)  # and a step count for each tensor
@@ -53,7 +53,7 @@ def test_times_are_those_of_the_steps_asked_for(tmp_path: Any, monkeypatch: pyte
     timed = case("t")
     cfg = composed(timed)["t"]
     cfg["paths"]["run_dir"] = str(tmp_path)
-    found = rank.measure({"cfg": cfg, "kind": "time", "sync": True, "warmup": 2, "steps": 4})
+    found = rank.measure({"cfg": cfg, "kind": "time", "sync": True, "forward": False, "warmup": 2, "steps": 4})
     assert len(ticks) == 5  # of seven steps, two warm up
     assert found["step_ms"] == pytest.approx(2.5)  # of 1, 2, 3 and 4 ms
     assert found["samples_per_s"] == pytest.approx(16 / 0.0025)

@@ -6,15 +6,15 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from helpers import check, command, environment, new_run, rows, run, runs, weights
-from lightning.pytorch import Callback, Trainer
+from interruptions import Interrupted, Interruption, interruption, kill_when, same
 
 import lathe.run
-from lathe.tasks import Task
+
+__all__ = ["interruption"]  # a fixture
 
 # Dropout draws from the global generators; validation comes twice an epoch, so that checkpoints fall before, at and after one.
 STEPPED = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.max_epochs=3",
@@ -23,52 +23,6 @@ STEPPED = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trai
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=1", "model.net.dropout=0.2")
 TRAIN = (*STEPPED, *MLP)
 STEPS = 60  # 1300 samples, 20 batches of 64 in each of 3 epochs
-
-
-def _same(left: Path, right: Path) -> None:
-    for name in ("last", "best"):
-        ours, theirs = weights(left, name), weights(right, name)
-        assert ours.keys() == theirs.keys()
-        assert all(torch.equal(ours[key], theirs[key]) for key in ours), name
-    assert rows(left) == rows(right)
-
-
-class Interrupted(Exception):
-    """Stands for a death of the process."""
-
-
-class Interruption(Callback):
-    """Dies in the named hook once a number of optimizer steps is reached; nothing after that gets to write anything."""
-
-    def __init__(self) -> None:
-        self.hook, self.step = "", STEPS + 1
-
-    def _maybe(self, hook: str, trainer: Trainer) -> None:
-        if hook == self.hook and trainer.global_step >= self.step and not trainer.sanity_checking:
-            raise Interrupted
-
-    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
-        self._maybe("on_train_batch_start", trainer)
-
-    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
-        self._maybe("on_validation_start", trainer)
-
-    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
-        self._maybe("on_validation_end", trainer)
-
-    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
-        self._maybe("on_train_epoch_end", trainer)
-
-    def on_test_start(self, trainer: Trainer, task: Task) -> None:
-        self._maybe("on_test_start", trainer)
-
-
-@pytest.fixture
-def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
-    callback = Interruption()
-    make = lathe.run.make_callbacks
-    monkeypatch.setattr(lathe.run, "make_callbacks", lambda cfg, task: [*make(cfg, task), callback])
-    return callback
 
 
 def _train_through(folder: Path, interruption: Interruption, hook: str, step: int, *extra: str) -> Path:
@@ -98,7 +52,7 @@ MOMENTS = [(hook, step) for hook, steps in {
 def test_every_kind_of_moment(tmp_path: Path, interruption: Interruption) -> None:
     alone = _train_through(tmp_path / "alone", interruption, "", STEPS + 1)
     for hook, step in MOMENTS:
-        _same(alone, _train_through(tmp_path / f"{hook}{step}", interruption, hook, step))
+        same(alone, _train_through(tmp_path / f"{hook}{step}", interruption, hook, step))
 
 
 @pytest.mark.parametrize("parts", [
@@ -125,7 +79,7 @@ def test_with_other_parts(tmp_path: Path, interruption: Interruption, parts: tup
 
     alone = train(STEPS + 1)
     for step in (5, 16):
-        _same(alone, train(step))
+        same(alone, train(step))
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
@@ -147,27 +101,7 @@ def test_the_comparison_can_fail(tmp_path: Path, interruption: Interruption) -> 
     one = _train_through(tmp_path / "one", interruption, "", STEPS + 1)
     other = _train_through(tmp_path / "other", interruption, "", STEPS + 1, "seed=7")
     with pytest.raises(AssertionError):
-        _same(one, other)
-
-
-def _kill_when(directory_of: Path, lines: int, *arguments: str) -> Path:
-    """Starts the real command and sends SIGKILL to its whole process group once metrics.csv has so many lines."""
-    process = subprocess.Popen(
-        command(*arguments), cwd=directory_of.parent, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        found = runs(directory_of)
-        if found and (found[0] / "metrics.csv").exists() and (found[0] / "metrics.csv").read_text().count("\n") > lines:
-            break
-        assert process.poll() is None, "the run ended before it could be killed"
-        time.sleep(0.002)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    (directory,) = runs(directory_of)
-    assert not (directory / "result.json").exists()
-    return directory
+        same(one, other)
 
 
 # Slowed down, so that a kill can fall anywhere: a wider net, and every step written.
@@ -183,11 +117,11 @@ def test_kill_9_at_random_moments(tmp_path: Path, devices: int) -> None:
     print(f"killed after {moments} lines")  # shown if the test fails
     for moment in moments:
         log_dir = tmp_path / f"killed{moment}"
-        directory = _kill_when(log_dir, moment, *KILLED, *extra, f"paths.log_dir={log_dir}")
+        directory = kill_when(log_dir, moment, *KILLED, *extra, f"paths.log_dir={log_dir}")
         check(run(f"resume={directory}", cwd=tmp_path))
         assert (directory / "result.json").exists()
         assert runs(log_dir) == [directory]
-        _same(alone, directory)
+        same(alone, directory)
 
 
 @pytest.mark.slow
@@ -198,10 +132,10 @@ def test_kill_9_where_the_net_is_spread(tmp_path: Path, strategy: str) -> None:
     extra = (f"strategy={strategy}", "trainer.devices=2", "callbacks.checkpoint.every_n_train_steps=5")
     check(run(*KILLED, *extra, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
     (alone,) = runs(tmp_path / "alone")
-    directory = _kill_when(tmp_path / "killed", 27, *KILLED, *extra, f"paths.log_dir={tmp_path / 'killed'}")
+    directory = kill_when(tmp_path / "killed", 27, *KILLED, *extra, f"paths.log_dir={tmp_path / 'killed'}")
     assert (directory / "checkpoints" / "last.ckpt").exists()
     check(run(f"resume={directory}", cwd=tmp_path))
-    _same(alone, directory)
+    same(alone, directory)
 
 
 def test_sigterm_leaves_a_resumable_run(tmp_path: Path) -> None:
@@ -220,7 +154,7 @@ def test_sigterm_leaves_a_resumable_run(tmp_path: Path) -> None:
     check(run("resume=auto", *arguments, cwd=tmp_path))
     assert runs(log_dir) == found
     (alone,) = runs(tmp_path / "alone")
-    _same(alone, found[0])
+    same(alone, found[0])
 
 
 @pytest.mark.slow

@@ -107,7 +107,15 @@ def run(
 
 def _ordered(case: Case, composed: dict[str, dict[str, Any]], request: dict[str, Any]) -> dict[str, Any]:
     cfg = json.loads(json.dumps(composed[case.name]))
-    return {"cfg": cfg, "kind": case.kind, "sync": case.sync, "warmup": request["warmup"], "steps": request["steps"]}
+    forward = case.facts.get("method") == "plain"
+    return {
+        "cfg": cfg,
+        "kind": case.kind,
+        "sync": case.sync,
+        "forward": forward,
+        "warmup": request["warmup"],
+        "steps": request["steps"],
+    }
 
 
 def _short(result: dict[str, Any]) -> str:

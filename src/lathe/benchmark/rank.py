@@ -14,6 +14,7 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from torch.nn.parallel import DistributedDataParallel
 
+from lathe import score, stacking
 from lathe.build import make, make_task
 from lathe.callbacks import Throughput, skip_empty_hooks
 from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
@@ -56,6 +57,7 @@ def _fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
     seed_everything(cfg["seed"], workers=True, verbose=False)
     datamodule, task = make(cfg["data"], "data"), make_task(cfg)
     parameters = count_parameters(task.net).total
+    callbacks = [*stacking.make_methods(cfg), *callbacks]
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, Path(cfg["paths"]["run_dir"]), callbacks)
     prepare(cfg, task, trainer)
@@ -106,15 +108,33 @@ def _time(case: dict[str, Any]) -> dict[str, Any]:
     told = throughput.summary()
     result = {
         "step_ms": milliseconds,
+        "mean_step_ms": (clock.ends[-1] - clock.ends[0]) / (len(clock.ends) - 1) * 1e3,
         "fastest_step_ms": clock.fastest_ms(),
         "samples_per_s": cfg["data"]["batch_size"] / milliseconds * 1e3 if cfg["data"].get("batch_size") else None,
         "grad_sync": told["grad_sync"] if case["sync"] else None,
         "mfu": told["mfu"],
         "parameters": parameters,
     }
+    if case["forward"]:
+        result["forward_ms"] = _forward_ms(trainer, cfg, case["steps"])
     if cuda:
         result["peak"] = torch.cuda.max_memory_allocated()
     return result
+
+
+def _forward_ms(trainer: Trainer, cfg: dict[str, Any], passes: int) -> float:
+    """The median time of the net's forward pass on a training batch, in eval mode and without gradients: what a teacher costs."""
+    net = trainer.lightning_module.get_submodule("net").eval()
+    x = next(iter(score.open_data(cfg).train_dataloader()))[0].to(trainer.strategy.root_device)
+    taken = []
+    with torch.no_grad():
+        for _ in range(passes):
+            began = time.perf_counter()
+            net(x)
+            if x.is_cuda:
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - began)
+    return statistics.median(taken) * 1e3
 
 
 class _Probe(Callback):

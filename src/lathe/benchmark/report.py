@@ -171,11 +171,36 @@ def gpu(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
     return [table(head, rows)], plot.stacks("Time of a step", "ms", heights)
 
 
+def overhead(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
+    """Means over a turn's steps, since what a method does every few steps counts as well."""
+
+    def step(result: dict[str, Any]) -> float:
+        return float(result["mean_step_ms"])
+
+    rows, bars, heights = [], [], dict[str, dict[str, float]]()
+    shares = [r["forward_ms"] / r["mean_step_ms"] for r in results.get("plain", []) if "error" not in r]
+    for case in cases:
+        mean, over = spread(results, case.name, "mean_step_ms"), ratio(results, case.name, "plain", step)
+        if mean is None or over is None:
+            rows.append([case.name, _error(results, case), ""])
+            continue
+        rows.append([case.name, mean.short, str(over)])
+        heights[case.name] = {"step, ms": mean.median}
+        limits = {"prune": 1.03, "qat": 1.60}
+        if shares and case.name == "distill":
+            limits["distill"] = 1.05 + Spread(shares).median
+            rows.append(["a forward pass of the plain net, as its teacher runs it", "", f"{Spread(shares)} of a step"])
+        if case.name in limits:
+            bars.append(bar(f"{case.name}: step over the plain one's,", over, limits[case.name], at_most=True))
+    head = ["method", "step, ms", "over the plain step"]
+    return [table(head, rows), table(["bar", "measured", ""], bars)], plot.stacks("Time of a training step", "ms", heights)
+
+
 def _error(results: Results, case: Case) -> str:
     return next((r["error"] for r in results.get(case.name, []) if "error" in r), "not measured")
 
 
-REPORTS = {"scaling": scaling, "memory": memory, "gpu": gpu}
+REPORTS = {"scaling": scaling, "memory": memory, "gpu": gpu, "overhead": overhead}
 
 
 def write(output: Path, cases: Sequence[Case], results: Results, request: dict[str, Any], seconds: float) -> str:

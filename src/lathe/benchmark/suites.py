@@ -105,7 +105,28 @@ def gpu(request: dict[str, Any]) -> list[Case]:
     return cases
 
 
-SUITES = {"scaling": scaling, "memory": memory, "gpu": gpu}
+# What each method adds to a step, in its full course: masks that move, ranges that are observed, a teacher as large as the student.
+METHODS = {
+    "prune": ("compression=prune", "compression.prune.start=0", "compression.prune.end=1"),
+    "rigl": ("compression=rigl",),
+    "qat": ("compression=qat",),
+    "qat, learned steps": ("compression=qat", "compression.qat.lsq=true"),
+    "distill": ("compression=distill", "compression.distill.teacher=ema"),
+    "distill, prune, qat": ("compression=[distill,prune,qat]", "compression.distill.teacher=ema", "compression.prune.start=0",
+                            "compression.prune.end=1"),
+}  # fmt: skip
+
+
+def overhead(request: dict[str, Any]) -> list[Case]:
+    """A training step of ResNet-20 under each method of compression, beside the plain one."""
+    net = ("model=resnet20", "data=digits", "data.image_size=32", f"data.batch_size={request['batch_size']}")
+    return [
+        Case(name, (*net, *overrides), 1, facts={"method": name})
+        for name, overrides in {"plain": ("compression=none",), **METHODS}.items()
+    ]
+
+
+SUITES = {"scaling": scaling, "memory": memory, "gpu": gpu, "overhead": overhead}
 # What the request's nulls mean.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "scaling": {"strategies": ["ddp", "fsdp"], "rounds": 15, "steps": 30, "warmup": 5, "batch_size": 768, "accelerator": "cpu"},
@@ -113,6 +134,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
                "steps": 3, "warmup": 0, "batch_size": 256, "accelerator": "cpu"},
     "gpu": {"strategies": ["fsdp", "tensor", "deepspeed_2"], "rounds": 3, "steps": 20, "warmup": 10, "batch_size": 0,
             "accelerator": "gpu"},
+    "overhead": {"strategies": [], "rounds": 5, "steps": 20, "warmup": 3, "batch_size": 128, "accelerator": "cpu"},
 }  # fmt: skip
 
 

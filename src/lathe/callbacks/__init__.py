@@ -2,6 +2,7 @@
 
 from lathe.callbacks.checkpoint import Checkpoint
 from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
+from lathe.callbacks.compression import Compression, compressions
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.lean import skip_empty_hooks
 from lathe.callbacks.model_summary import ModelSummary
@@ -16,6 +17,7 @@ __all__ = [
     "EMA",
     "AtomicCheckpointIO",
     "Checkpoint",
+    "Compression",
     "ExactResume",
     "ModelSummary",
     "NanGuard",
@@ -23,5 +25,6 @@ __all__ = [
     "Progress",
     "Throughput",
     "TorchProfiler",
+    "compressions",
     "skip_empty_hooks",
 ]

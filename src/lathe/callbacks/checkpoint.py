@@ -8,12 +8,14 @@ from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
+from lathe.callbacks.compression import compressions
 from lathe.config import did_you_mean
 from lathe.errors import UserError
 
 
 class Checkpoint(CheckpointBase):
-    """Keeps the best epoch by a monitored figure (of equals the later, which has trained longer), and the newest state.
+    """Keeps the best epoch by a monitored figure (of equals the later, which has trained longer), and the newest state. An epoch counts
+    once every method of compression has the net as it will ship: one that was better while it was larger is no result.
 
     last.ckpt is written after every `every_n_epochs` epochs (null: after the last alone), and every `every_n_train_steps` optimizer
     steps. Where a validation is due after such a step it is written after the validation, so that a continued run neither misses nor
@@ -96,7 +98,9 @@ class Checkpoint(CheckpointBase):
         last_epoch = epoch == trainer.max_epochs or trainer.should_stop or trainer.global_step == trainer.max_steps
         unmonitored = self.monitor is None
         if last_epoch and not unmonitored and self.best_score is None:
-            rank_zero_warn(f"{self.monitor} was never reported (no validation ran?), so best.ckpt is the newest state.")
+            late = [type(method).__name__ for method in compressions(trainer) if not method.ready(trainer)]
+            reason = f"{' and '.join(late)} ended with the run" if late else f"{self.monitor} was never reported (no validation ran?)"
+            rank_zero_warn(f"{reason}, so best.ckpt is the newest state.")
             unmonitored = True
         if unmonitored:
             self.save(trainer, "best")
@@ -119,6 +123,8 @@ class Checkpoint(CheckpointBase):
 
     def _keep_best(self, trainer: Trainer) -> None:
         if self.monitor is None or self.monitor not in trainer.callback_metrics:
+            return
+        if not all(method.ready(trainer) for method in compressions(trainer)):
             return
         score = float(trainer.callback_metrics[self.monitor])
         better = self.best_score is None or (score >= self.best_score if self.mode == "max" else score <= self.best_score)

@@ -82,6 +82,16 @@ class EMA(Callback):
                 torch._foreach_lerp_(self._average, self._widened(), 1 - decay)
         self.updates += 1
 
+    def mask(self, masks: dict[str, Tensor]) -> None:
+        """Zero the average where masks (True where a weight stays; by parameter name, of the full shape) have just been laid on the
+        weights: those stay zero, and so does their average from here on."""
+        if not self._average:
+            return
+        with torch.no_grad():
+            for name, mask in masks.items():
+                i = self._index[name]
+                self._average[i].masked_fill_(~part_of(mask, self._owners[i]), 0.0)
+
     def _widened(self) -> list[Tensor]:
         return self._live if not self._narrow else [t.to(a.dtype) for t, a in zip(self._live, self._average, strict=True)]
 

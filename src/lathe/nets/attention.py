@@ -4,6 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lathe.errors import UserError
+from lathe.nets.add import Add
 from lathe.nets.checks import probability, whole_number
 
 
@@ -55,15 +56,17 @@ class TransformerBlock(nn.Module):
         self.attention_norm = nn.LayerNorm(width, eps=eps)
         self.attention = Attention(width, heads, causal=causal, dropout=dropout)
         self.attention_dropout = nn.Dropout(dropout)
+        self.attention_add = Add()
         self.mlp_norm = nn.LayerNorm(width, eps=eps)
         self.up = nn.Linear(width, 4 * width)
         self.gelu = nn.GELU(approximate="tanh" if tanh else "none")
         self.down = nn.Linear(4 * width, width)
         self.mlp_dropout = nn.Dropout(dropout)
+        self.mlp_add = Add()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention_dropout(self.attention(self.attention_norm(x)))
-        out: Tensor = x + self.mlp_dropout(self.down(self.gelu(self.up(self.mlp_norm(x)))))
+        x = self.attention_add(x, self.attention_dropout(self.attention(self.attention_norm(x))))
+        out: Tensor = self.mlp_add(x, self.mlp_dropout(self.down(self.gelu(self.up(self.mlp_norm(x))))))
         return out
 
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lathe.errors import UserError
+from lathe.nets.add import Add
 from lathe.nets.blocks import Blocks
 from lathe.nets.checks import whole_number
 
@@ -58,6 +59,7 @@ class BasicBlock(nn.Module):
         self.conv2 = nn.Conv2d(width, width, kernel_size=3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(width)
         self.shortcut = make_shortcut(in_channels, width, stride, shortcut)
+        self.add = Add()
         self.relu2 = nn.ReLU()
 
     @property
@@ -68,7 +70,7 @@ class BasicBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         branch = self.relu1(self.bn1(self.conv1(x)))
         branch = self.bn2(self.conv2(branch))
-        out: Tensor = self.relu2(branch + self.shortcut(x))
+        out: Tensor = self.relu2(self.add(branch, self.shortcut(x)))
         return out
 
 
@@ -92,6 +94,7 @@ class Bottleneck(nn.Module):
         self.conv3 = nn.Conv2d(width, out_channels, kernel_size=1, bias=False)
         self.bn3 = nn.BatchNorm2d(out_channels)
         self.shortcut = make_shortcut(in_channels, out_channels, stride, shortcut)
+        self.add = Add()
         self.relu3 = nn.ReLU()
 
     @property
@@ -103,7 +106,7 @@ class Bottleneck(nn.Module):
         branch = self.relu1(self.bn1(self.conv1(x)))
         branch = self.relu2(self.bn2(self.conv2(branch)))
         branch = self.bn3(self.conv3(branch))
-        out: Tensor = self.relu3(branch + self.shortcut(x))
+        out: Tensor = self.relu3(self.add(branch, self.shortcut(x)))
         return out
 
 

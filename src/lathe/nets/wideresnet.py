@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from lathe.errors import UserError
+from lathe.nets.add import Add
 from lathe.nets.blocks import Blocks
 from lathe.nets.checks import probability, whole_number
 
@@ -23,6 +24,7 @@ class PreActivationBlock(nn.Module):
         self.relu2 = nn.ReLU()
         self.dropout = nn.Dropout(dropout)
         self.conv2 = nn.Conv2d(out_channels, out_channels, kernel_size=3, padding=1, bias=False)
+        self.add = Add()
         self.shortcut: nn.Conv2d | None = None
         if stride != 1 or in_channels != out_channels:
             self.shortcut = nn.Conv2d(in_channels, out_channels, kernel_size=1, stride=stride, bias=False)
@@ -31,7 +33,7 @@ class PreActivationBlock(nn.Module):
         active = self.relu1(self.bn1(x))
         residual = x if self.shortcut is None else self.shortcut(active)
         branch = self.relu2(self.bn2(self.conv1(active)))
-        out: Tensor = self.conv2(self.dropout(branch)) + residual
+        out: Tensor = self.add(self.conv2(self.dropout(branch)), residual)
         return out
 
 

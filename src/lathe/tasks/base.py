@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lathe.compression.structure import structure_of
 from lathe.errors import UserError
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
@@ -49,6 +50,7 @@ class Task(LightningModule):
         self._logged_step = -1
         self._restored: dict[str, list[list[float]]] = {}
         self.latest: dict[str, float] = {}
+        self.schedule_repeats = 1  # how often a run goes through its schedule; who raises it starts the schedule again
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning notes the running hook's name some forty times a step; a Module looks each up among parameters and buffers first.
@@ -205,7 +207,7 @@ class Task(LightningModule):
             raise UserError(
                 "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of them."
             )
-        scheduler = self._make_scheduler(optimizer, int(total))
+        scheduler = self._make_scheduler(optimizer, int(total) // self.schedule_repeats)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -228,6 +230,9 @@ class Task(LightningModule):
                     rows = [torch.empty_like(mine) for _ in rows]
                     torch.distributed.all_gather(rows, mine)
                 sums[kind] = [row.tolist() for row in rows]
+        structure = structure_of(self.net)
+        if structure:
+            checkpoint["structure"] = structure
         checkpoint["task"] = {"sums": sums, "logged_step": self._logged_step}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

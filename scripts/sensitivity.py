@@ -1,0 +1,16 @@
+"""How much each layer of a run may be pruned or quantized: python scripts/sensitivity.py run=logs/latest budget=0.15"""
+
+import hydra
+from omegaconf import DictConfig
+
+from lathe.launch import launch_on_run, one_sentence
+
+
+@one_sentence
+@hydra.main(version_base="1.3", config_path="../configs", config_name="sensitivity")
+def main(cfg: DictConfig) -> None:
+    launch_on_run(cfg, "lathe.sensitivity:sensitivity")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Removal of channels, heads and hidden units from a net, and the resulting shapes as plain data."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+
+_KEY = "_channels_removed"  # in a net's __dict__, which deepcopy takes along
+
+
+@dataclass(frozen=True)
+class Slice:
+    """What the units of a group own of one tensor: positions `index` `[units, positions]` of dimension `dim`.
+
+    `role` is "out" for what makes a unit's output (a convolution's rows and bias, a BatchNorm's weight and bias), which is therefore
+    zero where all of these are; "in" for what reads it (a convolution's columns); "state" for running statistics.
+    """
+
+    module: str
+    tensor: str
+    dim: int
+    index: Tensor
+    role: Literal["out", "in", "state"]
+
+    @property
+    def name(self) -> str:
+        """The tensor's name in the net."""
+        return f"{self.module}.{self.tensor}" if self.module else self.tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that can only be removed from all their layers together: `units` channels of a stream, heads, or hidden units.
+
+    `name` is that of the first layer. `sizes` lists the modules' own numbers as (module, attribute, how many of it a unit is).
+    """
+
+    name: str
+    kind: Literal["channels", "heads"]
+    units: int
+    slices: tuple[Slice, ...]
+    sizes: tuple[tuple[str, str, int], ...]
+
+
+def remove(net: nn.Module, groups: Iterable[Group], chosen: Mapping[str, Sequence[int]]) -> None:
+    """Removes the units `chosen[group.name]` of each group from `net`, in place: tensors are new ones with fewer positions.
+
+    An optimizer made before still holds the old tensors. A unit whose "out" slices are zero adds nothing to the net's output, which
+    then stays as it was.
+    """
+    dropped: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    sizes: dict[tuple[str, str], int] = defaultdict(int)
+    for group in groups:
+        units = list(chosen.get(group.name, ()))
+        if not units:
+            continue
+        for part in group.slices:
+            dropped[part.name][part.dim].update(part.index[units].flatten().tolist())
+        for path, attribute, width in group.sizes:
+            sizes[path, attribute] += width * len(units)
+    new: dict[int, Tensor] = {}
+    for name, dims in dropped.items():
+        tensor = _tensor(net, name)
+        if id(tensor) not in new:  # a tied tensor is cut once
+            new[id(tensor)] = _without(tensor, dims)
+    for name, tensor in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]:
+        if id(tensor) in new:
+            _put(net, name, new[id(tensor)])
+    for name, dims in dropped.items():
+        if name.endswith(".weight") and 0 in dims:
+            _cut_quantizer(net, name.removesuffix(".weight"), dims[0])
+    for (path, attribute), count in sizes.items():
+        module = net.get_submodule(path)
+        setattr(module, attribute, getattr(module, attribute) - count)
+    _note(net, list(dropped), list(sizes))
+
+
+def describe(net: nn.Module) -> dict[str, Any]:
+    """The shapes that differ from those `net` was configured with, as plain data; empty where nothing was removed."""
+    found: dict[str, Any] = net.__dict__.get(_KEY, {})
+    return {kind: {name: _plain(value) for name, value in items.items()} for kind, items in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, list) else dict(value)
+
+
+def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
+    """Gives `net` the shapes that `describe` told of, in place. Values are to be loaded: these are cut from what was there.
+
+    Raises:
+        UserError: the net has no such tensors, or they are smaller.
+    """
+    tensors, modules = description["tensors"], description["modules"]
+    named = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers(remove_duplicate=False))}
+    for name, shape in tensors.items():
+        fits = name in named and named[name].dim() == len(shape)
+        if not fits or any(new > old for new, old in zip(shape, named[name].shape, strict=True)):
+            has = f"of shape {list(named[name].shape)}" if name in named else "nowhere"
+            raise UserError(
+                f"The structure holds {name} with shape {list(shape)}, which the net has {has}: it is that of another net."
+            )
+    new: dict[int, Tensor] = {}
+    for name, shape in tensors.items():
+        tensor = named[name]
+        if id(tensor) not in new:
+            new[id(tensor)] = _like(tensor, tensor.detach()[tuple(slice(size) for size in shape)].clone())
+        _put(net, name, new[id(tensor)])
+    for path, attributes in modules.items():
+        for attribute, value in attributes.items():
+            setattr(net.get_submodule(path), attribute, value)
+    net.__dict__[_KEY] = {"tensors": {name: list(shape) for name, shape in tensors.items()},
+                          "modules": {path: dict(values) for path, values in modules.items()}}  # fmt: skip
+
+
+def _note(net: nn.Module, names: list[str], sizes: list[tuple[str, str]]) -> None:
+    """Writes down the present shapes of what has changed, beside what had changed before."""
+    if not names:
+        return
+    noted = net.__dict__.setdefault(_KEY, {"tensors": {}, "modules": {}})
+    for name in names:
+        noted["tensors"][name] = list(_tensor(net, name).shape)
+    for path, attribute in sizes:
+        noted["modules"].setdefault(path, {})[attribute] = getattr(net.get_submodule(path), attribute)
+
+
+def _tensor(net: nn.Module, name: str) -> Tensor:
+    path, _, attribute = name.rpartition(".")
+    tensor: Tensor = getattr(net.get_submodule(path), attribute)
+    return tensor
+
+
+def _put(net: nn.Module, name: str, tensor: Tensor) -> None:
+    path, _, attribute = name.rpartition(".")
+    setattr(net.get_submodule(path), attribute, tensor)
+
+
+def _like(old: Tensor, values: Tensor) -> Tensor:
+    return nn.Parameter(values, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else values
+
+
+def _without(tensor: Tensor, dims: Mapping[int, set[int]]) -> Tensor:
+    values = tensor.detach()
+    for dim, positions in dims.items():
+        keep = [position for position in range(values.shape[dim]) if position not in positions]
+        values = values.index_select(dim, torch.tensor(keep, dtype=torch.long, device=values.device))
+    return _like(tensor, values)
+
+
+def _cut_quantizer(net: nn.Module, path: str, positions: set[int]) -> None:
+    """The scales of a layer whose weights are quantized per output channel go with the channels."""
+    module = net.get_submodule(path)
+    quantizer = getattr(module, "weight_quantizer", None)
+    if not isinstance(quantizer, nn.Module):
+        return
+    count = len(_tensor(module, "weight")) + len(positions)
+    for name, tensor in [*quantizer.named_parameters(), *quantizer.named_buffers()]:
+        if tensor.dim() and len(tensor) == count > 1:
+            _put(quantizer, name, _without(tensor, {0: positions}))

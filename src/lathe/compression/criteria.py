@@ -1,0 +1,147 @@
+"""What a weight is worth: scores of the shape of each parameter, by name; those of least score are removed (`masks.make_masks`)."""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+
+Scores = dict[str, Tensor]
+_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_BATCHNORM = nn.modules.batchnorm._BatchNorm
+
+
+def magnitude(parameters: Mapping[str, Tensor]) -> Scores:
+    """|w| (Han et al. 2015, arXiv:1506.02626). For rows and blocks, `make_masks(norm=p)` makes the Lp norm of it."""
+    return {name: parameter.detach().abs() for name, parameter in parameters.items()}
+
+
+def random(parameters: Mapping[str, Tensor], seed: int, step: int = 0) -> Scores:
+    """Uniform numbers in [0, 1) that depend on (seed, step, name) alone: the baseline that every criterion has to beat."""
+    scores = {}
+    for name, parameter in parameters.items():
+        digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "little") >> 1)
+        scores[name] = torch.rand(parameter.shape, generator=generator).to(parameter.device)
+    return scores
+
+
+def batchnorm_scale(net: nn.Module, parameters: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None = None) -> Scores:
+    """|gamma| of the BatchNorm behind a layer, for each of its output channels (Liu et al. 2017, "Network Slimming", arXiv:1708.06519).
+
+    The BatchNorm behind a layer is the next one of as many channels among the leaves of `net.modules()`, before any other layer with
+    weights. `whole` has gathered copies of sharded gammas, by their names.
+
+    Raises:
+        UserError: a layer has no BatchNorm behind it.
+    """
+    followers = batchnorms(net, parameters)
+    scores = {}
+    for name, parameter in parameters.items():
+        gamma = (whole or {}).get(followers[name], net.get_parameter(followers[name]))
+        shape = (-1, *[1] * (parameter.dim() - 1))
+        scores[name] = gamma.detach().abs().reshape(shape).expand(parameter.shape)
+    return scores
+
+
+def batchnorms(net: nn.Module, names: Iterable[str]) -> dict[str, str]:
+    """For each layer's weight, the name of the scale of the BatchNorm behind it; raises as `batchnorm_scale` does."""
+    leaves = [(name, module) for name, module in net.named_modules() if next(module.parameters(recurse=False), None) is not None]
+    behind = {f"{name}.weight": after for (name, _), after in pairwise(leaves)}
+    found = {}
+    for name in names:
+        after, norm = behind.get(name, ("", None))
+        outputs = net.get_parameter(name).shape[0]
+        if not isinstance(norm, _BATCHNORM) or norm.num_features != outputs or not norm.affine:
+            raise UserError(
+                f"criterion=batchnorm: no BatchNorm of {outputs} channels follows {name}: exclude it, or take magnitude."
+            )
+        found[name] = f"{after}.weight"
+    return found
+
+
+@torch.no_grad()
+def add_taylor(sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:
+    """Adds |w grad|, in place: by how much, to first order, the loss would change without the weight (Molchanov et al. 2017 and 2019,
+    arXiv:1611.06440, arXiv:1906.10771). Gradients of one optimizer step, before it; what is not finite counts as 0."""
+    _add_products(sums, weights, gradients, signed=False)
+
+
+@torch.no_grad()
+def add_movement(sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:
+    """Adds -w grad, in place: positive where the steps move a weight away from zero (Sanh et al. 2020, arXiv:2005.07683).
+
+    In the paper masked weights go on moving behind the mask; here they are zero and keep the score at which they were removed.
+    """
+    _add_products(sums, weights, gradients, signed=True)
+
+
+def _add_products(
+    sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None], signed: bool
+) -> None:
+    found = {name: gradient for name in sums if (gradient := gradients[name]) is not None}
+    if not found:
+        return
+    products = torch._foreach_mul([weights[name].float() for name in found], list(found.values()))
+    if signed:
+        torch._foreach_neg_(products)
+    else:
+        torch._foreach_abs_(products)
+    for product in products:
+        product.nan_to_num_(0.0, 0.0, 0.0)
+    torch._foreach_add_([sums[name] for name in found], products)
+
+
+def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Scores:
+    """|w| times the L2 norm of the input that it multiplies (Sun et al. 2023, arXiv:2306.11695, who compare within each output:
+    scope=output). `squares` are those of `input_squares`."""
+    scores = {}
+    for name, parameter in parameters.items():
+        norms = squares[name].sqrt()  # [groups, inputs]
+        rows = norms.repeat_interleave(parameter.shape[0] // norms.shape[0], 0)
+        scores[name] = parameter.detach().abs() * rows.reshape(*rows.shape, *[1] * (parameter.dim() - 2))
+    return scores
+
+
+@contextmanager
+def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[Scores]:
+    """While open, adds up the squares of what goes into each layer of these weights: [groups, input channels or features], over all
+    samples and places.
+
+    ```python
+    with input_squares(net, parameters) as squares, torch.no_grad():
+        net(batch)
+    scores = wanda(parameters, squares)
+    ```
+
+    Raises:
+        UserError: a weight is that of no linear layer or convolution.
+    """
+    squares: Scores = {}
+    handles = []
+    for name in names:
+        layer = net.get_submodule(name.rpartition(".")[0])
+        if not isinstance(layer, (nn.Linear, *_CONV)) or not name.endswith("weight"):
+            raise UserError(f"criterion=wanda: {name} multiplies no activations: keep to linear layers and convolutions.")
+        handles.append(
+            layer.register_forward_pre_hook(_adder(name, getattr(layer, "groups", 1), isinstance(layer, _CONV), squares))
+        )
+    try:
+        yield squares
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _adder(name: str, groups: int, channels_first: bool, squares: Scores):  # type: ignore[no-untyped-def]
+    def add(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].detach().float().square()
+        kept = 1 if channels_first else x.dim() - 1
+        total = x.sum([dim for dim in range(x.dim()) if dim != kept]).reshape(groups, -1)
+        squares[name] = squares[name] + total if name in squares else total
+
+    return add

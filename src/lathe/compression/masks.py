@@ -1,0 +1,281 @@
+"""Which weights a net keeps: masks by parameter name, True where a weight stays.
+
+```python
+masks = magnitude_masks(net, sparsity=0.8)
+apply_masks(net, masks)
+```
+
+A mask zeroes weights; shapes, and with them dense speed, stay as they are.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+
+Masks = dict[str, Tensor]
+Granularity = Literal["unstructured", "structured", "n_m", "block"]
+Scope = Literal["global", "layer", "output"]
+GRANULARITIES = ("unstructured", "structured", "n_m", "block")
+SCOPES = ("global", "layer", "output")
+HEAD_RULE = (
+    "the head (the attribute `head` of the net, else its last linear layer) stays dense unless head=true, and embeddings, norms and "
+    "biases unless types name them."
+)
+
+_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # a transposed convolution has its inputs first
+_NORM = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
+_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
+    "linear": (nn.Linear,),
+    "conv": _CONV,
+    "embedding": (nn.Embedding,),
+    "norm": _NORM,
+}
+
+
+# -- which parameters
+
+
+def maskable(
+    net: nn.Module,
+    layers: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    types: Sequence[str] = ("linear", "conv"),
+    head: bool = False,
+    prefix: str = "masks",
+) -> dict[str, nn.Parameter]:
+    """The parameters that may be masked, by their names in `net.named_parameters()`.
+
+    Patterns are those of a shell (`blocks.*.conv1`), matched with names of modules. `types` are linear, conv, embedding, norm (their
+    weights) and bias (the biases of the layers that the others choose). The head makes the logits: it stays dense unless `head` is
+    true. It is the last linear layer (or convolution, where there is no linear one) of the attribute `head`, or of the whole net where
+    there is no such attribute. Tied parameters are chosen once.
+
+    Raises:
+        UserError: a pattern or a type that matches nothing.
+    """
+    unknown = [kind for kind in types if kind not in (*_TYPES, "bias")]
+    if unknown:
+        raise UserError(f"{prefix}.types={list(types)}: {unknown[0]} is unknown: choose from {', '.join(_TYPES)} and bias.")
+    kinds = tuple(kind for name in types if name != "bias" for kind in _TYPES[name])
+    modules = {name: module for name, module in net.named_modules() if isinstance(module, kinds)}
+    last = head_of(net)
+    for key, patterns in (("layers", layers or ()), ("exclude", exclude)):
+        for pattern in patterns:
+            if not any(fnmatchcase(name, pattern) for name in modules):
+                near = ", ".join(list(modules)[:6]) or "none"
+                raise UserError(
+                    f"{prefix}.{key}: {pattern} matches no layer of the types {', '.join(types)}: layers are {near}, ..."
+                )
+    names = {id(parameter): name for name, parameter in net.named_parameters()}
+    found: dict[str, nn.Parameter] = {}
+    for name, module in modules.items():
+        if layers is not None and not _matches(name, layers):
+            continue
+        if _matches(name, exclude) or (module is last and not head):
+            continue
+        for own in ("weight", "bias") if "bias" in types else ("weight",):
+            parameter = getattr(module, own, None)
+            if isinstance(parameter, nn.Parameter):
+                found[names[id(parameter)]] = parameter
+    return found
+
+
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def head_of(net: nn.Module) -> nn.Module | None:
+    """The layer that makes the logits: the last linear layer, or else convolution, of `net.head` or of the net."""
+    head = getattr(net, "head", None)
+    within = list((head if isinstance(head, nn.Module) else net).modules())
+    for kinds in ((nn.Linear,), _CONV):
+        found = [module for module in within if isinstance(module, kinds)]
+        if found:
+            return found[-1]
+    return None
+
+
+# -- which weights
+
+
+def make_masks(
+    scores: Mapping[str, Tensor],
+    sparsity: float,
+    *,
+    granularity: Granularity = "unstructured",
+    scope: Scope = "global",
+    previous: Mapping[str, Tensor] | None = None,
+    norm: float | None = None,
+    n: int = 2,
+    m: int = 4,
+    block: tuple[int, int] = (4, 1),
+) -> Masks:
+    """Masks that remove the units of lowest score: single weights, rows (`structured`: dimension 0, output channels or features), blocks
+    of `block` (rows x columns of the weight as a matrix [outputs, inputs * kernel]), or, of every `m` consecutive inputs (dimension 1,
+    at one place of the kernel), up to m - n single weights (`n_m`).
+
+    round(sparsity * units) units are removed in all (`global`), in each layer (`layer`) or in each row (`output`: single weights alone),
+    except that every layer keeps its best unit, and what `previous` has removed stays removed. Of equal scores, the weight that comes
+    first is removed first. A row's or block's score is the mean of its weights' scores, or with `norm` p, (mean |score|^p)^(1/p): not the
+    sum, so that layers compare.
+
+    Raises:
+        UserError: a sparsity outside [0, 1), an unknown word, or a weight whose shape the granularity does not divide.
+    """
+    check_options(sparsity, granularity, scope, n, m, block)
+    units = {name: _units(score.detach().float(), granularity, norm, m, block, name) for name, score in scores.items()}
+    if not units:
+        raise UserError(f"masks: there is nothing to mask; {HEAD_RULE}")
+    flat: dict[str, Tensor] = {}
+    for name, unit in units.items():
+        ranked = unit.nan_to_num(nan=torch.inf)
+        if previous is not None and name in previous:
+            kept = _units(previous[name].float(), granularity, None, m, block, name) > 0
+            ranked = torch.where(kept, ranked, -torch.inf)
+        if granularity == "n_m":
+            place = ranked.argsort(dim=-1, stable=True).argsort(dim=-1)  # of a weight among its group
+            ranked = torch.where(place < m - n, ranked, torch.inf)
+        ranked = ranked.flatten()
+        ranked[ranked.argmax()] = torch.inf  # a layer without weights would cut the net in two
+        flat[name] = ranked
+    if scope == "output":
+        kept_units = {name: ~_lowest_of_rows(ranked.reshape(len(scores[name]), -1), sparsity) for name, ranked in flat.items()}
+    elif scope == "layer":
+        kept_units = {name: ~_lowest(ranked, sparsity) for name, ranked in flat.items()}
+    else:
+        first = next(iter(flat.values())).device
+        removed = _lowest(torch.cat([ranked.to(first) for ranked in flat.values()]), sparsity)
+        pieces = removed.split([ranked.numel() for ranked in flat.values()])
+        kept_units = {name: ~piece.to(flat[name].device) for name, piece in zip(flat, pieces, strict=True)}
+    return {name: _weights(kept, scores[name], granularity, m, block) for name, kept in kept_units.items()}
+
+
+def _lowest(ranked: Tensor, sparsity: float) -> Tensor:
+    """True for the round(sparsity * n) lowest of `ranked` [n], but for those at +inf, and always for those at -inf."""
+    gone = ranked == -torch.inf
+    count = min(max(round(sparsity * ranked.numel()), int(gone.sum())), int((ranked < torch.inf).sum()))
+    if count == 0:
+        return gone
+    threshold = ranked.topk(count, largest=False, sorted=False).values.max()
+    below, equal = ranked < threshold, ranked == threshold
+    return below | (equal & (equal.cumsum(0) <= count - below.sum()))
+
+
+def _lowest_of_rows(ranked: Tensor, sparsity: float) -> Tensor:
+    """As `_lowest`, for each row of [rows, n]."""
+    place = ranked.argsort(dim=1, stable=True).argsort(dim=1)
+    removed = (place < round(sparsity * ranked.shape[1])) & (ranked < torch.inf)
+    return removed | (ranked == -torch.inf)
+
+
+def _units(score: Tensor, granularity: str, norm: float | None, m: int, block: tuple[int, int], name: str) -> Tensor:
+    """The scores of what is removed together: [units], or [groups, m] for n_m."""
+    if granularity == "unstructured":
+        return score.flatten()
+    if score.dim() < 2:
+        raise UserError(f"{name} has one dimension, which granularity={granularity} does not divide: leave it to unstructured.")
+    if granularity == "structured":
+        return _mean(score.flatten(1), norm, (1,))
+    if not divides(score.shape, granularity, m, block):
+        raise UserError(f"{name} of shape {list(score.shape)} does not divide into {_pieces(granularity, m, block)}: exclude it.")
+    if granularity == "n_m":
+        return score.movedim(1, -1).reshape(-1, m)
+    rows, columns = block
+    matrix = score.flatten(1)
+    tiles = matrix.reshape(matrix.shape[0] // rows, rows, matrix.shape[1] // columns, columns)
+    return _mean(tiles, norm, (1, 3)).flatten()
+
+
+def _mean(score: Tensor, norm: float | None, dims: tuple[int, ...]) -> Tensor:
+    return score.mean(dims) if norm is None else score.abs().pow(norm).mean(dims).pow(1 / norm)
+
+
+def _weights(kept: Tensor, like: Tensor, granularity: str, m: int, block: tuple[int, int]) -> Tensor:
+    """The mask in the shape of the weight, from one truth value per unit."""
+    shape = like.shape
+    if granularity == "unstructured":
+        return kept.reshape(shape)
+    if granularity == "structured":
+        return kept.reshape(-1, *[1] * (len(shape) - 1)).expand(shape).contiguous()
+    if granularity == "n_m":
+        moved = like.movedim(1, -1).shape
+        return kept.reshape(moved).movedim(-1, 1).contiguous()
+    rows, columns = block
+    matrix = kept.reshape(shape[0] // rows, -1).repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return matrix.reshape(shape)
+
+
+def divides(shape: Sequence[int], granularity: str, m: int, block: tuple[int, int]) -> bool:
+    """Whether a weight of `shape` divides into the pieces that a granularity removes together."""
+    if granularity == "n_m":
+        return len(shape) > 1 and shape[1] % m == 0
+    if granularity == "block":
+        return len(shape) > 1 and shape[0] % block[0] == 0 and shape[1:].numel() % block[1] == 0  # type: ignore[attr-defined]
+    return granularity == "unstructured" or len(shape) > 1
+
+
+def _pieces(granularity: str, m: int, block: tuple[int, int]) -> str:
+    return f"groups of {m} inputs" if granularity == "n_m" else f"blocks of {block[0]} x {block[1]}"
+
+
+def check_options(
+    sparsity: float, granularity: str, scope: str, n: int, m: int, block: Sequence[int], prefix: str = "masks"
+) -> None:
+    """Raises UserError for a value that `make_masks` does not take, named `prefix`.key."""
+    if not 0 <= sparsity < 1:
+        raise UserError(f"{prefix}.sparsity={sparsity} is not in [0, 1): give the share of weights to remove, such as 0.8.")
+    if granularity not in GRANULARITIES:
+        raise UserError(f"{prefix}.granularity={granularity} is unknown: choose {', '.join(GRANULARITIES)}.")
+    if scope not in SCOPES:
+        raise UserError(f"{prefix}.scope={scope} is unknown: choose {' or '.join(SCOPES)}.")
+    if scope == "output" and granularity not in ("unstructured", "n_m"):
+        raise UserError(
+            f"{prefix}.scope=output is for single weights, not for granularity={granularity}: choose layer or global."
+        )
+    if not 0 < n < m:
+        raise UserError(f"{prefix}.n={n} of {prefix}.m={m} keeps all or nothing: take n from 1 to m - 1, such as 2 of 4.")
+    if len(block) != 2 or min(block) < 1:
+        raise UserError(f"{prefix}.block={list(block)} is no block: give rows and columns, such as [4, 1].")
+
+
+def magnitude_masks(
+    net: nn.Module,
+    sparsity: float,
+    *,
+    granularity: Granularity = "unstructured",
+    scope: Scope = "global",
+    norm: float = 1.0,
+    layers: Sequence[str] | None = None,
+    exclude: Sequence[str] = (),
+    n: int = 2,
+    m: int = 4,
+    block: tuple[int, int] = (4, 1),
+) -> Masks:
+    """Masks that remove the weights (rows, blocks) of least magnitude; `maskable` says of which layers, `make_masks` the rest."""
+    scores = {name: parameter.detach().abs() for name, parameter in maskable(net, layers, exclude).items()}
+    return make_masks(scores, sparsity, granularity=granularity, scope=scope, norm=norm, n=n, m=m, block=block)
+
+
+@torch.no_grad()
+def apply_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> None:
+    """Zero the masked weights of `net`, in place.
+
+    Raises:
+        UserError: the net has no parameter of a mask's name and shape.
+    """
+    parameters = dict(net.named_parameters())
+    for name, mask in masks.items():
+        if name not in parameters or parameters[name].shape != mask.shape:
+            raise UserError(f"The net has no parameter {name} of shape {list(mask.shape)}: these masks are of another net.")
+    for name, mask in masks.items():
+        parameters[name].masked_fill_(~mask.to(parameters[name].device).bool(), 0.0)
+
+
+def sparsity_of(masks: Mapping[str, Tensor]) -> float:
+    """The share of weights that masks remove."""
+    return sum(int((~mask.bool()).sum()) for mask in masks.values()) / max(sum(mask.numel() for mask in masks.values()), 1)

@@ -1,0 +1,150 @@
+"""Ranges of activations: from what training shows, step by step, and from calibration data, by histograms."""
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lathe.compression.fake_quant import FakeQuantize
+
+OBSERVERS = ("minmax", "moving_average", "percentile")
+METHODS = ("minmax", "percentile", "entropy")
+MEMORY = 0.01  # weight of the newest step in a moving average, as in torch's own observers
+BINS = 2048
+SAMPLE = 16384  # values of a batch that a percentile in training is taken from
+
+
+def affine(low: Tensor, high: Tensor, levels: Tensor | int) -> tuple[Tensor, Tensor]:
+    """Scale and zero point with which the integers 0 to `levels` reach from `low` <= 0 to `high` >= 0, and zero is exact."""
+    width = high - low
+    scale = (width + (width == 0)) / levels
+    return scale, (-low / scale).round()
+
+
+def batch_range(x: Tensor, observer: str, percentile: float) -> tuple[Tensor, Tensor]:
+    """Smallest and largest value of x that count, each of shape [1]; with `percentile`, of at most 16384 evenly spaced values the
+    (100 - percentile)th and the percentile-th."""
+    if observer != "percentile":
+        low, high = torch.aminmax(x)
+        return low.view(1), high.view(1)
+    flat = x.detach().flatten()
+    flat = flat[:: max(1, flat.numel() // SAMPLE)].float().sort().values
+    drop = round((flat.numel() - 1) * (1 - percentile / 100))
+    return flat[drop].view(1), flat[flat.numel() - 1 - drop].view(1)
+
+
+def update(quantizers: Sequence["FakeQuantize"], reduce_max: Callable[[Tensor], None] | None = None) -> None:
+    """Makes ranges of what the forwards since the last call have seen, for all quantizers that observe; call once per optimizer step.
+
+    A moving average starts as a plain mean: the t-th update weighs max(1/t, 0.01). Steps whose values are not finite, as fp16 has them
+    now and then, and quantizers that saw nothing keep their range. `reduce_max` replaces a tensor by its maximum over all ranks, in
+    place: ranges are then equal on all of them, and those of one process that sees the whole batch.
+    """
+    watching = [q for q in quantizers if q.is_observing and not q.follows]
+    if not watching:
+        return
+    with torch.no_grad():
+        seen = torch.stack(
+            [-torch.cat([q.batch_minimum for q in watching]), torch.cat([q.batch_maximum for q in watching])]
+        ).float()
+        if reduce_max is not None:
+            reduce_max(seen)
+        counts = torch.stack([q.updates for q in watching])
+        old = torch.stack([-torch.cat([q.minimum for q in watching]), torch.cat([q.maximum for q in watching])]).float()
+        new = seen.clamp_min(0)  # zero is always within
+        valid = seen.isfinite().all(0)
+        first = counts == 0
+        weight = (1 / (counts + 1)).clamp_min(MEMORY)
+        widest = torch.tensor([q.observer == "minmax" for q in watching], device=seen.device)
+        mixed = torch.where(widest & ~first, torch.maximum(old, new), torch.lerp(old, new, weight))
+        low, high = torch.where(valid, mixed, old)
+        low = -low
+        levels = torch.tensor([float(q.high) for q in watching], device=seen.device)
+        scale, zero_point = affine(low, high, levels)
+        torch._foreach_copy_([q.minimum for q in watching], list(low.split(1)))
+        torch._foreach_copy_([q.maximum for q in watching], list(high.split(1)))
+        plain = [i for i, q in enumerate(watching) if not q.lsq]
+        if plain:
+            torch._foreach_copy_([watching[i].scale for i in plain], [scale[i : i + 1] for i in plain])
+        torch._foreach_copy_([q.zero_point for q in watching], list(zero_point.split(1)))
+        torch._foreach_copy_([q.updates for q in watching], list((counts + valid).to(counts.dtype).unbind()))
+        forget(watching)
+
+
+def forget(quantizers: Sequence["FakeQuantize"]) -> None:
+    """Drops what forwards have seen since the last update."""
+    for q in quantizers:
+        q.batch_minimum.fill_(torch.inf)
+        q.batch_maximum.fill_(-torch.inf)
+
+
+class Histogram:
+    """Counts of values in 2048 equal bins between `low` and `high`, on the CPU, from which a range is chosen."""
+
+    def __init__(self, low: float, high: float) -> None:
+        self.low, self.high = min(low, 0.0), max(high, 0.0)
+        self.counts = torch.zeros(BINS, dtype=torch.float64)
+
+    def add(self, x: Tensor) -> None:
+        if self.high > self.low:
+            self.counts += torch.histc(x.detach().float(), BINS, self.low, self.high).cpu().double()
+
+    def range(self, method: str, percentile: float, bits: int) -> tuple[float, float]:
+        """The range by `percentile` (that share of values lies within, the rest half on each side that is not zero) or `entropy`."""
+        if method == "minmax" or not self.counts.sum():
+            return self.low, self.high
+        return self._percentile(percentile) if method == "percentile" else self._entropy(2**bits)
+
+    def _percentile(self, percentile: float) -> tuple[float, float]:
+        share = self.counts.cumsum(0) / self.counts.sum()
+        one_sided = self.low == 0.0 or self.high == 0.0
+        outside = (1 - percentile / 100) / (1 if one_sided else 2)
+        width = (self.high - self.low) / BINS
+        below = int(torch.searchsorted(share, outside)) if self.low < 0 else 0
+        above = int(torch.searchsorted(share, 1 - outside)) + 1 if self.high > 0 else BINS
+        return min(self.low + below * width, 0.0), max(self.low + min(above, BINS) * width, 0.0)
+
+    def _entropy(self, levels: int) -> tuple[float, float]:
+        """The clipping whose quantized distribution is nearest to the clipped one in KL divergence: Migacz 2017, "8-bit Inference with
+        TensorRT". Both ends move towards zero together, as in ONNX Runtime."""
+        width = (self.high - self.low) / BINS
+        zero = round(-self.low / width)
+        reach = max(zero, BINS - zero)  # bins on the longer side
+        best, chosen = float("inf"), reach
+        step = max(1, reach // 128)
+        for bins in range(max(levels // 2 if zero else levels, step), reach + 1, step):
+            start, stop = max(0, zero - bins), min(BINS, zero + bins)
+            if stop - start < levels:
+                continue
+            distance = self._divergence(start, stop, levels)
+            if distance < best:
+                best, chosen = distance, bins
+        start, stop = max(0, zero - chosen), min(BINS, zero + chosen)
+        return (self.low if start == 0 else self.low + start * width), (self.high if stop == BINS else self.low + stop * width)
+
+    def _divergence(self, start: int, stop: int, levels: int) -> float:
+        inner = self.counts[start:stop]
+        p = inner.clone()
+        p[0] += self.counts[:start].sum()
+        p[-1] += self.counts[stop:].sum()
+        # q: the same counts in `levels` bins, each spread evenly over those of its bins that are not empty
+        place = torch.arange(stop - start) * levels // (stop - start)
+        filled = (p > 0).double()
+        total = torch.zeros(levels, dtype=torch.float64).index_add_(0, place, inner)
+        number = torch.zeros(levels, dtype=torch.float64).index_add_(0, place, filled)
+        q = (total / number.clamp_min(1))[place] * filled
+        if not q.sum():
+            return float("inf")
+        p, q = _smoothed(p / p.sum()), _smoothed(q / q.sum())
+        return float((p * (p / q).log()).where(p > 0, torch.zeros(())).sum())
+
+
+def _smoothed(p: Tensor, epsilon: float = 1e-4) -> Tensor:
+    """A little of the mass moved to empty bins, as ONNX Runtime does: a divergence is infinite otherwise."""
+    empty = p == 0
+    n = int(empty.sum())
+    if n == 0 or n == p.numel():
+        return p
+    return torch.where(empty, epsilon, p - epsilon * n / (p.numel() - n)).clamp_min(1e-12)

@@ -1,0 +1,28 @@
+"""What compression has changed about a net besides its weights, as plain data: enough to rebuild the net and load a checkpoint into it."""
+
+from typing import Any
+
+from torch import nn
+
+from lathe.compression import channels, quantize
+
+
+def structure_of(net: nn.Module) -> dict[str, Any]:
+    """The changes, in the order they have to be made again; empty for a net as its configuration builds it.
+
+    Holds numbers, words, lists and dicts alone, so that it can be saved in a checkpoint or as JSON.
+    """
+    found = {"channels": channels.describe(net), "quantization": quantize.describe(net)}
+    return {name: description for name, description in found.items() if description}
+
+
+def apply_structure(net: nn.Module, structure: dict[str, Any]) -> None:
+    """Makes the changes to a net that has none of them or just these, in place. Values of new tensors come with the weights.
+
+    Raises:
+        UserError: the net has no such layers.
+    """
+    if "channels" in structure and channels.describe(net) != structure["channels"]:
+        channels.rebuild(net, structure["channels"])
+    if "quantization" in structure and quantize.describe(net) != structure["quantization"]:
+        quantize.rebuild(net, structure["quantization"])

@@ -1,0 +1,5 @@
+"""What a net that was made small has become: figures, bytes, arithmetic and time beside the dense net, measured here and now."""
+
+from lathe.receipt.measured import receipt, write
+
+__all__ = ["receipt", "write"]

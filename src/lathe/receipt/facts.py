@@ -1,0 +1,165 @@
+"""What a receipt says without a clock: what compression has changed, sizes, arithmetic, figures and agreement."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lathe.compression import quantize
+from lathe.compression.structure import structure_of
+from lathe.errors import UserError
+from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
+from lathe.score import Forward, score
+from lathe.stages import methods
+from lathe.tasks import Task
+
+NOTHING = 1e-3  # a share of zeros below this is no pruning: single weights may be zero in any net
+KEPT = 2**24  # logits of the dense net that are kept instead of computed again for each back end: 64 MiB
+
+
+def kinds_of(cfg: Mapping[str, Any]) -> dict[str, str]:
+    """The methods of a run's `compression` and their kinds; empty for a run without."""
+    return {name: node["kind"] for name, node in methods(cfg.get("compression") or {}).items()}
+
+
+def is_quantized(net: nn.Module) -> bool:
+    """Whether `net` has layers that are to become integers."""
+    return "quantization" in structure_of(net)
+
+
+def weight_sparsity(net: nn.Module) -> float:
+    """Share of zeros among the weights of layers: what masks can reach."""
+    weights = [p for _, p in _weights(net)]
+    total = sum(w.numel() for w in weights)
+    return sum(w.numel() - int(w.detach().count_nonzero()) for w in weights) / total if total else 0.0
+
+
+def _weights(net: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    for name, module in net.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.dim() >= 2:
+            yield name, weight
+
+
+def changed_nothing(kinds: Mapping[str, str], net: nn.Module) -> list[str]:
+    """A sentence for each method of compression that has left no trace in `net`. Distillation is meant to leave none."""
+    structure, sentences = structure_of(net), []
+    for name, kind in kinds.items():
+        if kind == "structure" and "channels" not in structure:
+            sentences.append(f"compression={name} changed nothing: the net has all the channels that its configuration gives it.")
+        elif kind == "masks" and weight_sparsity(net) < NOTHING:
+            sentences.append(f"compression={name} changed nothing: {_none_of(weight_sparsity(net))} of the weights is zero.")
+        elif kind in ("quantization", "after") and "quantization" not in structure:
+            sentences.append(f"compression={name} changed nothing: no layer is quantized.")
+    return sentences
+
+
+def _none_of(share: float) -> str:
+    return "none" if share == 0 else f"a share of {share:.2g}"
+
+
+def sizes(net: nn.Module, sample: Tensor) -> dict[str, int]:
+    """Parameters and MACs; `sample` is a batch of one."""
+    count, macs = count_parameters(net), count_macs(net, sample)
+    return {"parameters": count.total, "non_zero": count.non_zero, "macs": macs.dense, "effective_macs": macs.effective}
+
+
+def layers(net: nn.Module, sample: Tensor) -> list[dict[str, Any]]:
+    """For each weight of a layer its shape, zeros and MACs; `integer_sparsity` are the zeros among the integers that ship, with those
+    that rounding has made."""
+    macs = count_macs(net, sample).layers
+    quantized = quantize.quantized_layers(net) if is_quantized(net) else {}
+    found = []
+    for name, weight in _weights(net):
+        integers = quantize.integer_weight(quantized[name])[0] if name in quantized else None
+        found.append(
+            {
+                "name": name,
+                "shape": list(weight.shape),
+                "weights": weight.numel(),
+                "sparsity": _zeros(weight),
+                "integer_sparsity": None if integers is None else _zeros(integers),
+                "macs": macs[name].dense if name in macs else 0,
+            }
+        )
+    return found
+
+
+def _zeros(tensor: Tensor) -> float:
+    return 1 - int(tensor.detach().count_nonzero()) / max(1, tensor.numel())
+
+
+def peak_memory(net: nn.Module, x: Tensor) -> int:
+    """Bytes of tensors at the fullest moment of an eager forward pass on `x`, the net's own included; a GPU's are those beyond what it
+    held before."""
+    device = next(net.parameters()).device
+    before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
+    own = sum(t.numel() * t.element_size() for t in [*net.parameters(), *net.buffers()]) if device.type == "cuda" else 0
+    with PeakMemory(device, known=[*net.parameters(), *net.buffers(), x]) as memory:
+        memory.reset()
+        net(x)
+        return memory.peak - before + own
+
+
+class _Watched:
+    """Batches that remember which of them is under way."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches, self.number = batches, -1
+        self.batch: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        for number, batch in enumerate(self.batches):
+            self.number, self.batch = number, batch
+            yield batch
+
+
+class Reference:
+    """The dense net's logits, by batch; kept from one back end to the next where they are few."""
+
+    def __init__(self, forward: Callable[[Tensor], Tensor]) -> None:
+        self.forward = forward
+        self._kept: dict[int, Tensor] = {}
+        self._numbers = 0
+
+    def __call__(self, number: int, x: Tensor) -> Tensor:
+        """Logits for `x`, which is batch `number`."""
+        found = self._kept.get(number)
+        if found is None:
+            found = self.forward(x)
+            self._numbers += found.numel()
+            if self._numbers <= KEPT:
+                self._kept[number] = found
+        return found
+
+
+def scored(
+    task: Task, forward: Forward, batches: Iterable[Any], reference: Reference | None = None
+) -> tuple[dict[str, float], Agreement | None]:
+    """The task's figures of `forward` over `batches`, and how far it agrees with `reference`; targets of -100 do not count.
+
+    Raises:
+        UserError: the reference answers in another shape.
+    """
+    watched, meter = _Watched(batches), AgreementMeter()
+
+    def watching(x: Tensor) -> Tensor:
+        outputs = torch.as_tensor(forward(x))
+        if reference is not None:
+            target = watched.batch[1]
+            counts = None if target.is_floating_point() else target != -100
+            try:
+                meter.add(outputs, reference(watched.number, x), counts)
+            except ValueError as error:
+                raise UserError(f"baseline can't be compared: {error}; give a run on the same data.") from error
+        return outputs
+
+    figures = score(task, watching, watched)
+    return figures, meter.result if reference is not None else None
+
+
+def moved(net: nn.Module, device: torch.device) -> nn.Module:
+    """A copy of `net` on `device`."""
+    return copy.deepcopy(net).to(device)

@@ -1,0 +1,131 @@
+"""The ways in which a net is run to be measured: eager, compiled, and as the file of each export target."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from lathe import export
+from lathe.errors import UserError
+
+CPU = torch.device("cpu")
+INTEGER_TARGETS = ("onnx_int8",)  # made from the quantized representation alone
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A form that is ready for batches of one size. `call` runs the batch that it was opened for, `forward` any batch on the CPU."""
+
+    call: Callable[[], Any]
+    forward: Callable[[Tensor], Tensor]
+
+
+class Form:
+    """A net in one way of running it: `of` says whose net, "this" or "dense", `backend` what runs it."""
+
+    def __init__(self, of: str, backend: str, device: torch.device = CPU) -> None:
+        self.of, self.backend, self.device = of, backend, device
+
+    @property
+    def name(self) -> str:
+        """Unlike that of any other form on its device."""
+        return f"{self.of} {self.backend}"
+
+    def open(self, x: Tensor, threads: int) -> Opened:
+        """Makes it ready for `x` [batch, ...] on the CPU and as many threads."""
+        raise NotImplementedError
+
+
+class Eager(Form):
+    """The module itself, in float32."""
+
+    def __init__(self, of: str, net: nn.Module, device: torch.device = CPU) -> None:
+        super().__init__(of, "eager", device)
+        self.net = net
+
+    def open(self, x: Tensor, threads: int) -> Opened:
+        net = self.net if self.device == CPU else copy.deepcopy(self.net).to(self.device)
+        inside = x.to(self.device)
+        return Opened(lambda: net(inside), lambda batch: net(batch.to(self.device)).float().cpu())
+
+
+class Compiled(Form):
+    """The module through `torch.compile` with inductor and frozen weights, for one batch size. `dtype` bfloat16 computes under autocast:
+    what anybody gets for a line of code, without compressing anything."""
+
+    def __init__(self, of: str, net: nn.Module, dtype: torch.dtype, device: torch.device = CPU) -> None:
+        super().__init__(of, {torch.float32: "compiled_fp32", torch.bfloat16: "compiled_bf16"}[dtype], device)
+        self.net, self.dtype = net, dtype
+
+    def open(self, x: Tensor, threads: int) -> Opened:
+        inner = _Autocast(copy.deepcopy(self.net).to(self.device), self.device.type, self.dtype)
+        # Only for these shapes, as a server would compile it; the limit is an error, since beyond it torch goes on eagerly without a word.
+        net = torch.compile(inner, dynamic=False, options={"freezing": True})
+        inside, size = x.to(self.device), len(x)
+
+        def call() -> Any:
+            with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+                return net(inside)
+
+        call()
+
+        def forward(batch: Tensor) -> Tensor:
+            parts = []
+            for part in batch.split(size):
+                full = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])]) if len(part) < size else part
+                parts.append(net(full.to(self.device))[: len(part)].float().cpu())
+            return torch.cat(parts)
+
+        return Opened(lambda: net(inside), forward)
+
+
+class _Autocast(nn.Module):
+    """Its own class, and autocast inside the compiled region: entering it outside would weigh on every call of a small net."""
+
+    def __init__(self, net: nn.Module, device_type: str, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.net, self.device_type, self.dtype = net, device_type, dtype
+
+    def forward(self, x: Tensor) -> Any:
+        with torch.autocast(self.device_type, torch.bfloat16, enabled=self.dtype is torch.bfloat16):
+            return self.net(x)
+
+
+class Target(Form):
+    """A file that an export target has written, run by that target's own runtime on the CPU."""
+
+    def __init__(self, of: str, target: str, path: Path) -> None:
+        super().__init__(of, target)
+        self.path = path
+
+    def open(self, x: Tensor, threads: int) -> Opened:
+        run = export.get(self.backend).load(self.path, threads)
+        inside = x.numpy()
+        return Opened(lambda: run(inside), lambda batch: torch.from_numpy(np.asarray(run(batch.numpy()))).float())
+
+
+def export_to(target: str, net: nn.Module, example: Tensor, folder: Path) -> Path:
+    """The file of `net` for `target`, in a folder of the target's name below `folder`.
+
+    Raises:
+        UserError: the target can't be used here, or the net can't be exported to it.
+    """
+    module = export.get(target)
+    missing = module.available()
+    if missing is not None:
+        raise UserError(missing)
+    path = folder / target / f"model{module.suffix}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    module.export(copy.deepcopy(net), example, path)
+    return path
+
+
+def reason(error: BaseException) -> str:
+    """The first line of what went wrong, with its kind where that is no sentence for users."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    return lines[0] if isinstance(error, UserError) else f"{type(error).__name__}: {lines[0]}"

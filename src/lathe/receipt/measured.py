@@ -1,0 +1,250 @@
+"""A run's receipt from its directory alone: measured, and written to receipt.json, receipt.md and receipt.svg."""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+
+from lathe import measure
+from lathe.build import make_task
+from lathe.checkpoints import read_checkpoint
+from lathe.compression.structure import structure_of
+from lathe.config import differences, require
+from lathe.receipt import facts, page, words
+from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, reason
+from lathe.receipt.timing import time_forms
+from lathe.rundir import RunDir, write_atomically
+from lathe.score import open_data, open_run_net
+from lathe.tasks import Task
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: at these batch sizes, with one thread or also all cores, compiled forms of this net and of the dense one in
+    float32 too, for these targets besides those that are always made; at most so many timed calls, or seconds, of each cell."""
+
+    batches: tuple[int, ...] = (1, 32)
+    all_cores: bool = False
+    compiled: bool = False
+    targets: tuple[str, ...] = ()
+    repeats: int = 50
+    warmup: int = 5
+    seconds: float = 6.0
+
+
+EFFORTS = {
+    "quick": Effort(),
+    "full": Effort(all_cores=True, compiled=True, targets=("aot_inductor",), repeats=200, warmup=10, seconds=30.0),
+}
+
+
+def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
+    """The verb: measures the finished run that `cfg["request"]` names, prints the tables, and returns the receipt.
+
+    Raises:
+        UserError: the run is under way, has no best checkpoint, or the baseline is none.
+    """
+    request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
+    require(request["effort"] in EFFORTS, f"effort={request['effort']}: choose one of {', '.join(EFFORTS)}.")
+    require(
+        cfg["trainer"]["devices"] in (1, "auto"),
+        f"trainer.devices={cfg['trainer']['devices']}: a receipt is measured on one device.",
+    )
+    run.checkpoint("best")
+    baseline = Path(request["baseline"]) if request["baseline"] is not None else None
+    with run.locked():
+        found = write(run, cfg, baseline, request["effort"])
+    page.show(found)
+    return found
+
+
+def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> dict[str, Any]:
+    """Measures `run`'s best checkpoint beside the dense net and writes the receipt; for one process. Exported files stay in the run's
+    exports folder, so that what was measured can ship.
+
+    The dense net is that of the run directory `baseline`, by default of the one that the run's `ckpt_path` names; without either, the
+    configured net as it is before compression, with random weights: enough for time and size, while figures have no dense one beside.
+
+    Raises:
+        UserError: the baseline is no run, or does not fit the data.
+    """
+    if not run.best.exists():
+        rank_zero_warn(
+            f"{run.path} has no receipt: it kept no best checkpoint (trainer.enable_checkpointing, callbacks.checkpoint)."
+        )
+        return {}
+    threads = torch.get_num_threads()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            found = _Receipt(run, cfg, baseline or _started_from(run), effort).measured()
+    finally:
+        torch.set_num_threads(threads)
+    for text in found["warnings"]:
+        rank_zero_warn(text)
+    write_atomically(run.path / found["figure"], page.figure(found))
+    write_atomically(run.path / "receipt.md", page.markdown(found))
+    write_atomically(run.path / "receipt.json", json.dumps(found, indent=2) + "\n")
+    page.tell(found, run.path / "receipt.md")
+    return found
+
+
+def _started_from(run: RunDir) -> Path | None:
+    """The run directory that `ckpt_path` names, by itself or by one of its checkpoints, if it is still there."""
+    path = Path(run.config.get("ckpt_path") or "")
+    places = [path, path.parent.parent] if path.name else []
+    return next((place for place in places if (place / "config.yaml").is_file()), None)
+
+
+class _Receipt:
+    """The parts of one receipt, in the order in which they are found."""
+
+    def __init__(self, run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> None:
+        self.run, self.effort, self.baseline = run, EFFORTS[effort], baseline
+        self.task, self.cfg = open_run_net(run.path)
+        self.net: nn.Module = self.task.net
+        self.dense, self.notes = self._open_dense(baseline)
+        self.quantized = facts.is_quantized(self.net)
+        self.split = "test" if self.cfg["test"] else "val"  # test=false: the test split is still to be kept unseen
+        gpu = cfg["trainer"]["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+        self.devices = [CPU, torch.device("cuda")] if gpu else [CPU]
+        self.data = open_data(self.cfg)
+        self.first: Tensor = next(iter(self.data.eval_loader(self.split)))[0].clone()
+        self.left_out: list[dict[str, str]] = []
+
+    def _open_dense(self, baseline: Path | None) -> tuple[Task, list[str]]:
+        if baseline is None:
+            return make_task(self.cfg, train=False).eval(), []
+        task, cfg = open_run_net(baseline, "baseline")
+        notes = []
+        if structure_of(task.net):
+            notes.append("The baseline is itself a compressed net: ratios are to it, not to a dense one.")
+        others = differences(cfg["data"], self.cfg["data"], ("batch_size", "eval_batch_size", "seed", "augment"))
+        if others:
+            notes.append(f"The baseline was trained on other data ({others[0]}).")
+        return task, notes
+
+    def sample(self, n: int) -> Tensor:
+        """A batch of `n` of the split's first inputs, again and again where they are fewer."""
+        return self.first[torch.arange(n) % len(self.first)].clone()
+
+    def measured(self) -> dict[str, Any]:
+        """The whole receipt as plain data."""
+        kinds = facts.kinds_of(self.cfg)
+        sample = self.sample(1)
+        size = {"this": facts.sizes(self.net, sample), "dense": facts.sizes(self.dense.net, sample)}
+        if self.baseline is None:  # random weights: what happens to be zero among them says nothing
+            size["dense"] |= {"non_zero": size["dense"]["parameters"], "effective_macs": size["dense"]["macs"]}
+        found: dict[str, Any] = {
+            "name": self.run.path.name,
+            "compression": kinds,
+            "structure": sorted(structure_of(self.net)),
+            "baseline": str(self.baseline) if self.baseline else None,
+            "split": self.split,
+            "metric": self.task.monitor.rpartition("/")[2],
+            "chosen": self._chosen(),
+            "warnings": facts.changed_nothing(kinds, self.net),
+            "size": size["this"] | {"sparsity": facts.weight_sparsity(self.net)},
+            "dense": {"size": size["dense"], "trained": self.baseline is not None},
+            "layers": facts.layers(self.net, sample),
+            "memory": self._memory(),
+            "figure": "receipt.svg",
+        }
+        with tempfile.TemporaryDirectory() as folder:
+            forms, found["files"] = self._forms(Path(folder))
+            found["figures"] = self._figures(forms)
+            cells = [
+                (device, batch, n) for device in self.devices for n in self._threads(device) for batch in self.effort.batches
+            ]
+            found["latency"] = time_forms(forms, cells, self.sample, self.effort, self.left_out)
+        found["left_out"] = self.left_out
+        found["hardware"] = {"cpu": measure.describe_cpu(), "gpu": measure.describe_gpu(self.devices[-1])}
+        found["versions"] = measure.versions()
+        found["findings"] = [*words.findings(found), *self.notes]
+        found["method"] = words.method(found, self.effort.warmup)
+        return found
+
+    def _chosen(self) -> dict[str, Any]:
+        monitor = (self.cfg["callbacks"].get("checkpoint") or {}).get("monitor", "auto")
+        by = self.task.monitor if monitor in ("auto", None) else monitor
+        return {"by": by, "step": int(read_checkpoint(self.run.best)["global_step"])}
+
+    def _threads(self, device: torch.device) -> Sequence[int]:
+        cores = measure.usable_cores()
+        return (1, cores) if self.effort.all_cores and cores > 1 and device == CPU else (1,)
+
+    def _memory(self) -> list[dict[str, Any]]:
+        rows = []
+        for device in self.devices:
+            for of, net in (("this", self.net), ("dense", self.dense.net)):
+                there = net if device == CPU else facts.moved(net, device)
+                for batch in self.effort.batches:
+                    peak = facts.peak_memory(there, self.sample(batch).to(device))
+                    rows.append({"of": of, "device": device.type, "batch": batch, "bytes": peak})
+        return rows
+
+    def _forms(self, folder: Path) -> tuple[list[Form], list[dict[str, Any]]]:
+        """Everything that is timed, and a row for each file; what can't be exported is noted as left out."""
+        forms: list[Form] = []
+        for device in self.devices:
+            forms += [Eager("this", self.net, device), Eager("dense", self.dense.net, device)]
+            forms.append(Compiled("dense", self.dense.net, torch.bfloat16, device))
+            if self.effort.compiled:
+                forms.append(Compiled("dense", self.dense.net, torch.float32, device))
+                forms += [Compiled("this", self.net, dtype, device) for dtype in (torch.float32, torch.bfloat16)]
+        targets = ("onnx_int8" if self.quantized else "onnx", "weights", *self.effort.targets)
+        files: dict[tuple[str, str], measure.FileSize] = {}
+        for of, net, names, place in (("dense", self.dense.net, ("onnx", "weights"), folder),
+                                      ("this", self.net, targets, self.run.path / "exports")):  # fmt: skip
+            for target in names:
+                try:
+                    path = export_to(target, net, self.sample(2), place)
+                except Exception as error:  # a back end that fails must not take the rest of the receipt with it
+                    self.left_out.append({"form": f"{of} {target}", "reason": reason(error)})
+                    continue
+                files[of, target] = measure.file_size(path)
+                if target != "weights":
+                    forms.append(Target(of, target, path))
+        return forms, [self._file_row(of, target, size, files) for (of, target), size in files.items()]
+
+    def _file_row(
+        self, of: str, target: str, size: measure.FileSize, files: Mapping[tuple[str, str], measure.FileSize]
+    ) -> dict[str, Any]:
+        dense = files.get(("dense", "weights" if target == "weights" else "onnx"))
+        return {
+            "of": of,
+            "target": target,
+            "bytes": size.bytes,
+            "gzipped": size.gzipped,
+            "ratio": size.bytes / dense.bytes if dense else None,
+            "gzipped_ratio": size.gzipped / dense.gzipped if dense else None,
+        }
+
+    def _figures(self, forms: Sequence[Form]) -> list[dict[str, Any]]:
+        """Of the module on both splits, of each back end of this net, and of the dense net if it is trained."""
+        reference = None
+        if self.baseline is not None:
+            reference = facts.Reference(Eager("dense", self.dense.net).open(self.sample(1), torch.get_num_threads()).forward)
+        rows = []
+        splits = ["val", self.split] if self.split != "val" else ["val"]
+        for form in forms:
+            skip = form.device != CPU or (form.of == "dense" and (self.baseline is None or form.backend != "eager"))
+            if skip:
+                continue
+            try:
+                opened = form.open(self.sample(max(self.effort.batches)), torch.get_num_threads())
+                for split in splits if (form.of, form.backend) == ("this", "eager") else splits[-1:]:
+                    beside = reference if form.of == "this" and split == self.split else None
+                    figures, told = facts.scored(self.task, opened.forward, self.data.eval_loader(split), beside)
+                    rows.append({"of": form.of, "backend": form.backend, "split": split, "figures": figures,
+                                 "agreement": asdict(told) if told else None})  # fmt: skip
+            except Exception as error:
+                if isinstance(form, Eager):
+                    raise
+                self.left_out.append({"form": f"{form.name}, figures", "reason": reason(error)})
+        return rows

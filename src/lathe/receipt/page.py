@@ -1,0 +1,168 @@
+"""A receipt to read: as Markdown, as tables in the terminal, and as a figure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lathe.measure.plot import scatter
+
+Rows = Sequence[Sequence[str]]
+
+
+def markdown(receipt: Mapping[str, Any]) -> str:
+    """The whole receipt as one page."""
+    parts = [f"# Receipt: {receipt['name']}", *(f"**Warning: {text}**" for text in receipt["warnings"])]
+    parts += [
+        "\n".join(f"- {text}" for text in receipt["findings"]),
+        f"![accuracy against latency and size]({receipt['figure']})",
+    ]
+    for title, header, rows in sections(receipt):
+        parts += [f"## {title}", _table(header, rows)]
+    for title, lines in (("Not measured", [f"{entry['form']}: {entry['reason']}" for entry in receipt["left_out"]]),
+                         ("How it was measured", receipt["method"])):  # fmt: skip
+        if lines:
+            parts += [f"## {title}", "\n".join(f"- {line}" for line in lines)]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def tell(receipt: Mapping[str, Any], where: Path, console: Console | None = None) -> None:
+    """Prints what a reader should know at once, and where the rest stands."""
+    console = console or Console()
+    console.print(f"Receipt: {where}", soft_wrap=True, highlight=False)
+    for text in receipt["warnings"]:
+        console.print(f"  Warning: {text}", style="bold red", soft_wrap=True, highlight=False)
+    for text in receipt["findings"]:
+        console.print(f"  {text}", soft_wrap=True, highlight=False)
+
+
+def show(receipt: Mapping[str, Any], console: Console | None = None) -> None:
+    """Prints all tables but the layers', and what could not be measured."""
+    console = console or Console()
+    for title, header, rows in sections(receipt):
+        if title == "Layers":
+            continue
+        table = Table(*header, title=title, title_justify="left")
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for entry in receipt["left_out"]:
+        console.print(f"Not measured: {entry['form']}: {entry['reason']}", soft_wrap=True, highlight=False)
+
+
+def sections(receipt: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:
+    """Titles, headers and rows of the receipt's tables; a table without rows is left out."""
+    found = [
+        _figures(receipt),
+        _latency(receipt["latency"]),
+        _files(receipt["files"]),
+        _size(receipt),
+        ("Peak memory of a forward pass, eager", ("net", "device", "batch", "MB"),
+         [(row["of"], row["device"], str(row["batch"]), f"{row['bytes'] / 1e6:.2f}") for row in receipt["memory"]]),
+        _layers(receipt["layers"]),
+        ("Hardware and versions", ("what", "value"), [*_hardware(receipt["hardware"]), *receipt["versions"].items()]),
+    ]  # fmt: skip
+    return [(title, header, rows) for title, header, rows in found if rows]
+
+
+def _figures(receipt: Mapping[str, Any]) -> tuple[str, Sequence[str], Rows]:
+    rows = receipt["figures"]
+    names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
+    header = ("net", "back end", "split", *names, "equal to dense", "logits differ by")
+    lines = []
+    for row in rows:
+        told = row["agreement"]
+        both = (f"{told['share']:.4f}", f"{told['largest']:.3g}") if told else ("", "")
+        lines.append((row["of"], row["backend"], row["split"], *(_number(row["figures"].get(name)) for name in names), *both))
+    return "Figures", header, lines
+
+
+def _latency(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Sequence[str], Rows]:
+    header = ("net", "back end", "on", "batch", "ms (p10 to p90)", "n", "of dense eager", "of dense bf16", "of dense there")
+    lines = []
+    for row in rows:
+        times = f"{row['median_ms']:.3f} ({row['p10_ms']:.3f} to {row['p90_ms']:.3f})"
+        beside = [f"{_ratio(row[f'over_{other}'])} {row[f'beside_{other}'] or ''}".strip() for other in ("eager", "bf16", "twin")]
+        where = row["device"] if row["threads"] is None else f"{row['device']} x {row['threads']}"
+        lines.append((row["of"], row["backend"], where, str(row["batch"]), times, str(row["n"]), *beside))
+    return "Latency", header, lines
+
+
+def _files(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Sequence[str], Rows]:
+    lines = [
+        (row["of"], row["target"], f"{row['bytes']:,}", _ratio(row["ratio"]), f"{row['gzipped']:,}", _ratio(row["gzipped_ratio"]))
+        for row in rows
+    ]
+    return "Files", ("net", "target", "bytes", "of dense", "gzipped", "of dense"), lines
+
+
+def _size(receipt: Mapping[str, Any]) -> tuple[str, Sequence[str], Rows]:
+    size, dense = receipt["size"], receipt["dense"]["size"]
+    names = {"parameters": "parameters", "non_zero": "non-zero parameters", "macs": "MACs of one sample",
+             "effective_macs": "MACs with non-zero weights"}  # fmt: skip
+    rows = [(text, f"{size[key]:,}", f"{dense[key]:,}", _ratio(size[key] / dense[key] if dense[key] else None))
+            for key, text in names.items()]  # fmt: skip
+    return "Size", ("what", "this net", "dense", "of dense"), rows
+
+
+def _layers(layers: Iterable[Mapping[str, Any]]) -> tuple[str, Sequence[str], Rows]:
+    lines = []
+    for layer in layers:
+        integers = "" if layer["integer_sparsity"] is None else f"{layer['integer_sparsity']:.4f}"
+        shape = " x ".join(str(n) for n in layer["shape"])
+        lines.append((layer["name"], shape, f"{layer['weights']:,}", f"{layer['sparsity']:.4f}", integers, f"{layer['macs']:,}"))
+    return "Layers", ("layer", "weight", "weights", "sparsity", "zeros among integers", "MACs of one sample"), lines
+
+
+def _hardware(hardware: Mapping[str, Any]) -> Rows:
+    cpu, gpu = hardware["cpu"], hardware["gpu"]
+    rows = [
+        ("CPU", cpu["name"]),
+        ("cores", str(cpu["cores"])),
+        ("instruction sets", ", ".join(cpu["instruction_sets"]) or "unknown"),
+    ]
+    if gpu:
+        rows.append(("GPU", f"{gpu['name']}, compute capability {gpu['compute_capability']}, CUDA {gpu['cuda']}"))
+    return rows
+
+
+def figure(receipt: Mapping[str, Any]) -> str:
+    """Two plots in one SVG: the metric against latency at the smallest batch, and against bytes of the file."""
+    metric, split = receipt["metric"], receipt["split"]
+    scores = {(row["of"], row["backend"]): row["figures"].get(metric) for row in receipt["figures"] if row["split"] == split}
+    least = min((row["batch"] for row in receipt["latency"]), default=1)
+    times = [row for row in receipt["latency"] if row["batch"] == least and row["threads"] == 1]
+    points = [(row["backend"], row["median_ms"], _score(scores, row["of"], row["backend"]), _of(row)) for row in times]
+    sizes = [(row["target"], row["bytes"] / 1e6, _score(scores, row["of"], row["target"]), _of(row)) for row in receipt["files"]]
+    plots = [scatter(f"{split}/{metric} against latency", f"ms, batch {least}, 1 thread", metric, points),
+             scatter(f"{split}/{metric} against size", "MB of the file", metric, sizes)]  # fmt: skip
+    widths = [int(plot.split('width="', 1)[1].split('"', 1)[0]) for plot in plots]
+    height = max(int(plot.split('height="', 1)[1].split('"', 1)[0]) for plot in plots)
+    right = plots[1].replace("<svg ", f'<svg x="{widths[0]}" ', 1)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{sum(widths)}" height="{height}">\n{plots[0]}{right}</svg>\n'
+
+
+def _of(row: Mapping[str, Any]) -> str:
+    return "this net" if row["of"] == "this" else "dense"
+
+
+def _score(scores: Mapping[tuple[str, str], float | None], of: str, backend: str) -> float:
+    """Of that back end, or of the module where the back end's own outputs were not scored; nan, which no plot shows, for none."""
+    found = scores.get((of, backend))
+    found = scores.get((of, "eager")) if found is None else found
+    return float("nan") if found is None else found
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def _table(header: Sequence[str], rows: Rows) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

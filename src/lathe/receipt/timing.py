@@ -1,0 +1,74 @@
+"""Latency of all forms of a net beside each other, cell by cell: a cell is a device, a batch size and a number of threads."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lathe.measure import Latency, interleaved, verdict
+from lathe.receipt.forms import Form, Opened, reason
+
+Cell = tuple[torch.device, int, int]
+BESIDE = {"eager": "dense eager", "bf16": "dense compiled_bf16"}  # what every row is held against
+FLOAT_TWIN = {
+    "onnx_int8": "onnx",
+    "aot_inductor": "compiled_fp32",
+}  # the dense net in the same runtime, where it has another name
+
+
+class Limits(Protocol):
+    """How long a cell is measured."""
+
+    @property
+    def repeats(self) -> int: ...
+    @property
+    def warmup(self) -> int: ...
+    @property
+    def seconds(self) -> float: ...
+
+
+def time_forms(
+    forms: Sequence[Form], cells: Sequence[Cell], sample: Callable[[int], Tensor], limits: Limits, left_out: list[dict[str, str]]
+) -> list[dict[str, Any]]:
+    """A row for each form in each cell; `sample` makes a batch of a size. What can't be opened goes to `left_out` with its reason."""
+    rows: list[dict[str, Any]] = []
+    for device, batch, threads in cells:
+        torch.set_num_threads(threads)
+        x, opened = sample(batch), dict[str, Opened]()
+        there = [form for form in forms if form.device == device]
+        for form in there:
+            try:
+                opened[form.name] = form.open(x, threads)
+                opened[form.name].call()
+            except Exception as error:  # one back end that fails must not hide the others
+                opened.pop(form.name, None)
+                where = f"{form.name}, {device.type}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
+                left_out.append({"form": where, "reason": reason(error)})
+        calls = {name: form.call for name, form in opened.items()}
+        times = interleaved(calls, limits.repeats, limits.warmup, limits.seconds, device)
+        rows += [_row(form, times, device, batch, threads) for form in there if form.name in times]
+        opened.clear()
+        torch.compiler.reset()  # the next cell compiles anew: entries of former cells would count towards torch's limit
+    return rows
+
+
+def _row(form: Form, times: dict[str, Latency], device: torch.device, batch: int, threads: int) -> dict[str, Any]:
+    this = times[form.name]
+    row: dict[str, Any] = {
+        "of": form.of,
+        "backend": form.backend,
+        "device": device.type,
+        "batch": batch,
+        "threads": threads if device.type == "cpu" else None,
+        "median_ms": this.median * 1e3,
+        "p10_ms": this.p10 * 1e3,
+        "p90_ms": this.p90 * 1e3,
+        "n": this.n,
+    }
+    twin = f"dense {FLOAT_TWIN.get(form.backend, form.backend)}"  # what is gained beside it is owed to compression, not to the runtime
+    for key, name in {**BESIDE, "twin": twin}.items():
+        other = times.get(name)
+        row[f"over_{key}"] = this.median / other.median if other else None
+        row[f"beside_{key}"] = verdict(this, other) if other and name != form.name else None
+    return row

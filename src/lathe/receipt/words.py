@@ -1,0 +1,148 @@
+"""What a receipt says in sentences: its findings, and how they were made."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from lathe.measure.latency import CLEAR, MARGIN
+from lathe.receipt.facts import NOTHING
+
+Row = Mapping[str, Any]
+SHIPS = ("onnx_int8", "onnx", "aot_inductor", "weights")  # the first that was made is called the file that ships
+
+
+def findings(receipt: Mapping[str, Any]) -> list[str]:
+    """One sentence for each thing that a reader should know, bad news included."""
+    found = [_chosen(receipt), *_metric(receipt), *_file(receipt), *_fastest(receipt["latency"])]
+    if "quantization" in receipt["structure"]:
+        found += _integers_beside_bf16(receipt["latency"])
+    if receipt["size"]["sparsity"] >= NOTHING:
+        found.append(_zeros(receipt))
+    kinds = set(receipt["compression"].values())
+    if kinds == {"distillation"}:
+        found.append("Distillation alone changes weights: size and time are those of the configured net.")
+    if not kinds:
+        found.append("No compression is configured: this is the receipt of a net as it was trained.")
+    return [text for text in found if text]
+
+
+def _chosen(receipt: Mapping[str, Any]) -> str:
+    chosen, split = receipt["chosen"], receipt["split"]
+    own = next((row for row in receipt["figures"] if row["of"] == "this" and row["split"] == "val"), None)
+    value = own["figures"].get(chosen["by"].rpartition("/")[2]) if own else None
+    told = "" if value is None else f", {value:.4f}"
+    kept = "the test split had no part in the choice" if split == "test" else "test=false keeps the test split unseen"
+    return f"The net is best.ckpt of step {chosen['step']}, chosen by {chosen['by']}{told}; {kept}."
+
+
+def _metric(receipt: Mapping[str, Any]) -> list[str]:
+    split, metric = receipt["split"], receipt["metric"]
+    rows = {(row["of"], row["backend"]): row for row in receipt["figures"] if row["split"] == split}
+    own, dense = rows.get(("this", "eager")), rows.get(("dense", "eager"))
+    if own is None:
+        return []
+    text = f"{split}/{metric} of the module is {own['figures'][metric]:.4f}"
+    if dense is None:
+        return [f"{text}; no baseline given, so there is no dense figure and no agreement: baseline=<run directory> gives them."]
+    told = own["agreement"]
+    return [
+        f"{text}, of the dense net {dense['figures'][metric]:.4f}; {told['share']:.4f} of their {told['n']} predictions are equal."
+    ]
+
+
+def _file(receipt: Mapping[str, Any]) -> list[str]:
+    row = shipped(receipt["files"])
+    if row is None:
+        return ["No file could be exported: see what was not measured."]
+    text = f"The file that ships ({row['target']}) has {row['bytes']:,} bytes, {row['gzipped']:,} after gzip"
+    if row["ratio"] is not None:
+        text += f": {row['ratio']:.3f} and {row['gzipped_ratio']:.3f} of the dense net's"
+    return [f"{text}."]
+
+
+def shipped(files: Iterable[Row]) -> Row | None:
+    """The row of the file that ships."""
+    own = {row["target"]: row for row in files if row["of"] == "this"}
+    return next((own[target] for target in SHIPS if target in own), None)
+
+
+def _fastest(rows: Iterable[Row]) -> list[str]:
+    """For each cell the fastest form of this net."""
+    cells: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["of"] == "this":
+            cells.setdefault(_cell(row), []).append(row)
+    found = []
+    for some in cells.values():
+        best = min(some, key=lambda row: row["median_ms"])
+        beside = [
+            f"{best[f'over_{key}']:.2f} of the time of the dense net {name} ({best[f'beside_{key}']})"
+            for key, name in (("eager", "in eager fp32"), ("bf16", "compiled in bf16"), ("twin", "in the same runtime"))
+            if best[f"over_{key}"] is not None
+        ]
+        found.append(f"{_where(best)}: {best['backend']} is this net's fastest, {best['median_ms']:.3f} ms, {', '.join(beside)}.")
+    return found
+
+
+def _cell(row: Row) -> tuple[Any, ...]:
+    return row["device"], row["batch"], row["threads"]
+
+
+def _where(row: Row) -> str:
+    threads = "" if row["threads"] is None else f", {row['threads']} thread{'s' * (row['threads'] > 1)}"
+    return f"Batch {row['batch']} on {row['device']}{threads}"
+
+
+def _integers_beside_bf16(rows: Iterable[Row]) -> list[str]:
+    found = []
+    for row in rows:
+        if row["of"] == "this" and row["backend"] in ("onnx_int8", "aot_inductor") and row["beside_bf16"] in ("slower", "same"):
+            word = "slower than" if row["beside_bf16"] == "slower" else "no faster than"
+            found.append(f"{_where(row)}: the integers of {row['backend']} are {word} the dense net compiled in bf16 "
+                         f"({row['over_bf16']:.2f} of its time), which needs no quantization: here they buy bytes, not time.")  # fmt: skip
+    return found
+
+
+def _zeros(receipt: Mapping[str, Any]) -> str:
+    """What zeros do not buy."""
+    rows = {(row["of"], row["backend"], *_cell(row)): row for row in receipt["latency"]}
+    pairs = []
+    for (of, backend, *cell), row in rows.items():
+        dense = rows.get(("dense", backend, *cell))
+        if of == "this" and dense is not None:
+            pairs.append(
+                f"{backend} {row['median_ms']:.3f} ms beside the dense {dense['median_ms']:.3f} ms at batch {row['batch']}"
+            )
+    file = shipped(receipt["files"])
+    text = f"{receipt['size']['sparsity']:.1%} of the layers' weights are zero, which buys no time by itself: they are stored and computed "
+    text += "like any other weight"
+    if pairs and not receipt["structure"]:  # else the nets differ in more than zeros
+        text += f" ({'; '.join(pairs[:4])})"
+    if file is not None and file["gzipped_ratio"] is not None:
+        text += f". What they buy is {file['gzipped_ratio']:.3f} of the gzipped bytes"
+    return text + "; channels that are removed (compression=prune_channels) buy time."
+
+
+def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:
+    """How the figures were made, and what decides a verdict."""
+    dense = f"the trained net of {receipt['baseline']}"
+    if not receipt["baseline"]:
+        dense = "the configured net before compression, with random weights"
+    lines = [
+        f"The dense net is {dense}.",
+        "Latency: all forms in one process, in rounds of one call of each in an order drawn anew, each just after an untimed call of its "
+        f"own; {warmup} calls to warm up; n, median, 10th and 90th percentile as in the table.",
+        f"faster and slower: the ranges from p10 to p90 lie apart and the medians differ by more than {MARGIN:.0%}, or the medians differ "
+        f"by a factor of {CLEAR} and more; same otherwise.",
+        "of dense there: of the dense float32 net's time in the same runtime. What a runtime gains for any net shows in the other two columns, "
+        "what compression gains shows here.",
+        "compiled: torch.compile with inductor and frozen weights, for the one batch size; bf16 by autocast.",
+        "MACs count matrix products, convolutions and attention of one sample. MACs with non-zero weights are what zeros would save on "
+        "hardware that skips them.",
+        "Peak memory counts tensors, the net's own included.",
+        "Figures of the eager module are in float32 on the CPU.",
+    ]
+    if "quantization" in receipt["structure"]:
+        lines.append(
+            "eager and compiled forms of this net simulate its integers in floating point: they are slower than what ships."
+        )
+    return lines

@@ -1,0 +1,181 @@
+"""Masked weights are exactly zero from the step of their mask on: in the net, in checkpoints, in the average, on every process."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+from lathe.callbacks.ema import EMA
+from lathe.callbacks.masking import Masking, checksum
+from lathe.errors import UserError
+
+
+class At(Masking):
+    """Masks that alternate, other ones at each of some optimizer steps."""
+
+    name = "at"
+
+    def __init__(self, *steps: int, momentum: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.steps, self.momentum = steps, momentum
+        self.called: list[int] = []
+
+    def on_step(self, trainer: Any, pl_module: Any, step: int) -> None:
+        self.called.append(step)
+        if step in self.steps:
+            first = self.steps.index(step) % 2
+            masks = {name: torch.arange(p.numel()).reshape(p.shape) % 2 == first for name, p in self.parameters.items()}
+            self.set_masks(masks, self.momentum)
+
+
+class Watch(Callback):
+    """The weight of the first layer after each step, and checkpoints after some."""
+
+    def __init__(self, folder: Path | None = None, *steps: int) -> None:
+        self.weights: dict[int, Tensor] = {}
+        self.folder, self.steps = folder, steps
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.weights[trainer.global_step] = pl_module.net[0].weight.detach().clone()
+        if trainer.global_step in self.steps:
+            trainer.save_checkpoint(self.folder / f"step={trainer.global_step}.ckpt")
+
+
+EVEN = torch.arange(12).reshape(4, 3) % 2 == 0
+
+
+def test_masked_weights_stay_zero_and_the_others_learn(tiny: SimpleNamespace) -> None:
+    masking, watch, task = At(5), Watch(), tiny.Task()
+    tiny.trainer(masking, watch).fit(task, tiny.Loader())
+    assert masking.called == list(range(13))
+    for step, weight in watch.weights.items():
+        assert bool((weight[~EVEN] == 0).all()) == (step >= 5)
+        assert (weight[EVEN] != 0).all()
+    assert not torch.equal(watch.weights[11][EVEN], watch.weights[12][EVEN])
+    assert not torch.signbit(watch.weights[12][~EVEN]).any()
+    assert list(masking.masks) == ["0.weight"]  # not the norm, the biases or the head
+    assert (task.net[2].weight != 0).all()
+    assert masking.report() == {"at/sparsity": 0.5, "at/sparsity_net": 6 / (12 + 4 + 8 + 8 + 2)}
+
+
+def test_masks_from_before_the_first_step(tiny: SimpleNamespace) -> None:
+    watch = Watch()
+    tiny.trainer(At(0), watch).fit(tiny.Task(), tiny.Loader())
+    assert all((weight[~EVEN] == 0).all() for weight in watch.weights.values())
+
+
+def test_accumulated_batches_count_once(tiny: SimpleNamespace) -> None:
+    masking = At(2)
+    tiny.trainer(masking, accumulate_grad_batches=3).fit(tiny.Task(), tiny.Loader())
+    assert masking.called == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_low_precision(tiny: SimpleNamespace, precision: Any) -> None:
+    watch, true = Watch(), precision == "bf16-true"
+    task = tiny.Task(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+    loader = tiny.Loader(dtype=torch.bfloat16 if true else torch.float32)
+    tiny.trainer(At(3), watch, precision=precision, limit_val_batches=0).fit(task, loader)
+    assert (watch.weights[12][~EVEN] == 0).all()
+    assert (watch.weights[12][EVEN] != 0).all()
+    assert task.net[0].weight.dtype == (torch.bfloat16 if true else torch.float32)
+
+
+def test_a_compiled_net_sees_the_masks(tiny: SimpleNamespace) -> None:
+    plain, compiled, task = Watch(), Watch(), tiny.Task()
+    tiny.trainer(At(5), plain, max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    task.net.compile(backend="eager")
+    tiny.trainer(At(5), compiled, max_epochs=1).fit(task, tiny.Loader())
+    assert torch.equal(plain.weights[6], compiled.weights[6])
+
+
+def test_momentum_goes_on_unless_asked(tiny: SimpleNamespace) -> None:
+    class Looks(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            state = trainer.optimizers[0].state[pl_module.net[0].weight]
+            self.buffers = {**getattr(self, "buffers", {}), trainer.global_step: state["momentum_buffer"].clone()}
+
+    kept, cleared = Looks(), Looks()
+    tiny.trainer(At(5, 6), kept, max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    tiny.trainer(At(5, 6, momentum=True), cleared, max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    assert (kept.buffers[5] != 0).all()
+    assert (cleared.buffers[5][~EVEN] == 0).all()
+    assert torch.equal(cleared.buffers[5][EVEN], kept.buffers[5][EVEN])
+    assert (cleared.buffers[6] == 0).all()  # the even ones are masked now; the odd ones were until now, and grow from nothing
+
+
+def test_the_average_is_zero_where_the_weights_are(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    ema, task = EMA(decay=0.9, warmup=False), tiny.Task()
+    tiny.trainer(At(5), ema, Watch(tmp_path, 4, 5, 12)).fit(task, tiny.Loader())
+    for step in (4, 5, 12):
+        saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
+        shown, raw = saved["state_dict"]["0.weight"], saved["ema"]["raw"]["0.weight"]
+        for weight in (shown, raw):
+            assert bool((weight[~EVEN] == 0).all()) == (step >= 5)
+        assert not torch.equal(shown[EVEN], raw[EVEN])
+    assert (task.net[0].weight[~EVEN] == 0).all()
+
+
+def test_an_average_with_rare_updates_is_zero_at_once(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    tiny.trainer(At(5), EMA(every_n_steps=4), Watch(tmp_path, 5)).fit(tiny.Task(), tiny.Loader())
+    saved = torch.load(tmp_path / "step=5.ckpt", weights_only=True)
+    assert (saved["state_dict"]["0.weight"][~EVEN] == 0).all()
+    assert (saved["state_dict"]["0.weight"][EVEN] != 0).all()
+
+
+@pytest.mark.parametrize("stop", [3, 5, 6, 9])
+@pytest.mark.parametrize("averaged", [False, True])
+def test_resume_is_bit_for_bit(tiny: SimpleNamespace, tmp_path: Path, stop: int, averaged: bool) -> None:
+    def run(resume: str | None, max_steps: int) -> tuple[At, dict[str, Tensor]]:
+        masking, task, folder = At(5, 9), tiny.Task(), tmp_path / str(max_steps)
+        extra = [EMA(decay=0.9)] if averaged else []
+        trainer = tiny.trainer(masking, *extra, Watch(folder, max_steps), max_steps=max_steps)
+        trainer.fit(task, tiny.Loader(), ckpt_path=resume, weights_only=True)
+        return masking, {name: tensor.clone() for name, tensor in task.net.state_dict().items()}
+
+    whole, expected = run(None, 12)
+    run(None, stop)
+    again, parts = run(str(tmp_path / str(stop) / f"step={stop}.ckpt"), 12)
+    assert all(torch.equal(parts[name], expected[name]) for name in expected)
+    assert torch.equal(again.masks["0.weight"], whole.masks["0.weight"])
+    assert torch.equal(whole.masks["0.weight"], ~EVEN)
+    assert again.updates == whole.updates == 2
+    assert again.called[0] == (stop + 1)
+
+
+# The callback that saves stands before the one that decides, as another checkpoint callback might.
+def test_a_checkpoint_between_a_step_and_its_decision_loses_nothing(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    whole, parts = tiny.Task(), tiny.Task()
+    tiny.trainer(Watch(tmp_path, 5), At(5)).fit(whole, tiny.Loader())
+    tiny.trainer(Watch(), At(5)).fit(parts, tiny.Loader(), ckpt_path=str(tmp_path / "step=5.ckpt"))
+    assert torch.equal(parts.net[0].weight, whole.net[0].weight)
+    assert (parts.net[0].weight[~EVEN] == 0).all()
+
+
+def test_layers_that_match_nothing_are_named_before_training(tiny: SimpleNamespace) -> None:
+    with pytest.raises(UserError, match=r"compression\.at\.layers: blocks\.\* matches no layer"):
+        tiny.trainer(At(5, layers=["blocks.*"])).fit(tiny.Task(), tiny.Loader())
+    with pytest.raises(UserError, match=r"compression\.at finds nothing to mask: the head \(the attribute `head`"):
+        tiny.trainer(At(5)).fit(tiny.Task(nn.Sequential(nn.Linear(3, 2))), tiny.Loader())
+    task = tiny.Task(nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)))
+    masking = At(5, layers=["1"], head=True)
+    tiny.trainer(masking).fit(task, tiny.Loader())
+    assert list(masking.masks) == ["1.weight"]
+
+
+def test_a_checkpoint_of_other_layers_is_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    tiny.trainer(At(2), Watch(tmp_path, 3)).fit(tiny.Task(), tiny.Loader())
+    trainer = tiny.trainer(At(2, exclude=["0"], head=True), Watch())
+    with pytest.raises(UserError, match=r"compression\.at: the checkpoint masks 0\.weight, which this run does not mask"):
+        trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=3.ckpt"))
+
+
+def test_a_checksum_tells_masks_apart() -> None:
+    one = {"a": torch.tensor([True, False]), "b": torch.tensor([True])}
+    assert checksum(one) == checksum({name: mask.clone() for name, mask in one.items()})
+    assert checksum(one) != checksum({"a": torch.tensor([False, True]), "b": torch.tensor([True])})
+    assert checksum(one) != checksum({"c": one["a"], "b": one["b"]})

@@ -1,0 +1,200 @@
+"""Sparse from the first step to the last, with the exchanges of the paper, equal after an interruption."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from torch import Tensor, nn
+
+from lathe.callbacks.resume import ExactResume
+from lathe.callbacks.rigl import RigL
+from lathe.compression.rigl import cosine_fraction, erdos_renyi_kernel, exchange
+from lathe.errors import UserError
+
+NAMES = ["0.weight", "3.weight"]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8), nn.Linear(8, 2))
+
+
+class Recorder(Callback):
+    """Weights and momentum before (`trained`) and after the method's turn, gradients and masks, after each step."""
+
+    def __init__(self, rigl: RigL) -> None:
+        self.rigl = rigl
+        self.masks: dict[int, dict[str, Tensor]] = {}
+        self.weights: dict[int, dict[str, Tensor]] = {}
+        self.gradients: dict[int, dict[str, Tensor]] = {}
+        self.momenta: dict[int, dict[str, Tensor]] = {}
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.note(trainer, pl_module)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        self.note(trainer, pl_module)
+
+    def note(self, trainer: Any, pl_module: Any) -> None:
+        step, parameters = trainer.global_step, dict(pl_module.net.named_parameters())
+        self.masks[step] = {name: mask.clone() for name, mask in self.rigl.masks.items()}
+        self.weights[step] = {name: parameters[name].detach().clone() for name in NAMES}
+        if step and parameters[NAMES[0]].grad is not None:  # not where a run goes on
+            self.gradients[step] = {name: parameters[name].grad.clone() for name in NAMES}
+            state = trainer.optimizers[0].state
+            self.momenta[step] = {name: state[parameters[name]]["momentum_buffer"].clone() for name in NAMES}
+
+
+def fit(tiny: SimpleNamespace, rigl: RigL, *more: Any, epochs: int = 3, **options: Any) -> tuple[Any, Recorder]:
+    recorder, task = Recorder(rigl), tiny.Task(net())
+    tiny.trainer(ExactResume(0), rigl, recorder, *more, max_epochs=epochs).fit(task, tiny.Loader(), **options)
+    return task, recorder
+
+
+def test_every_step_has_the_sparsity_and_the_densities(tiny: SimpleNamespace) -> None:
+    rigl = RigL(sparsity=0.7, every_n_steps=2)
+    _, recorder = fit(tiny, rigl)
+    densities = erdos_renyi_kernel({"0.weight": (16, 3), "3.weight": (8, 16)}, 0.7)
+    assert sorted(recorder.masks) == list(range(19))
+    for step, masks in recorder.masks.items():
+        for name, mask in masks.items():
+            assert int(mask.sum()) == round(densities[name] * mask.numel())
+            assert bool((recorder.weights[step][name][~mask] == 0).all())
+    assert rigl.report()["rigl/sparsity"] == pytest.approx(0.7, abs=0.01)
+
+
+def test_exchanges_are_those_of_the_paper(tiny: SimpleNamespace) -> None:
+    """18 steps, end 0.75: exchanges after steps 4, 8 and 12, of a share that falls."""
+    rigl = RigL(sparsity=0.7, every_n_steps=4, fraction=0.5)
+    _, recorder = fit(tiny, rigl)
+    changed = [step for step in range(1, 19) if any(not torch.equal(recorder.masks[step][n], recorder.masks[step - 1][n]) for n in NAMES)]
+    assert changed == [4, 8]
+    assert rigl.updates == 4  # and the first masks, and an exchange of less than one weight after step 12
+    grew = 0
+    for step in changed:
+        for name in NAMES:
+            before, after = recorder.masks[step - 1][name], recorder.masks[step][name]
+            moved = int(cosine_fraction(step, 14, 0.5) * int(before.sum()))  # round(0.75 * 18) = 14
+            grown, dropped = after & ~before, before & ~after
+            assert int(grown.sum()) == int(dropped.sum()) <= moved
+            assert bool((recorder.weights[step][name][grown] == 0).all())
+            assert bool((recorder.momenta[step][name][grown] == 0).all())
+            gradient = recorder.gradients[step][name].abs()
+            if grown.any():
+                assert gradient[grown].min() >= gradient[~after & ~before].max()
+            grew += int(grown.sum())
+    assert grew > 5
+    # A grown weight is trained at once.
+    name = next(n for n in NAMES if bool((recorder.masks[4][n] & ~recorder.masks[3][n]).any()))
+    grown = recorder.masks[4][name] & ~recorder.masks[3][name]
+    assert bool((recorder.weights[5][name][grown] != 0).any())
+
+
+def test_an_exchange_is_the_function_on_what_the_step_left(tiny: SimpleNamespace) -> None:
+    """The weights at the moment of the exchange are those of a run that exchanges nothing."""
+    rigl = RigL(sparsity=0.5, every_n_steps=5, fraction=0.4)
+    still = RigL(sparsity=0.5, every_n_steps=1000)
+    _, recorder = fit(tiny, rigl)
+    with pytest.warns(UserWarning, match="compression.rigl.every_n_steps=1000: no weight was exchanged in 18 optimizer steps"):
+        _, plain = fit(tiny, still)
+    for name in NAMES:
+        assert torch.equal(plain.masks[0][name], recorder.masks[0][name])
+        wanted = exchange(plain.weights[5][name], plain.masks[5][name], plain.gradients[5][name].abs(), cosine_fraction(5, 14, 0.4))
+        assert torch.equal(recorder.masks[5][name], wanted)
+        assert torch.equal(plain.masks[18][name], plain.masks[0][name])
+
+
+def test_random_growth_depends_on_seed_and_step_alone(tiny: SimpleNamespace) -> None:
+    runs = [fit(tiny, RigL(sparsity=0.7, growth="random", every_n_steps=3, fraction=0.5, seed=seed))[1] for seed in (1, 1, 2)]
+    assert all(torch.equal(runs[0].masks[18][name], runs[1].masks[18][name]) for name in NAMES)
+    assert not all(torch.equal(runs[0].masks[18][name], runs[2].masks[18][name]) for name in NAMES)
+    assert not torch.equal(runs[0].masks[18]["3.weight"], runs[0].masks[0]["3.weight"])
+
+
+def test_first_masks_may_keep_the_largest_and_begin_with_a_later_stage(tiny: SimpleNamespace) -> None:
+    rigl = RigL(sparsity=0.5, initial="magnitude", densities="uniform", every_n_steps=3)
+    rigl.window = (0.5, 1.0)
+    _, recorder = fit(tiny, rigl)
+    assert recorder.masks[8] == {}
+    assert set(recorder.masks[9]) == set(NAMES)
+    for name in NAMES:
+        mask = recorder.masks[9][name]
+        assert int(mask.sum()) == mask.numel() // 2
+        assert bool((recorder.weights[9][name][mask] != 0).all())
+
+
+@pytest.mark.parametrize("stop", [1, 3, 4, 11, 13])
+@pytest.mark.parametrize("growth", ["gradient", "random"])
+def test_an_interruption_changes_nothing(tiny: SimpleNamespace, tmp_path: Path, stop: int, growth: Any) -> None:
+    class Stops(Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == stop:
+                trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+    options: dict[str, Any] = {"sparsity": 0.7, "every_n_steps": 3, "fraction": 0.5, "growth": growth}
+    whole, first = fit(tiny, RigL(**options), Stops())
+    continued, second = fit(tiny, RigL(**options), ckpt_path=tmp_path / "last.ckpt", weights_only=True)
+    for name, value in whole.net.state_dict().items():
+        assert torch.equal(value, continued.net.state_dict()[name]), name
+    assert all(torch.equal(first.masks[18][name], second.masks[18][name]) for name in NAMES)
+
+
+def test_a_gradient_that_is_not_finite_changes_no_mask(tiny: SimpleNamespace) -> None:
+    class Breaks(Callback):
+        def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+            if trainer.global_step == 3:  # the fourth step
+                for parameter in pl_module.net.parameters():
+                    parameter.grad.fill_(float("inf"))
+
+    rigl = RigL(sparsity=0.7, every_n_steps=4, fraction=0.5)
+    recorder, task = Recorder(rigl), tiny.Task(net())
+    with pytest.warns(UserWarning, match="no weight was exchanged in 6 optimizer steps"):
+        tiny.trainer(rigl, recorder, Breaks(), max_epochs=1).fit(task, tiny.Loader())
+    assert all(torch.equal(recorder.masks[4][name], recorder.masks[0][name]) for name in NAMES)
+
+
+def test_adam_keeps_second_moments_of_grown_weights(tiny: SimpleNamespace) -> None:
+    class Adam(tiny.Task):
+        def configure_optimizers(self) -> Any:
+            return torch.optim.AdamW(self.net.parameters(), lr=0.01)
+
+    rigl, task = RigL(sparsity=0.7, every_n_steps=5, fraction=0.5), Adam(net())
+    masks: dict[int, dict[str, Tensor]] = {}
+    states: dict[int, Any] = {}
+
+    class Notes(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            masks[trainer.global_step] = rigl.masks
+            state = trainer.optimizers[0].state
+            states[trainer.global_step] = {n: {k: v.clone() for k, v in state[p].items()} for n, p in task.net.named_parameters()}
+
+    tiny.trainer(rigl, Notes(), max_epochs=2).fit(task, tiny.Loader())
+    grown = masks[5]["3.weight"] & ~masks[4]["3.weight"]
+    assert bool(grown.any())
+    assert bool((states[5]["3.weight"]["exp_avg"][grown] == 0).all())
+    assert bool((states[5]["3.weight"]["exp_avg_sq"][grown] > 0).all())
+    assert bool((states[5]["3.weight"]["exp_avg"][~grown] != 0).any())
+
+
+def test_a_frozen_layer_is_told(tiny: SimpleNamespace) -> None:
+    task = tiny.Task(net())
+    task.net[0].weight.requires_grad_(False)
+    with pytest.raises(UserError, match="compression.rigl.growth=gradient: 0.weight has no gradient"):
+        tiny.trainer(RigL(every_n_steps=2)).fit(task, tiny.Loader())
+
+
+@pytest.mark.parametrize(("options", "sentence"), [
+    ({"sparsity": 0.0}, "compression.rigl.sparsity=0.0 is not between 0 and 1"),
+    ({"densities": "x"}, "compression.rigl.densities=x is unknown: choose erk or uniform"),
+    ({"growth": "x"}, "compression.rigl.growth=x is unknown"),
+    ({"initial": "x"}, "compression.rigl.initial=x is unknown"),
+    ({"fraction": 1.0}, "compression.rigl.fraction=1.0 is not between 0 and 1"),
+    ({"every_n_steps": 0}, "compression.rigl.every_n_steps=0 is below 1"),
+    ({"end": 0}, r"compression.rigl.end=0 is not in \(0, 1\]"),
+])  # fmt: skip
+def test_refuses_values(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        RigL(**options)

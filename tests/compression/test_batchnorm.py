@@ -1,0 +1,53 @@
+import torch
+from torch import nn
+
+from lathe.compression.batchnorm import reestimate_batchnorm
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Dropout(0.5), nn.ReLU())
+
+
+def test_statistics_are_the_plain_average_over_the_batches():
+    torch.manual_seed(0)
+    model, batches = net(), [torch.randn(8, 1, 4, 4) + i for i in range(3)]
+    model[1].running_mean.fill_(100)
+    assert reestimate_batchnorm(model, batches) == 3
+    outputs = [model[0](batch).detach() for batch in batches]
+    mean = torch.stack([out.mean((0, 2, 3)) for out in outputs]).mean(0)
+    variance = torch.stack([out.var((0, 2, 3), unbiased=True) for out in outputs]).mean(0)
+    torch.testing.assert_close(model[1].running_mean, mean)
+    torch.testing.assert_close(model[1].running_var, variance)
+
+
+def test_modes_and_momentum_and_weights_stay():
+    model = net().train()
+    model[0].eval()
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    reestimate_batchnorm(model, [torch.randn(4, 1, 4, 4)])
+    assert [module.training for module in model] == [False, True, True, True]
+    assert model[1].momentum == 0.1
+    assert all(torch.equal(before[name], value) for name, value in model.named_parameters())
+
+
+def test_no_more_batches_are_read_than_asked():
+    read = []
+
+    def batches():
+        for i in range(30):
+            read.append(i)
+            yield torch.randn(2, 1, 4, 4)
+
+    assert reestimate_batchnorm(net(), batches(), limit=4) == 4
+    assert len(read) == 4
+
+
+def test_a_net_without_such_layers_reads_nothing():
+    assert reestimate_batchnorm(nn.Linear(2, 2), iter([])) == 0
+
+
+def test_no_batches_leave_the_statistics():
+    model = net()
+    model[1].running_mean.fill_(7)
+    assert reestimate_batchnorm(model, []) == 0
+    assert (model[1].running_mean == 7).all()

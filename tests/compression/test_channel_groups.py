@@ -1,0 +1,103 @@
+"""What hangs together is found, what can't be followed is refused, and the head's outputs and the input stay."""
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.compression.channel_groups import find_groups, layers
+from lathe.compression.heads import head_groups
+from lathe.errors import UserError
+from lathe.nets import GPT, MLP, CifarResNet
+
+IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+def test_a_residual_stream_is_one_group_and_a_block_has_one_of_its_own():
+    groups = {group.name: group for group in find_groups(CifarResNet(depth=8, width=4), IMAGES)}
+    assert {name: group.units for name, group in groups.items()} == {
+        "conv": 4, "blocks.0.conv1": 4, "blocks.1.conv1": 8, "blocks.1.shortcut.conv": 8, "blocks.2.conv1": 16,
+        "blocks.2.shortcut.conv": 16,
+    }  # fmt: skip
+    assert set(layers(groups["conv"])) == {"conv", "bn", "blocks.0.conv2", "blocks.0.bn2"}
+    reads = {part.name for part in groups["conv"].slices if part.role == "in"}
+    assert reads == {"blocks.0.conv1.weight", "blocks.1.conv1.weight", "blocks.1.shortcut.conv.weight"}
+
+
+def test_the_heads_outputs_and_the_input_are_in_no_group():
+    net = CifarResNet(depth=8, width=4)
+    for group in find_groups(net, IMAGES):
+        for part in group.slices:
+            assert (part.name, part.dim) not in {("head.weight", 0), ("head.bias", 0), ("conv.weight", 1)}
+
+
+def test_a_transformer_has_heads_and_hidden_units_and_keeps_its_width():
+    net = GPT(vocab_size=20, max_length=8, width=32, depth=2, heads=4)
+    groups = find_groups(net, torch.randint(0, 20, (2, 8)))
+    assert [(group.name, group.kind, group.units) for group in groups] == [
+        ("blocks.0.up", "channels", 128), ("blocks.1.up", "channels", 128),
+        ("blocks.0.attention", "heads", 4), ("blocks.1.attention", "heads", 4),
+    ]  # fmt: skip
+    assert [group.name for group in head_groups(net)] == ["blocks.0.attention", "blocks.1.attention"]
+
+
+def test_the_net_itself_is_left_as_it_was():
+    net = CifarResNet(depth=8, width=4).train()
+    net.conv.weight.requires_grad_(False)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    find_groups(net, IMAGES)
+    assert all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert net.training
+    assert not net.conv.weight.requires_grad
+
+
+def test_layers_can_be_left_alone():
+    net = CifarResNet(depth=8, width=4)
+    names = {group.name for group in find_groups(net, IMAGES, ["blocks.0.*"])}
+    assert "blocks.1.conv1" in names
+    assert not names & {"conv", "blocks.0.conv1"}
+    with pytest.raises(UserError, match=r"compression\.prune_channels\.exclude=block\.0 matches no layer of the net"):
+        find_groups(net, IMAGES, ["block.0"])
+
+
+def test_padded_shortcuts_are_refused():
+    with pytest.raises(UserError, match=r"padded with zeros between stages: use model\.net\.shortcut=projection\."):
+        find_groups(CifarResNet(depth=8, width=4, shortcut="zero_pad"), IMAGES)
+
+
+def test_a_net_with_nothing_to_remove_is_refused():
+    with pytest.raises(UserError, match="Linear has no channels that could be removed"):
+        find_groups(nn.Linear(3, 2), torch.randn(2, 3))
+
+
+class Shuffled(nn.Module):
+    """Its channels are turned around by an operation that a graph of shapes does not show."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 6), nn.Linear(6, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x).flip(1))
+
+
+class Offset(Shuffled):
+    """A silent channel is not zero where the next layer reads it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.sigmoid(self.a(x)))
+
+
+@pytest.mark.parametrize("kind", [Shuffled, Offset])
+def test_channels_that_cant_be_followed_are_refused(kind):
+    with pytest.raises(UserError, match=rf"can't follow how {kind.__name__} joins its channels"):
+        find_groups(kind(), torch.randn(2, 4))
+
+
+def test_a_norm_that_mixes_channels_keeps_them():
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
+    assert [group.name for group in find_groups(net, IMAGES)] == ["2"]
+
+
+def test_an_mlp_has_hidden_units():
+    net = MLP(width=16, depth=2, channels=3, image_size=16, num_classes=4)
+    assert all(group.units == 16 for group in find_groups(net, IMAGES))

@@ -1,0 +1,208 @@
+"""A budget is kept, with the least that has to go, and the order of what goes is that of the papers."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.compression import channels
+from lathe.compression.channel_budget import choose, cost_function, latency_share, macs, parameters
+from lathe.compression.channel_groups import find_groups
+from lathe.compression.channel_penalty import add_penalty
+from lathe.compression.channel_prune import Options, prune_channels
+from lathe.compression.channel_scores import IMPORTANCES, loss_change, scores
+from lathe.errors import UserError
+from lathe.measure import count_flops
+from lathe.nets import CifarResNet, ViT
+
+IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    net = CifarResNet(depth=8, width=8)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return net
+
+
+@pytest.mark.parametrize("budget", ["macs", "parameters"])
+@pytest.mark.parametrize("share", [0.5, 0.2])
+def test_a_budget_is_kept_and_nearly_used_up(net, budget, share):
+    dense = copy.deepcopy(net)
+    left = prune_channels(net, IMAGES, budget=budget, share=share, min_channels=1)
+    assert left["macs"] == count_flops(net, IMAGES) / count_flops(dense, IMAGES)
+    assert left["parameters"] == parameters(net) / parameters(dense)
+    assert share - 0.05 < left[budget] <= share
+    assert net(IMAGES).shape == (2, 10)
+
+
+def test_one_unit_less_would_not_do(net):
+    groups = find_groups(net, IMAGES)
+    bare, cost = cost_function("macs", net, IMAGES)
+    found = scores(groups, dict(net.named_parameters()))
+    chosen = choose(groups, found, bare, cost, 0.5)
+    best = max((float(found[name][unit]), name, unit) for name, units in chosen.items() for unit in units)
+    chosen[best[1]].remove(best[2])
+    channels.remove(bare, groups, chosen)
+    assert cost(bare) > 0.5
+
+
+def test_heads_of_a_transformer_go_too():
+    torch.manual_seed(0)
+    net = ViT(channels=3, image_size=16, num_classes=4, patch_size=4, width=32, depth=2, heads=4)
+    left = prune_channels(net, IMAGES, share=0.6)
+    kept = [block.attention.q.out_features // block.attention.head_dim for block in net.blocks]
+    assert left["macs"] <= 0.6
+    assert net.blocks[0].attention.out.in_features == 8 * kept[0]
+    assert net.blocks[0].attention.out.out_features == 32
+    assert sum(kept) < 8
+    assert net(IMAGES).shape == (2, 4)
+
+
+def test_what_remains_is_rounded_and_no_layer_is_emptied(net):
+    prune_channels(net, IMAGES, share=0.3, round_to=4, min_channels=4)
+    sizes = [module.out_channels for module in net.modules() if isinstance(module, nn.Conv2d)]
+    assert all(size % 4 == 0 and size >= 4 for size in sizes)
+
+
+def test_local_scope_takes_the_same_share_everywhere(net):
+    prune_channels(net, IMAGES, share=0.3, scope="local", min_channels=1)
+    sizes = [module.out_channels / full for module, full in ((net.conv, 8), (net.blocks[1].conv1, 16), (net.blocks[2].conv1, 32))]
+    assert max(sizes) - min(sizes) <= 1 / 8
+
+
+def test_a_budget_out_of_reach_is_refused(net):
+    with pytest.raises(
+        UserError, match=r"share=0\.01: with the fewest channels that may remain, 0\.\d+ of the dense net's cost does"
+    ):
+        prune_channels(net, IMAGES, share=0.01, min_channels=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"share": 1.5}, r"compression\.prune_channels\.share=1\.5 is not between 0 and 1"),
+        ({"budget": "mac"}, r"compression\.prune_channels\.budget=mac is unknown: choose one of macs, parameters, latency\."),
+        ({"importance": "big"}, r"importance=big is unknown: choose one of group_norm"),
+        ({"scope": "all"}, r"scope=all is unknown"),
+        ({"round_to": 0}, r"round_to=0 is below 1"),
+        ({"min_channels": 0}, r"min_channels=0 is below 1"),
+    ],
+)
+def test_a_mistake_is_named(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        Options(**options)
+
+
+def test_group_norm_is_torch_prunings(net):
+    import torch_pruning as tp
+
+    graph = tp.DependencyGraph().build_dependency(net, IMAGES, forward_fn=lambda net, x: net(x))
+    theirs = {}
+    for group in graph.get_all_groups(ignored_layers=[net.head]):
+        names = {module: name for name, module in net.named_modules()}
+        theirs[names[group[0].dep.target.module]] = tp.importance.GroupMagnitudeImportance(p=2)(group)
+    ours = scores(find_groups(net, IMAGES), dict(net.named_parameters()))
+    assert ours.keys() == theirs.keys()
+    for name, score in ours.items():
+        torch.testing.assert_close(score, theirs[name])
+
+
+def test_the_penalty_is_torch_prunings(net):
+    import torch_pruning as tp
+
+    def gradients(push):
+        net.zero_grad()
+        net.train()(IMAGES).sum().backward()
+        before = {name: p.grad.clone() for name, p in net.named_parameters()}
+        push()
+        return {name: p.grad - before[name] for name, p in net.named_parameters()}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pruner = tp.pruner.GroupNormPruner(
+            net, IMAGES, tp.importance.GroupMagnitudeImportance(), reg=0.1, ignored_layers=[net.head],
+            in_channel_groups={}, out_channel_groups={}, num_heads={}, forward_fn=lambda net, x: net(x),
+        )  # fmt: skip
+        theirs = gradients(lambda: pruner.regularize(net))
+    groups = find_groups(net, IMAGES)
+    ours = gradients(lambda: add_penalty(net, groups, "group_norm", 0.1))
+    for name, change in theirs.items():
+        torch.testing.assert_close(ours[name], change, rtol=1e-4, atol=1e-5)
+
+
+def test_other_penalties_push_as_their_formulas_say(net):
+    groups = find_groups(net, IMAGES)
+    group = next(group for group in groups if group.name == "blocks.0.conv1")
+    net(IMAGES).sum().backward()
+    before = {name: p.grad.clone() for name, p in net.named_parameters()}
+    block = net.blocks[0]
+    add_penalty(net, [group], "bn_scale", 0.1)
+    torch.testing.assert_close(block.bn1.weight.grad - before["blocks.0.bn1.weight"], 0.1 * block.bn1.weight.detach().sign())
+    assert torch.equal(block.conv1.weight.grad, before["blocks.0.conv1.weight"])
+    net.zero_grad()
+    net(IMAGES).sum().backward()
+    add_penalty(net, [group], "group_lasso", 0.1)
+    norm = (block.conv1.weight**2).sum((1, 2, 3)) + (block.conv2.weight**2).sum((0, 2, 3)) + block.bn1.weight**2
+    expected = 0.1 * block.conv1.weight / norm.sqrt().view(-1, 1, 1, 1)
+    pushed = block.conv1.weight.grad - before["blocks.0.conv1.weight"]
+    torch.testing.assert_close(pushed, expected.detach(), rtol=1e-2, atol=1e-4)
+
+
+def test_each_importance_ranks_as_its_paper_does(net):
+    groups = [group for group in find_groups(net, IMAGES) if group.name == "blocks.0.conv1"]
+    block, tensors = net.blocks[0], dict(net.named_parameters())
+    net(IMAGES).logsumexp(1).sum().backward()
+    gradients = {name: p.grad for name, p in tensors.items()}
+    sensitivity = loss_change(groups, tensors, gradients)
+    taylor = sum((p * p.grad).flatten(1).sum(1) if p.dim() > 1 else p * p.grad
+                 for p in (block.conv1.weight, block.bn1.weight, block.bn1.bias)) ** 2  # fmt: skip
+    rows = block.conv1.weight.detach().flatten(1)
+    expected = {
+        "l1": rows.abs().sum(1),
+        "l2": rows.norm(dim=1),
+        "bn_scale": block.bn1.weight.detach().abs(),
+        "taylor": taylor.detach(),
+    }
+    for importance, values in expected.items():
+        found = scores(groups, tensors, importance, sensitivity=sensitivity)["blocks.0.conv1"]
+        torch.testing.assert_close(found, values / values.mean())
+    same = [scores(groups, tensors, "random", seed=seed)["blocks.0.conv1"] for seed in (3, 3, 4)]
+    assert torch.equal(same[0], same[1])
+    assert not torch.equal(same[0], same[2])
+    assert set(expected) | {"group_norm", "random"} == set(IMPORTANCES)
+
+
+def test_a_group_without_batchnorm_has_no_such_scale():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(UserError, match=r"importance=bn_scale: 1 has no BatchNorm"):
+        prune_channels(net, IMAGES, importance="bn_scale")
+
+
+def test_latency_is_measured_beside_the_dense_net():
+    class Slow(nn.Module):
+        def __init__(self, turns: int) -> None:
+            super().__init__()
+            self.turns = turns
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for _ in range(self.turns):
+                x = x @ x / 64
+            return x
+
+    assert 0.1 < latency_share(Slow(10), Slow(40), torch.randn(64, 64)) < 0.6
+
+
+def test_a_latency_budget_finds_an_answer(net):
+    left = prune_channels(net, IMAGES, budget="latency", share=0.9, min_channels=1)
+    assert left["macs"] < 1
+
+
+def test_macs_are_those_of_the_receipt(net):
+    assert macs(net, IMAGES) * 2 == count_flops(net, IMAGES)
+    assert net.training

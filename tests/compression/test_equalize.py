@@ -1,0 +1,174 @@
+"""Equalisation leaves what a net computes as it was, and makes ranges equal."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lathe.compression.equalize import Pair, channel_scale, equalize, find_pairs, followers
+from lathe.nets import MLP, CifarResNet, ResNet, ViT
+
+
+def trained(net: nn.Module) -> nn.Module:
+    """The net with BatchNorm statistics and weights as training leaves them: no two channels alike."""
+    torch.manual_seed(0)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            assert module.running_mean is not None
+            assert module.running_var is not None
+            module.running_mean.normal_()
+            module.running_var.uniform_(0.1, 3)
+            module.weight.data.uniform_(0.01, 3)
+            module.bias.data.normal_()
+    return net.eval()
+
+
+def change(net: nn.Module, x: Tensor) -> tuple[list[Pair], float]:
+    """The pairs that were equalised, and by how much the outputs changed then, relative to the largest."""
+    with torch.no_grad():
+        before = net(x)
+        pairs = equalize(net, x)
+        return pairs, float((net(x) - before).abs().max() / before.abs().max())
+
+
+class Groups(nn.Module):
+    """Convolutions in groups and depthwise, with biases, pools and a linear layer on flattened pixels, by functions alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Conv2d(3, 8, 3)
+        self.depthwise = nn.Conv2d(8, 16, 3, groups=8)
+        self.grouped = nn.Conv2d(16, 8, 1, groups=2)
+        self.linear = nn.Linear(8 * 4, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.a(x))
+        x = torch.relu_(self.depthwise(x))
+        x = F.max_pool2d(F.leaky_relu(self.grouped(x), 0.1), 2)
+        out: Tensor = self.linear(x.flatten(1))
+        return out
+
+
+class Through(nn.Module):
+    """A convolution, what is between, and a second layer."""
+
+    def __init__(self, between: nn.Module, second: nn.Module | None = None) -> None:
+        super().__init__()
+        self.first, self.between = nn.Conv2d(3, 4, 3), between
+        self.second = second or nn.Conv2d(4, 2, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.second(self.between(self.first(x)))
+        return out
+
+
+def test_resnet_is_equalised_through_its_batchnorms() -> None:
+    pairs, difference = change(trained(CifarResNet(depth=14, width=8, in_channels=1)), torch.randn(4, 1, 8, 8))
+    assert pairs == [Pair(f"blocks.{i}.conv1", f"blocks.{i}.bn1", f"blocks.{i}.conv2") for i in range(6)]
+    assert difference < 1e-5
+
+
+def test_bottlenecks_have_two_pairs_each() -> None:
+    pairs, difference = change(trained(ResNet(depth=50, width=4)), torch.randn(2, 3, 8, 8))
+    assert [(pair.first, pair.second) for pair in pairs[:2]] == [("blocks.0.conv1", "blocks.0.conv2"), ("blocks.0.conv2", "blocks.0.conv3")]
+    assert len(pairs) == 32
+    assert difference < 1e-5
+
+
+def test_mlp_is_equalised_by_its_biases() -> None:
+    torch.manual_seed(0)
+    net = MLP(channels=1, image_size=4, num_classes=3, width=8, depth=3, dropout=0.1).eval()
+    net.stem.linear.weight.data[3] *= 100  # type: ignore[operator]
+    pairs, difference = change(net, torch.randn(4, 1, 4, 4))
+    names = ["stem.linear", "blocks.0.linear", "blocks.1.linear", "head"]
+    assert pairs == [Pair(first, None, second) for first, second in zip(names, names[1:], strict=False)]
+    assert difference < 1e-5
+
+
+def test_ranges_of_a_channel_are_equal_on_both_sides() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).eval()
+    first, second = net[0].weight, net[2].weight
+    product = first.abs().amax(1) * second.abs().amax(0)
+    equalize(net, torch.randn(2, 6))
+    assert torch.allclose(first.abs().amax(1), second.abs().amax(0), rtol=1e-3)
+    assert torch.allclose(first.abs().amax(1) * second.abs().amax(0), product, rtol=1e-5)
+
+
+def test_grouped_and_flattened_layers() -> None:
+    torch.manual_seed(0)
+    pairs, difference = change(Groups().eval(), torch.randn(2, 3, 8, 8))
+    assert [(pair.first, pair.second) for pair in pairs] == [("a", "depthwise"), ("depthwise", "grouped"), ("grouped", "linear")]
+    assert difference < 1e-5
+
+
+def test_zeros_stay_zero_and_dead_channels_are_left_alone() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4)).eval()
+    with torch.no_grad():
+        net[0].weight[2] = 0
+        net[2].weight[1, 3] = 0
+    dead = net[2].weight[:, 2].clone()
+    equalize(net, torch.randn(2, 6))
+    assert not net[0].weight[2].any()
+    assert net[2].weight[1, 3] == 0
+    assert torch.equal(net[2].weight[:, 2], dead)
+    assert torch.equal(channel_scale(torch.tensor([0.0, 4.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])), torch.tensor([1.0, 2.0, 1.0]))
+
+
+@pytest.mark.parametrize(
+    "between",
+    [nn.ReLU6(), nn.ReLU6(inplace=True), nn.SiLU(inplace=True), nn.GELU(), nn.Flatten(2), nn.BatchNorm2d(4, affine=False)],
+    ids=lambda module: str(module),
+)
+def test_what_does_not_scale_is_no_pair(between: nn.Module) -> None:
+    second = nn.Linear(36, 2) if isinstance(between, nn.Flatten) else None  # 36 pixels, which 4 channels would divide
+    assert find_pairs(Through(between, second).eval(), torch.randn(2, 3, 8, 8)) == []
+
+
+@pytest.mark.parametrize("between", [nn.ReLU(inplace=True), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True)), nn.Identity()])
+def test_what_scales_is_a_pair(between: nn.Module) -> None:
+    pairs, difference = change(trained(Through(between)), torch.randn(2, 3, 8, 8))
+    assert [(pair.first, pair.second) for pair in pairs] == [("first", "second")]
+    assert difference < 1e-5
+
+
+def test_an_output_that_is_read_twice_is_no_pair() -> None:
+    class Residual(Through):
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.between(self.first(x))
+            out: Tensor = self.second(y) + y.mean()
+            return out
+
+    class Twice(Through):
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.second(self.first(x)) + self.second(self.first(-x))
+            return out
+
+    assert find_pairs(Residual(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
+    assert find_pairs(Twice(nn.ReLU()).eval(), torch.randn(2, 3, 8, 8)) == []
+
+
+def test_a_transformer_has_no_pair() -> None:
+    net = ViT(channels=1, image_size=8, num_classes=3, patch_size=4, width=8, depth=1, heads=2)
+    assert equalize(net, torch.randn(2, 1, 8, 8)) == []
+
+
+def test_the_net_keeps_its_mode_and_its_statistics() -> None:
+    net = CifarResNet(depth=8, width=4).train()
+    net.blocks[0].eval()
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    equalize(net, torch.randn(2, 3, 8, 8))
+    assert net.training
+    assert not net.blocks[0].bn1.training
+    assert net.blocks[1].bn1.training
+    assert all(torch.equal(buffer, before[name]) for name, buffer in net.named_buffers())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in net.modules())
+
+
+def test_followers_are_the_batchnorms_behind_each_layer() -> None:
+    found = followers(CifarResNet(depth=8, width=4), torch.randn(2, 3, 8, 8))
+    assert found["conv"] == "bn"
+    assert found["blocks.1.shortcut.conv"] == "blocks.1.shortcut.bn"
+    assert "head" not in found
+    assert len(found) == 1 + 3 * 2 + 2

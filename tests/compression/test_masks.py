@@ -1,0 +1,206 @@
+"""Masks remove the right weights, exactly so many of them, and the same ones every time."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.masks import apply_masks, head_of, magnitude_masks, make_masks, maskable, sparsity_of
+from lathe.errors import UserError
+from lathe.nets import GPT, CifarResNet, ViT
+
+
+def zeros(masks: dict[str, Tensor]) -> int:
+    return sum(int((~mask).sum()) for mask in masks.values())
+
+
+def test_five_lines_on_any_module() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(8, 2))
+    masks = magnitude_masks(net, sparsity=0.8)
+    apply_masks(net, masks)
+    assert list(masks) == ["0.weight", "2.weight"]
+    total = 8 * 3 * 9 + 8 * 8 * 9
+    assert zeros(masks) == round(0.8 * total)
+    assert sum(int((net[i].weight == 0).sum()) for i in (0, 2)) == round(0.8 * total)
+    assert (net[4].weight != 0).all()
+    assert sparsity_of(masks) == round(0.8 * total) / total
+
+
+def test_global_and_layer_scope_by_hand() -> None:
+    scores = {"a": torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "b": torch.tensor([[5.0, 6.0, 7.0, 0.5]])}
+    everywhere = make_masks(scores, 0.5)
+    assert everywhere["a"].tolist() == [[False, False], [False, True]]  # 4 is the best of its layer
+    assert everywhere["b"].tolist() == [[True, True, True, False]]
+    each = make_masks(scores, 0.5, scope="layer")
+    assert each["a"].tolist() == [[False, False], [True, True]]
+    assert each["b"].tolist() == [[False, True, True, False]]
+
+
+def test_output_scope_removes_as_many_of_each_row() -> None:
+    scores = {"a": torch.tensor([[4.0, 3.0, 2.0, 1.0], [10.0, 40.0, 30.0, 20.0]])}
+    assert make_masks(scores, 0.5, scope="output")["a"].tolist() == [[True, True, False, False], [False, True, True, False]]
+
+
+def test_rows_by_their_norm() -> None:
+    # L1 means 1 and 1.2; L2 means sqrt(2) and 1.2: the norms disagree.
+    scores = {"a": torch.tensor([[2.0, 0.0], [1.2, 1.2], [3.0, 3.0]])}
+    one = make_masks(scores, 1 / 3, granularity="structured", norm=1.0)["a"]
+    two = make_masks(scores, 1 / 3, granularity="structured", norm=2.0)["a"]
+    assert one.tolist() == [[False, False], [True, True], [True, True]]
+    assert two.tolist() == [[True, True], [False, False], [True, True]]
+
+
+def test_rows_of_convolutions_are_output_channels() -> None:
+    weight = torch.arange(1.0, 5.0).reshape(4, 1, 1, 1).expand(4, 2, 3, 3)
+    mask = make_masks({"a": weight}, 0.5, granularity="structured")["a"]
+    assert mask.shape == (4, 2, 3, 3)
+    assert mask.flatten(1).all(1).tolist() == [False, False, True, True]
+    assert zeros({"a": mask}) == 36
+
+
+def test_n_of_m_along_the_inputs() -> None:
+    scores = {"a": torch.tensor([[1.0, 4.0, 3.0, 2.0, 8.0, 5.0, 6.0, 7.0]])}
+    mask = make_masks(scores, 0.5, granularity="n_m", scope="layer")["a"]
+    assert mask.tolist() == [[False, True, True, False, True, False, False, True]]
+    conv = make_masks({"a": torch.rand(3, 8, 3, 3)}, 0.5, granularity="n_m")["a"]
+    assert (conv.reshape(3, 2, 4, 3, 3).sum(2) == 2).all()
+    one_of_four = make_masks({"a": torch.rand(6, 16)}, 0.75, granularity="n_m", n=1)["a"]
+    assert (one_of_four.reshape(6, 4, 4).sum(2) == 1).all()
+
+
+def test_n_of_m_on_the_way_takes_nothing_that_the_end_keeps() -> None:
+    scores = {"a": torch.rand(8, 16, generator=torch.Generator().manual_seed(0))}
+    end = make_masks(scores, 0.5, granularity="n_m")["a"]
+    previous: dict[str, Tensor] = {}
+    for target in (0.1, 0.25, 0.4, 0.5):
+        previous = make_masks(scores, target, granularity="n_m", previous=previous)
+        assert zeros(previous) == round(target * 128)
+        assert (previous["a"] | ~end).all()
+    assert torch.equal(previous["a"], end)
+
+
+def test_blocks() -> None:
+    weight = torch.zeros(4, 4)
+    weight[:2, 2:] = 1
+    weight[2:, :2] = 2
+    mask = make_masks({"a": weight}, 0.5, granularity="block", block=(2, 2))["a"]
+    assert torch.equal(mask, weight > 0)
+    conv = make_masks({"a": torch.rand(8, 2, 3, 3)}, 0.5, granularity="block", block=(4, 9))["a"]
+    tiles = conv.reshape(2, 4, 2, 9).sum((1, 3))
+    assert sorted(tiles.flatten().tolist()) == [0, 0, 36, 36]
+
+
+@pytest.mark.parametrize("scope", ["global", "layer"])
+@pytest.mark.parametrize("granularity", ["unstructured", "structured", "n_m", "block"])
+def test_what_is_removed_stays_removed_and_the_number_is_exact(granularity: Any, scope: Any) -> None:
+    generator = torch.Generator().manual_seed(0)
+    units = {"unstructured": 1, "structured": 8, "n_m": 1, "block": 4}[granularity]
+    previous: dict[str, Tensor] = {}
+    for target in (0.05, 0.2, 0.45):
+        scores = {name: torch.rand(16, 8, generator=generator) for name in ("a", "b")}
+        masks = make_masks(scores, target, granularity=granularity, scope=scope, previous=previous, block=(2, 2))
+        for name in previous:
+            assert not (masks[name] & ~previous[name]).any()
+        assert zeros(masks) == (
+            round(target * 256 / units) * units if scope == "global" else 2 * round(target * 128 / units) * units
+        )
+        previous = masks
+    fewer = make_masks(scores, 0.1, granularity=granularity, scope=scope, previous=previous, block=(2, 2))
+    assert zeros(fewer) == zeros(previous)
+
+
+def test_ties_fall_to_the_first() -> None:
+    scores = {"a": torch.ones(2, 4), "b": torch.ones(2, 2)}
+    masks = make_masks(scores, 0.5)
+    # The first weight of each layer, of equals its best, stays.
+    assert masks["a"].flatten().tolist() == [True, *[False] * 6, True]
+    assert masks["b"].all()
+
+
+def test_no_layer_is_emptied() -> None:
+    scores = {"a": torch.rand(4, 4) + 10, "b": torch.rand(2, 2)}
+    masks = make_masks(scores, 0.9)
+    assert masks["b"].sum() == 1
+    assert zeros(masks) == 18
+    rows = make_masks(scores, 0.99, granularity="structured", scope="layer")
+    assert {name: int(mask.sum()) for name, mask in rows.items()} == {"a": 4, "b": 2}
+
+
+def test_a_score_that_is_no_number_stays() -> None:
+    assert make_masks({"a": torch.tensor([torch.nan, 1.0, 2.0])}, 0.5)["a"].tolist() == [True, False, False]
+
+
+def test_which_layers() -> None:
+    resnet = CifarResNet(depth=8, width=4)
+    names = list(maskable(resnet))
+    assert names[0] == "conv.weight"
+    assert "head.weight" not in names
+    assert not [name for name in names if "bn" in name]
+    assert list(maskable(resnet, ["blocks.*.conv1"])) == [f"blocks.{i}.conv1.weight" for i in range(3)]
+    assert "conv.weight" not in maskable(resnet, exclude=["conv"])
+    assert list(maskable(resnet, types=["linear"], head=True)) == ["head.weight"]
+    assert "bn.weight" in maskable(resnet, types=["conv", "norm"])
+    assert "head.bias" in maskable(resnet, types=["linear", "bias"], head=True)
+    vit = ViT(width=8, depth=1, heads=2, patch_size=2, channels=1, image_size=4, num_classes=3)
+    assert len(maskable(vit)) == 7
+    assert head_of(vit) is vit.head
+
+
+def test_tied_weights_are_chosen_once_and_only_where_asked() -> None:
+    gpt = GPT(width=8, depth=1, heads=2, vocab_size=12, max_length=6)
+    assert not [name for name in maskable(gpt) if "embed" in name or "head" in name]
+    asked = maskable(gpt, types=["linear", "embedding"], head=True)
+    assert [name for name in asked if "token" in name or "head" in name] == ["embed.token.weight"]
+
+
+def test_the_last_linear_layer_is_the_head_of_a_net_without_one() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
+    assert list(maskable(net)) == ["0.weight"]
+    assert head_of(nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2))).__class__ is nn.Conv2d
+    assert head_of(nn.ReLU()) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"layers": ["stem.*"]}, r"masks\.layers: stem\.\* matches no layer of the types linear, conv"),
+        ({"exclude": ["hed"]}, r"masks\.exclude: hed matches no layer"),
+        ({"types": ["dense"]}, r"masks\.types=\['dense'\]: dense is unknown"),
+    ],
+)
+def test_patterns_that_match_nothing(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        maskable(CifarResNet(depth=8, width=4), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"sparsity": 1.0}, r"masks\.sparsity=1\.0 is not in \[0, 1\)"),
+        ({"granularity": "rows"}, r"masks\.granularity=rows is unknown"),
+        ({"scope": "net"}, r"masks\.scope=net is unknown"),
+        ({"scope": "output", "granularity": "structured"}, r"masks\.scope=output is for single weights"),
+        ({"granularity": "n_m", "n": 4}, r"masks\.n=4 of masks\.m=4 keeps all or nothing"),
+        ({"granularity": "block", "block": (0, 1)}, r"masks\.block=\[0, 1\] is no block"),
+        ({"granularity": "n_m", "m": 5}, r"0\.weight of shape \[6, 4\] does not divide into groups of 5 inputs"),
+        ({"granularity": "block", "block": (4, 1)}, r"0\.weight of shape \[6, 4\] does not divide into blocks of 4 x 1"),
+        ({"layers": ["1"]}, r"there is nothing to mask; the head"),
+    ],
+)
+def test_values_out_of_range_are_named(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        magnitude_masks(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)), **{"sparsity": 0.5, **options})
+
+
+def test_one_dimension_has_no_rows() -> None:
+    with pytest.raises(UserError, match=r"a has one dimension, which granularity=structured does not divide"):
+        make_masks({"a": torch.rand(4)}, 0.5, granularity="structured")
+
+
+def test_masks_of_another_net_are_refused_before_anything_changes() -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    before = net[0].weight.clone()
+    with pytest.raises(UserError, match=r"no parameter 1\.weight of shape \[3, 2\]"):
+        apply_masks(net, {"0.weight": torch.zeros(2, 2, dtype=torch.bool), "1.weight": torch.ones(3, 2)})
+    assert torch.equal(net[0].weight, before)

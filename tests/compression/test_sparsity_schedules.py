@@ -1,0 +1,77 @@
+"""Schedules have the values of their papers, at the steps that they say."""
+
+from typing import Any
+
+import pytest
+
+from lathe.compression.sparsity_schedules import SparsitySchedule
+from lathe.errors import UserError
+
+
+def due(schedule: SparsitySchedule, steps: int = 60) -> list[int]:
+    return [step for step in range(steps) if schedule.due(step)]
+
+
+def test_cubic_is_zhu_and_gupta() -> None:
+    schedule = SparsitySchedule(0.8, "cubic", 0.2, start=10, end=50, every=10)
+    assert due(schedule) == [10, 20, 30, 40, 50]
+    # Their equation 1: s_f + (s_i - s_f) (1 - (t - t_0) / (n dt))^3 with n dt = 40.
+    assert [schedule.at(step) for step in (10, 20, 30, 40, 50)] == pytest.approx(
+        [0.2, 0.8 - 0.6 * 0.75**3, 0.8 - 0.6 * 0.5**3, 0.8 - 0.6 * 0.25**3, 0.8]
+    )
+    assert schedule.at(9) == 0.0
+    assert schedule.at(1000) == 0.8
+    assert schedule.last == 50
+
+
+def test_linear_and_exponential() -> None:
+    linear = SparsitySchedule(0.9, "linear", 0.1, start=0, end=40)
+    assert [linear.at(step) for step in (0, 10, 20, 40)] == pytest.approx([0.1, 0.3, 0.5, 0.9])
+    exponential = SparsitySchedule(0.96, "exponential", start=0, end=2)
+    assert [exponential.at(step) for step in (0, 1, 2)] == pytest.approx([0.0, 0.8, 0.96])
+
+
+def test_one_shot_is_at_start() -> None:
+    schedule = SparsitySchedule(0.5, "one_shot", start=7, end=50, every=3)
+    assert due(schedule) == [7]
+    assert (schedule.at(6), schedule.at(7), schedule.last) == (0.0, 0.5, 7)
+
+
+def test_stepped_jumps_from_start_to_end() -> None:
+    schedule = SparsitySchedule(0.8, "stepped", start=10, end=40, jumps=4)
+    assert due(schedule) == [10, 20, 30, 40]
+    assert [schedule.at(step) for step in (9, 10, 19, 20, 30, 39, 40)] == pytest.approx([0, 0.2, 0.2, 0.4, 0.6, 0.6, 0.8])
+    once = SparsitySchedule(0.8, "stepped", start=10, end=40, jumps=1)
+    assert due(once) == [40]
+    assert (once.at(39), once.at(40)) == (0.0, 0.8)
+
+
+@pytest.mark.parametrize("kind", ["linear", "cubic", "exponential", "stepped", "one_shot"])
+def test_it_never_falls_and_ends_at_its_end(kind: Any) -> None:
+    schedule = SparsitySchedule(0.83, kind, 0.1, start=3, end=20, every=4)
+    values = [schedule.at(step) for step in range(40)]
+    assert values == sorted(values)
+    assert values[-1] == 0.83
+    assert due(schedule)[-1] == schedule.last
+    assert SparsitySchedule(0.83, kind, start=5, end=5).at(5) == 0.83
+
+
+def test_the_end_is_an_update_even_off_the_grid() -> None:
+    assert due(SparsitySchedule(0.5, "linear", start=2, end=11, every=4)) == [2, 6, 10, 11]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"final": 1.5}, r"schedule\.sparsity=1\.5 is not between 0 and 1"),
+        ({"final": 0.0}, r"schedule\.sparsity=0\.0 is not between"),
+        ({"kind": "square"}, r"schedule\.schedule=square is unknown"),
+        ({"initial": 0.9}, r"schedule\.initial_sparsity=0\.9 is not between 0 and sparsity=0\.8"),
+        ({"start": 9, "end": 3}, r"schedule\.start and end are steps 9 and 3"),
+        ({"every": 0}, r"schedule\.every_n_steps=0 is below 1"),
+        ({"jumps": 0}, r"schedule\.jumps=0 is below 1"),
+    ],
+)
+def test_values_out_of_range_are_named(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        SparsitySchedule(**{"final": 0.8, **options})

@@ -1,0 +1,85 @@
+"""Deaths of a run for the tests of law 3, and the comparison with a run that was left alone."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import command, environment, rows, runs, weights
+from lightning.pytorch import Callback, Trainer
+
+import lathe.run
+from lathe.tasks import Task
+
+
+def same(left: Path, right: Path) -> None:
+    for name in ("last", "best"):
+        ours, theirs = weights(left, name), weights(right, name)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[key], theirs[key]) for key in ours), name
+    assert rows(left) == rows(right)
+
+
+NEVER = 10**9
+
+
+class Interrupted(Exception):
+    """Stands for a death of the process."""
+
+
+class Interruption(Callback):
+    """Dies in the named hook once a number of optimizer steps is reached; nothing after that gets to write anything."""
+
+    def __init__(self) -> None:
+        self.hook, self.step = "", NEVER
+
+    def _maybe(self, hook: str, trainer: Trainer) -> None:
+        if hook == self.hook and trainer.global_step >= self.step and not trainer.sanity_checking:
+            raise Interrupted
+
+    def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
+        self._maybe("on_train_batch_start", trainer)
+
+    def on_validation_start(self, trainer: Trainer, task: Task) -> None:
+        self._maybe("on_validation_start", trainer)
+
+    def on_validation_end(self, trainer: Trainer, task: Task) -> None:
+        self._maybe("on_validation_end", trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, task: Task) -> None:
+        self._maybe("on_train_epoch_end", trainer)
+
+    def on_test_start(self, trainer: Trainer, task: Task) -> None:
+        self._maybe("on_test_start", trainer)
+
+
+@pytest.fixture
+def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
+    callback = Interruption()
+    make = lathe.run.make_callbacks
+    monkeypatch.setattr(lathe.run, "make_callbacks", lambda cfg, task: [*make(cfg, task), callback])
+    return callback
+
+
+def kill_when(directory_of: Path, lines: int, *arguments: str) -> Path:
+    """Starts the real command and sends SIGKILL to its whole process group once metrics.csv has so many lines."""
+    process = subprocess.Popen(
+        command(*arguments), cwd=directory_of.parent, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        found = runs(directory_of)
+        if found and (found[0] / "metrics.csv").exists() and (found[0] / "metrics.csv").read_text().count("\n") > lines:
+            break
+        assert process.poll() is None, "the run ended before it could be killed"
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    (directory,) = runs(directory_of)
+    assert not (directory / "result.json").exists()
+    return directory

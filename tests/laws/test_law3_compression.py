@@ -1,0 +1,72 @@
+"""Law 3 for compression: masks, observers, structure and schedules come through a death bit for bit."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import check, new_run, run, runs, weights
+from interruptions import NEVER, Interrupted, Interruption, interruption, kill_when, same
+
+import lathe.run
+
+__all__ = ["interruption"]  # a fixture
+
+RESNET = ("model=resnet20", "model.net.width=4", "model.net.depth=8")
+SHORT = (*RESNET, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
+         "trainer.max_epochs=3", "data.batch_size=100", "trainer.log_every_n_steps=1", "callbacks.checkpoint.every_n_train_steps=3",
+         "callbacks.throughput=null", "compression.receipt=none")  # fmt: skip
+# 1300 samples, 13 batches of 100 in each of 3 epochs
+METHODS = {
+    "prune": ("compression=prune", "compression.prune.every_n_steps=2"),
+    "prune_structured": ("compression=prune_structured",),
+    "prune_nm": ("compression=prune_nm", "callbacks=[default,ema]"),
+    "lottery": ("compression=lottery",),
+    "rigl": ("compression=rigl",),
+    "channels": ("compression=prune_channels",),
+    "qat": ("compression=qat", "precision=bf16-mixed"),
+    "lsq": ("compression=qat", "compression.qat.lsq=true"),
+    "stacked": ("compression=[distill,prune,qat]", "compression.distill.teacher=ema"),
+    "stages": ("compression=[prune,qat]", "compression.stages=[prune,qat]"),
+}
+
+
+def once(folder: Path, interruption: Interruption, step: int, *overrides: str) -> Path:
+    cfg = new_run(folder / str(step), *SHORT, *overrides)
+    interruption.hook, interruption.step = "on_train_batch_start", step
+    if step < NEVER:
+        with pytest.raises(Interrupted):
+            lathe.run.train(cfg)
+        interruption.step = NEVER
+    lathe.run.train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption, method: str) -> None:
+    alone = once(tmp_path, interruption, NEVER, *METHODS[method])
+    for step in (7, 20, 34):
+        same(alone, once(tmp_path, interruption, step, *METHODS[method]))
+
+
+def test_a_pruned_and_quantized_run_after_a_death(tmp_path: Path, interruption: Interruption) -> None:
+    overrides = ("compression=[prune,qat]", "compression.prune.sparsity=0.5")
+    alone = once(tmp_path, interruption, NEVER, *overrides)
+    same(alone, once(tmp_path, interruption, 20, *overrides))
+    best = weights(alone, "best")
+    zeros = sum(int((value == 0).sum()) for name, value in best.items() if name.endswith(("conv1.weight", "conv2.weight")))
+    total = sum(value.numel() for name, value in best.items() if name.endswith(("conv1.weight", "conv2.weight")))
+    assert zeros / total > 0.3, "the masks are there, or the comparison shows nothing"
+    assert any("quantizer" in name for name in best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["prune", "qat", "channels", "stacked"])
+def test_kill_9_on_two_processes(tmp_path: Path, method: str) -> None:
+    overrides = (*SHORT, *METHODS[method], "strategy=ddp", "trainer.devices=2", "trainer.max_epochs=6")
+    check(run(*overrides, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
+    (alone,) = runs(tmp_path / "alone")
+    directory = kill_when(tmp_path / "killed", 30, *overrides, f"paths.log_dir={tmp_path / 'killed'}")
+    check(run(f"resume={directory}", cwd=tmp_path))
+    same(alone, directory)
+    assert all(torch.isfinite(value).all() for value in weights(directory, "best").values() if value.is_floating_point())

@@ -1,0 +1,54 @@
+"""What /proc/cpuinfo says, on machines that are not this one."""
+
+import importlib.metadata
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+
+from lathe.measure.hardware import describe_cpu, describe_gpu, usable_cores, versions
+
+INTEL = """processor\t: 0
+model name\t: Intel(R) Xeon(R) Platinum 8488C
+flags\t\t: fpu sse4_2 fma avx2 avx512f avx512_vnni avx512_bf16 amx_bf16 amx_tile amx_int8
+
+processor\t: 1
+model name\t: another
+flags\t\t: fpu
+"""
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16 sve\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "sets"),
+    [
+        (INTEL, "Intel(R) Xeon(R) Platinum 8488C", "avx2 fma avx512f avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16"),
+        (ARM, None, "asimd asimddp i8mm bf16 sve"),
+    ],
+    ids=["intel", "arm"],
+)
+def test_cpu(tmp_path: Path, text: str, name: str | None, sets: str) -> None:
+    (tmp_path / "cpuinfo").write_text(text)
+    found = describe_cpu(tmp_path / "cpuinfo")
+    assert found["name"] == (name or platform.processor() or platform.machine())
+    assert sorted(found["instruction_sets"]) == sorted(sets.split())
+    assert found["cores"] == usable_cores() >= 1
+    assert found["torch"] == torch.backends.cpu.get_cpu_capability()
+
+
+def test_a_machine_without_cpuinfo(tmp_path: Path) -> None:
+    found = describe_cpu(tmp_path / "no")
+    assert found["instruction_sets"] == []
+    assert found["name"]
+
+
+def test_a_cpu_is_no_gpu() -> None:
+    assert describe_gpu(torch.device("cpu")) is None
+
+
+def test_versions() -> None:
+    found = versions()
+    assert found["python"] == platform.python_version()
+    assert found["torch"] == importlib.metadata.version("torch")
+    assert "horovod" not in found

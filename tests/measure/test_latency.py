@@ -1,0 +1,94 @@
+"""What is called, in which rounds, and what the figures mean. Calls here move a clock of their own, so nothing depends on the machine."""
+
+import gc
+from collections.abc import Callable
+
+import pytest
+
+from lathe.measure import latency
+from lathe.measure.latency import Latency, interleaved, summarised, verdict
+
+
+class Clock:
+    """A clock that only calls move; a call notes its name and takes the next of its durations, the last one again and again."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.called = 0.0, list[str]()
+        monkeypatch.setattr(latency.time, "perf_counter", lambda: self.now)
+
+    def call(self, name: str, *durations: float) -> Callable[[], None]:
+        left = list(durations)
+
+        def made() -> None:
+            self.called.append(name)
+            self.now += left.pop(0) if len(left) > 1 else left[0]
+
+        return made
+
+
+def test_each_call_has_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    found = interleaved({"a": clock.call("a", 1.0), "b": clock.call("b", 3.0)}, repeats=7, warmup=2)
+    assert found == {"a": Latency(1.0, 1.0, 1.0, 7), "b": Latency(3.0, 3.0, 3.0, 7)}
+
+
+def test_calls_take_turns_and_warm_their_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    interleaved({name: clock.call(name, 1.0) for name in "abc"}, repeats=20, warmup=2)
+    assert "".join(clock.called[:6]) == "aabbcc"
+    rounds = ["".join(clock.called[6 + 6 * i : 12 + 6 * i]) for i in range(20)]
+    assert all(sorted(found) == list("aabbcc") for found in rounds)
+    assert all(found[0] == found[1] and found[2] == found[3] and found[4] == found[5] for found in rounds)
+    assert len(set(rounds)) > 3  # no call always follows the same other one
+
+
+def test_a_slow_start_and_a_slow_first_call_of_a_turn_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    found = interleaved({"a": clock.call("a", 50.0, 50.0, 9.0, 1.0)}, repeats=3, warmup=2)
+    assert found["a"] == Latency(1.0, 1.0, 1.0, 3)
+
+
+def test_the_limit_ends_the_rounds_after_five(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch)
+    assert interleaved({"a": clock.call("a", 1.0)}, repeats=50, warmup=1, seconds=0)["a"].n == 5
+    assert interleaved({"a": clock.call("a", 1.0)}, repeats=50, warmup=1, seconds=19)["a"].n == 10  # two calls in a round
+    assert interleaved({"a": clock.call("a", 1.0)}, repeats=3, warmup=1, seconds=0)["a"].n == 3
+
+
+def test_garbage_is_left_alone_meanwhile_and_collected_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    interleaved({"a": lambda: seen.append(gc.isenabled())}, repeats=1, warmup=1)
+    assert seen == [True, False, False]
+    assert gc.isenabled()
+
+    def breaks() -> None:
+        if not gc.isenabled():
+            raise OSError
+
+    with pytest.raises(OSError):  # noqa: PT011
+        interleaved({"a": breaks}, repeats=1)
+    assert gc.isenabled()
+
+
+def test_percentiles() -> None:
+    assert summarised([float(i) for i in range(11)]) == Latency(5.0, 1.0, 9.0, 11)
+    assert summarised([4.0, 1.0]) == Latency(2.5, pytest.approx(1.3), pytest.approx(3.7), 2)
+    assert summarised([2.0]) == Latency(2.0, 2.0, 2.0, 1)
+    with pytest.raises(ValueError, match="no calls"):
+        summarised([])
+
+
+@pytest.mark.parametrize(
+    ("this", "other", "word"),
+    [
+        ((0.9, 0.88, 0.92), (1.0, 0.95, 1.1), "faster"),
+        ((1.0, 0.95, 1.1), (0.9, 0.88, 0.92), "slower"),
+        ((0.98, 0.97, 0.985), (1.0, 0.99, 1.01), "same"),  # apart, but by less than a difference that matters
+        ((0.9, 0.8, 1.0), (1.0, 0.9, 1.1), "same"),  # the ranges touch
+        ((0.7, 0.6, 1.0), (1.0, 0.9, 1.1), "faster"),  # they touch, but the medians lie far apart
+        ((1.3, 0.9, 1.6), (1.0, 0.9, 1.1), "slower"),
+        ((1.0, 0.9, 1.1), (1.0, 0.9, 1.1), "same"),
+    ],
+)
+def test_verdicts(this: tuple[float, float, float], other: tuple[float, float, float], word: str) -> None:
+    assert verdict(Latency(*this, 10), Latency(*other, 10)) == word
