@@ -14,6 +14,8 @@ from helpers import ROOT, config
 
 from lathe.build import make
 from lathe.errors import UserError
+from lathe.stacking import make_methods
+from lathe.stages import check_compression, methods
 
 CONFIGS = ROOT / "configs"
 GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "local")
@@ -151,7 +153,13 @@ def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
     for key, node in cfg["callbacks"].items():
         auto = {name: value for name, value in (("monitor", "val/loss"), ("mode", "min")) if node.get(name) == "auto"}
         make({**node, **auto}, f"callbacks.{key}")
-    strategy = {key: value for key, value in cfg["strategy"].items() if key not in ("processes", "precisions")}
+    check_compression(cfg)
+    if cfg["compression"].get("distill", {}).get("teacher", "ema") is None:
+        with pytest.raises(UserError, match=r"^compression\.distill\.teacher"):
+            make_methods(cfg)
+    else:
+        assert len(make_methods(cfg)) == len(methods(cfg["compression"]))
+    strategy = {key: value for key, value in cfg["strategy"].items() if key not in ("processes", "precisions", "compressions")}
     if choice in NEEDS_MORE and (choice == "strategy=horovod" or not torch.cuda.is_available()):
         with pytest.raises(UserError, match=NEEDS_MORE[choice]):
             make(strategy, "strategy")
@@ -167,7 +175,7 @@ def test_scripts_that_make_things_compose(name: str) -> None:
     assert config(*asked, name=script)["output"] is not Ellipsis
 
 
-@pytest.mark.parametrize("name", ["evaluate", "predict"])
+@pytest.mark.parametrize("name", ["evaluate", "predict", "compress", "receipt", "sensitivity"])
 def test_the_other_verbs_compose(name: str) -> None:
     asked = ["run=logs/latest", *(["input=a.npy", "output=b.csv"] if name == "predict" else [])]
     cfg = config(*asked, name=name)

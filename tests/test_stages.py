@@ -53,6 +53,11 @@ def test_a_method_without_a_kind_is_refused() -> None:
         check_compression({"compression": {"mine": {"_target_": "a.b"}}, "strategy": {}})
 
 
+def test_an_unknown_receipt_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^compression\.receipt=None: choose one of quick, full, none\.$"):
+        check_compression({"compression": {**group("prune"), "receipt": None}, "strategy": {}})
+
+
 def test_stages_share_the_run() -> None:
     assert windows(group("distill", "prune", "qat", stages=[["distill", "prune"], "qat"])) == {
         "distill": (0.0, 0.5), "prune": (0.0, 0.5), "qat": (0.5, 1.0),

@@ -15,8 +15,9 @@ from rich.table import Table
 from lathe import receipt, rundir, score, stacking
 from lathe.callbacks.ptq import inputs_of
 from lathe.checkpoints import read_checkpoint
-from lathe.compression import channel_budget, channel_groups, channel_scores, channels, quantize
+from lathe.compression import quantize
 from lathe.compression.batchnorm import reestimate_batchnorm
+from lathe.compression.channel_prune import prune_channels
 from lathe.compression.masks import HEAD_RULE, apply_masks, make_masks
 from lathe.config import require
 from lathe.run import quiet
@@ -77,7 +78,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     }
     run.finish(result)
     rundir.point_latest(run.path.parent.parent, run.path)
-    show(before, after, run.path)
+    show(before, after, reports, run.path)
     if request["compression"]["receipt"] != "none":
         receipt.write(run, run.config, source.path, request["compression"]["receipt"])
     return result
@@ -179,24 +180,12 @@ def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Figures:
     Raises:
         UserError: an importance that needs gradients, a net that can't be followed, or a budget that can't be met.
     """
-    require(method.importance != "taylor",
+    require(method.options.importance != "taylor",
             "compression.prune_channels.importance=taylor needs gradients: choose another here, or prune in train.py.")  # fmt: skip
     example = inputs_of(datamodule, 1)[0][: method.latency_batch]
-
-    def sizes() -> dict[str, int]:
-        skeleton, shape = channel_budget.skeleton(net, example)
-        return {"macs": channel_budget.macs(skeleton, shape), "parameters": channel_budget.parameters(skeleton)}
-
-    dense = sizes()
-    groups = channel_groups.find_groups(net, example, method.exclude)
-    base, cost = channel_budget.cost_function(method.budget, net, example)
-    scores = channel_scores.scores(groups, dict(net.named_parameters()), method.importance, seed=datamodule.seed)
-    chosen = channel_budget.choose(
-        groups, scores, base, cost, method.share, scope=method.scope, round_to=method.round_to, min_units=method.min_channels
-    )
-    channels.remove(net, groups, chosen)
+    shares = prune_channels(net, example, seed=datamodule.seed, **vars(method.options))
     reestimate_batchnorm(net, inputs_of(datamodule, BATCHES))
-    return {f"prune_channels/{name}_share": size / dense[name] for name, size in sizes().items()}
+    return {f"prune_channels/{name}_share": share for name, share in shares.items()}
 
 
 # Methods that train, but can also act in one step on a net as it is.
@@ -229,13 +218,15 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
     return run
 
 
-def show(before: Figures, after: Figures, run: Path, console: Console | None = None) -> None:
-    """Prints the figures of both nets side by side, and where the new one lies."""
+def show(before: Figures, after: Figures, reports: Figures, run: Path, console: Console | None = None) -> None:
+    """Prints the figures of both nets side by side, what the methods report, and where the new one lies."""
     table = Table(title="Compressed", title_justify="left")
     for column in ("figure", "before", "after", "change"):
         table.add_column(column, justify="left" if column == "figure" else "right")
     for name in sorted(after):
         table.add_row(name, f"{before[name]:.4f}", f"{after[name]:.4f}", f"{after[name] - before[name]:+.4f}")
+    for name in sorted(reports):
+        table.add_row(name, "", f"{reports[name]:.4g}", "")
     console = console or Console()
     console.print(table)
     console.print(f"run directory: {run}", soft_wrap=True, highlight=False)

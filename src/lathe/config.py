@@ -124,8 +124,9 @@ def check_values(cfg: dict[str, Any]) -> None:
         UserError: naming the key, its value and the way out.
     """
     for group in ("data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "compression", "callbacks", "logger"):
+        older = group == "compression" and group not in cfg  # a run from before there was any
         require(
-            isinstance(cfg.get(group), dict),
+            older or isinstance(cfg.get(group), dict),
             f"{group}={cfg.get(group)!r}: a run needs this group; choose one of the files in configs/{group}.",
         )
     seed, trainer, data = cfg.get("seed"), cfg["trainer"], cfg["data"]

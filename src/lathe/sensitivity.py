@@ -41,6 +41,8 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     chosen = layers(task.net, request["layers"])
     bench = _Bench(task, cfg, request)
     baseline = bench.score()
+    with Changed(task.net, {}, bench.inputs):  # what a change of nothing gives: the measure of all others
+        reference = bench.score()
     with Progress(transient=True, disable=not cfg["trainer"]["enable_progress_bar"]) as bar:
         tried = len(request["sparsities"]) + len(request["bits"])
         row = bar.add_task("layers", total=len(chosen) * tried)
@@ -53,6 +55,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
         "metric": metric,
         "reestimated_batches": len(bench.inputs),
         "baseline": baseline,
+        "reference": reference,
         "layers": {name: {"shape": list(shapes[name]), **found[name]} for name in found},
     }
     if request["budget"] is not None:
@@ -63,7 +66,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     for kind in KINDS:
         if request["sparsities" if kind == "sparsity" else "bits"]:
             series = {name: sorted((value, some[metric]) for value, some in found[name][kind].items()) for name in found}
-            title = f"validation {metric} with one layer changed ({baseline[metric]:.4g} unchanged)"
+            title = f"validation {metric} with one layer changed ({reference[metric]:.4g} unchanged)"
             write_atomically(folder / f"{kind}.svg", lines(title, kind, metric, series))
     _show(report, folder)
     if "allocation" in report and report["allocation"]["override"] is not None:
@@ -73,16 +76,24 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
 
 def check_request(request: dict[str, Any]) -> None:
     """Raises UserError for a value that can't be tried, before the net is built."""
-    for key, low, high, kind in (("sparsities", 0, 1, (int, float)), ("bits", 2, 16, int)):
+    for key, low, high, kind in (("sparsities", 0, 1, (int, float)), ("bits", 2, 8, int)):
         values = request[key]
-        fits = isinstance(values, list) and all(isinstance(v, kind) and not isinstance(v, bool) and low <= v <= high for v in values)
-        require(fits and 1 not in values, f"{key}={values}: give a list of {'shares below 1' if high == 1 else 'numbers from 2 to 16'}.")
+        fits = isinstance(values, list) and all(
+            isinstance(v, kind) and not isinstance(v, bool) and low <= v <= high for v in values
+        )
+        wanted = "shares below 1" if high == 1 else "whole numbers from 2 to 8"
+        require(fits and 1 not in values, f"{key}={values}: give a list of {wanted}.")
     require(bool(request["sparsities"] or request["bits"]), "sparsities=[] and bits=[] try nothing: give values for one of them.")
     for key, least in (("limit_batches", 1), ("reestimate", 0)):
         value = request[key]
-        fits = (value is None and key == "limit_batches") or (isinstance(value, int) and not isinstance(value, bool) and value >= least)
+        fits = (value is None and key == "limit_batches") or (
+            isinstance(value, int) and not isinstance(value, bool) and value >= least
+        )
         require(fits, f"{key}={value}: give a whole number from {least}.")
-    require(request["trainer"]["devices"] == 1, f"trainer.devices={request['trainer']['devices']}: one device measures; leave it at 1.")
+    require(
+        request["trainer"]["devices"] == 1,
+        f"trainer.devices={request['trainer']['devices']}: one device measures; leave it at 1.",
+    )
     kind, budget = request["allocate"], request["budget"]
     require(kind in KINDS, f"allocate={kind}: choose bits or sparsity.")
     positive = budget is None or (isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0)
@@ -95,7 +106,9 @@ def _read_latency(request: dict[str, Any]) -> dict[str, dict[str, float]] | None
     path = request["latency"]
     if path is None:
         return None
-    require(request["budget"] is not None, f"latency={path} serves a choice under a budget: give budget in the unit of its times.")
+    require(
+        request["budget"] is not None, f"latency={path} serves a choice under a budget: give budget in the unit of its times."
+    )
     try:
         table = json.loads(Path(path).read_text())
         return {str(name): {f"{float(value):g}": float(time) for value, time in row.items()} for name, row in table.items()}
@@ -131,17 +144,20 @@ def _choose(
     """A value for each layer, what it costs, and what the net then does with all of them at once, beside one value for all layers."""
     kind, metric = request["allocate"], report["metric"]
     dense = sum(quantized_bytes(shape, 32) for shape in shapes.values())
-    budget = float(request["budget"])
+    budget, said = float(request["budget"]), f"budget={request['budget']}"
     if times is None and budget <= 1:
         budget *= dense
+        said += f" ({budget:.0f} bytes)"
     sign = 1.0 if metric in bench.task.minimised else -1.0
     options: dict[str, list[Option]] = {}
     for name, some in found.items():
-        losses = monotone({value: sign * (figures[metric] - report["baseline"][metric]) for value, figures in some[kind].items()})
+        losses = monotone(
+            {value: sign * (figures[metric] - report["reference"][metric]) for value, figures in some[kind].items()}
+        )
         options[name] = [Option(value, _cost(name, kind, value, shapes[name], times), loss) for value, loss in losses.items()]
         if kind == "sparsity":
             options[name].append(Option(0.0, _cost(name, kind, 0.0, shapes[name], times), 0.0))
-    best = allocate(options, budget)
+    best = allocate(options, budget, said)
     return {
         "kind": kind,
         "budget": budget,
@@ -161,7 +177,7 @@ def _cost(name: str, kind: str, value: float, shape: tuple[int, ...], times: dic
     try:
         return times[name][f"{value:g}"]
     except KeyError as error:
-        raise UserError(f"latency has no time for {name} at {kind} {value:g}: add it, or narrow layers and {kind}.") from error
+        raise UserError(f"latency has no time for {name} at {kind} {value:g}: add it, or narrow what is tried.") from error
 
 
 def _measure(bench: _Bench, kind: str, values: dict[str, float]) -> dict[str, float]:
@@ -184,12 +200,15 @@ def _uniform(bench: _Bench, kind: str, options: dict[str, list[Option]], budget:
 
 def _override(kind: str, best: Allocation) -> str | None:
     """What to type to train with the chosen bits. Quotes keep a shell from reading the braces, ++ adds names to a mapping."""
+    if kind != "bits":
+        return None
     pairs = ",".join(f"{name}:{value:g}" for name, value in best.values.items())
-    return f"compression=qat '++compression.qat.layer_bits={{{pairs}}}'" if kind == "bits" else None
+    steps = " compression.qat.lsq=true" if min(best.values.values()) < 5 else ""
+    return f"compression=qat '++compression.qat.layer_bits={{{pairs}}}'{steps}"
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:
-    console, metric, base = Console(), report["metric"], report["baseline"][report["metric"]]
+    console, metric, base = Console(), report["metric"], report["reference"][report["metric"]]
     for kind in KINDS:
         rows = {name: layer[kind] for name, layer in report["layers"].items() if layer[kind]}
         if not rows:
@@ -209,10 +228,10 @@ def _show(report: dict[str, Any], folder: Path) -> None:
             same = choice["uniform"]
             console.print(f"{choice['kind']} {same['value']:g} for every layer: cost {same['cost']:.6g}, {metric} "
                           f"{same['measured'][metric]:.4g}", highlight=False)  # fmt: skip
-        rows = Table("layer", choice["kind"], title="chosen", title_justify="left")
+        table = Table("layer", choice["kind"], title="chosen", title_justify="left")
         for name, value in choice["values"].items():
-            rows.add_row(name, f"{value:g}")
-        console.print(rows)
+            table.add_row(name, f"{value:g}")
+        console.print(table)
         if choice["override"] is not None:
             console.print(choice["override"], soft_wrap=True, highlight=False)
     console.print(f"written to {folder}", soft_wrap=True, highlight=False)

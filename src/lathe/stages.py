@@ -6,6 +6,7 @@ from lathe.config import did_you_mean, require
 
 # Later kinds act on what earlier ones leave: integers are made of masked weights, masks lie on the channels that remain.
 KINDS = ("distillation", "structure", "masks", "quantization", "after")
+RECEIPTS = ("quick", "full", "none")
 SETTINGS = ("stages", "receipt")  # keys of the group that are no methods
 
 
@@ -21,7 +22,8 @@ def check_compression(cfg: dict[str, Any]) -> None:
         UserError: they don't; the sentence names the key and the way out.
     """
     compression = cfg.get("compression") or {}
-    nodes = methods(compression)
+    nodes, receipt = methods(compression), compression.get("receipt", "none")
+    require(receipt in RECEIPTS, f"compression.receipt={receipt!r}: choose one of {', '.join(RECEIPTS)}.")
     for name, node in nodes.items():
         kind = node.get("kind") if isinstance(node, dict) else None
         require(kind in KINDS, f"compression.{name}.kind={kind!r}: choose one of {', '.join(KINDS)}.")

@@ -1,15 +1,12 @@
 """A ticket is pruned from trained weights, trained from early ones, and an interruption changes nothing."""
 
-import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from helpers import new_run, runs, weights
 from lightning.pytorch import Callback
-from ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
@@ -122,7 +119,7 @@ def test_each_round_is_a_whole_training_schedule_and_starts_without_momentum(tin
 def test_a_second_round_equals_a_plain_training_of_the_ticket(tiny: SimpleNamespace) -> None:
     """From the initial weights with the masks laid on, with nothing of the first round left in statistics, momentum or rates."""
     lottery = Lottery(sparsity=0.6, rounds=2, rewind=0)
-    task, recorder = fit(tiny, lottery, epochs=2)
+    task, _ = fit(tiny, lottery, epochs=2)
 
     class Ticket(Callback):
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
@@ -207,3 +204,9 @@ def test_a_run_that_ends_early_is_told(tiny: SimpleNamespace) -> None:
 
     with pytest.warns(UserWarning, match=r"training ended in round 2 of 3, at sparsity 0.500 instead of 0.750"):
         fit(tiny, Lottery(sparsity=0.75, rounds=3), Stops())
+
+
+def test_a_fast_dev_run_goes_through(tiny: SimpleNamespace) -> None:
+    lottery = Lottery(sparsity=0.75, rounds=4)
+    tiny.trainer(lottery, fast_dev_run=True).fit(task_of(tiny), tiny.Loader())
+    assert lottery.report()["lottery/sparsity"] == 0.75

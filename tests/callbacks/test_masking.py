@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.masking import Masking, checksum
 from lathe.errors import UserError
+from lathe.strategies import precision_plugin
 
 
 class At(Masking):
@@ -83,6 +84,19 @@ def test_low_precision(tiny: SimpleNamespace, precision: Any) -> None:
     assert (watch.weights[12][~EVEN] == 0).all()
     assert (watch.weights[12][EVEN] != 0).all()
     assert task.net[0].weight.dtype == (torch.bfloat16 if true else torch.float32)
+
+
+def test_steps_that_a_scaler_skips_leave_masks_and_schedule_alone(tiny: SimpleNamespace) -> None:
+    masking, watch = At(5), Watch()
+    options = precision_plugin("16-mixed", "cpu", init_scale=2.0**18)
+    trainer = tiny.trainer(masking, watch, limit_val_batches=0, **options)
+    trainer.fit(tiny.Task(), tiny.Loader())
+    skipped = [step for step in range(2, 13) if torch.equal(watch.weights[step], watch.weights[step - 1])]
+    assert skipped, "or the test shows nothing"
+    assert len(skipped) < 8
+    assert masking.called == list(range(13))
+    assert (watch.weights[12][~EVEN] == 0).all()
+    assert (watch.weights[12][EVEN] != 0).all()
 
 
 def test_a_compiled_net_sees_the_masks(tiny: SimpleNamespace) -> None:

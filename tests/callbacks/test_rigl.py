@@ -70,7 +70,9 @@ def test_exchanges_are_those_of_the_paper(tiny: SimpleNamespace) -> None:
     """18 steps, end 0.75: exchanges after steps 4, 8 and 12, of a share that falls."""
     rigl = RigL(sparsity=0.7, every_n_steps=4, fraction=0.5)
     _, recorder = fit(tiny, rigl)
-    changed = [step for step in range(1, 19) if any(not torch.equal(recorder.masks[step][n], recorder.masks[step - 1][n]) for n in NAMES)]
+    changed = [
+        step for step in range(1, 19) if any(not torch.equal(recorder.masks[step][n], recorder.masks[step - 1][n]) for n in NAMES)
+    ]
     assert changed == [4, 8]
     assert rigl.updates == 4  # and the first masks, and an exchange of less than one weight after step 12
     grew = 0
@@ -102,7 +104,9 @@ def test_an_exchange_is_the_function_on_what_the_step_left(tiny: SimpleNamespace
         _, plain = fit(tiny, still)
     for name in NAMES:
         assert torch.equal(plain.masks[0][name], recorder.masks[0][name])
-        wanted = exchange(plain.weights[5][name], plain.masks[5][name], plain.gradients[5][name].abs(), cosine_fraction(5, 14, 0.4))
+        wanted = exchange(
+            plain.weights[5][name], plain.masks[5][name], plain.gradients[5][name].abs(), cosine_fraction(5, 14, 0.4)
+        )
         assert torch.equal(recorder.masks[5][name], wanted)
         assert torch.equal(plain.masks[18][name], plain.masks[0][name])
 
@@ -182,7 +186,7 @@ def test_adam_keeps_second_moments_of_grown_weights(tiny: SimpleNamespace) -> No
 def test_a_frozen_layer_is_told(tiny: SimpleNamespace) -> None:
     task = tiny.Task(net())
     task.net[0].weight.requires_grad_(False)
-    with pytest.raises(UserError, match="compression.rigl.growth=gradient: 0.weight has no gradient"):
+    with pytest.raises(UserError, match=r"compression.rigl.growth=gradient: 0.weight has no gradient"):
         tiny.trainer(RigL(every_n_steps=2)).fit(task, tiny.Loader())
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression import channels
-from lathe.compression.channel_budget import choose, cost_function, latency_share, macs, parameters
+from lathe.compression import channel_budget, channels
+from lathe.compression.channel_budget import choose, cost_function, macs, parameters
 from lathe.compression.channel_groups import find_groups
 from lathe.compression.channel_penalty import add_penalty
 from lathe.compression.channel_prune import Options, prune_channels
@@ -55,9 +55,9 @@ def test_one_unit_less_would_not_do(net):
 def test_heads_of_a_transformer_go_too():
     torch.manual_seed(0)
     net = ViT(channels=3, image_size=16, num_classes=4, patch_size=4, width=32, depth=2, heads=4)
-    left = prune_channels(net, IMAGES, share=0.6)
+    left = prune_channels(net, IMAGES, share=0.4)
     kept = [block.attention.q.out_features // block.attention.head_dim for block in net.blocks]
-    assert left["macs"] <= 0.6
+    assert left["macs"] <= 0.4
     assert net.blocks[0].attention.out.in_features == 8 * kept[0]
     assert net.blocks[0].attention.out.out_features == 32
     assert sum(kept) < 8
@@ -184,23 +184,27 @@ def test_a_group_without_batchnorm_has_no_such_scale():
         prune_channels(net, IMAGES, importance="bn_scale")
 
 
-def test_latency_is_measured_beside_the_dense_net():
-    class Slow(nn.Module):
-        def __init__(self, turns: int) -> None:
+def test_latency_is_a_ratio_of_medians_of_turns(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(channel_budget.time, "perf_counter", lambda: now[0])
+
+    class Takes(nn.Module):
+        def __init__(self, seconds: float) -> None:
             super().__init__()
-            self.turns = turns
+            self.seconds, self.calls = seconds, 0
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            for _ in range(self.turns):
-                x = x @ x / 64
+            self.calls += 1
+            now[0] += self.seconds if self.calls > 4 else 100.0  # cold at first, and once more
             return x
 
-    assert 0.1 < latency_share(Slow(10), Slow(40), torch.randn(64, 64)) < 0.6
+    assert channel_budget.latency_share(Takes(1.0), Takes(4.0), torch.zeros(1), repeats=5, warmup=3) == 0.25
 
 
-def test_a_latency_budget_finds_an_answer(net):
-    left = prune_channels(net, IMAGES, budget="latency", share=0.9, min_channels=1)
-    assert left["macs"] < 1
+def test_a_latency_budget_is_kept(monkeypatch):
+    monkeypatch.setattr(channel_budget, "latency_share", lambda small, dense, example: parameters(small) / parameters(dense))
+    net = CifarResNet(depth=8, width=8)
+    assert 0.45 < prune_channels(net, IMAGES, budget="latency", share=0.5)["parameters"] <= 0.5
 
 
 def test_macs_are_those_of_the_receipt(net):

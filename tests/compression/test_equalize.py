@@ -1,5 +1,7 @@
 """Equalisation leaves what a net computes as it was, and makes ranges equal."""
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -70,7 +72,10 @@ def test_resnet_is_equalised_through_its_batchnorms() -> None:
 
 def test_bottlenecks_have_two_pairs_each() -> None:
     pairs, difference = change(trained(ResNet(depth=50, width=4)), torch.randn(2, 3, 8, 8))
-    assert [(pair.first, pair.second) for pair in pairs[:2]] == [("blocks.0.conv1", "blocks.0.conv2"), ("blocks.0.conv2", "blocks.0.conv3")]
+    assert [(pair.first, pair.second) for pair in pairs[:2]] == [
+        ("blocks.0.conv1", "blocks.0.conv2"),
+        ("blocks.0.conv2", "blocks.0.conv3"),
+    ]
     assert len(pairs) == 32
     assert difference < 1e-5
 
@@ -81,7 +86,7 @@ def test_mlp_is_equalised_by_its_biases() -> None:
     net.stem.linear.weight.data[3] *= 100  # type: ignore[operator]
     pairs, difference = change(net, torch.randn(4, 1, 4, 4))
     names = ["stem.linear", "blocks.0.linear", "blocks.1.linear", "head"]
-    assert pairs == [Pair(first, None, second) for first, second in zip(names, names[1:], strict=False)]
+    assert pairs == [Pair(first, None, second) for first, second in pairwise(names)]
     assert difference < 1e-5
 
 
@@ -126,7 +131,9 @@ def test_what_does_not_scale_is_no_pair(between: nn.Module) -> None:
     assert find_pairs(Through(between, second).eval(), torch.randn(2, 3, 8, 8)) == []
 
 
-@pytest.mark.parametrize("between", [nn.ReLU(inplace=True), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True)), nn.Identity()])
+@pytest.mark.parametrize(
+    "between", [nn.ReLU(inplace=True), nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(inplace=True)), nn.Identity()]
+)
 def test_what_scales_is_a_pair(between: nn.Module) -> None:
     pairs, difference = change(trained(Through(between)), torch.randn(2, 3, 8, 8))
     assert [(pair.first, pair.second) for pair in pairs] == [("first", "second")]

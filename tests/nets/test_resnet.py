@@ -43,6 +43,17 @@ def test_cifar_depth_counts_its_weighted_layers(depth: int) -> None:
     assert sum(parameter.ndim >= 2 for parameter in net.parameters()) == depth
 
 
+@pytest.mark.parametrize(("depth", "parameters"), [(8, 1_233_540), (32, 7_433_860)])
+def test_a_stem_of_its_own_gives_the_nets_of_the_distillation_papers(depth: int, parameters: int) -> None:
+    """The counts of resnet8x4 and resnet32x4 of the CRD repository, for CIFAR-100: stem 32, stages 64, 128, 256."""
+    with torch.device("meta"):
+        net = CifarResNet(depth=depth, width=64, stem=32, num_classes=100)
+    assert sum(parameter.numel() for parameter in net.parameters()) == parameters
+    assert net(torch.empty(2, 3, 32, 32, device="meta")).shape == (2, 100)
+    assert net.conv.out_channels == 32
+    assert net.blocks[0].shortcut.conv.weight.shape == (64, 32, 1, 1)
+
+
 @pytest.mark.parametrize("depth", [18, 34, 50, 101, 152])
 def test_depth_counts_its_weighted_layers(depth: int) -> None:
     with torch.device("meta"):
@@ -61,6 +72,10 @@ def test_depth_counts_its_weighted_layers(depth: int) -> None:
         (
             lambda: CifarResNet(depth=20, width=0),
             "model.net.width=0 must be a whole number of at least 1: set model.net.width to one.",
+        ),
+        (
+            lambda: CifarResNet(depth=20, stem=0),
+            "model.net.stem=0 must be a whole number of at least 1: set model.net.stem to one.",
         ),
         (
             lambda: CifarResNet(depth=20, shortcut="A"),  # type: ignore[arg-type]

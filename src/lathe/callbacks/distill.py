@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch import Tensor, nn
 
 from lathe.callbacks.compression import Compression
@@ -148,7 +148,8 @@ class Distill(Compression):
     def _join(self, trainer: Trainer, task: Any, trained: list[nn.Parameter]) -> None:
         """Lets the run's optimizer train the connectors."""
         strategy = trainer.strategy
-        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or hasattr(strategy, "shard"):
+        whole = isinstance(strategy, SingleDeviceStrategy | DDPStrategy) and not isinstance(strategy, DeepSpeedStrategy)
+        if not whole or hasattr(strategy, "shard"):
             raise UserError(
                 f"{KEY}.method={'+'.join(self.settings.weights)} trains connectors beside the net, which strategy "
                 f"{type(strategy).__name__} does not take: use strategy=ddp, or method=kd, dkd, dist, attention or rkd."

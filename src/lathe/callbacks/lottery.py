@@ -52,7 +52,9 @@ class Lottery(Masking):
         super().__init__(layers, exclude, types, head)
         self.sparsities = round_sparsities(sparsity, rounds)
         if isinstance(rewind, bool) or not 0 <= rewind < math.inf or (rewind >= 1 and rewind != int(rewind)):
-            raise UserError(f"compression.lottery.rewind={rewind} is neither a share below 1 nor a number of steps: use 0.05 or 500.")
+            raise UserError(
+                f"compression.lottery.rewind={rewind} is neither a share below 1 nor a number of steps: use 0.05 or 500."
+            )
         if scope not in ("global", "layer"):
             raise UserError(f"compression.lottery.scope={scope} is unknown: choose global or layer.")
         self.rounds, self.rewind, self.scope = rounds, rewind, scope
@@ -85,6 +87,11 @@ class Lottery(Masking):
         ]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            self._check_steps(trainer)
+        super().on_train_start(trainer, pl_module)
+
+    def _check_steps(self, trainer: Trainer) -> None:
         steps = [self.begins(trainer, number) for number in range(self.rounds + 1)]
         if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
             raise UserError(
@@ -94,7 +101,6 @@ class Lottery(Masking):
             raise UserError(
                 f"compression.lottery.rewind={self.rewind} is not below a round's {steps[1] - steps[0]} optimizer steps: lower it."
             )
-        super().on_train_start(trainer, pl_module)
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         net = pl_module.get_submodule("net")

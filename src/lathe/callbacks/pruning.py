@@ -169,6 +169,7 @@ class Prune(Masking):
         if self.schedule.last > self.total_steps(trainer):
             raise UserError(f"compression.{self.name} would end at step {self.schedule.last}, after the run: train for longer.")
         super().on_train_start(trainer, pl_module)
+        self._take_over()
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._batch = batch
@@ -224,7 +225,8 @@ class Prune(Masking):
                 reshard: Any = getattr(module, "reshard", None)
                 if reshard is not None:  # fsdp: a root that stays gathered would not see new masks
                     reshard()
-        for name, square in squares.items():
+        for name, total in squares.items():
+            square = _full(total)  # under tensor parallelism each process sees a part of the features
             if trainer.world_size > 1:
                 torch.distributed.all_reduce(square)
             self._sums[name] = self._sums[name] + square if name in self._sums else square

@@ -4,19 +4,21 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.callbacks.compression import Compression
+from lathe.compression.layer_plan import LayerPlan, choose
 from lathe.compression.ptq import (
     OBSERVERS,
     Quantized,
+    linear_alone,
     overrides_of,
     quantize_dynamic,
     quantize_static,
     refuse_quantized,
 )
-from lathe.compression.quantize import LayerPlan
 from lathe.compression.weight_only import quantize_weights
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
@@ -29,6 +31,7 @@ class _AfterTraining(Compression):
 
     name = ""
     batches = 1
+    plan: LayerPlan
 
     def __init__(
         self, weight_bits: int, layer_bits: Mapping[str, int] | None = None, exclude: Sequence[str] | None = None
@@ -50,6 +53,21 @@ class _AfterTraining(Compression):
         self.check("batches", batches, isinstance(batches, int) and batches >= 1, "give a whole number from 1")
         self.batches = batches
 
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Tells now what would be told after hours of training."""
+        if stage == "fit":
+            net = pl_module.get_submodule("net")
+            refuse_quantized(net)
+            self.check_layers(net)
+
+    def overrides(self) -> dict[str, LayerPlan | None]:
+        """What differs from `plan`, by pattern."""
+        return overrides_of(self.plan, self.layer_bits, self.exclude)
+
+    def check_layers(self, net: nn.Module) -> None:
+        """Raises UserError for options that don't fit the net."""
+        choose(net, self.plan, self.overrides(), self.key)
+
     def finalise(self, net: nn.Module, datamodule: Any) -> bool:
         refuse_quantized(net)
         net.eval()
@@ -61,12 +79,11 @@ class _AfterTraining(Compression):
         if corrected:
             self._layers["corrected"] = corrected
         left = done.corrected.get("uncorrected", [])
-        if left:
+        if left and len(left) >= corrected:  # a head without a bias is no reason to worry
             rank_zero_warn(
-                f"compression.{self.name}.bias_correction=true: {len(left)} layers, such as {left[0]}, have neither a bias nor a BatchNorm "
-                "that alone reads them, so their means stay shifted."
+                f"compression.{self.name}.bias_correction=true: {len(left)} of {len(left) + corrected} layers, such as {left[0]}, have "
+                "neither a bias nor a BatchNorm that alone reads them, so their means stay shifted."
             )
-        rank_zero_info(f"compression.{self.name}: {', '.join(f'{count} {what}' for what, count in self._layers.items())}")
         return True
 
     def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
@@ -117,7 +134,7 @@ class PTQStatic(_AfterTraining):
             net,
             batches,
             self.plan,
-            overrides_of(self.plan, self.layer_bits, self.exclude),
+            self.overrides(),
             observer=self.observer,  # type: ignore[arg-type]  # checked above
             percentile=self.percentile,
             equalization=self.equalize,
@@ -155,9 +172,11 @@ class PTQDynamic(_AfterTraining):
             weight_bits=weight_bits, activation_bits=activation_bits, per_channel=per_channel, activation="dynamic"
         )
 
+    def check_layers(self, net: nn.Module) -> None:
+        linear_alone(net, self.overrides(), self.key)
+
     def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
-        overrides = overrides_of(self.plan, self.layer_bits, self.exclude)
-        done = quantize_dynamic(net, batches[0], self.plan, overrides, key=self.key)
+        done = quantize_dynamic(net, batches[0], self.plan, self.overrides(), key=self.key)
         share = weights_in(net, done.layers)
         if share < 0.5:
             rank_zero_warn(
@@ -192,17 +211,26 @@ class WeightOnly(_AfterTraining):
         self.bias_correction = bias_correction
         self.plan = LayerPlan(weight_bits=weight_bits, activation_bits=None, activation="none", group_size=group_size)
 
-    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
-        overrides = overrides_of(self.plan, self.layer_bits, self.exclude)
-        done = quantize_weights(net, batches, self.plan, overrides, bias_correction=self.bias_correction, key=self.key)
-        grouped = [name for name in done.layers if net.get_submodule(name).weight_quantizer.group_size is not None]  # type: ignore[union-attr]
+    def check_layers(self, net: nn.Module) -> None:
+        self.ungrouped(net, list(choose(net, self.plan, self.overrides(), self.key)))
+
+    def ungrouped(self, net: nn.Module, layers: Sequence[str]) -> list[str]:
+        """Those of `layers` whose weights for one output do not divide into groups; raises UserError if none does."""
         size = self.plan.group_size
-        if size is not None and len(grouped) < len(done.layers):
-            left = [name for name in done.layers if name not in grouped]
-            self.check("group_size", size, bool(grouped), "it divides the inputs of no layer; give another, or null")
+        if size is None:
+            return []
+        left = [name for name in layers if net.get_submodule(name).weight[0].numel() % size]  # type: ignore[index]
+        self.check("group_size", size, len(left) < len(layers), "it divides the inputs of no layer; give another, or null")
+        return left
+
+    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+        correct = self.bias_correction
+        done = quantize_weights(net, batches, self.plan, self.overrides(), bias_correction=correct, key=self.key)
+        left = self.ungrouped(net, done.layers)
+        if left:
             rank_zero_warn(
-                f"compression.{self.name}.group_size={size} does not divide the inputs of {len(left)} layers, such as {left[0]}: these "
-                "have one scale for each output channel."
+                f"compression.{self.name}.group_size={self.plan.group_size} does not divide the inputs of {len(left)} layers, such as "
+                f"{left[0]}: these have one scale for each output channel."
             )
         return done
 

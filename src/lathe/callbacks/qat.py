@@ -1,6 +1,7 @@
 """Quantization-aware training: the net trains while its layers round as the integers that ship will."""
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from lathe.compression.fake_quant import FakeQuantize
 from lathe.compression.quantize import LayerPlan, choose, quantize, quantized_layers, quantizers
 from lathe.compression.quantized_layers import QuantConv2d, QuantEmbedding, QuantLinear, weighted
 from lathe.errors import UserError
-from lathe.measure.shards import is_sharded, local, part_of
+from lathe.measure.shards import is_sharded
 
 EXAMPLES = 64  # samples that show which layers share an input, and a first range
 RECOMPILATIONS = 64  # compiled graphs per function: rounding, observing and frozen statistics each change them once
@@ -118,18 +119,20 @@ class QAT(Compression):
             import torch._dynamo.config as dynamo
 
             dynamo.recompile_limit = max(dynamo.recompile_limit, RECOMPILATIONS)
+            # torch 2.13's compiler makes an instance of each autograd function that it meets, and warns of that itself
+            warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)
 
     def _agreed(self, net: nn.Module, key: str) -> list[tuple[nn.Module, LayerPlan | None]]:
         plans = choose(net, self.plan, self.overrides, key)
         return [(layer, plans.get(name)) for name, layer in self._layers.items()]
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        scales = {id(q.scale) for q in self._quantizers if q.lsq}
+        scales = {id(q.growth) for q in self._quantizers if q.lsq}
         decayed = [group for optimizer in trainer.optimizers for group in optimizer.param_groups if group.get("weight_decay")]
         if any(id(parameter) in scales for group in decayed for parameter in group["params"]):
             rank_zero_warn(
                 "compression.qat.lsq=true: the optimizer's weight decay also shrinks the learned step sizes; put parameters named "
-                "*_quantizer.scale in a group without it."
+                "*_quantizer.growth in a group without it."
             )
 
     # -- when
@@ -182,20 +185,15 @@ class QAT(Compression):
                 if q is None or not q.lsq or id(q) in done:
                     continue
                 done.add(id(q))
-                first = FakeQuantize(q.bits, symmetric=q.symmetric, axis=q.axis, channels=q.scale.shape[0])
-                first.to(local(q.scale).device)
                 if q.follows:
                     weight = getattr(layer, "weight").detach()  # noqa: B009  # mypy: an Add has none
-                    first.set_first_step(weight.full_tensor() if is_sharded(weight) else weight)
+                    q.set_first_step(weight.full_tensor() if is_sharded(weight) else weight)
                 else:
-                    first.set_range(q.minimum, q.maximum)
-                    q.zero_point.copy_(first.zero_point)
-                local(q.scale).copy_(part_of(first.scale, q.scale))
+                    q.set_range(q.minimum, q.maximum)
 
     def _check_ranks(self) -> None:
         """All ranks have to hold the same ranges: each of them ships."""
-        values = [local(t).float().flatten() for q in self._quantizers for t in (q.minimum, q.maximum, q.scale, q.zero_point)
-                  if not is_sharded(t)]  # fmt: skip
+        values = [t.float().flatten() for q in self._quantizers for t in (q.minimum, q.maximum, q.scale, q.zero_point)]
         mine = torch.cat(values)
         both = torch.stack([mine, -mine])
         torch.distributed.all_reduce(both, torch.distributed.ReduceOp.MAX)

@@ -76,7 +76,9 @@ class RigL(Masking):
             if value not in known:
                 raise UserError(f"compression.rigl.{key}={value} is unknown: choose {' or '.join(known)}.")
         if not 0 < fraction < 1:
-            raise UserError(f"compression.rigl.fraction={fraction} is not between 0 and 1: exchange a share such as 0.3 of the weights.")
+            raise UserError(
+                f"compression.rigl.fraction={fraction} is not between 0 and 1: exchange a share such as 0.3 of the weights."
+            )
         if every_n_steps < 1:
             raise UserError(f"compression.rigl.every_n_steps={every_n_steps} is below 1: use 100 optimizer steps or so.")
         if not 0 < end <= 1:
@@ -112,7 +114,9 @@ class RigL(Masking):
     def _exchange(self, step: int, fraction: float) -> None:
         growths = {}
         for index, (name, parameter) in enumerate(self.parameters.items()):
-            growth = random_scores(parameter.shape, self.seed, step, index) if self.growth == "random" else _gradient(parameter, name)
+            growth = (
+                random_scores(parameter.shape, self.seed, step, index) if self.growth == "random" else _gradient(parameter, name)
+            )
             if not math.isfinite(growth.sum().item()):
                 return
             growths[name] = growth.to(parameter.device)

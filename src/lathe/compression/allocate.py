@@ -27,7 +27,7 @@ class Allocation:
     loss: float
 
 
-def allocate(options: Mapping[str, Sequence[Option]], budget: float, key: str = "budget") -> Allocation:
+def allocate(options: Mapping[str, Sequence[Option]], budget: float, said: str | None = None) -> Allocation:
     """One option for each layer, so that the summed cost is at most `budget` and the summed loss as small as can be.
 
     Layers are added one after the other to all partial allocations that no other one beats in both cost and loss (exact dynamic
@@ -35,13 +35,15 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: float, key: str = 
     go on: the budget holds all the same, the loss is then very near the least.
 
     Raises:
-        UserError: even the cheapest options cost more than the budget, or there is nothing to choose from; `key` names the budget.
+        UserError: even the cheapest options cost more than the budget, or there is nothing to choose from; `said` is the budget as the
+            user wrote it.
     """
+    said = said or f"budget={budget:g}"
     if not options or not all(options.values()):
-        raise UserError(f"{key}={budget}: no layer has anything to choose from; widen the layers or the values that are tried.")
+        raise UserError(f"{said}: no layer has anything to choose from; widen the layers or the values that are tried.")
     least = sum(min(option.cost for option in some) for some in options.values())
     if least > budget:
-        raise UserError(f"{key}={budget:g} can't be met: the cheapest options together cost {least:g}; raise it or offer cheaper ones.")
+        raise UserError(f"{said} can't be met: the cheapest options together cost {least:g}; raise it or offer cheaper ones.")
     # What the layers still to come cost at least: a partial allocation that leaves less than that is a dead end.
     rest = least
     front: list[tuple[float, float, tuple[float, ...]]] = [(0.0, 0.0, ())]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lathe.compression import observers
 from lathe.compression.fake_quant import FakeQuantize
 from lathe.compression.quantized_layers import some_quantizers
+from lathe.compression.trace import uncompiled
 from lathe.errors import UserError
 
 
@@ -72,7 +73,7 @@ def _passes(
     handles = [q.register_forward_pre_hook(hook) for q in watched]
     count = 0
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), uncompiled(net):
             for batch in batches:
                 net(batch[0] if isinstance(batch, tuple | list) else batch)
                 count += 1

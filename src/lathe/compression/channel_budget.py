@@ -35,7 +35,7 @@ def choose(
         cost: what a copy costs, as a share of the dense net.
         scope: `global` ranks the units of all groups together; `local` takes the same share of each group.
         round_to: channels that remain of a layer are a multiple of it, which kernels like; heads are not rounded.
-        min_units: at least as many remain in each group.
+        min_units: at least as many channels remain in each group; of heads, one.
 
     Raises:
         UserError: the budget can't be met.
@@ -51,9 +51,9 @@ def choose(
             counts = [int(group.units * count / len(ranked)) for group in groups]
         found = {}
         for group, order, number in zip(groups, orders, counts, strict=True):
-            keep = max(group.units - number, min(min_units, group.units), 1)
+            keep = max(group.units - number, 1)
             if group.kind == "channels":
-                keep = min(-(-keep // round_to) * round_to, group.units)
+                keep = min(-(-max(keep, min_units) // round_to) * round_to, group.units)
             if keep < group.units:
                 found[group.name] = sorted(order[: group.units - keep])
         return found

@@ -29,19 +29,21 @@ def rkd(
 
 
 def _distances(x: Tensor, pairs: Tensor | None) -> Tensor:
-    """Euclidean distances [batch, batch], divided by the mean of those between different samples."""
-    squares = x.square().sum(1)
-    squared = (squares[:, None] + squares[None, :] - 2 * x @ x.T).clamp(min=1e-12)
+    """Euclidean distances [batch, batch], divided by the mean of those between different samples. Of equal embeddings, which a ReLU
+    makes, the distance has no direction: its gradient is 0 here, and not what rounding makes of it."""
+    distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     own = torch.eye(len(x), dtype=torch.bool, device=x.device)
-    distances = squared.sqrt().masked_fill(own, 0)
     others = (~own).to(x.dtype) if pairs is None else pairs.masked_fill(own, 0)
-    scale = (distances * others).sum() / others.sum().clamp(min=1)
-    return distances / scale.clamp(min=1e-12)
+    return distances / ((distances * others).sum() / others.sum().clamp(min=1)).clamp(min=1e-12)
 
 
 def _angles(x: Tensor) -> Tensor:
-    """Cosines [batch, batch, batch] of the angle at the first index between the directions to the other two."""
-    directions = F.normalize(x[None, :] - x[:, None], dim=2)
+    """Cosines [batch, batch, batch] of the angle at the first index between the directions to the other two; 0 where a sample lies within
+    a thousandth of the mean distance, since a gradient grows as the distance shrinks."""
+    steps = x[None, :] - x[:, None]
+    lengths = steps.detach().norm(dim=2, keepdim=True)
+    near = lengths <= 1e-3 * lengths.mean()
+    directions = F.normalize(steps.masked_fill(near, 1.0), dim=2).masked_fill(near, 0.0)
     return directions @ directions.mT
 
 

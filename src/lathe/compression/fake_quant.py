@@ -56,7 +56,8 @@ class FakeQuantize(nn.Module):
     - else what was seen in training mode while observing. `forward` only widens `batch_minimum` and `batch_maximum`; `observers.update`,
       called once per optimizer step, makes ranges of them for all quantizers at once. So a forward that is computed again changes
       nothing, accumulated batches count as one, and the ranks of a run can agree.
-    - with `lsq`, training: `scale` is then a parameter.
+    - with `lsq`, training: the parameter `growth` is the logarithm of the scale over its first value, from which `observers.update` makes
+      `scale` after each step. So a step of any optimizer changes it by a share of itself, and it can't become zero.
 
     `scale` (float32) and `zero_point` (int32) are of shape [1] (`axis` None), [channels] (`axis` 0), or [channels, groups] with a
     `group_size`: that many weights of an output channel share a scale. `enabled` and `observing` are buffers, so that they resume with
@@ -64,8 +65,10 @@ class FakeQuantize(nn.Module):
     graph: change them with `switch`.
     """
 
-    never_decayed: ClassVar[tuple[str, ...]] = ("scale",)  # parameters that no weight decay may act on
+    never_decayed: ClassVar[tuple[str, ...]] = ("growth",)  # parameters that no weight decay should act on
     scale: Tensor
+    growth: Tensor
+    first: Tensor
     zero_point: Tensor
     minimum: Tensor
     maximum: Tensor
@@ -95,14 +98,12 @@ class FakeQuantize(nn.Module):
         self.shared = False  # whether several layers read the same tensor through this quantizer
         self.low, self.high = (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1) if symmetric else (0, 2**bits - 1)
         shape = [1] if axis is None else [channels, groups] if group_size is not None else [channels]
-        scale = torch.ones(shape, device=device)
+        self.register_buffer("scale", torch.ones(shape, device=device))
         if lsq:
-            self.scale = nn.Parameter(scale)
-        else:
-            self.register_buffer("scale", scale)
-        self.register_buffer(
-            "zero_point", torch.zeros(shape, dtype=torch.int32, device=device)
-        )  # no average makes a fraction of it
+            self.growth = nn.Parameter(torch.zeros(shape, device=device))
+            self.register_buffer("first", torch.ones(shape, device=device))
+        # int32: no moving average of buffers makes a fraction of it
+        self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32, device=device))
         self.register_buffer("minimum", torch.zeros(shape, device=device))
         self.register_buffer("maximum", torch.zeros(shape, device=device))
         self.register_buffer("batch_minimum", torch.full([1], torch.inf, device=device), persistent=False)
@@ -181,7 +182,7 @@ class FakeQuantize(nn.Module):
             self.minimum.copy_(low)
             self.maximum.copy_(high)
             scale, zero_point = self.from_range(low, high)
-            self.scale.copy_(scale)
+            self._begin(scale)
             self.zero_point.copy_(zero_point)
 
     def set_first_step(self, weight: Tensor) -> None:
@@ -189,7 +190,13 @@ class FakeQuantize(nn.Module):
         with torch.no_grad():
             x = self.grouped(weight)
             dims = list(range(x.dim())) if self.axis is None else list(range(1 if self.group_size is None else 2, x.dim()))
-            self.scale.copy_(first_step(x, self.high, dims).view_as(self.scale))
+            self._begin(first_step(x, self.high, dims).view_as(self.scale))
+
+    def _begin(self, scale: Tensor) -> None:
+        self.scale.copy_(scale)
+        if self.lsq:
+            self.first.copy_(scale)
+            self.growth.zero_()
 
     def integers(self, x: Tensor) -> Tensor:
         """The integers that x is rounded to, float32, of x's shape."""
@@ -206,7 +213,7 @@ class FakeQuantize(nn.Module):
         if self.is_enabled:
             return self._kept(x) if self.shared and not torch.compiler.is_compiling() else self.quantize(x)
         if self.lsq and torch.is_grad_enabled():
-            passed: Tensor = Untouched.apply(x, self.scale)
+            passed: Tensor = Untouched.apply(x, self.growth)
             return passed
         return x
 
@@ -237,13 +244,13 @@ class FakeQuantize(nn.Module):
         y = self.grouped(x)
         scale = self.view(scale, y)
         shift = None if self.symmetric else self.view(zero_point.float(), y)
-        grad = torch.is_grad_enabled() and (x.requires_grad or scale.requires_grad)
         out: Tensor
-        if not grad:
+        if not torch.is_grad_enabled() or not (x.requires_grad or self.lsq):
             out = rounded(y, scale, shift, self.low, self.high)
         elif self.lsq:
             values = x.numel() // x.shape[0] if not self.symmetric or self.axis == 0 else x.numel()
-            out = LearnedStep.apply(y, scale, shift, self.low, self.high, (values * self.high) ** -0.5)
+            growth = self.view(self.growth, y)
+            out = LearnedStep.apply(y, growth, scale, shift, self.low, self.high, (values * self.high) ** -0.5)
         else:
             out = StraightThrough.apply(y, scale, shift, self.low, self.high)
         return out if self.group_size is None else out.reshape(x.shape)

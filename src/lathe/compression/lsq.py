@@ -5,44 +5,49 @@ from typing import Any
 import torch
 from torch import Tensor
 
-TINY = 1e-9  # a step size that training has driven to zero or below acts as this
+TINY = 1e-9  # the least step size that back ends are given
 
 
 class LearnedStep(torch.autograd.Function):
     """Fake quantization whose scale is trained; float32 inside, the input's format outside.
 
-    `scale` is of a shape that broadcasts with x. Gradient of x: straight through within the range, none outside. Gradient of the
-    scale: sum of (rounded - exact) within the range and of the bound outside, times `factor`, 1 / sqrt(n * largest integer) in the paper.
+    `growth`, the logarithm of the scale, and `scale` are of a shape that broadcasts with x; the value comes from `scale` alone. Gradient
+    of x: straight through within the range, none outside. Gradient of the scale: sum of (rounded - exact) within the range and of the
+    bound outside, times `factor`, 1 / sqrt(n * largest integer) in the paper. That of `growth` is it over the scale, which under SGD is the
+    paper's step to first order, and under Adam a step of the learning rate's share of the scale.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int, factor: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, growth: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int, factor: float
+    ) -> Tensor:
         ctx.save_for_backward(x, scale, zero_point)
-        ctx.settings = low, high, factor
-        step = scale.float().clamp_min(TINY)
-        q = torch.div(x.float(), step).round_()
+        ctx.settings = low, high, factor, growth.dtype
+        q = torch.div(x.float(), scale).round_()
         if zero_point is None:
             q.clamp_(low, high)
         else:
             q.add_(zero_point).clamp_(low, high).sub_(zero_point)
-        return q.mul_(step).to(x.dtype)
+        return q.mul_(scale).to(x.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None, None]:
         x, scale, zero_point = ctx.saved_tensors
-        low, high, factor = ctx.settings
+        low, high, factor, kind = ctx.settings
         grad = grads[0].float()
-        exact = torch.div(x.float(), scale.float().clamp_min(TINY))
+        # Plain arithmetic in place of masks: these kernels are vectorised on a CPU, comparisons are not.
+        exact = torch.div(x.float(), scale)
         if zero_point is not None:
             exact.add_(zero_point)
-        clipped = exact.clamp(low, high)
-        inside = clipped == exact
+        rounded = exact.round().clamp_(low, high)
+        middle = (high + low) / 2
+        within = torch.ops.aten.threshold_backward(grad, (exact - middle).abs_().neg_(), -(high - low + 1) / 2)
         # inside: rounded - exact; outside: the bound
-        slope = torch.where(inside, clipped.round() - clipped, clipped if zero_point is None else clipped - zero_point)
-        slope.mul_(grad)
+        slope = rounded if zero_point is None else rounded.sub_(zero_point)
+        slope.mul_(grad).sub_((exact if zero_point is None else exact.sub_(zero_point)).mul_(within))
         dims = [i for i in range(slope.dim()) if scale.dim() != slope.dim() or scale.shape[i] == 1]
         total = slope.sum(dims, keepdim=True) if scale.dim() == slope.dim() else slope.sum()
-        return torch.where(inside, grad, 0.0).to(x.dtype), (total.view_as(scale) * factor).to(scale.dtype), None, None, None, None
+        return within.to(x.dtype), (total.view_as(scale) * (factor / scale)).to(kind), None, None, None, None, None
 
 
 class Untouched(torch.autograd.Function):

@@ -113,11 +113,22 @@ def quantize_dynamic(
         UserError: the net is quantized already, has no linear layer, or a pattern matches none.
     """
     refuse_quantized(net)
+    net.eval()
+    chosen = linear_alone(net, overrides or {}, key)
+    return start(net, quantize(net, example, replace(plan or LayerPlan(), activation="dynamic"), chosen, key=key))
+
+
+def linear_alone(net: nn.Module, overrides: Mapping[str, LayerPlan | None], key: str) -> dict[str, LayerPlan | None]:
+    """The overrides, and one for each layer of another kind, which leaves it in float.
+
+    Raises:
+        UserError: the net has no linear layer, or a pattern matches none.
+    """
     linear = {name: module for name, module in net.named_modules() if quantized_class(module) is QuantLinear}
     if not linear:
         raise UserError(f"{type(net).__name__} has no linear layer, and dynamic quantization is for these alone: take static quantization "
                         "(ptq_static).")  # fmt: skip
-    for pattern in overrides or {}:
+    for pattern in overrides:
         if not any(fnmatchcase(name, pattern) for name in linear):
             raise UserError(f"{key}: the pattern {pattern!r} matches no linear layer of {type(net).__name__}, which dynamic quantization "
                             f"is for; they are {', '.join(list(linear)[:5])}{', ...' if len(linear) > 5 else ''}.")  # fmt: skip
@@ -127,10 +138,7 @@ def quantize_dynamic(
         for name, module in net.named_modules()
         if quantized_class(module) is not None and id(getattr(module, "weight", None)) not in tied
     ]
-    net.eval()
-    chosen = {**(overrides or {}), **dict.fromkeys(others, None)}
-    plan = replace(plan or LayerPlan(), activation="dynamic")
-    return start(net, quantize(net, example, plan, chosen, key=key))
+    return {**overrides, **dict.fromkeys(others, None)}
 
 
 def start(net: nn.Module, layers: list[str]) -> Quantized:

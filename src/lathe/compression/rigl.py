@@ -39,9 +39,7 @@ def erdos_renyi_kernel(shapes: Mapping[str, Sequence[int]], sparsity: float) -> 
         dense |= {name for name in full if ratios[name] == highest}
 
 
-def random_masks(
-    shapes: Mapping[str, Sequence[int]], densities: Mapping[str, float], seed: int
-) -> dict[str, Tensor]:
+def random_masks(shapes: Mapping[str, Sequence[int]], densities: Mapping[str, float], seed: int) -> dict[str, Tensor]:
     """Masks (True: kept) on the CPU with exactly `round(density * n)`, at least one, random places; equal for equal seeds."""
     masks = {}
     for index, (name, shape) in enumerate(shapes.items()):

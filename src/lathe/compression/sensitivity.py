@@ -75,8 +75,10 @@ class Changed:
     @torch.no_grad()
     def __enter__(self) -> nn.Module:
         weights = {name: self.net.get_submodule(name).get_parameter("weight") for name in self.values}
-        norms = [module for module in self.net.modules() if isinstance(module, _BatchNorm)]
-        touched: list[Tensor] = [*weights.values(), *(buffer for norm in norms for buffer in norm.buffers())]
+        touched: list[Tensor] = list(weights.values())
+        for module in self.net.modules():
+            if isinstance(module, _BatchNorm):
+                touched += module.buffers()
         self._before = [(tensor, tensor.detach().clone()) for tensor in touched]
         for name, (kind, value) in self.values.items():
             weights[name].copy_(change(weights[name], kind, value))
@@ -89,6 +91,7 @@ class Changed:
             tensor.copy_(value)
 
 
+@torch.no_grad()
 def scan(
     net: nn.Module,
     names: Iterable[str],
@@ -101,7 +104,7 @@ def scan(
 ) -> Found:
     """What `score` says of `net` with one of the layers `names` changed at a time: layer -> "sparsity" or "bits" -> value -> figures.
     `done` is called after each measurement. The net is as before afterwards."""
-    tried = {"sparsity": list(sparsities), "bits": list(bits)}
+    tried: dict[str, Sequence[float]] = {"sparsity": sparsities, "bits": bits}
     found: Found = {}
     for name in names:
         found[name] = {kind: {} for kind in KINDS}

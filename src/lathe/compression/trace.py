@@ -1,6 +1,7 @@
 """Which layers of a net read the same tensor, seen in one forward pass."""
 
 from collections.abc import Hashable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -49,6 +50,13 @@ class Trace:
         return item
 
 
+def uncompiled(net: nn.Module) -> AbstractContextManager[Any]:
+    """Within it, a net that is compiled runs as written: hooks are called, and nothing is compiled for a batch of another size."""
+    # set_stance imports the compiler, which takes seconds
+    compiled = any(module._compiled_call_impl is not None for module in net.modules())
+    return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
+
+
 def tensors_read(net: nn.Module, example: Any, layers: dict[str, nn.Module]) -> Trace:
     """Runs `net(example)` once, uncompiled, in evaluation mode and without gradients, and leaves its modes as they were."""
     trace = Trace()
@@ -62,7 +70,7 @@ def tensors_read(net: nn.Module, example: Any, layers: dict[str, nn.Module]) -> 
         handles.append(layer.register_forward_pre_hook(hook))
     net.eval()
     try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        with torch.no_grad(), uncompiled(net):
             net(example)
     finally:
         for handle in handles:

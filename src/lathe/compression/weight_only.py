@@ -1,8 +1,8 @@
 """Quantization of weights alone: integers in the file, float in the arithmetic.
 
 A scale for each output channel or, with few bits, for each group of weights along the input, as Frantar et al. 2023, "GPTQ",
-arXiv:2210.17323, have it in section 4. Ranges reach to the largest weight: with ranges of least squared error of the weights, nets on digits were no nearer
-to the float ones at 3 and 4 bits, while bias correction halves the squared error of their outputs.
+arXiv:2210.17323, have it in section 4. Ranges reach to the largest weight: with ranges of least squared error of the weights, nets on
+digits were no nearer to the float ones at 3 and 4 bits, while bias correction halves the squared error of their outputs.
 """
 
 from collections.abc import Mapping, Sequence

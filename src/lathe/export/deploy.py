@@ -74,7 +74,11 @@ class IntegerEmbedding(_Integers, nn.Embedding):
         return rows * F.embedding(x, self.scale.unsqueeze(1))
 
 
-KINDS: dict[type[nn.Module], type[nn.Module]] = {nn.Conv2d: IntegerConv2d, nn.Linear: IntegerLinear, nn.Embedding: IntegerEmbedding}
+KINDS: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Conv2d: IntegerConv2d,
+    nn.Linear: IntegerLinear,
+    nn.Embedding: IntegerEmbedding,
+}
 
 
 class IntegerAdd(nn.Module):
@@ -111,19 +115,19 @@ def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
         )
     found = copied(net)
     norms = norms_after(copied(net, floats=True), example)
-    twins: dict[int, nn.Module] = {}  # by the weight that layers share, such as a tied head's
+    twins: dict[int, Any] = {}  # by the weight that layers share, such as a tied head's
     for name in names:
-        layer = found.get_submodule(name)
+        layer: Any = found.get_submodule(name)
         if isinstance(layer, QuantAdd):
             sources = [_source(layer.input_quantizer, name), _source(layer.other_quantizer, name)]
-            layer.__class__ = IntegerAdd
+            layer.__class__ = IntegerAdd  # type: ignore[assignment]
             del layer._modules["input_quantizer"], layer._modules["other_quantizer"]
             layer.__dict__.update(first=sources[0], second=sources[1], dialect=dialect)
             continue
         weight, norm = id(layer.weight), norms.get(name)
         _convert(name, layer, dialect, found.get_submodule(norm) if norm else None)
         if norm:
-            found.set_submodule(norm, nn.Identity())
+            found.set_submodule(norm, nn.Identity().eval())
         twin = twins.setdefault(weight, layer)
         if torch.equal(twin.integers, layer.integers) and torch.equal(twin.scale, layer.scale):
             layer.integers, layer.scale = twin.integers, twin.scale
@@ -144,7 +148,9 @@ def _source(quantizer: FakeQuantize | None, name: str) -> Affine | str | None:
         raise UserError(f"{name} is not rounded yet: finish the run, or calibrate the net, before it is exported as integers.")
     if quantizer.follows:
         if quantizer.bits != 8:
-            raise UserError(f"{name} has {quantizer.bits} bits for dynamic ranges, which no back end has: take 8, or static ranges.")
+            raise UserError(
+                f"{name} has {quantizer.bits} bits for dynamic ranges, which no back end has: take 8, or static ranges."
+            )
         return DYNAMIC
     scale = quantizer.scale.detach().float().clamp_min(TINY)
     return Affine(float(scale), int(quantizer.zero_point.round()), quantizer.high)
@@ -168,6 +174,10 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
     scale = scale.clamp_min(SMALLEST_SCALE)
     offset_scale = None
     if bias is not None and isinstance(source, Affine) and dialect.integer_bias and scale.dim() == 1:
+        finer = (
+            127 // layer.weight_quantizer.high
+        )  # of few bits, whole multiples are stored: the bias counts in units of the scale
+        integers, scale = integers * finer, scale / finer
         integers, scale = _widened(integers, scale, bias.abs() / (source.scale * LARGEST_BIAS))
         offset_scale = scale * source.scale
         bias = torch.round(bias / offset_scale).to(torch.int32)

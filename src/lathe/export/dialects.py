@@ -77,7 +77,7 @@ class Onnx:
         return out if bias is None else out + bias
 
 
-def _op(name: str, inputs: tuple[Tensor, ...], dtype: torch.dtype, shape: Any, **attributes: int) -> Tensor:
+def _op(name: str, inputs: tuple[Tensor, ...], dtype: torch.dtype, shape: Any, **attributes: Any) -> Tensor:
     return torch.onnx.ops.symbolic(name, inputs, attributes, dtype=dtype, shape=shape)
 
 

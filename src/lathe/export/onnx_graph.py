@@ -44,18 +44,34 @@ def dynamic_axes(example: Tensor) -> tuple[dict[int, Any]]:
     return (axes,)
 
 
-def write(net: nn.Module, example: Tensor, path: str | Path, opset: int | None = None, properties: dict[str, str] | None = None) -> None:
+def write(
+    net: nn.Module, example: Tensor, path: str | Path, opset: int | None = None, properties: dict[str, str] | None = None
+) -> None:
     """Traces a net in eval mode to `path`, a self-contained file with inputs `input` and outputs `output`."""
     given = stand_in(example)
-    with whole(path) as temporary:
-        with torch.no_grad(), quiet():
-            program = torch.onnx.export(
-                net, (given,), dynamo=True, dynamic_shapes=dynamic_axes(given), input_names=["input"], output_names=["output"],
-                opset_version=opset, verbose=False,
-            )  # fmt: skip
-            assert program is not None
-            program.model.metadata_props.update(properties or {})
-            program.save(str(temporary), external_data=False)
+    with whole(path) as temporary, torch.no_grad(), quiet():
+        program = torch.onnx.export(
+            net, (given,), dynamo=True, dynamic_shapes=dynamic_axes(given), input_names=["input"], output_names=["output"],
+            opset_version=opset, verbose=False,
+        )  # fmt: skip
+        assert program is not None
+        _bare(program.model)
+        program.model.metadata_props.update(properties or {})
+        program.save(str(temporary), external_data=False)
+
+
+def _bare(model: Any) -> None:
+    """Takes away what torch notes on each node and value: source lines with paths of this machine, half of a small file."""
+    for node in model.graph.all_nodes():
+        node.metadata_props.clear()
+        node.doc_string = None
+        for value in node.outputs:
+            value.metadata_props.clear()
+            value.doc_string = None
+    for value in [*model.graph.inputs, *model.graph.initializers.values()]:
+        value.metadata_props.clear()
+    model.graph.metadata_props.clear()
+    model.metadata_props.clear()
 
 
 @contextmanager
@@ -79,7 +95,7 @@ def open_session(path: str | Path, threads: int | None = None, **options: Any) -
         UserError: there is no such file, or it can't be read.
     """
     require_packages()
-    import onnxruntime
+    import onnxruntime  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     path = readable(path, "path")
     settings = onnxruntime.SessionOptions()

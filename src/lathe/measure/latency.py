@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 MARGIN = 0.03  # medians that differ by less than this share count as the same, however tight their ranges
-CLEAR = 1.25  # medians that differ by this factor count as different, even where their ranges touch
+CLEAR = 1.5  # medians that differ by this factor count as different, even where their ranges touch
 
 
 @dataclass(frozen=True)

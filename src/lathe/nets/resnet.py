@@ -122,14 +122,16 @@ class _StagedResNet(nn.Module):
         in_channels: int,
         num_classes: int,
         shortcut: Shortcut,
+        stem: int | None = None,
     ) -> None:
         super().__init__()
         whole_number("width", width)
-        self.conv = nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False)
-        self.bn = nn.BatchNorm2d(width)
+        channels = width if stem is None else stem
+        whole_number("stem", channels)
+        self.conv = nn.Conv2d(in_channels, channels, kernel_size=3, padding=1, bias=False)
+        self.bn = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU()
         self.blocks = Blocks()
-        channels = width
         for stage, count in enumerate(counts):
             for index in range(count):
                 stride = 2 if stage > 0 and index == 0 else 1
@@ -153,16 +155,25 @@ class _StagedResNet(nn.Module):
 class CifarResNet(_StagedResNet):
     """The paper's section 4.2: three stages of n basic blocks, `width`, 2x and 4x `width` channels, `depth` 6n + 2 (20, 32, ...).
 
-    `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`. `shortcut` decides how a residual
-    crosses from one stage to the next. `zero_pad` is the paper's own on CIFAR (option A, no parameters). `projection` (option B:
-    1x1 convolution and BatchNorm, 2,752 parameters more at width 16) is the default, because channel pruning and quantizers are
-    made to follow a convolution, not a padding.
+    `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`. `stem` is the channels of the first
+    convolution, `width` unless it is given: resnet8x4 of the distillation papers is depth 8, width 64, stem 32 (Tian et al. 2020,
+    arXiv:1910.10699). `shortcut` decides how a residual crosses from one stage to the next, and from such a stem to the first.
+    `zero_pad` is the paper's own on CIFAR (option A, no parameters). `projection` (option B: 1x1 convolution and BatchNorm, 2,752
+    parameters more at width 16) is the default, because channel pruning and quantizers are made to follow a convolution, not a
+    padding.
 
-    Raises UserError if `depth` is not 6n + 2, `width` is not a whole number of at least 1, or `shortcut` is unknown.
+    Raises UserError if `depth` is not 6n + 2, `width` or `stem` is not a whole number of at least 1, or `shortcut` is unknown.
     """
 
     def __init__(
-        self, *, depth: int, width: int = 16, in_channels: int = 3, num_classes: int = 10, shortcut: Shortcut = "projection"
+        self,
+        *,
+        depth: int,
+        width: int = 16,
+        in_channels: int = 3,
+        num_classes: int = 10,
+        shortcut: Shortcut = "projection",
+        stem: int | None = None,
     ) -> None:
         whole_number("depth", depth, least=8)
         if (depth - 2) % 6:
@@ -173,7 +184,9 @@ class CifarResNet(_StagedResNet):
         if shortcut not in ("projection", "zero_pad"):
             raise UserError(f"model.net.shortcut={shortcut!r} is unknown: take projection or zero_pad.")
         counts = [(depth - 2) // 6] * 3
-        super().__init__(BasicBlock, counts, width=width, in_channels=in_channels, num_classes=num_classes, shortcut=shortcut)
+        super().__init__(
+            BasicBlock, counts, width=width, in_channels=in_channels, num_classes=num_classes, shortcut=shortcut, stem=stem
+        )
 
 
 class ResNet(_StagedResNet):

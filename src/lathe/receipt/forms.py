@@ -1,6 +1,8 @@
 """The ways in which a net is run to be measured: eager, compiled, and as the file of each export target."""
 
 import copy
+import logging
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,14 +67,11 @@ class Compiled(Form):
     def open(self, x: Tensor, threads: int) -> Opened:
         inner = _Autocast(copy.deepcopy(self.net).to(self.device), self.device.type, self.dtype)
         # Only for these shapes, as a server would compile it; the limit is an error, since beyond it torch goes on eagerly without a word.
-        net = torch.compile(inner, dynamic=False, options={"freezing": True})
-        inside, size = x.to(self.device), len(x)
-
-        def call() -> Any:
-            with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
-                return net(inside)
-
-        call()
+        with warnings.catch_warnings(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+            warnings.simplefilter("ignore", DeprecationWarning)  # of inductor's own imports
+            net = torch.compile(inner, dynamic=False, options={"freezing": True})
+            inside, size = x.to(self.device), len(x)
+            net(inside)
 
         def forward(batch: Tensor) -> Tensor:
             parts = []
@@ -121,7 +120,12 @@ def export_to(target: str, net: nn.Module, example: Tensor, folder: Path) -> Pat
         raise UserError(missing)
     path = folder / target / f"model{module.suffix}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    module.export(copy.deepcopy(net), example, path)
+    quiet = logging.root.manager.disable
+    logging.disable(max(quiet, logging.INFO))  # under Hydra exporters would tell of every pass over the graph
+    try:
+        module.export(copy.deepcopy(net), example, path)
+    finally:
+        logging.disable(quiet)
     return path
 
 

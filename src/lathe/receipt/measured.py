@@ -16,6 +16,7 @@ from lathe.build import make_task
 from lathe.checkpoints import read_checkpoint
 from lathe.compression.structure import structure_of
 from lathe.config import differences, require
+from lathe.errors import UserError
 from lathe.receipt import facts, page, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, reason
 from lathe.receipt.timing import time_forms
@@ -116,6 +117,14 @@ class _Receipt:
         self.data = open_data(self.cfg)
         self.first: Tensor = next(iter(self.data.eval_loader(self.split)))[0].clone()
         self.left_out: list[dict[str, str]] = []
+        try:
+            self.dense.net(self.sample(1))
+        except RuntimeError as error:  # torch's word for shapes that do not fit
+            if baseline is None:
+                raise
+            raise UserError(
+                f"baseline={baseline} takes inputs of another kind than this run's: give a run on the same data."
+            ) from error
 
     def _open_dense(self, baseline: Path | None) -> tuple[Task, list[str]]:
         if baseline is None:

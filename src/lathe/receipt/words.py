@@ -7,12 +7,13 @@ from lathe.measure.latency import CLEAR, MARGIN
 from lathe.receipt.facts import NOTHING
 
 Row = Mapping[str, Any]
+WIDE = 1.5  # p90 over p10 of one and the same call: above this, other processes took part in the measurement
 SHIPS = ("onnx_int8", "onnx", "aot_inductor", "weights")  # the first that was made is called the file that ships
 
 
 def findings(receipt: Mapping[str, Any]) -> list[str]:
     """One sentence for each thing that a reader should know, bad news included."""
-    found = [_chosen(receipt), *_metric(receipt), *_file(receipt), *_fastest(receipt["latency"])]
+    found = [_chosen(receipt), *_metric(receipt), *_file(receipt), *_fastest(receipt["latency"]), *_busy(receipt["latency"])]
     if "quantization" in receipt["structure"]:
         found += _integers_beside_bf16(receipt["latency"])
     if receipt["size"]["sparsity"] >= NOTHING:
@@ -83,6 +84,14 @@ def _fastest(rows: Iterable[Row]) -> list[str]:
     return found
 
 
+def _busy(rows: Iterable[Row]) -> list[str]:
+    wide = max((row["p90_ms"] / row["p10_ms"] for row in rows if (row["of"], row["backend"]) == ("dense", "eager")), default=1.0)
+    if wide < WIDE:
+        return []
+    return [f"The machine was busy: the dense net's own calls differ by a factor of {wide:.1f} (p90 over p10); measure again when it is "
+            "idle: python scripts/receipt.py run=<run directory>."]  # fmt: skip
+
+
 def _cell(row: Row) -> tuple[Any, ...]:
     return row["device"], row["batch"], row["threads"]
 
@@ -133,8 +142,8 @@ def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:
         f"own; {warmup} calls to warm up; n, median, 10th and 90th percentile as in the table.",
         f"faster and slower: the ranges from p10 to p90 lie apart and the medians differ by more than {MARGIN:.0%}, or the medians differ "
         f"by a factor of {CLEAR} and more; same otherwise.",
-        "of dense there: of the dense float32 net's time in the same runtime. What a runtime gains for any net shows in the other two columns, "
-        "what compression gains shows here.",
+        "of dense there: of the time of the dense float32 net in the same runtime: what compression has gained. The columns before it hold "
+        "what the runtime gains for any net, too.",
         "compiled: torch.compile with inductor and frozen weights, for the one batch size; bf16 by autocast.",
         "MACs count matrix products, convolutions and attention of one sample. MACs with non-zero weights are what zeros would save on "
         "hardware that skips them.",

@@ -1,0 +1,292 @@
+"""Channels fade, fall silent and go, without a trace in the outputs; an interruption or a second process changes nothing."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from ranks import on_ranks
+from torch import Tensor, nn
+
+from lathe.callbacks.channels import PruneChannels
+from lathe.callbacks.ema import EMA
+from lathe.compression import channels
+from lathe.compression.structure import apply_structure, structure_of
+from lathe.errors import UserError
+from lathe.nets import CifarResNet
+from lathe.tasks import ClassificationTask
+
+STEPS = 12
+
+
+class Loader:
+    """Goes on where a checkpoint left it."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches, self.done, self.begin = batches, 0, 0
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Any:
+        begin, self.begin = self.begin, 0
+        for i, batch in enumerate(self.batches[begin:], begin):
+            self.done = i + 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done % len(self.batches)}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["done"]
+
+
+class Data(LightningDataModule):
+    """The same batches in every epoch; rank r of n sees every n-th sample."""
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(1)
+        self.batches = [
+            (
+                torch.randn(16, 1, 8, 8, generator=generator)[rank::world],
+                torch.randint(3, (16,), generator=generator)[rank::world],
+            )
+            for _ in range(6)
+        ]
+
+    def train_dataloader(self) -> Any:
+        return Loader(self.batches)
+
+    val_dataloader = train_dataloader
+
+
+def task() -> ClassificationTask:
+    torch.manual_seed(0)
+    net = CifarResNet(depth=8, width=8, in_channels=1, num_classes=3)
+    return ClassificationTask(net, lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3))
+
+
+def fit(*callbacks: Callback, module: Any = None, data: Any = None, resume: Any = None, **options: Any) -> ClassificationTask:
+    module = module or task()
+    defaults: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_steps": STEPS, "max_epochs": -1, "logger": False,
+                                "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
+                                "num_sanity_val_steps": 0, "use_distributed_sampler": False, "limit_val_batches": 0}  # fmt: skip
+    trainer = Trainer(callbacks=list(callbacks), **{**defaults, **options})
+    trainer.fit(module, datamodule=data or Data(), ckpt_path=resume, weights_only=True)
+    return module
+
+
+def state(net: nn.Module) -> dict[str, Tensor]:
+    return {name: value.detach().clone() for name, value in net.state_dict().items()}
+
+
+def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
+
+
+class Saves(Callback):
+    """A checkpoint after one step."""
+
+    def __init__(self, path: Path, step: int) -> None:
+        self.path, self.step = path, step
+
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.save_checkpoint(self.path)
+
+
+class Watches(Callback):
+    """The size of the weights of a channel that goes, after each step, and whether the method was ready."""
+
+    def __init__(self, method: PruneChannels) -> None:
+        self.method, self.sizes, self.ready = method, [], []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *_: Any) -> None:
+        group = "blocks.0.conv1"
+        units = (self.method.chosen or {}).get(group, [])
+        weight = pl_module.net.get_submodule(group).weight.detach()
+        self.sizes.append(float(weight[units].abs().sum()) if units else None)
+        self.ready.append(self.method.ready(trainer))
+
+
+def images(n: int = 4) -> Tensor:
+    return torch.randn(n, 1, 8, 8, generator=torch.Generator().manual_seed(2))
+
+
+def test_channels_fade_fall_silent_and_go_without_a_trace():
+    method = PruneChannels(share=0.4, start=0.25, end=0.75, min_channels=1)
+    watch = Watches(method)
+    net = fit(method, watch).net.eval()
+    assert [size is None for size in watch.sizes] == [True] * 2 + [False] * 10
+    assert watch.sizes[2] > watch.sizes[5] > watch.sizes[7] > 0
+    assert watch.sizes[8:] == [0.0] * 4
+    assert watch.ready == [False] * 8 + [True] * 4
+    expected, before = net(images()), sum(p.numel() for p in net.parameters())
+    assert method.finalise(net, Data())
+    torch.testing.assert_close(net(images()), expected, rtol=1e-5, atol=1e-5)
+    assert method.report()["prune_channels/parameters_share"] == sum(p.numel() for p in net.parameters()) / before
+    assert 0.3 < method.report()["prune_channels/macs_share"] <= 0.4
+    fresh = task().net.eval()
+    apply_structure(fresh, structure_of(net))
+    fresh.load_state_dict(net.state_dict())
+    assert torch.equal(fresh(images()), net(images()))
+
+
+@pytest.mark.parametrize(
+    ("at", "options"),
+    [(2, {}), (4, {}), (10, {}), (2, {"importance": "taylor"}), (2, {"regularise": "group_norm", "strength": 0.01})],
+)
+def test_a_resumed_run_ends_bit_for_bit_the_same(tmp_path, at, options):
+    options = {"share": 0.4, "start": 0.25, "end": 0.75, "min_channels": 1, **options}
+    first = PruneChannels(**options)
+    whole = fit(first, Saves(tmp_path / "a.ckpt", at))
+    again = PruneChannels(**options)
+    resumed = fit(again, resume=tmp_path / "a.ckpt")
+    assert again.chosen == first.chosen
+    assert_same(state(resumed.net), state(whole.net))
+    assert again.report() == first.report()
+
+
+def test_one_shot_gives_the_optimizer_a_smaller_net():
+    method = PruneChannels(mode="one_shot", share=0.4, min_channels=1)
+    trained = fit(method)
+    assert method.ready(trained)
+    assert channels.describe(trained.net)
+    assert 0.3 < method.report()["prune_channels/macs_share"] <= 0.4
+    assert trained.net.conv.weight.shape[0] < 8
+    optimized = {id(p) for group in trained.optimizers(use_pl_optimizer=False).param_groups for p in group["params"]}
+    assert optimized == {id(p) for p in trained.net.parameters()}
+    assert not method.finalise(trained.net, Data())
+
+
+def test_one_shot_estimates_batchnorms_statistics_anew():
+    seen = {}
+
+    class Looks(Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            seen.update(state(pl_module.net))
+
+    module = task()
+    fit(PruneChannels(mode="one_shot", share=0.5), Looks(), module=module)
+    inputs = torch.stack([x for x, _ in Data().batches])
+    weight = seen["conv.weight"]
+    means = torch.stack([nn.functional.conv2d(x, weight, padding=1).mean((0, 2, 3)) for x in inputs]).mean(0)
+    torch.testing.assert_close(seen["bn.running_mean"], means, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("importance", ["group_norm", "taylor"])
+def test_a_resumed_one_shot_run_ends_the_same(tmp_path, importance):
+    options = {"mode": "one_shot", "share": 0.4, "importance": importance}
+    first = PruneChannels(**options)
+    whole = fit(first, Saves(tmp_path / "a.ckpt", 6))
+    module = task()
+    apply_structure(module.net, structure_of(whole.net))  # as run.py does
+    again = PruneChannels(**options)
+    assert_same(state(fit(again, module=module, resume=tmp_path / "a.ckpt").net), state(whole.net))
+    assert again.report() == first.report()
+
+
+def test_a_net_that_has_lost_channels_before_can_lose_more_but_not_silently_none():
+    module = fit(PruneChannels(mode="one_shot", share=0.6, min_channels=1))
+    before = sum(p.numel() for p in module.net.parameters())
+    with pytest.raises(UserError, match=r"mode=one_shot finds a net that has lost channels before: use mode=gradual"):
+        fit(PruneChannels(mode="one_shot", share=0.6), module=copy.deepcopy(module))
+    method = PruneChannels(share=0.6, min_channels=1)
+    module = fit(method, module=module)
+    assert method.finalise(module.net, Data())
+    assert sum(p.numel() for p in module.net.parameters()) < before
+    apply_structure(fresh := task().net, structure_of(module.net))
+    fresh.load_state_dict(module.net.state_dict())
+
+
+def test_the_average_falls_silent_too():
+    method, average = PruneChannels(share=0.4, start=0.25, end=0.75, min_channels=1), EMA(decay=0.9, warmup=False)
+    net = fit(method, average).net.eval()
+    expected = net(images())
+    assert method.finalise(net, Data())
+    torch.testing.assert_close(net(images()), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_training_that_ends_too_early_removes_nothing_and_says_so():
+    class Stops(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            trainer.should_stop = True
+
+    method = PruneChannels(start=0.2, end=0.9)
+    net = fit(method, Stops()).net
+    with pytest.warns(UserWarning, match=r"training ended before compression\.prune_channels\.end=0\.9"):
+        assert not method.finalise(net, Data())
+    assert method.report() == {}
+
+
+def test_a_window_moves_the_schedule():
+    method = PruneChannels(share=0.4, start=0.0, end=0.5, min_channels=1)
+    method.window = (0.5, 1.0)
+    watch = Watches(method)
+    fit(method, watch)
+    assert [size is None for size in watch.sizes] == [True] * 5 + [False] * 7
+    assert watch.ready == [False] * 8 + [True] * 4
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"mode": "slow"}, r"mode=slow is unknown: choose one of gradual, one_shot\."),
+        ({"regularise": "l1"}, r"regularise=l1 is unknown: choose one of null, group_norm"),
+        (
+            {"mode": "one_shot", "regularise": "bn_scale"},
+            r"regularise=bn_scale acts before channels are chosen: use mode=gradual",
+        ),
+        ({"start": 0.8, "end": 0.5}, r"start=0\.8 and end=0\.5: give shares of the run"),
+        ({"importance": "taylor", "start": 0.0}, r"importance=taylor reads gradients before channels are chosen"),
+        ({"strength": 0.0}, r"strength=0\.0 is not above 0"),
+        ({"latency_batch": 0}, r"latency_batch=0 is below 1"),
+    ],
+)
+def test_a_mistake_is_named(options, sentence):
+    with pytest.raises(UserError, match=sentence):
+        PruneChannels(**options)
+
+
+def test_a_budget_out_of_reach_is_told_before_training():
+    with pytest.raises(UserError, match="fewest channels that may remain"):
+        fit(PruneChannels(mode="one_shot", share=0.01))
+
+
+def on_a_rank(rank: int, strategy: str, mode: str, importance: str) -> Any:
+    from lathe.strategies import DDP
+    from lathe.strategies.fsdp import FSDP
+
+    method = PruneChannels(mode=mode, share=0.4, min_channels=1, importance=importance, start=0.25, end=0.75)
+    made = DDP() if strategy == "ddp" else FSDP()
+    module = fit(method, data=Data(rank, 2), devices=2, strategy=made)
+    whole = {name: p.full_tensor() if hasattr(p, "full_tensor") else p for name, p in module.net.named_parameters()}
+    return method.chosen, {name: p.detach().clone() for name, p in whole.items()}, method.shares
+
+
+@pytest.mark.parametrize(
+    ("strategy", "mode", "importance"),
+    [
+        ("ddp", "gradual", "random"),
+        pytest.param("ddp", "gradual", "taylor", marks=pytest.mark.slow),
+        pytest.param("ddp", "one_shot", "taylor", marks=pytest.mark.slow),
+        pytest.param("fsdp", "gradual", "taylor", marks=pytest.mark.slow),
+        pytest.param("fsdp", "one_shot", "random", marks=pytest.mark.slow),
+    ],
+)
+def test_all_ranks_remove_the_same(strategy, mode, importance):
+    first, second = on_ranks(on_a_rank, strategy, mode, importance)
+    assert first[0] == second[0]
+    assert first[2] == second[2]
+    assert_same(first[1], second[1])
+    if mode == "gradual":
+        units = first[0]["blocks.0.conv1"]
+        assert units
+        assert not first[1]["blocks.0.conv1.weight"][units].any()
+    else:
+        assert first[1]["conv.weight"].shape[0] < 8

@@ -1,0 +1,205 @@
+"""Quantization after training, as a step of a run: what it takes, says and leaves."""
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import SMALL, config, new_run
+from ranks import on_ranks
+from torch import Tensor, nn
+
+from lathe import run, score
+from lathe.build import make
+from lathe.callbacks.ptq import PTQDynamic, PTQStatic, WeightOnly
+from lathe.compression.quantize import integer_weight, quantized_layers
+from lathe.errors import UserError
+from lathe.nets import MLP, CifarResNet, ViT
+from lathe.rundir import RunDir
+
+
+class Batches:
+    """Four training batches of 8 random images, and labels."""
+
+    def train_dataloader(self) -> list[tuple[Tensor, Tensor]]:
+        generator = torch.Generator().manual_seed(0)
+        return [(torch.rand(8, 1, 8, 8, generator=generator), torch.zeros(8)) for _ in range(4)]
+
+
+def resnet() -> nn.Module:
+    torch.manual_seed(0)
+    return CifarResNet(depth=8, width=4, in_channels=1)
+
+
+def test_static_acts_and_reports() -> None:
+    net, method = resnet(), PTQStatic(batches=2, equalize=True)
+    assert method.report() == {}
+    assert method.finalise(net, Batches()) is True
+    assert method.report() == {"ptq_static/layers": 13.0, "ptq_static/pairs": 3.0, "ptq_static/corrected": 10.0}
+    first = net.get_submodule("conv.input_quantizer")
+    assert float(first.maximum) == float(torch.cat([x for x, _ in Batches().train_dataloader()[:2]]).max())  # type: ignore[arg-type]
+
+
+def test_more_batches_than_there_are_take_all() -> None:
+    net = resnet()
+    PTQStatic(batches=100, bias_correction=False).finalise(net, Batches())
+    first = net.get_submodule("conv.input_quantizer")
+    assert float(first.maximum) == float(torch.cat([x for x, _ in Batches().train_dataloader()]).max())  # type: ignore[arg-type]
+
+
+def test_dynamic_says_how_little_of_a_convolutional_net_it_takes() -> None:
+    with pytest.warns(
+        UserWarning, match=r"^compression\.ptq_dynamic quantizes linear layers alone, which hold 1\.7% of this net's"
+    ):
+        PTQDynamic().finalise(CifarResNet(depth=8, width=8, in_channels=1), Batches())
+
+
+def test_dynamic_of_an_mlp_says_nothing() -> None:
+    net = MLP(channels=1, image_size=8, num_classes=3, width=8, depth=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        PTQDynamic(layer_bits={"head": 4}).finalise(net, Batches())
+    assert len(quantized_layers(net)) == 3
+
+
+def test_equalisation_without_a_pair_is_told() -> None:
+    net = ViT(channels=1, image_size=8, num_classes=3, patch_size=4, width=8, depth=1, heads=2)
+    with pytest.warns(UserWarning, match=r"^compression\.ptq_static\.equalize=true found no two layers"):
+        PTQStatic(batches=1, equalize=True).finalise(net, Batches())
+
+
+def test_layers_whose_means_can_not_be_corrected_are_told() -> None:
+    net = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False), nn.ReLU(), nn.Flatten(), nn.Linear(72, 2))
+    with pytest.warns(
+        UserWarning, match=r"^compression\.ptq_static\.bias_correction=true: 1 of 2 layers, such as 0, have neither"
+    ):
+        PTQStatic(batches=1).finalise(net, Batches())
+
+
+def test_groups_that_divide_nothing_or_not_all() -> None:
+    with pytest.warns(
+        UserWarning, match=r"^compression\.weight_only\.group_size=12 does not divide the inputs of 4 layers, such as conv:"
+    ):
+        WeightOnly(weight_bits=4, group_size=12).finalise(resnet(), Batches())
+    with pytest.raises(
+        UserError, match=r"^compression\.weight_only\.group_size=7: it divides the inputs of no layer; give another"
+    ):
+        WeightOnly(weight_bits=4, group_size=7).finalise(resnet(), Batches())
+
+
+@pytest.mark.parametrize("method", [PTQStatic(batches=1), PTQDynamic(), WeightOnly()], ids=lambda method: method.name)
+def test_a_quantized_net_is_refused(method: Any) -> None:
+    net = MLP(channels=1, image_size=8, num_classes=3, width=8, depth=1)
+    PTQStatic(batches=1).finalise(net, Batches())
+    with pytest.raises(UserError, match=r"^the net is quantized already"):
+        method.finalise(net, Batches())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["ptq_static.weight_bits=9"], r"^compression\.ptq_static\.weight_bits=9: give a whole number from 2 to 8\.$"),
+        (["ptq_static.activation_bits=1"], r"^compression\.ptq_static\.activation_bits=1: give a whole number from 2 to 8\.$"),
+        (["ptq_static.batches=0"], r"^compression\.ptq_static\.batches=0: give a whole number from 1\.$"),
+        (["ptq_static.observer=max"], r"^compression\.ptq_static\.observer=max: choose one of minmax, percentile, entropy\.$"),
+        (["ptq_static.percentile=40"], r"^compression\.ptq_static\.percentile=40: give a number above 50 and up to 100\.$"),
+        (
+            ["ptq_static.layer_bits={head:16}"],
+            r"^compression\.ptq_static\.layer_bits\.head=16: give a whole number from 2 to 8\.$",
+        ),
+        (
+            ["weight_only.group_size=1"],
+            r"^compression\.weight_only\.group_size=1: give a whole number from 2, such as 32, or null",
+        ),
+        (["ptq_dynamic.weight_bits=1"], r"^compression\.ptq_dynamic\.weight_bits=1: give a whole number from 2 to 8\.$"),
+    ],
+)
+def test_values_out_of_range_are_refused(overrides: list[str], sentence: str) -> None:
+    name = overrides[0].split(".")[0]
+    keys = [f"+compression.{item}" if "layer_bits" in item else f"compression.{item}" for item in overrides]
+    node = config(f"compression={name}", *keys)["compression"][name]
+    node.pop("kind")
+    with pytest.raises(UserError, match=sentence):
+        make(node, f"compression.{name}")
+
+
+def test_a_pattern_that_matches_nothing_names_the_method() -> None:
+    with pytest.raises(
+        UserError, match=r"^compression\.ptq_static: the pattern 'heads' matches no layer .* did you mean head\?$"
+    ):
+        PTQStatic(batches=1, exclude=["heads"]).finalise(resnet(), Batches())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (
+            ["compression=ptq_static", "compression.ptq_static.exclude=[heads]"],
+            r"^compression\.ptq_static: the pattern 'heads' matches no",
+        ),
+        (
+            ["compression=ptq_dynamic", "+compression.ptq_dynamic.layer_bits={conv:4}"],
+            r"^compression\.ptq_dynamic: the pattern 'conv'",
+        ),
+        (
+            ["compression=weight_only", "compression.weight_only.group_size=7"],
+            r"^compression\.weight_only\.group_size=7: it divides",
+        ),
+    ],
+)
+def test_mistakes_are_told_before_training(tmp_path: Path, overrides: list[str], sentence: str) -> None:
+    cfg = new_run(tmp_path, *SMALL, "compression.receipt=none", *overrides)
+    with pytest.raises(UserError, match=sentence):
+        run.train(cfg)
+    assert not RunDir(cfg["paths"]["run_dir"]).begun
+
+
+@pytest.fixture
+def finished(tmp_path: Path, request: pytest.FixtureRequest) -> RunDir:
+    cfg = new_run(tmp_path, *SMALL, "compression.receipt=none", f"compression={request.param}", "trainer.max_epochs=4")
+    run.train(cfg)
+    return RunDir(cfg["paths"]["run_dir"])
+
+
+@pytest.mark.parametrize("finished", ["ptq_static", "ptq_dynamic", "weight_only"], indirect=True)
+def test_a_run_ends_with_a_quantized_net(finished: RunDir) -> None:
+    """best.ckpt, and the figures in result.json, are those of the integers."""
+    task, cfg = score.open_run_net(finished.path)
+    name = next(name for name in cfg["compression"] if name not in ("stages", "receipt"))
+    assert finished.result[f"{name}/layers"] == 2
+    assert list(quantized_layers(task.net)) == ["stem.linear", "head"]
+    data = score.open_data(cfg)
+    for split in ("val", "test"):
+        measured = score.score(task, task.net, data.eval_loader(split))
+        assert finished.result[f"{split}/accuracy"] == pytest.approx(measured["accuracy"], abs=1e-6)
+        assert finished.result[f"{split}/loss"] == pytest.approx(measured["loss"], rel=1e-4)
+    last = torch.load(finished.last, weights_only=True)
+    assert not any("quantizer" in key for key in last["state_dict"])  # training would go on from the float net
+
+
+def test_masks_of_training_are_integer_zeros(tmp_path: Path) -> None:
+    overrides = ("compression=[prune,ptq_static]", "compression.prune.sparsity=0.5", "compression.receipt=none")
+    cfg = new_run(tmp_path, *SMALL, *overrides, "trainer.max_epochs=4")
+    result = run.train(cfg)
+    assert result["prune/sparsity"] == pytest.approx(0.5, abs=0.01)
+    layer = score.open_net(cfg["paths"]["run_dir"]).get_submodule("stem.linear")
+    integers, _ = integer_weight(layer)
+    assert float((integers == 0).float().mean()) >= 0.5
+    assert not integers[layer.weight == 0].any()
+
+
+def trained(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
+    return run.train(cfg)
+
+
+@pytest.mark.slow
+def test_two_processes_leave_one_quantized_net(tmp_path: Path) -> None:
+    """Process 0 quantizes the best weights; all of them test the result."""
+    overrides = ("compression=ptq_static", "strategy=ddp", "compression.receipt=none")
+    cfg = new_run(tmp_path, *SMALL, *overrides, "trainer.devices=2")
+    results = on_ranks(trained, cfg)
+    assert results[0]["test/accuracy"] == results[1]["test/accuracy"]
+    task, cfg = score.open_run_net(cfg["paths"]["run_dir"])
+    measured = score.score(task, task.net, score.open_data(cfg).eval_loader("test"))
+    assert results[0]["test/accuracy"] == pytest.approx(measured["accuracy"], abs=1e-6)

@@ -1,0 +1,255 @@
+"""Values are those of the integers, gradients are those on paper, and the ranges follow what was seen."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.checkpoint import checkpoint
+
+from lathe.compression import observers
+from lathe.compression.fake_quant import FakeQuantize
+
+
+def activation(low: float, high: float, bits: int = 8, **options: bool) -> FakeQuantize:
+    q = FakeQuantize(bits, symmetric=False, **options)
+    q.set_range(torch.tensor([low]), torch.tensor([high]))
+    q.switch(enabled=True, observing=False)
+    return q
+
+
+def weight(channels: int, bits: int = 8, **options: bool) -> FakeQuantize:
+    q = FakeQuantize(bits, symmetric=True, axis=0, channels=channels, follows=True, **options)
+    q.switch(enabled=True)
+    return q
+
+
+def test_activations_are_torchs_own_fake_quantization() -> None:
+    x = torch.linspace(-2, 3, 1001, requires_grad=True)
+    q = activation(-1.0, 2.0)
+    assert q.scale.item() == pytest.approx(3 / 255)
+    assert q.zero_point.item() == 85
+    out = q(x)
+    out.backward(torch.arange(1001.0))
+    grad, x.grad = x.grad, None
+    expected = torch.fake_quantize_per_tensor_affine(x, q.scale, q.zero_point, 0, 255)
+    expected.backward(torch.arange(1001.0))
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
+    assert isinstance(grad, Tensor)
+    assert torch.equal(grad, x.grad)
+    assert (grad == 0).sum() > 300  # outside the range
+    assert q(torch.zeros(3)).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+def test_weights_are_torchs_own_fake_quantization_and_zero_stays_zero(bits: int) -> None:
+    w = torch.randn(4, 3, 2, 2)
+    w[1] = 0.0
+    w[2, 0] = 0.0
+    w.requires_grad_()
+    q = weight(4, bits)
+    high = 2 ** (bits - 1) - 1
+    scale = w.detach().flatten(1).abs().amax(1) / high
+    scale[1] = 1 / high
+    out = q(w)
+    expected = torch.fake_quantize_per_channel_affine(w, scale, torch.zeros(4, dtype=torch.int32), 0, -high, high)
+    torch.testing.assert_close(out, expected, rtol=0, atol=1e-6)
+    assert (out[w == 0] == 0).all()
+    out.sum().backward()
+    assert w.grad is not None
+    assert (w.grad == 1).all()
+    integers = q.integers(w)
+    assert integers.abs().amax() == high
+    assert torch.equal(integers * scale.view(4, 1, 1, 1), out)
+
+
+def test_groups_have_scales_of_their_own() -> None:
+    w = torch.tensor([[1.0, 0.3, 10.0, 4.0], [0.0, 0.0, 7.0, -7.0]], requires_grad=True)
+    q = FakeQuantize(4, symmetric=True, axis=0, channels=2, group_size=2, groups=2, follows=True)
+    q.switch(enabled=True)
+    out = q(w)
+    assert q.qparams(w)[0].tolist() == [[pytest.approx(1 / 7), pytest.approx(10 / 7)], [pytest.approx(1 / 7), 1.0]]
+    assert q.integers(w).tolist() == [[7, 2, 7, 3], [0, 0, 7, -7]]
+    out.sum().backward()
+    assert w.grad is not None
+    assert w.grad.tolist() == [[1.0] * 4] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 2, 77).to(dtype).requires_grad_()
+    q = activation(-1.0, 2.0)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out = q(x)
+    assert out.dtype == dtype
+    assert torch.equal(out, q(x.detach().float()).to(dtype))
+    out.sum().backward()
+    assert x.grad is not None
+    assert x.grad.dtype == dtype
+    assert (x.grad == 1).all()
+
+
+def test_a_dynamic_range_is_that_of_each_tensor() -> None:
+    q = FakeQuantize(8, symmetric=False, follows=True)
+    q.switch(enabled=True)
+    q.eval()
+    assert q(torch.tensor([0.0, 255.0])).tolist() == [0, 255]
+    assert q(torch.tensor([-10.2, 15.3])).tolist() == [pytest.approx(-10.2, abs=1e-5), pytest.approx(15.3, abs=1e-5)]
+
+
+# -- learned step size
+
+
+def test_lsq_gradients_are_those_of_the_paper() -> None:
+    q = FakeQuantize(3, symmetric=True, lsq=True)  # integers -3 to 3
+    q.switch(enabled=True)
+    q.set_range(torch.tensor([-1.5]), torch.tensor([0.3]))
+    assert q.scale.item() == 0.5
+    x = torch.tensor([0.6, -0.2, 5.0, -5.0], requires_grad=True)
+    (q(x) * torch.tensor([1.0, 2.0, 3.0, 4.0])).sum().backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [1, 2, 0, 0]
+    by_hand = 1 * (1 - 1.2) + 2 * (0 + 0.4) + 3 * 3 + 4 * -3
+    assert q.growth.grad is not None
+    assert q.growth.grad.item() == pytest.approx(by_hand * (4 * 3) ** -0.5 / 0.5, abs=1e-5)
+    with torch.no_grad():
+        q.growth.fill_(-0.1)
+    assert q.scale.item() == 0.5
+    observers.update([q])
+    assert q.scale.item() == pytest.approx(0.5 * math.exp(-0.1))
+
+
+def test_lsq_trains_a_scale_per_channel_and_an_offset_range() -> None:
+    w = torch.randn(3, 5)
+    q = weight(3, 4, lsq=True)
+    q.set_first_step(w)
+    expected = 2 * w.abs().mean(1) / 7**0.5
+    assert torch.allclose(q.scale, expected)
+    q(w).square().sum().backward()
+    assert q.growth.grad is not None
+    assert q.growth.grad.shape == (3,)
+
+    a = activation(-1.0, 2.0, lsq=True)
+    x = torch.randn(8, 5)
+    assert torch.allclose(a(x), activation(-1.0, 2.0)(x), atol=1e-6)
+    a(x).square().sum().backward()
+    assert a.growth.grad is not None
+    assert a.growth.grad.item() != 0
+
+
+def test_a_scale_that_does_not_act_yet_has_a_gradient_of_zero() -> None:
+    q = FakeQuantize(8, symmetric=True, lsq=True)
+    x = torch.randn(3, requires_grad=True)
+    q(x).sum().backward()
+    assert q.growth.grad is not None
+    assert q.growth.grad.tolist() == [0]
+    assert x.grad is not None
+    assert x.grad.tolist() == [1, 1, 1]
+
+
+# -- ranges
+
+
+def test_ranges_are_made_of_a_whole_step() -> None:
+    q = FakeQuantize(8, symmetric=False)
+    for extreme in (1.0, 3.0):  # two accumulated batches, the second computed twice
+        q(torch.tensor([-extreme, 0.0]))
+        q(torch.tensor([-extreme, 0.0]))
+    observers.update([q])
+    assert (q.minimum.item(), q.maximum.item(), int(q.updates)) == (-3, 0, 1)
+    q(torch.tensor([-1.0, 2.0]))
+    observers.update([q])
+    assert (q.minimum.item(), q.maximum.item()) == (-2, 1)  # the mean of two
+    assert q.scale.item() == pytest.approx(3 / 255)
+    before = copy.deepcopy(q.state_dict())
+    observers.update([q])  # nothing was seen
+    q(torch.tensor([torch.inf]))
+    observers.update([q])
+    q.eval()
+    q(torch.tensor([100.0]))
+    observers.update([q])
+    q.train()
+    q.switch(observing=False)
+    q(torch.tensor([100.0]))
+    observers.update([q])
+    before["observing"] = torch.tensor(0, dtype=torch.uint8)
+    assert all(torch.equal(value, before[name]) for name, value in q.state_dict().items())
+
+
+def test_observers_differ_in_what_they_remember() -> None:
+    ranges = {}
+    for observer in observers.OBSERVERS:
+        q = FakeQuantize(8, symmetric=False)
+        q.observer, q.percentile = observer, 99.0
+        for scale in (4.0, 1.0):
+            q(scale * torch.linspace(-1, 1, 1001))
+            observers.update([q])
+        ranges[observer] = q.maximum.item()
+    assert ranges == {"minmax": 4.0, "moving_average": 2.5, "percentile": pytest.approx(0.98 * 2.5, abs=1e-3)}
+
+
+def test_flags_travel_with_the_state() -> None:
+    q = activation(-1.0, 1.0)
+    other = FakeQuantize(8, symmetric=False)
+    other.load_state_dict(q.state_dict())
+    assert (other.is_enabled, other.is_observing) == (True, False)
+    x = torch.randn(5)
+    assert torch.equal(other(x), q(x))
+
+
+# -- one tensor that several layers read
+
+
+def test_a_shared_input_is_rounded_once() -> None:
+    q = activation(-1.0, 1.0)
+    q.shared = True
+    x = torch.randn(4, requires_grad=True) * 1.0
+    first = q(x)
+    assert q(x) is first
+    with torch.no_grad():
+        assert q(x) is not first
+        x.mul_(0.5)
+    assert torch.equal(q(x), activation(-1.0, 1.0)(x))  # changed in place
+
+
+def test_a_shared_input_in_a_recomputed_region() -> None:
+    q = activation(-1.0, 1.0)
+    q.shared = True
+    leaf = torch.randn(4, requires_grad=True)
+
+    def total(recompute: bool) -> Tensor:
+        x = leaf * 1.0
+        before = q(x)
+
+        def region(x: Tensor) -> Tensor:
+            return q(x) * 2 + q(x).exp()
+
+        inside = checkpoint(region, x, use_reentrant=False) if recompute else region(x)
+        assert isinstance(inside, Tensor)
+        (before + inside).sum().backward()
+        assert leaf.grad is not None
+        grad, leaf.grad = leaf.grad, None
+        return grad
+
+    assert torch.equal(total(True), total(False))
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's compiler does so itself
+def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
+    q = FakeQuantize(8, symmetric=False)
+    q.shared = True
+    compiled = copy.deepcopy(q)
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    graph = torch.compile(compiled, backend=counter, fullgraph=True)
+    for step in range(6):
+        x = (torch.randn(6, 3) * (step + 1)).requires_grad_()
+        for each, call in ((q, q), (compiled, graph)):
+            call(x).square().sum().backward()
+            observers.update([each])
+            if step == 2:
+                each.switch(enabled=True)
+    assert counter.frame_count == 2  # before and after rounding began
+    assert all(torch.equal(value, compiled.state_dict()[name]) for name, value in q.state_dict().items())

@@ -1,0 +1,179 @@
+"""Nets are quantized after training: by the ranges they show, with their means restored, to the integers that they then compute with."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.bias_correction import expected_outputs
+from lathe.compression.fake_quant import FakeQuantize
+from lathe.compression.ptq import OBSERVERS, overrides_of, quantize_dynamic, quantize_static
+from lathe.compression.quantize import LayerPlan, describe, integer_weight, quantized_layers, rebuild
+from lathe.errors import UserError
+from lathe.nets import GPT, MLP, CifarResNet
+
+Case = tuple[nn.Module, list[Tensor]]
+
+
+@pytest.fixture
+def case() -> Case:
+    """A small ResNet with BatchNorm statistics of its data, and batches of inputs."""
+    torch.manual_seed(0)
+    net = CifarResNet(depth=8, width=4, in_channels=1)
+    batches = list(torch.rand(64, 1, 8, 8).split(16))
+    for _ in range(3):
+        for x in batches:
+            net(x)
+    return net.eval(), batches
+
+
+def error(net: nn.Module, was: nn.Module, batches: list[Tensor]) -> float:
+    """Mean squared difference of the outputs, relative to their variance."""
+    with torch.no_grad():
+        x = torch.cat(batches)
+        return float((net(x) - was(x)).square().mean() / was(x).var())
+
+
+def quantizer(net: nn.Module, name: str) -> FakeQuantize:
+    found = net.get_submodule(name)
+    assert isinstance(found, FakeQuantize)
+    return found
+
+
+@pytest.mark.parametrize("observer", OBSERVERS)
+def test_static_int8_computes_nearly_the_same(case: Case, observer: str) -> None:
+    net, batches = case
+    was = copy.deepcopy(net)
+    done = quantize_static(net, batches, observer=observer)  # type: ignore[arg-type]
+    assert done.layers == list(quantized_layers(net))
+    assert {"conv", "blocks.1.shortcut.conv", "blocks.0.add", "head"} <= set(done.layers)
+    assert 0 < error(net, was, batches) < (0.2 if observer == "entropy" else 2e-3)
+    assert [name for name, _ in net.named_parameters()] == [name for name, _ in was.named_parameters()]
+
+
+def test_ranges_are_those_of_the_data(case: Case) -> None:
+    net, batches = case
+    quantize_static(net, batches)
+    first = quantizer(net, "conv.input_quantizer")
+    x = torch.cat(batches)
+    assert float(first.minimum) == 0.0  # zero is always within
+    assert float(first.maximum) == float(x.max())
+    assert float(first.scale) == pytest.approx(float(x.max()) / 255)
+    weight, scale = integer_weight(net.conv)  # type: ignore[arg-type]
+    assert torch.allclose(weight * scale.view(-1, 1, 1, 1), net.conv.weight, atol=float(scale.max()) / 2)  # type: ignore[union-attr,arg-type]
+    assert int(weight.abs().amax()) == 127
+
+
+def test_nothing_moves_afterwards(case: Case) -> None:
+    net, batches = case
+    quantize_static(net, batches)
+    state = {name: value.clone() for name, value in net.state_dict().items()}
+    with torch.no_grad():
+        net(10 * batches[0])
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+
+
+def test_bias_correction_restores_means(case: Case) -> None:
+    net, batches = case
+    plan = LayerPlan(weight_bits=3)
+    corrected, plain = copy.deepcopy(net), copy.deepcopy(net)
+    quantize_static(plain, batches, plan)
+    done = quantize_static(corrected, batches, plan, bias_correction=True)
+    assert done.corrected["bias"] == ["head"]
+    assert sorted(done.corrected["batchnorm"]) == sorted(name for name in expected_outputs(net, batches[0]) if name != "head")
+    assert done.corrected["uncorrected"] == []
+    x = torch.cat(batches)
+    with torch.no_grad():
+        assert (corrected(x).mean(0) - net(x).mean(0)).abs().max() < 1e-4 < (plain(x).mean(0) - net(x).mean(0)).abs().max()
+    assert error(corrected, net, batches) < error(plain, net, batches)
+
+
+def test_bias_correction_takes_what_is_excluded_as_it_is(case: Case) -> None:
+    net, batches = case
+    done = quantize_static(net, batches, overrides={"blocks.*": None}, bias_correction=True)
+    assert done.corrected == {"bias": ["head"], "batchnorm": ["conv"], "uncorrected": []}
+
+
+def test_equalisation_comes_first(case: Case) -> None:
+    net, batches = case
+    with torch.no_grad():
+        net.blocks[0].bn1.weight[0] = 50  # type: ignore[union-attr,index]  # one channel takes the whole range of the tensor
+    plan = LayerPlan(weight_bits=8, activation_bits=4)
+    equal, plain = copy.deepcopy(net), copy.deepcopy(net)
+    assert quantize_static(plain, batches, plan).pairs == []
+    pairs = quantize_static(equal, batches, plan, equalization=True).pairs
+    assert [pair.first for pair in pairs] == [f"blocks.{i}.conv1" for i in range(3)]
+    assert error(equal, net, batches) < error(plain, net, batches)
+
+
+def test_bits_and_exclusions_by_pattern(case: Case) -> None:
+    net, batches = case
+    plan = LayerPlan()
+    done = quantize_static(net, batches, plan, overrides_of(plan, {"blocks.0.*": 4, "blocks.0.conv2": 2}, ["head"]))
+    assert "head" not in done.layers
+    bits = {name: quantizer(net, f"{name}.weight_quantizer").bits for name in ("conv", "blocks.0.conv1", "blocks.0.conv2")}
+    assert bits == {"conv": 8, "blocks.0.conv1": 4, "blocks.0.conv2": 2}
+
+
+def test_a_quantized_net_is_rebuilt_from_plain_data(case: Case) -> None:
+    net, batches = case
+    fresh = copy.deepcopy(net)
+    quantize_static(net, batches, bias_correction=True)
+    rebuild(fresh, describe(net))
+    fresh.load_state_dict(net.state_dict())
+    with torch.no_grad():
+        assert torch.equal(fresh.eval()(batches[0]), net(batches[0]))
+
+
+def test_pruned_weights_are_integer_zeros(case: Case) -> None:
+    net, batches = case
+    with torch.no_grad():
+        net.blocks[1].conv2.weight[:, ::2] = 0  # type: ignore[union-attr,index]
+    quantize_static(net, batches, equalization=True, bias_correction=True)
+    assert not integer_weight(net.blocks[1].conv2)[0][:, ::2].any()  # type: ignore[index]
+
+
+def test_dynamic_takes_linear_layers_alone(case: Case) -> None:
+    net, batches = case
+    was = copy.deepcopy(net)
+    assert quantize_dynamic(net, batches[0]).layers == ["head"]
+    assert 0 < error(net, was, batches) < 2e-3
+
+
+def test_dynamic_ranges_are_those_of_each_batch() -> None:
+    torch.manual_seed(0)
+    net = MLP(channels=1, image_size=4, num_classes=3, width=8, depth=2).eval()
+    was = copy.deepcopy(net)
+    x = torch.rand(8, 1, 4, 4)
+    done = quantize_dynamic(net, x, LayerPlan(), overrides_of(LayerPlan(activation="dynamic"), {"head": 4}))
+    assert done.layers == ["stem.linear", "blocks.0.linear", "head"]
+    assert quantizer(net, "head.weight_quantizer").bits == 4
+    with torch.no_grad():
+        for scale in (1, 1000):  # a static range of the first batch would clip the second
+            assert (net(scale * x) - was(scale * x)).abs().max() < 0.1 * was(scale * x).abs().max()
+            assert not torch.equal(net(scale * x), was(scale * x))
+
+
+def test_dynamic_takes_the_embedding_that_shares_its_weight_with_the_head() -> None:
+    net = GPT(vocab_size=16, max_length=8, width=8, depth=1, heads=2).eval()
+    layers = quantize_dynamic(net, torch.randint(16, (2, 8))).layers
+    shared = [name for name, module in net.named_modules() if getattr(module, "weight", None) is net.head.weight]
+    assert len(shared) == 2
+    assert set(shared) <= set(layers)
+
+
+def test_what_can_not_be_done_is_refused(case: Case) -> None:
+    net, batches = case
+    with pytest.raises(UserError, match=r"^Calibration was given no batch"):
+        quantize_static(net, [])
+    with pytest.raises(
+        UserError, match=r"^overrides: the pattern 'conv' matches no linear layer of CifarResNet, .* they are head\.$"
+    ):
+        quantize_dynamic(net, batches[0], overrides={"conv": None})
+    with pytest.raises(UserError, match=r"^Sequential has no linear layer, .* \(ptq_static\)\.$"):
+        quantize_dynamic(nn.Sequential(nn.Conv2d(1, 1, 3)), batches[0])
+    quantize_static(net, batches)
+    for again in (lambda: quantize_static(net, batches), lambda: quantize_dynamic(net, batches[0])):
+        with pytest.raises(UserError, match=r"^the net is quantized already"):
+            again()

@@ -1,0 +1,308 @@
+"""The net that is quantized computes what its integers do, tells plainly how it was made, and is made again from that."""
+
+import copy
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantize import (
+    LayerPlan,
+    calibrate,
+    describe,
+    freeze_observers,
+    integer_weight,
+    quantize,
+    quantized_layers,
+    quantizers,
+    rebuild,
+    set_enabled,
+    strip,
+    update_ranges,
+)
+from lathe.compression.quantized_layers import QuantAdd, QuantConv2d, QuantLinear
+from lathe.compression.structure import apply_structure, structure_of
+from lathe.errors import UserError
+from lathe.nets import GPT, CifarResNet, ViT
+from lathe.nets.add import Add
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def resnet() -> nn.Module:
+    return CifarResNet(depth=8, width=4, in_channels=1).eval()
+
+
+X = torch.rand(4, 1, 8, 8)
+
+
+def gpt(tie_weights: bool = True) -> nn.Module:
+    return GPT(vocab_size=11, max_length=6, width=8, depth=1, heads=2, tie_weights=tie_weights).eval()
+
+
+def test_all_layers_and_sums_of_a_resnet_are_quantized() -> None:
+    net = resnet()
+    plain = copy.deepcopy(net)
+    names = quantize(net, X)
+    assert names == list(quantized_layers(net))
+    assert len([name for name in names if name.endswith(".add")]) == 3
+    assert {"conv", "head", "blocks.1.shortcut.conv"} <= set(names)
+    assert [name for name, _ in net.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    assert torch.equal(net(X), plain(X))
+    set_enabled(net, True)
+    difference = (net(X) - plain(X)).abs().max()
+    assert 0 < difference < 0.03 * plain(X).abs().max()
+    loaded = copy.deepcopy(plain)  # a float net takes the checkpoint's weights, by their plain names
+    assert loaded.load_state_dict(net.state_dict(), strict=False).missing_keys == []
+
+
+def test_every_tensor_has_one_scale() -> None:
+    net: Any = resnet()
+    quantize(net, X)
+    block = net.blocks[1]
+    assert block.conv1.input_quantizer is block.shortcut.conv.input_quantizer
+    identity = net.blocks[0]
+    assert identity.add.other_quantizer is identity.conv1.input_quantizer
+    assert identity.conv1.input_quantizer is not identity.conv2.input_quantizer
+    assert identity.conv1.input_quantizer is not block.conv1.input_quantizer
+    vit: Any = ViT(channels=1, image_size=8, num_classes=3, patch_size=4, width=8, depth=1, heads=2)
+    quantize(vit, X)
+    attention = vit.blocks[0].attention
+    assert attention.q.input_quantizer is attention.k.input_quantizer is attention.v.input_quantizer
+    assert attention.out.input_quantizer is not attention.q.input_quantizer
+
+
+def test_a_layer_that_is_called_twice_has_one_scale_for_both() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.other = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.inner(x)
+            return self.inner(x) + self.inner(2 * self.other(x)) if x.shape[1] == 2 else self.other(self.inner(x))
+
+    net = Twice()
+    quantize(net, torch.randn(5, 3))
+    assert net.inner.input_quantizer is not net.other.input_quantizer
+
+
+def test_an_in_place_relu_makes_another_tensor() -> None:
+    class InPlace(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 2), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x * 1.0
+            out = self.a(x)
+            return torch.as_tensor(out + self.b(x.relu_()))
+
+    net = InPlace()
+    quantize(net, torch.randn(5, 3))
+    assert net.a.input_quantizer is not net.b.input_quantizer
+    assert net.b.input_quantizer.minimum.item() == 0  # type: ignore[union-attr,operator]
+
+
+def test_tied_weights_share_their_integers() -> None:
+    net: Any = gpt()
+    ids = torch.randint(0, 11, (2, 6))
+    quantize(net, ids)
+    set_enabled(net, True)
+    assert net.head.weight_quantizer is net.embed.token.weight_quantizer
+    assert torch.equal(integer_weight(net.head)[0], integer_weight(net.embed.token)[0])
+    plain = strip(net)
+    assert plain.head.weight is plain.embed.token.weight  # type: ignore[union-attr]
+    with pytest.raises(UserError, match=r"head and embed\.token share one weight"):
+        quantize(gpt(), ids, overrides={"head": LayerPlan(4)})
+    quantize(gpt(tie_weights=False), ids, overrides={"head": LayerPlan(4)})
+
+
+def test_the_description_rebuilds_the_net() -> None:
+    net = resnet()
+    plain = copy.deepcopy(net)
+    plans = {"blocks.0.*": LayerPlan(weight_bits=4, lsq=True), "head": None, "blocks.1.conv2": LayerPlan(4, group_size=12)}
+    quantize(net, X, LayerPlan(per_channel=False), plans)
+    set_enabled(net, True)
+    description = describe(net)
+    assert json.loads(json.dumps(description)) == description
+    assert "head" not in description
+    other = copy.deepcopy(plain)
+    apply_structure(other, structure_of(net))
+    other.load_state_dict(net.state_dict())
+    assert describe(other) == description
+    assert torch.equal(other(X), net(X))
+    apply_structure(other, structure_of(net))  # a second time changes nothing
+    assert describe(copy.deepcopy(other)) == description
+    assert describe(plain) == {}
+    with pytest.raises(UserError, match="quantized already"):
+        rebuild(other, description)
+    with pytest.raises(UserError, match=r"quantized layer blocks\.2\.conv1, which Sequential lacks"):
+        rebuild(nn.Sequential(), {"blocks.2.conv1": description["blocks.2.conv1"]})
+
+
+def test_integers_are_what_the_layer_computes_with() -> None:
+    layer = nn.Linear(6, 3)
+    with torch.no_grad():
+        layer.weight[0, 2] = layer.weight[1] = 0.0
+    net = nn.Sequential(layer)
+    x = torch.randn(5, 6)
+    quantize(net, x)
+    set_enabled(net, True)
+    integers, scale = integer_weight(layer)
+    assert integers.dtype == torch.int8
+    assert scale.shape == (3,)
+    assert integers[0, 2] == 0
+    assert (integers[1] == 0).all()
+    assert isinstance(layer, QuantLinear)
+    q = layer.input_quantizer
+    assert q is not None
+    rounded = torch.clamp(torch.round(x / q.scale) + q.zero_point, 0, 255)
+    exact = (rounded - q.zero_point) @ integers.float().T * (q.scale * scale) + layer.bias
+    torch.testing.assert_close(net(x), exact)
+
+
+def test_strip_leaves_plain_layers_with_the_integers_values() -> None:
+    net = resnet()
+    quantize(net, X, overrides={"*": LayerPlan(4, activation_bits=None)})
+    set_enabled(net, True)
+    plain: Any = strip(net)
+    assert type(plain.conv) is nn.Conv2d
+    assert type(net.conv) is QuantConv2d
+    assert plain.state_dict().keys() == resnet().state_dict().keys()
+    assert torch.equal(plain(X), net(X))
+    assert len(plain.conv.weight[0].unique()) <= 15
+    quantize(net := resnet(), X)
+    assert type(strip(net).blocks[0].add) is Add  # type: ignore[union-attr,index]
+
+
+def test_frozen_ranges_do_not_move() -> None:
+    net: Any = nn.Sequential(nn.Linear(4, 4))
+    quantize(net, torch.ones(2, 4))
+    freeze_observers(net)
+    set_enabled(net, True)
+    scales = [q.qparams(net[0].weight)[0].clone() for q in quantizers(net)]
+    with torch.no_grad():
+        net[0].weight.mul_(3)
+    net(torch.full((2, 4), 9.0))
+    update_ranges(net)
+    assert all(torch.equal(q.qparams(net[0].weight)[0], scale) for q, scale in zip(quantizers(net), scales, strict=True))
+
+
+def test_what_can_not_be_quantized_is_refused() -> None:
+    with pytest.raises(UserError, match=r"the pattern 'haed' matches no layer of CifarResNet.*did you mean head\?"):
+        quantize(resnet(), X, overrides={"haed": None}, key="compression.qat.layer_bits")
+    with pytest.raises(UserError, match="No layer of Sequential would be quantized"):
+        quantize(nn.Sequential(nn.ReLU()), X)
+    with pytest.raises(UserError, match="No layer of CifarResNet would be quantized"):
+        quantize(resnet(), X, overrides={"*": None})
+    quantize(net := resnet(), X)
+    with pytest.raises(UserError, match="quantized already"):
+        quantize(net, X)
+    with pytest.raises(UserError, match="weight_bits=9"):
+        LayerPlan(9)
+    with pytest.raises(UserError, match="activation='live'"):
+        LayerPlan(activation="live")
+    with pytest.raises(UserError, match="observer='max'"):
+        quantize(resnet(), X, observer="max")
+    with pytest.raises(UserError, match="has no quantized layer"):
+        set_enabled(resnet(), True)
+
+
+def test_a_layer_of_the_users_own_kind_is_left_alone() -> None:
+    class Standardized(nn.Conv2d):
+        def forward(self, input: Tensor) -> Tensor:
+            return self._conv_forward(input, self.weight - self.weight.mean(), self.bias)
+
+    net = nn.Sequential(Standardized(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Linear(4, 4))
+    net.register_forward_pre_hook(lambda module, args: None)
+    assert quantize(nn.Sequential(net[0], net[1]), X) == ["1"]  # 2 is no part of it
+
+
+def test_a_layer_whose_forward_is_never_called_is_left_alone() -> None:
+    class Indirect(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.called, self.read = nn.Linear(3, 3), nn.Linear(3, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.linear(self.called(x), self.read.weight)
+
+    assert quantize(Indirect(), torch.randn(2, 3)) == ["called"]
+
+
+def test_dynamic_activations_need_no_data() -> None:
+    net: Any = resnet()
+    quantize(net, X, LayerPlan(activation="dynamic"))
+    set_enabled(net, True)
+    assert not any(isinstance(layer, QuantAdd) for layer in quantized_layers(net).values())
+    before = copy.deepcopy(net.state_dict())
+    assert all(torch.equal(net.conv.input_quantizer(factor * X), net.conv.input_quantizer(X) * factor) for factor in (2, 64))
+    net.train()(X)
+    update_ranges(net)
+    net.eval()
+    before |= {name: value for name, value in net.state_dict().items() if "bn" in name}
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
+def test_calibration_fixes_ranges_of_the_float_net(method: str) -> None:
+    net: Any = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    nn.init.ones_(net[0].weight)
+    quantize(net, torch.zeros(1, 1))
+    values = torch.randn(20000, 1)
+    values[0], values[1] = 50.0, -50.0
+    calibrate(net.train(), [values, (values, None)], method, percentile=99.9)
+    assert net.training
+    ranges = [(float(q.minimum), float(q.maximum)) for q in quantizers(net) if not q.symmetric]
+    assert all(q.is_enabled for q in quantizers(net))
+    if method == "minmax":
+        assert ranges == [(-50, 50), (0, 50)]
+    else:
+        for low, high in ranges:
+            assert low == 0 or -7 < low < -2
+            assert 2 < high < 7
+    state = copy.deepcopy(net.state_dict())
+    net(values)
+    update_ranges(net)
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+
+
+def test_calibration_is_refused_what_it_can_not_use() -> None:
+    net = resnet()
+    quantize(net, X)
+    with pytest.raises(UserError, match="method='kl'"):
+        calibrate(net, [X], "kl")
+    with pytest.raises(UserError, match="percentile=5"):
+        calibrate(net, [X], "percentile", percentile=5)
+    with pytest.raises(UserError, match="no batch"):
+        calibrate(net, [])
+
+
+def test_percentiles_of_an_iterator_of_batches() -> None:
+    net, twin = resnet(), resnet()
+    twin.load_state_dict(net.state_dict())
+    for each, batches in ((net, [X, 2 * X]), (twin, iter([X, 2 * X]))):
+        quantize(each, X)
+        calibrate(each, batches, "percentile")
+    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in net.state_dict().items())
+
+
+def test_training_by_hand() -> None:
+    net = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+    x = torch.randn(256, 2)
+    y = (x.prod(1) > 0).long()
+    quantize(net, x, LayerPlan(weight_bits=4, lsq=True))
+    set_enabled(net, True)
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(150):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        update_ranges(net)
+    assert (strip(net)(x).argmax(1) == y).float().mean() > 0.9

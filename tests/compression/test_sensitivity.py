@@ -1,0 +1,85 @@
+"""One layer is changed at a time, exactly as said, and the net is what it was afterwards."""
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.compression.sensitivity import change, layers, round_to_nearest, scan
+from lathe.errors import UserError
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    made = nn.Sequential(nn.Conv2d(1, 4, 3, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3))
+    return made.eval()
+
+
+def test_rounding_is_symmetric_per_channel_and_keeps_zeros() -> None:
+    weight = torch.tensor([[1.0, -0.5, 0.1, 0.0], [0.0, 0.0, 0.0, 0.0], [70.0, 30.0, -10.0, 0.0]])
+    assert torch.allclose(
+        round_to_nearest(weight, 3), torch.tensor([[1.0, -2 / 3, 0.0, 0.0], [0.0] * 4, [70.0, 70 / 3, 0.0, 0.0]])
+    )
+    torch.manual_seed(0)
+    weight = torch.randn(8, 4, 3, 3)
+    for bits in (8, 4, 2):
+        rounded = round_to_nearest(weight, bits)
+        assert max(len(channel.unique()) for channel in rounded) <= 2**bits - 1
+        step = weight.flatten(1).abs().amax(1) / (2 ** (bits - 1) - 1)
+        assert bool(((rounded - weight).flatten(1).abs().amax(1) <= step / 2 * 1.001).all())
+
+
+def test_sparsity_takes_the_smallest() -> None:
+    assert change(torch.tensor([[3.0, -1.0], [2.0, 0.5]]), "sparsity", 0.5).tolist() == [[3.0, 0.0], [2.0, 0.0]]
+
+
+def test_layers_are_found_by_pattern_and_tied_weights_once() -> None:
+    made = nn.ModuleDict(
+        {"wte": nn.Embedding(5, 4), "fc": nn.Linear(4, 4), "norm": nn.LayerNorm(4), "head": nn.Linear(4, 5, bias=False)}
+    )
+    made["head"].weight = made["wte"].weight
+    assert list(layers(made)) == ["wte", "fc"]
+    assert list(layers(made, ["f*"])) == ["fc"]
+    with pytest.raises(UserError, match="layers: norm matches no convolution, linear layer or embedding: layers are wte, fc"):
+        layers(made, ["norm"])
+
+
+def test_scan_measures_each_change_alone_with_fitting_statistics_and_restores() -> None:
+    made, inputs = net(), [torch.randn(8, 1, 8, 8) for _ in range(3)]
+    before = {name: value.clone() for name, value in made.state_dict().items()}
+    original = {name: made.get_submodule(name).weight.detach().clone() for name in ("0", "4")}
+    seen: list[tuple[str, ...]] = []
+    statistics: list[torch.Tensor] = []
+
+    def score() -> dict[str, float]:
+        seen.append(tuple(name for name in original if not torch.equal(made.get_submodule(name).weight, original[name])))
+        statistics.append(made[1].running_mean.clone())
+        return {"zeros": float(sum(int((made.get_submodule(name).weight == 0).sum()) for name in original))}
+
+    found = scan(made, layers(made), sparsities=[0.5], bits=[8, 2], score=score, batches=inputs)
+    assert seen == [("0",)] * 3 + [("4",)] * 3
+    assert found["0"]["sparsity"][0.5] == {"zeros": 18.0}
+    assert found["4"]["sparsity"][0.5] == {"zeros": 216.0}
+    assert list(found["4"]["bits"]) == [8, 2]
+    for name, value in made.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    # Statistics are those of the changed convolution; a change behind the BatchNorm leaves them at those of the unchanged one.
+    with torch.no_grad():
+        outputs = torch.cat([nn.functional.conv2d(x, round_to_nearest(original["0"], 2)) for x in inputs])
+        plain = torch.cat([nn.functional.conv2d(x, original["0"]) for x in inputs])
+    torch.testing.assert_close(statistics[2], outputs.mean((0, 2, 3)))
+    torch.testing.assert_close(statistics[5], plain.mean((0, 2, 3)))
+
+
+def test_a_net_is_restored_after_an_error() -> None:
+    made = net()
+    before = made[4].weight.detach().clone()
+    during: list[torch.Tensor] = []
+
+    def fails() -> dict[str, float]:
+        during.append(made[4].weight.detach().clone())
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        scan(made, ["4"], sparsities=[0.5], bits=[], score=fails)
+    assert not torch.equal(during[0], before)
+    assert torch.equal(made[4].weight, before)

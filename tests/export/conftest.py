@@ -1,0 +1,54 @@
+"""Quantized nets that several tests of exports need."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantize import LayerPlan, calibrate, freeze_observers, quantize
+from lathe.nets import MLP, CifarResNet
+
+
+def shaken(net: nn.Module) -> nn.Module:
+    """The net in eval mode with BatchNorms as after training; some of their weights are negative, which folding has to bear."""
+    torch.manual_seed(0)
+    for module in net.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            nn.init.normal_(module.weight, 0.7, 0.5)
+            nn.init.normal_(module.bias, 0, 0.1)
+            nn.init.normal_(module.running_mean, 0, 0.1)
+            nn.init.uniform_(module.running_var, 0.5, 1.5)
+    return net.eval()
+
+
+@pytest.fixture
+def quantized() -> Callable[..., nn.Module]:
+    """A function that quantizes a net in place, with ranges calibrated on inputs."""
+
+    def make(net: nn.Module, inputs: Tensor, plan: LayerPlan | None = None) -> nn.Module:
+        quantize(net, inputs[:2], plan or LayerPlan())
+        calibrate(net, [inputs])
+        freeze_observers(net)
+        return net
+
+    return make
+
+
+@pytest.fixture
+def images() -> Tensor:
+    return torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def make_resnet() -> Callable[[], nn.Module]:
+    return lambda: shaken(CifarResNet(depth=8, width=8))
+
+
+@pytest.fixture
+def make_mlp() -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return MLP(channels=3, image_size=16, num_classes=10, width=32, depth=2).eval()
+
+    return make

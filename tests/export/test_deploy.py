@@ -1,0 +1,117 @@
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantize import LayerPlan, integer_weight, quantize, quantized_layers
+from lathe.errors import UserError
+from lathe.export.deploy import deployable
+from lathe.export.dialects import Inductor, Onnx
+from lathe.nets import GPT, ViT
+
+Make = Callable[[], nn.Module]
+Quantized = Callable[..., nn.Module]
+
+
+def run(net: nn.Module, inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        return net(inputs)
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [LayerPlan(), LayerPlan(weight_bits=4), LayerPlan(activation="dynamic"), LayerPlan(activation="none", group_size=9),
+     LayerPlan(per_channel=False), LayerPlan(lsq=True)],
+)  # fmt: skip
+def test_folded_integers_compute_what_was_simulated(
+    make_resnet: Make, images: Tensor, plan: LayerPlan, quantized: Quantized
+) -> None:
+    net = quantized(make_resnet(), images, plan)
+    want, plain = run(net, images), run(make_resnet(), images)
+    got = run(deployable(net, images[:2], Inductor()), images)
+    # a rounding or two falls to the other side; the whole effect of quantization is much larger
+    assert (got - want).abs().mean() < 0.2 * (plain - want).abs().mean()
+    assert (got.argmax(1) == want.argmax(1)).float().mean() >= 0.99
+
+
+def test_the_net_stays_as_it_is_and_no_norm_is_left(make_resnet: Make, images: Tensor, quantized: Quantized) -> None:
+    net = quantized(make_resnet(), images).train()
+    before = {name: (type(module), module.training) for name, module in net.named_modules()}
+    values = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    found = deployable(net, images[:2], Onnx())
+    assert {name: (type(module), module.training) for name, module in net.named_modules()} == before
+    assert all(torch.equal(values[name], tensor) for name, tensor in net.state_dict().items())
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in found.modules())
+    assert not any(module.training for module in found.modules())
+    assert not list(found.parameters())
+
+
+def test_integers_are_those_of_training(make_resnet: Make, images: Tensor, quantized: Quantized) -> None:
+    net = make_resnet()
+    with torch.no_grad():
+        net.blocks[0].conv1.weight[:, 1] = 0  # masked
+        net.blocks[0].conv2.weight[3] = 0  # a pruned channel, of which only a bias is left
+    quantized(net, images)
+    found = deployable(net, images[:2], Onnx())
+    for name, layer in quantized_layers(net).items():
+        if not hasattr(layer, "weight"):
+            continue
+        integers, _ = integer_weight(layer)
+        folded = found.get_submodule(name)
+        norm = name.replace("conv", "bn")
+        negative = net.get_submodule(norm).weight < 0 if name != "head" else torch.zeros(len(integers), dtype=torch.bool)
+        sign = torch.where(negative, -1, 1).view(-1, *[1] * (integers.dim() - 1))
+        assert torch.equal(folded.integers, (integers * sign).to(torch.int8)), name
+        assert (folded.integers[layer.weight == 0] == 0).all()
+    head = found.get_submodule("head")
+    expected = net.head.bias / (head.scale * head.source.scale)
+    assert head.offset.dtype == torch.int32
+    assert (head.offset - expected).abs().max() <= 0.51
+
+
+def test_few_bits_are_stored_as_whole_multiples(make_mlp: Make, images: Tensor, quantized: Quantized) -> None:
+    net = quantized(make_mlp(), images, LayerPlan(weight_bits=4))
+    found = deployable(net, images[:2], Onnx())
+    integers, scale = integer_weight(net.head)
+    assert torch.equal(found.head.integers, integers * 18)  # 127 // 7
+    torch.testing.assert_close(found.head.scale, scale / 18)
+
+
+def test_a_bias_that_dwarfs_its_weights_fits_32_bits(make_mlp: Make, images: Tensor, quantized: Quantized) -> None:
+    net = make_mlp()
+    with torch.no_grad():
+        net.head.weight[0] *= 1e-12
+        net.head.weight[1] = 0
+        net.head.bias[:2] = 3.0
+    quantized(net, images)
+    head = deployable(net, images[:2], Onnx()).head
+    back = head.offset.double() * head.offset_scale
+    torch.testing.assert_close(back[:2], torch.tensor([3.0, 3.0], dtype=torch.float64), rtol=1e-5, atol=0)
+    assert (head.integers[:2] == 0).all()
+
+
+def test_transformers(images: Tensor, quantized: Quantized) -> None:
+    torch.manual_seed(0)
+    vit = ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=32, depth=2, heads=2, pool="token").eval()
+    ids = torch.randint(0, 64, (8, 12))
+    gpt = GPT(vocab_size=64, max_length=16, width=32, depth=2, heads=2).eval()
+    for net, inputs in ((vit, images), (gpt, ids)):
+        quantized(net, inputs)
+        want, found = run(net, inputs), deployable(net, inputs[:2], Inductor())
+        got = run(found, inputs)
+        assert (got.argmax(-1) == want.argmax(-1)).float().mean() >= 0.99
+        torch.testing.assert_close(got, want, rtol=0, atol=0.05 * float(want.std()))
+    assert found.head.integers is found.embed.token.integers  # a tied weight is stored once
+
+
+def test_what_is_not_ready_is_refused(make_mlp: Make, images: Tensor, quantized: Quantized) -> None:
+    net = make_mlp()
+    with pytest.raises(UserError, match="the net has no quantized layer: train it with compression=qat"):
+        deployable(net, images[:2], Onnx())
+    quantize(net, images[:2])
+    with pytest.raises(UserError, match=r"stem\.linear is not rounded yet"):
+        deployable(net, images[:2], Onnx())
+    net = quantized(make_mlp(), images, LayerPlan(activation="dynamic", activation_bits=4))
+    with pytest.raises(UserError, match="4 bits for dynamic ranges"):
+        deployable(net, images[:2], Onnx())

@@ -1,0 +1,83 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantize import strip
+from lathe.errors import UserError
+from lathe.export import TARGETS, get
+
+pytest.importorskip("onnxruntime")
+Make = Callable[[], nn.Module]
+
+
+def test_targets_are_found_by_name() -> None:
+    for name in TARGETS:
+        assert get(name).suffix.startswith(".")
+    with pytest.raises(UserError, match=r"target=onx is unknown: choose one of onnx, onnx_int8, aot_inductor, weights\."):
+        get("onx")
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own modules, which compile imports
+def test_float_file(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
+    net, path = make_mlp().train(), tmp_path / "net.onnx"
+    net.head.eval()
+    modes = [module.training for module in net.modules()]
+    net.compile()  # in place, as a compiled run's net is
+    secret = images.clone() + 0.123456
+    get("onnx").export(net, secret[3:4], path)
+    assert [module.training for module in net.modules()] == modes
+    assert os.listdir(tmp_path) == ["net.onnx"]
+
+    content = path.read_bytes()
+    assert str(Path.home()).encode() not in content
+    assert b".py" not in content
+    for row in secret.numpy().reshape(-1, 64)[:200]:
+        assert row[:8].tobytes() not in content
+
+    forward = get("onnx").load(path, threads=1)
+    for batch in (1, 2, 5, 64):
+        with torch.no_grad():
+            want = make_mlp()(images[:batch]).numpy()
+        np.testing.assert_allclose(forward(images[:batch].numpy()), want, atol=1e-5)
+
+    # in a process that knows nothing of Lathe
+    np.save(tmp_path / "x.npy", images[:5].numpy())
+    code = (
+        "import onnxruntime, numpy; s = onnxruntime.InferenceSession('net.onnx', providers=['CPUExecutionProvider']);"
+        "numpy.save('y.npy', s.run(None, {'input': numpy.load('x.npy')})[0])"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=60)
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), forward(images[:5].numpy()))
+
+
+def test_a_quantized_net_is_written_with_its_rounded_weights(
+    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Callable[..., nn.Module]
+) -> None:
+    net = quantized(make_mlp(), images)
+    get("onnx").export(net, images[:1], tmp_path / "net.onnx")
+    with torch.no_grad():
+        want = strip(net)(images).numpy()
+    np.testing.assert_allclose(get("onnx").load(tmp_path / "net.onnx", 1)(images.numpy()), want, atol=1e-5)
+
+
+def test_what_can_not_be_loaded_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no such file; export the run first"):
+        get("onnx").load(tmp_path / "none.onnx")
+    (tmp_path / "torn.onnx").write_bytes(b"torn")
+    with pytest.raises(UserError, match="can't be read as ONNX"):
+        get("onnx").load(tmp_path / "torn.onnx")
+
+
+def test_a_missing_package_is_said(make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.export.onnx_graph.importlib.util.find_spec", lambda name: None if name == "onnxscript" else 1)
+    assert get("onnx").available() == "onnxscript can't be imported: pip install onnxscript."
+    with pytest.raises(UserError, match="pip install onnxscript"):
+        get("onnx").export(make_mlp(), images, tmp_path / "net.onnx")
+    assert os.listdir(tmp_path) == []

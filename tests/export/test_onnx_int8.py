@@ -1,0 +1,152 @@
+import os
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantize import LayerPlan, integer_weight
+from lathe.export import get
+from lathe.export.onnx_graph import open_session
+from lathe.nets import GPT, ResNet, ViT, WideResNet
+
+onnx: Any = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+Make = Callable[[], nn.Module]
+Quantized = Callable[..., nn.Module]
+
+
+def operators(path: Path) -> Counter[str]:
+    """What ONNX Runtime makes of a file."""
+    made = path.with_suffix(".optimized.onnx")
+    open_session(path, 1, optimized_model_filepath=str(made))
+    return Counter(node.op_type for node in onnx.load(made).graph.node)
+
+
+def agreement(net: nn.Module, path: Path, inputs: Tensor) -> tuple[float, float]:
+    """Share of equal predictions, and the largest difference in standard deviations of the outputs."""
+    with torch.no_grad():
+        want = net(inputs).numpy()
+    got = get("onnx_int8").load(path, 1)(inputs.numpy())
+    return float((got.argmax(-1) == want.argmax(-1)).mean()), float(np.abs(got - want).max() / want.std())
+
+
+def test_a_resnet_runs_in_integers_from_end_to_end(
+    make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized
+) -> None:
+    net, path = make_resnet(), tmp_path / "net.onnx"
+    with torch.no_grad():
+        net.blocks[1].conv1.weight[net.blocks[1].conv1.weight.abs() < 0.05] = 0  # as pruning leaves it
+    quantized(net, images)
+    get("onnx_int8").export(net, images[:1], path)
+    assert os.listdir(tmp_path) == ["net.onnx"]
+
+    found = operators(path)
+    assert found["QLinearConv"] == 9
+    assert found["QGemm"] == 1
+    assert found["QLinearAdd"] == 2  # the third is averaged in float, for which there is no range
+    assert not found.keys() & {"Conv", "FusedConv", "Gemm", "MatMul", "BatchNormalization"}
+
+    same, difference = agreement(net, path, images)
+    assert same >= 0.99
+    assert difference < 0.1
+    for batch in (1, 3):
+        assert agreement(net, path, images[:batch])[0] == 1.0
+
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(path).graph.initializer}
+    masked = stored["blocks.1.conv1.integers"]
+    assert masked.dtype == np.int8
+    integers = integer_weight(net.blocks[1].conv1)[0].numpy()
+    np.testing.assert_array_equal(np.abs(masked), np.abs(integers))
+    assert (masked[net.blocks[1].conv1.weight.detach().numpy() == 0] == 0).all()
+    assert (masked == 0).mean() > 0.2
+    np.testing.assert_array_equal(stored["head.integers"], integer_weight(net.head)[0].numpy())
+
+
+def test_dynamic_ranges(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+    net, path = quantized(make_mlp(), images, LayerPlan(activation="dynamic")), tmp_path / "net.onnx"
+    get("onnx_int8").export(net, images[:1], path)
+    assert operators(path)["DynamicQuantizeMatMul"] == 3
+    for batch in (1, 64):
+        same, difference = agreement(net, path, images[:batch])
+        assert same >= 0.99
+        assert difference < 0.01
+
+
+@pytest.mark.parametrize("group_size", [None, 32])
+def test_weights_alone(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, group_size: int | None) -> None:
+    plan = LayerPlan(weight_bits=4, activation="none", group_size=group_size)
+    net, path = quantized(make_mlp(), images, plan), tmp_path / "net.onnx"
+    get("onnx_int8").export(net, images[:1], path)
+    found = operators(path)
+    assert found["Gemm"] + found["FusedGemm"] == 3
+    assert not found["DequantizeLinear"]  # once, when the file is loaded
+    same, difference = agreement(net, path, images)
+    assert same == 1.0
+    assert difference < 1e-4
+
+
+@pytest.mark.slow
+def test_resnet18_is_a_quarter_of_its_float_file(tmp_path: Path, quantized: Quantized) -> None:
+    torch.manual_seed(0)
+    net, x = ResNet(depth=18).eval(), torch.randn(8, 3, 32, 32)
+    get("onnx").export(net, x[:1], tmp_path / "float.onnx")
+    quantized(net, x)
+    get("onnx_int8").export(net, x[:1], tmp_path / "int8.onnx")
+    ratio = (tmp_path / "int8.onnx").stat().st_size / (tmp_path / "float.onnx").stat().st_size
+    assert ratio <= 0.27
+    found = operators(tmp_path / "int8.onnx")
+    assert found["QLinearConv"] == 20
+    assert not found["Conv"]
+
+
+@pytest.mark.slow
+def test_transformers_and_preactivation(tmp_path: Path, quantized: Quantized) -> None:
+    torch.manual_seed(0)
+    images, ids = torch.randn(32, 3, 16, 16), torch.randint(0, 64, (16, 12))
+    nets: dict[str, tuple[nn.Module, Tensor, int]] = {
+        "vit": (ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=32, depth=2, heads=2), images, 13),
+        "gpt": (GPT(vocab_size=64, max_length=16, width=32, depth=2, heads=2), ids, 13),
+        "wrn": (WideResNet(depth=10, width=1), images, 1),
+    }
+    for name, (net, inputs, gemms) in nets.items():
+        path = tmp_path / f"{name}.onnx"
+        quantized(net.eval(), inputs)
+        get("onnx_int8").export(net, inputs[:1], path)
+        found = operators(path)
+        assert found["QGemm"] == gemms, name
+        assert not found["Gemm"], name
+        same, difference = agreement(net, path, inputs)
+        assert same >= 0.99, name
+        assert difference < 0.2, name
+    assert get("onnx_int8").load(tmp_path / "gpt.onnx", 1)(ids[:3, :5].numpy()).shape == (3, 5, 64)
+
+
+@pytest.mark.slow
+def test_trained_on_digits(tmp_path: Path, make_resnet: Make, quantized: Quantized) -> None:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x = torch.from_numpy(found.images).float().div(16).sub(0.5)[:, None].expand(-1, 3, -1, -1)
+    x = nn.functional.interpolate(x, size=16)
+    y = torch.from_numpy(found.target)
+    net = make_resnet().train()
+    optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
+    for step in range(60):
+        rows = torch.randint(0, 1500, (64,), generator=torch.Generator().manual_seed(step))
+        nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    net.eval()
+    with torch.no_grad():
+        float_accuracy = float((net(x[1500:]).argmax(1) == y[1500:]).float().mean())
+    quantized(net, x[:512])
+    get("onnx_int8").export(net, x[:1], tmp_path / "net.onnx")
+    assert agreement(net, tmp_path / "net.onnx", x[1500:])[0] >= 0.99
+    got = get("onnx_int8").load(tmp_path / "net.onnx", 1)(x[1500:].numpy()).argmax(1)
+    assert float_accuracy > 0.8
+    assert (got == y[1500:].numpy()).mean() >= float_accuracy - 0.01

@@ -1,0 +1,31 @@
+"""Notebooks run from the first cell to the last, as they are."""
+
+from pathlib import Path
+
+import pytest
+from helpers import ROOT
+
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_notebooks_without_outputs() -> None:
+    import nbformat
+
+    assert NOTEBOOKS
+    for path in NOTEBOOKS:
+        notebook = nbformat.read(path, as_version=4)
+        assert all(not cell.get("outputs") for cell in notebook.cells), f"{path.name} holds outputs: clear them"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*:DeprecationWarning")  # jupyter's own, of its client and of zmq
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = [output for cell in notebook.cells for output in cell.get("outputs", []) if output.output_type == "execute_result"]
+    assert len(shown) >= 5
+    print([output["data"]["text/plain"] for output in shown])
