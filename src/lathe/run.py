@@ -35,6 +35,7 @@ from lathe.config import did_you_mean, require
 from lathe.errors import Stopped
 from lathe.loggers import CSVLogger
 from lathe.nets import recompute
+from lathe.stages import methods
 from lathe.strategies import DDP, SyncBatchNorm, compile_net, precision_plugin
 from lathe.tasks import Task
 
@@ -108,6 +109,9 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
     check = getattr(trainer.strategy, "check", None)
     if check is not None:
         check(task.net)  # a net that can't be spread so is told before any data is touched
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
+        if isinstance(callback, Compression):
+            callback.check(task.net)
     recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
     compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
 
@@ -223,6 +227,10 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
             not averaged,
             f"ckpt_path={path} holds averaged weights, ckpt_mode=trainer goes on from raw ones: add callbacks=[default,ema].",
         )
+        nodes = methods(cfg.get("compression") or {})
+        early = [name for name, node in nodes.items() if node["kind"] == "quantization" or node.get("mode") == "one_shot"]
+        require(not early or "structure" in state, f"ckpt_mode=trainer takes over the optimizer of another net than the one that "
+                                                   f"compression={','.join(early)} makes: use ckpt_mode=weights.")  # fmt: skip
         apply_structure(task.net, state.get("structure", {}))
         return path
     restore(task.net, state, f"ckpt_path={path}")

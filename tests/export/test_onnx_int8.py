@@ -136,7 +136,7 @@ def test_trained_on_digits(tmp_path: Path, make_resnet: Make, quantized: Quantiz
     y = torch.from_numpy(found.target)
     net = make_resnet().train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
-    for step in range(60):
+    for step in range(200):
         rows = torch.randint(0, 1500, (64,), generator=torch.Generator().manual_seed(step))
         nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
         optimizer.step()

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from lathe.measure.flops import count_flops, net_input, peak_by_name, peak_flops
+from lathe.nets import ViT
 
 
 def test_linear() -> None:
@@ -99,3 +100,12 @@ def test_float32_means_tf32_where_it_is_allowed() -> None:
 
 def test_a_cpu_has_no_peak() -> None:
     assert peak_flops(torch.device("cpu"), torch.float32) is None
+
+
+def test_attention_counts_on_a_cpu_as_on_any_device() -> None:
+    """Two products of 16 x 16 x 64 for each of two samples and four blocks: what torch leaves out on CPUs."""
+    net = ViT(channels=1, image_size=8, num_classes=10, patch_size=2, width=64, depth=4, heads=4)
+    found = count_flops(net, torch.zeros(2, 1, 8, 8))
+    assert found == count_flops(net.to("meta"), torch.zeros(2, 1, 8, 8, device="meta"))
+    linear = 2 * 2 * 4 * 16 * (4 * 64 * 64 + 2 * 64 * 256) + 2 * 2 * 16 * 64 * 4 + 2 * 2 * 64 * 10
+    assert found == linear + 2 * 4 * 2 * 2 * 16 * 16 * 64

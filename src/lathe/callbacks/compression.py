@@ -6,6 +6,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import nn
 
+from lathe.errors import UserError
+
 
 class Compression(Callback):
     """A method of compression, listed under `compression` in the configuration.
@@ -23,8 +25,20 @@ class Compression(Callback):
         return round((start + share * (end - start)) * self.total_steps(trainer))
 
     def total_steps(self, trainer: Trainer) -> int:
-        """Optimizer steps of the whole run."""
-        return int(trainer.estimated_stepping_batches)
+        """Optimizer steps of the whole run.
+
+        Raises:
+            UserError: the run has no end, and so no shares.
+        """
+        steps = trainer.estimated_stepping_batches
+        if steps == float("inf"):
+            raise UserError(
+                "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for compression to plan for: set one of them."
+            )
+        return int(steps)
+
+    def check(self, net: nn.Module) -> None:
+        """Raises UserError where the method can't act on `net`, which is left alone; called before any data is touched."""
 
     def ready(self, trainer: Trainer) -> bool:
         """Whether the net is as it will ship but for its weights' values: only then is an epoch compared for best.ckpt."""

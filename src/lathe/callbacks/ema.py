@@ -82,6 +82,10 @@ class EMA(Callback):
                 torch._foreach_lerp_(self._average, self._widened(), 1 - decay)
         self.updates += 1
 
+    def restart(self) -> None:
+        """Forget the past: the next update copies the weights."""
+        self.updates, self._average = 0, []
+
     def mask(self, masks: dict[str, Tensor]) -> None:
         """Zero the average where masks (True where a weight stays; by parameter name, of the full shape) have just been laid on the
         weights: those stay zero, and so does their average from here on."""

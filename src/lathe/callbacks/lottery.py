@@ -135,7 +135,7 @@ class Lottery(Masking):
         for optimizer in trainer.optimizers:
             optimizer.state.clear()
         for average in (callback for callback in trainer.callbacks if isinstance(callback, EMA)):  # type: ignore[attr-defined]
-            average.updates, average._average = 0, []  # the next update copies the weights
+            average.restart()
         self._restart_schedules()
         if number == self.rounds - 1:
             self.saved = {}

@@ -53,21 +53,12 @@ class Masking(Compression):
 
     # -- for subclasses
 
-    def total_steps(self, trainer: Trainer) -> int:
-        """Optimizer steps of the whole run.
-
-        Raises:
-            UserError: the run has no end, and so no shares.
-        """
-        if trainer.estimated_stepping_batches == float("inf"):
-            raise UserError(
-                f"trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for compression.{self.name} to plan for: set one of them."
-            )
-        return super().total_steps(trainer)
-
     def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
         """The parameters that this method may mask, by name."""
         return maskable(net, self.layers, self.exclude, self.types, self.head, prefix=f"compression.{self.name}")
+
+    def check(self, net: nn.Module) -> None:
+        self.choose(net)
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         """Called once before the first optimizer step (0) and once after each (from 1), when masks have been applied."""

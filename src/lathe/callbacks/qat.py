@@ -111,7 +111,6 @@ class QAT(Compression):
             )
         self._quantizers = quantizers(net)
         self._weighted = weighted(net)
-        self._norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
         self._parameters = sum(parameter.numel() for parameter in net.parameters())
         for q in self._quantizers:
             q.observer, q.percentile = self.observer, self.percentile
@@ -138,6 +137,8 @@ class QAT(Compression):
     # -- when
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Synchronised BatchNorm layers have taken the place of plain ones since setup.
+        self._norms = [module for module in pl_module.get_submodule("net").modules() if isinstance(module, _BatchNorm)]
         for q in self._quantizers:
             q.sync()  # a strategy may have filled the buffers by its own way
         shares = {"start": self.start, "observers": self.freeze_observers, "batchnorm": self.freeze_batchnorm}

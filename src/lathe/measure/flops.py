@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
 # Dense peak rates in TFLOP/s, without sparsity, accumulating in float32, from NVIDIA's data sheets and architecture white papers
 # (a data sheet that prints "with sparsity" is halved here). The pattern has to match the whole device name, so that a laptop chip
@@ -31,6 +31,15 @@ _PEAKS: tuple[tuple[str, tuple[float | None, float | None, float | None, float]]
     (r"(NVIDIA |Tesla )?T4", (65, None, None, 8.1)),  # T4 data sheet
 )
 _COLUMNS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 3}
+
+
+
+def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
+    """By shapes, as torch counts attention on GPUs and on the meta device; it leaves out the kernel that a CPU takes."""
+    return int(sdpa_flop_count(query, key, value))
+
+
+_ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
 
 
 def net_input(batch: Any) -> Tensor:
@@ -65,7 +74,7 @@ def count_flops(net: nn.Module, example: Tensor) -> int:
             torch.random.fork_rng(devices=devices),
             torch.no_grad(),
             torch.compiler.set_stance("force_eager"),
-            FlopCounterMode(display=False) as counter,
+            FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter,
         ):
             net(example)
     finally:
