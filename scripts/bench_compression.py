@@ -64,8 +64,8 @@ class Bench:
             teacher = (f"compression.distill.teacher={dense}",) if "distill" in name else ()
             found[name] = self.command("train.py", name, *fixed, "optimizer.lr=0.05", f"ckpt_path={dense}", *overrides, *teacher)
         found["ptq_static"] = self.command("scripts/compress.py", "dense", f"run={dense}", "compression=ptq_static")
-        found["teacher"] = self.command("train.py", "teacher", "experiment=synthetic_teacher", f"seed={self.seed}")
-        found["student"] = self.command("train.py", "student", "experiment=synthetic_kd", "compression=none", f"seed={self.seed}")
+        found["teacher"] = self.command("train.py", "teacher", "experiment=synthetic_kd_teacher", f"seed={self.seed}")
+        found["student"] = self.command("train.py", "student", "experiment=synthetic_kd", "compression.distill=null", f"seed={self.seed}")
         found["student, taught"] = self.command(
             "train.py", "taught", "experiment=synthetic_kd", f"seed={self.seed}", f"compression.distill.teacher={found['teacher']}"
         )
