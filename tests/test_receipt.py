@@ -1,4 +1,4 @@
-"""Receipts of short runs, and their sentences; compiled forms run eagerly here, for compilers take longer than these nets."""
+"""Receipts of short runs; compiled forms run eagerly here, for compilers take longer than these nets."""
 
 import dataclasses
 import json
@@ -9,14 +9,10 @@ from typing import Any
 import pytest
 import torch
 from helpers import SMALL, config, new_run
-from torch import nn
 
 from lathe import export, score
 from lathe.errors import UserError
-from lathe.nets import MLP
 from lathe.receipt import measured, receipt, write
-from lathe.receipt.facts import Reference, changed_nothing, layers, peak_memory, scored, sizes, weight_sparsity
-from lathe.receipt.words import findings, method
 from lathe.run import train
 from lathe.rundir import RunDir
 
@@ -192,119 +188,3 @@ def test_language_models(tmp_path: Path) -> None:
     for backend in ("eager", "onnx"):
         assert rows[backend, "test"]["perplexity"] == pytest.approx(result["test/perplexity"], rel=1e-4)
     assert found["metric"] == "loss"
-
-
-# -- parts
-
-
-def net() -> MLP:
-    return MLP(channels=1, image_size=4, num_classes=3, width=8, depth=2)
-
-
-def test_sizes_and_layers_of_a_masked_net() -> None:
-    some = net()
-    with torch.no_grad():
-        some.stem.linear.weight[:4].zero_()  # 64 of 128
-    x = torch.zeros(1, 1, 4, 4)
-    assert sizes(some, x) == {"parameters": 128 + 8 + 64 + 8 + 24 + 3, "non_zero": 235 - 64, "macs": 216, "effective_macs": 152}
-    rows = layers(some, x)
-    assert [(row["name"], row["weights"], row["sparsity"], row["macs"]) for row in rows] == [
-        ("stem.linear", 128, 0.5, 128), ("blocks.0.linear", 64, 0.0, 64), ("head", 24, 0.0, 24)]  # fmt: skip
-    assert weight_sparsity(some) == pytest.approx(64 / 216)
-
-
-def test_methods_that_left_no_trace_are_named() -> None:
-    kinds = {
-        "distill": "distillation",
-        "prune": "masks",
-        "qat": "quantization",
-        "prune_channels": "structure",
-        "ptq_static": "after",
-    }
-    found = changed_nothing(kinds, net())
-    assert [text.split()[0] for text in found] == [f"compression={name}" for name in kinds if name != "distill"]
-    assert all("changed nothing" in text for text in found)
-    masked = net()
-    with torch.no_grad():
-        masked.head.weight[0].zero_()
-    assert changed_nothing({"prune": "masks"}, masked) == []
-
-
-def test_peak_memory_counts_weights_and_the_fullest_moment() -> None:
-    some = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 2))
-    with torch.no_grad():
-        peak = peak_memory(some, torch.zeros(5, 4))
-    weights = 4 * (400 + 100 + 200 + 2)
-    assert peak == weights + 4 * (20 + 500 + 10)
-
-
-def test_agreement_leaves_out_what_does_not_count_and_recomputes_what_it_could_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    from lathe.tasks import ClassificationTask
-
-    monkeypatch.setattr("lathe.receipt.facts.KEPT", 4)
-    some, calls = nn.Identity(), []
-
-    def dense(x: torch.Tensor) -> torch.Tensor:
-        calls.append(len(x))
-        return -x
-
-    reference = Reference(dense)
-    batches = [(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([1, -100])), (torch.eye(2), torch.tensor([0, 0]))]
-    for _ in range(2):
-        figures, told = scored(ClassificationTask(some), some, batches, reference)
-        assert figures["accuracy"] == pytest.approx(2 / 3)
-        assert told is not None
-        assert (told.share, told.n, told.largest) == (0.0, 3, 4.0)
-    assert calls == [2, 2, 2]  # the first batch is kept, the second not
-
-
-def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
-    made = {"of": of, "backend": backend, "device": "cpu", "batch": 1, "threads": 1, "median_ms": median, "p10_ms": median,
-            "p90_ms": median, "n": 9}  # fmt: skip
-    for key in ("eager", "bf16", "twin"):
-        made |= {f"over_{key}": 1.0, f"beside_{key}": "same"}
-    return {**made, **changes}
-
-
-def told(**changes: Any) -> str:
-    given = {
-        "chosen": {"by": "val/accuracy", "step": 7},
-        "split": "test",
-        "metric": "accuracy",
-        "figures": [],
-        "files": [],
-        "latency": [],
-        "structure": [],
-        "size": {"sparsity": 0.0},
-        "compression": {"qat": "quantization"},
-    }
-    return "\n".join(findings({**given, **changes}))
-
-
-def test_integers_that_lose_against_bf16_are_told() -> None:
-    slow = row("this", "onnx_int8", 2.0, over_bf16=1.4, beside_bf16="slower", over_eager=0.5, beside_eager="faster")
-    text = told(structure=["quantization"], latency=[row("this", "eager", 9.0), slow])
-    assert "onnx_int8 is this net's fastest, 2.000 ms, 0.50 of the time of the dense net in eager fp32 (faster)" in text
-    assert "the integers of onnx_int8 are slower than the dense net compiled in bf16 (1.40 of its time)" in text
-    assert "buy bytes, not time" in text
-    fast = row("this", "onnx_int8", 2.0, over_bf16=0.4, beside_bf16="faster")
-    assert "buy bytes" not in told(structure=["quantization"], latency=[fast])
-
-
-def test_what_zeros_do_not_buy_is_told() -> None:
-    rows = [row("this", "eager", 2.04), row("dense", "eager", 2.0), row("this", "onnx", 1.0)]
-    files = [{"of": "this", "target": "onnx", "bytes": 900, "gzipped": 250, "ratio": 1.0, "gzipped_ratio": 0.3}]
-    text = told(size={"sparsity": 0.8}, latency=rows, files=files, compression={"prune": "masks"})
-    assert "80.0% of the layers' weights are zero, which buys no time by itself" in text
-    assert "(eager 2.040 ms beside the dense 2.000 ms at batch 1)" in text
-    assert "0.300 of the gzipped bytes" in text
-
-
-def test_a_busy_machine_distillation_and_missing_files_are_told() -> None:
-    assert "The machine was busy: the dense net's own calls differ by a factor of 2.0" in told(
-        latency=[row("dense", "eager", 2.0, p90_ms=4.0)]
-    )
-    assert "busy" not in told(latency=[row("dense", "eager", 2.0, p90_ms=2.5)])
-    assert "Distillation alone changes weights" in told(compression={"distill": "distillation"})
-    assert "No file could be exported" in told()
-    assert any("by more than 3%" in line for line in method({"baseline": None, "structure": []}, 5))

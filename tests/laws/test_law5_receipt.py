@@ -80,6 +80,8 @@ def test_every_figure_is_found_again_in_the_runs_own_files(pruned: Path) -> None
     files = {row["target"]: row for row in receipt["files"] if row["of"] == "this"}
     assert files["onnx"]["bytes"] == path.stat().st_size
     assert files["onnx"]["gzipped"] == pytest.approx(len(gzip.compress(path.read_bytes(), 6)), abs=20)
+    dense = next(row for row in receipt["files"] if (row["of"], row["target"]) == ("dense", "onnx"))
+    assert (receipt["ships"], receipt["bytes_share"]) == ("onnx", files["onnx"]["gzipped"] / dense["bytes"])
     assert files["onnx"]["gzipped_ratio"] < 0.5 < 0.95 < files["onnx"]["ratio"]
     assert receipt["compression"] == {"prune": "masks"}
     assert (receipt["warnings"], receipt["left_out"]) == ([], [])

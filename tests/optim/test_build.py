@@ -11,7 +11,7 @@ from torch import nn
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim import build_optimizer
-from lathe.optim.build import scaled_lr
+from lathe.optim.build import parameter_groups, scaled_lr
 
 BASE = {
     "kind": torch.optim.SGD,
@@ -180,3 +180,18 @@ def test_mistakes_cost_one_sentence(change: dict, sentence: str) -> None:
 def test_a_frozen_net_is_refused() -> None:
     with pytest.raises(UserError, match="every parameter of the net is frozen"):
         build_optimizer(small_net().requires_grad_(False), **BASE)
+
+
+class Scaled(nn.Linear):
+    never_decayed = ("scale",)
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.scale = nn.Parameter(torch.ones(2, 1))
+
+
+def test_a_module_names_what_must_not_decay() -> None:
+    net = nn.Sequential(Scaled(), nn.Linear(2, 2))
+    groups = parameter_groups(net, weight_decay=0.1, no_decay=["bias"], roles={})
+    found = {group["name"]: [tuple(parameter.shape) for parameter in group["params"]] for group in groups}
+    assert found == {"decay": [(2, 3), (2, 2)], "no_decay": [(2, 1), (2,), (2,)]}

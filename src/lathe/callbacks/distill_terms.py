@@ -103,6 +103,7 @@ class Comparison:
     def __init__(self, settings: Settings, student: Probe, teacher: Probe, nets: tuple[nn.Module, nn.Module], seed: int) -> None:
         self.settings = settings
         self.pairs: dict[str, list[tuple[str, str]]] = {}
+        self.channels: dict[str, int] = {}  # of the student's layers, in the whole net
         self.connectors = nn.ModuleDict()
         self.queue: Queue | None = None
         self._pending: tuple[Tensor, Tensor] | None = None  # what the queue takes next, once the backward pass is through
@@ -115,6 +116,7 @@ class Comparison:
                 pairs = self.pairs[method] = pairs_of(method, student, teacher, nets, patterns)
                 for index, (ours, theirs) in enumerate(pairs):
                     shapes = student.shapes[ours], teacher.shapes[theirs]
+                    self.channels[ours] = _channels(shapes[0])
                     if method == "fitnets":
                         self.connectors[f"fitnets_{index}"] = connector(*shapes)
                     if method == "crd":
@@ -155,7 +157,15 @@ class Comparison:
             return dist(outputs, logits, s.temperature, s.between_weight, s.within_weight, rows)
         assert ours is not None
         assert theirs is not None
-        terms = [self._feature(method, i, ours.take(a), theirs.take(b), which) for i, (a, b) in enumerate(self.pairs[method])]
+        terms = []
+        for index, (mine, other) in enumerate(self.pairs[method]):
+            features = ours.take(mine)
+            if _channels(features.shape[1:]) != self.channels[mine]:
+                raise UserError(
+                    f"{KEY}: {mine} gives {_channels(features.shape[1:])} channels where the whole net has {self.channels[mine]}, since the "
+                    f"strategy or another method has cut it: {method} can't compare it, use method=kd, dkd or dist."
+                )
+            terms.append(self._feature(method, index, features, theirs.take(other), which))
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
     def _feature(self, method: str, index: int, ours: Tensor, theirs: Tensor, which: Counted) -> Tensor:
@@ -163,10 +173,6 @@ class Comparison:
         if method == "fitnets":
             link = self.connectors[f"fitnets_{index}"]
             weight: Any = link.weight
-            if ours.shape[1 if ours.dim() == 4 else -1] != weight.shape[1]:
-                raise UserError(
-                    f"{KEY}: the student's layer has other channels than when training began, and a hint can't follow: take method=kd."
-                )
             if rows is not None and ours.dim() == 3 and len(rows) == len(ours):
                 rows = rows.repeat_interleave(ours.shape[1])
             return hint(link(ours.to(weight.dtype)), theirs, rows)
@@ -206,6 +212,11 @@ class Comparison:
             self.queue.embeddings.copy_(state["queue"])
             self.queue.labels.copy_(state["labels"])
             self.queue.next = state["next"]
+
+
+def _channels(shape: tuple[int, ...]) -> int:
+    """Of features of this shape, without the batch: the first of three sizes, else the last."""
+    return shape[0] if len(shape) == 3 else shape[-1]
 
 
 def _everyones(embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -96,7 +96,8 @@ class FakeQuantize(nn.Module):
         self.follows, self.lsq = follows, lsq
         self.observer, self.percentile = "moving_average", 99.99
         self.shared = False  # whether several layers read the same tensor through this quantizer
-        self.low, self.high = (1 - 2 ** (bits - 1), 2 ** (bits - 1) - 1) if symmetric else (0, 2**bits - 1)
+        self.high: int = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
+        self.low: int = -self.high if symmetric else 0
         shape = [1] if axis is None else [channels, groups] if group_size is not None else [channels]
         self.register_buffer("scale", torch.ones(shape, device=device))
         if lsq:

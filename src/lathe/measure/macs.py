@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lathe.measure.flops import _ATTENTION
+
 
 @dataclass(frozen=True)
 class LayerMacs:
@@ -52,7 +54,7 @@ def count_macs(net: nn.Module, example: Tensor) -> Macs:
     modes = [(module, module.training) for module in net.modules()]
     devices = [example.device] if example.is_cuda else []
     layers = {name: module for name, module in net.named_modules() if _weight(module) is not None}
-    counter = FlopCounterMode(display=False)
+    counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
     meters = {name: _Meter(counter) for name in layers}
     handles = []
     for name, module in layers.items():

@@ -166,6 +166,9 @@ class _Receipt:
         }
         with tempfile.TemporaryDirectory() as folder:
             forms, found["files"] = self._forms(Path(folder))
+            ships = words.shipped(found["files"])
+            found["ships"] = ships["target"] if ships else None
+            found["bytes_share"] = ships["share"] if ships else None  # what travels, over the dense net's file as it lies on disk
             found["figures"] = self._figures(forms)
             cells = [
                 (device, batch, n) for device in self.devices for n in self._threads(device) for batch in self.effort.batches
@@ -228,10 +231,12 @@ class _Receipt:
         return {
             "of": of,
             "target": target,
+            "path": f"exports/{target}" if of == "this" else None,
             "bytes": size.bytes,
             "gzipped": size.gzipped,
             "ratio": size.bytes / dense.bytes if dense else None,
             "gzipped_ratio": size.gzipped / dense.gzipped if dense else None,
+            "share": size.gzipped / dense.bytes if dense else None,
         }
 
     def _figures(self, forms: Sequence[Form]) -> list[dict[str, Any]]:

@@ -1,0 +1,68 @@
+"""What a receipt says without a clock, against arithmetic."""
+
+import pytest
+import torch
+from torch import nn
+
+from lathe.nets import MLP
+from lathe.receipt.facts import Reference, changed_nothing, layers, peak_memory, scored, sizes, weight_sparsity
+from lathe.tasks import ClassificationTask
+
+
+def net() -> MLP:
+    return MLP(channels=1, image_size=4, num_classes=3, width=8, depth=2)
+
+
+def test_sizes_and_layers_of_a_masked_net() -> None:
+    some = net()
+    with torch.no_grad():
+        some.stem.linear.weight[:4].zero_()  # 64 of 128
+    x = torch.zeros(1, 1, 4, 4)
+    assert sizes(some, x) == {"parameters": 128 + 8 + 64 + 8 + 24 + 3, "non_zero": 235 - 64, "macs": 216, "effective_macs": 152}
+    rows = layers(some, x)
+    assert [(row["name"], row["weights"], row["sparsity"], row["macs"]) for row in rows] == [
+        ("stem.linear", 128, 0.5, 128), ("blocks.0.linear", 64, 0.0, 64), ("head", 24, 0.0, 24)]  # fmt: skip
+    assert weight_sparsity(some) == pytest.approx(64 / 216)
+
+
+def test_methods_that_left_no_trace_are_named() -> None:
+    kinds = {
+        "distill": "distillation",
+        "prune": "masks",
+        "qat": "quantization",
+        "prune_channels": "structure",
+        "ptq_static": "after",
+    }
+    found = changed_nothing(kinds, net())
+    assert [text.split()[0] for text in found] == [f"compression={name}" for name in kinds if name != "distill"]
+    assert all("changed nothing" in text for text in found)
+    masked = net()
+    with torch.no_grad():
+        masked.head.weight[0].zero_()
+    assert changed_nothing({"prune": "masks"}, masked) == []
+
+
+def test_peak_memory_counts_weights_and_the_fullest_moment() -> None:
+    some = nn.Sequential(nn.Linear(4, 100), nn.Linear(100, 2))
+    with torch.no_grad():
+        peak = peak_memory(some, torch.zeros(5, 4))
+    weights = 4 * (400 + 100 + 200 + 2)
+    assert peak == weights + 4 * (20 + 500 + 10)
+
+
+def test_agreement_leaves_out_what_does_not_count_and_recomputes_what_it_could_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.receipt.facts.KEPT", 4)
+    some, calls = nn.Identity(), []
+
+    def dense(x: torch.Tensor) -> torch.Tensor:
+        calls.append(len(x))
+        return -x
+
+    reference = Reference(dense)
+    batches = [(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([1, -100])), (torch.eye(2), torch.tensor([0, 0]))]
+    for _ in range(2):
+        figures, told = scored(ClassificationTask(some), some, batches, reference)
+        assert figures["accuracy"] == pytest.approx(2 / 3)
+        assert told is not None
+        assert (told.share, told.n, told.largest) == (0.0, 3, 4.0)
+    assert calls == [2, 2, 2]  # the first batch is kept, the second not

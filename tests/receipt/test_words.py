@@ -1,0 +1,57 @@
+"""The sentences of a receipt, good news and bad."""
+
+from typing import Any
+
+from lathe.receipt.words import findings, method
+
+
+def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
+    made = {"of": of, "backend": backend, "device": "cpu", "batch": 1, "threads": 1, "median_ms": median, "p10_ms": median,
+            "p90_ms": median, "n": 9}  # fmt: skip
+    for key in ("eager", "bf16", "twin"):
+        made |= {f"over_{key}": 1.0, f"beside_{key}": "same"}
+    return {**made, **changes}
+
+
+def told(**changes: Any) -> str:
+    given = {
+        "chosen": {"by": "val/accuracy", "step": 7},
+        "split": "test",
+        "metric": "accuracy",
+        "figures": [],
+        "files": [],
+        "latency": [],
+        "structure": [],
+        "size": {"sparsity": 0.0},
+        "compression": {"qat": "quantization"},
+    }
+    return "\n".join(findings({**given, **changes}))
+
+
+def test_integers_that_lose_against_bf16_are_told() -> None:
+    slow = row("this", "onnx_int8", 2.0, over_bf16=1.4, beside_bf16="slower", over_eager=0.5, beside_eager="faster")
+    text = told(structure=["quantization"], latency=[row("this", "eager", 9.0), slow])
+    assert "onnx_int8 is this net's fastest, 2.000 ms, 0.50 of the time of the dense net in eager fp32 (faster)" in text
+    assert "the integers of onnx_int8 are slower than the dense net compiled in bf16 (1.40 of its time)" in text
+    assert "buy bytes, not time" in text
+    fast = row("this", "onnx_int8", 2.0, over_bf16=0.4, beside_bf16="faster")
+    assert "buy bytes" not in told(structure=["quantization"], latency=[fast])
+
+
+def test_what_zeros_do_not_buy_is_told() -> None:
+    rows = [row("this", "eager", 2.04), row("dense", "eager", 2.0), row("this", "onnx", 1.0)]
+    files = [{"of": "this", "target": "onnx", "bytes": 900, "gzipped": 250, "ratio": 1.0, "gzipped_ratio": 0.3}]
+    text = told(size={"sparsity": 0.8}, latency=rows, files=files, compression={"prune": "masks"})
+    assert "80.0% of the layers' weights are zero, which buys no time by itself" in text
+    assert "(eager 2.040 ms beside the dense 2.000 ms at batch 1)" in text
+    assert "0.300 of the gzipped bytes" in text
+
+
+def test_a_busy_machine_distillation_and_missing_files_are_told() -> None:
+    assert "The machine was busy: the dense net's own calls differ by a factor of 2.0" in told(
+        latency=[row("dense", "eager", 2.0, p90_ms=4.0)]
+    )
+    assert "busy" not in told(latency=[row("dense", "eager", 2.0, p90_ms=2.5)])
+    assert "Distillation alone changes weights" in told(compression={"distill": "distillation"})
+    assert "No file could be exported" in told()
+    assert any("by more than 3%" in line for line in method({"baseline": None, "structure": []}, 5))
