@@ -106,6 +106,7 @@ def test_beside_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
     assert f"{told['share']:.4f} of their 297 predictions are equal" in " ".join(found["findings"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_onnx")
 def test_the_run_that_it_started_from_is_its_baseline(run: RunDir, tmp_path: Path) -> None:
     for number, path in enumerate((run.path, run.best)):

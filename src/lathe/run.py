@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lathe import receipt, rundir, stacking, summary
+from lathe import rundir, stacking, summary
 from lathe.build import call_factory, make, make_task
 from lathe.callbacks import (
     AtomicCheckpointIO,
@@ -77,14 +77,8 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         run.finish(result)
         summary.show(result, run.path)
         if any(isinstance(callback, Compression) for callback in callbacks) and cfg["compression"]["receipt"] != "none":
-            receipt.write(run, cfg, baseline_of(cfg), cfg["compression"]["receipt"])
+            stacking.write_receipt(run, cfg)
     return result
-
-
-def baseline_of(cfg: dict[str, Any]) -> Path | None:
-    """The run that this one started from, which its receipt compares it with."""
-    path = Path(cfg["ckpt_path"] or "")
-    return path if cfg["ckpt_path"] is not None and (path / "config.yaml").is_file() else None
 
 
 def quiet() -> None:

@@ -1,13 +1,15 @@
 """The methods of compression of a run: made from the configuration, and brought to their end once training is over."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
-from lathe import score
+from lathe import receipt, score
 from lathe.build import make, make_task
 from lathe.callbacks import AtomicCheckpointIO, Compression
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.compression.structure import structure_of
+from lathe.rundir import RunDir
 from lathe.stages import methods, windows
 
 
@@ -56,3 +58,18 @@ def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
     kept = {name: state[name] for name in ("epoch", "global_step", "pytorch-lightning_version") if name in state}
     weights = {name: value.detach().clone().contiguous() for name, value in net.state_dict().items()}
     AtomicCheckpointIO().save_checkpoint({**kept, "state_dict": weights, "structure": structure_of(net), "finalised": True}, path)
+
+
+def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
+    """Measures what compression has made, beside the run that this one started from. The run itself is complete: a receipt that fails is
+    told, and can be asked for again."""
+    path = Path(cfg["ckpt_path"] or "")
+    baseline = path if cfg["ckpt_path"] is not None and (path / "config.yaml").is_file() else None
+    try:
+        receipt.write(run, cfg, baseline, cfg["compression"]["receipt"])
+    except Exception as error:
+        words = " ".join(str(error).split())[:300]
+        warnings.warn(
+            f"The run is complete, but its receipt failed ({type(error).__name__}: {words}): python scripts/receipt.py run={run.path}",
+            stacklevel=2,
+        )

@@ -1,16 +1,14 @@
-"""Distillation in runs: what the student is trained on, what is refused, and what a death or a second process changes (nothing)."""
+"""Distillation in runs: what the student is trained on, and what is refused."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from distilling import MLP, QUIET, RESNET, TEACHER, distilled, result, run_of, slow
 from helpers import column, new_run, weights
 from hydra.core.global_hydra import GlobalHydra
-from interruptions import NEVER, Interrupted, Interruption, interruption, same
 from lightning.pytorch import seed_everything
-from ranks import on_ranks
 
 import lathe.run
 from lathe import stacking
@@ -19,34 +17,6 @@ from lathe.callbacks.distill import Distill
 from lathe.compression.distillation import kd
 from lathe.errors import UserError
 from lathe.score import open_net
-
-__all__ = ["interruption"]  # a fixture
-
-QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "callbacks.throughput=null",
-         "trainer.log_every_n_steps=1", "compression.receipt=none", "data.batch_size=100")  # fmt: skip
-MLP = ("model=mlp", "model.net.width=8", "model.net.depth=2", "trainer.max_epochs=2")
-TEACHER = ("model=mlp", "model.net.width=32", "model.net.depth=2", "trainer.max_epochs=8", "data.batch_size=50")
-RESNET = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "data.batch_size=50", "trainer.max_epochs=1", "test=false",
-          "trainer.limit_train_batches=8")  # fmt: skip
-
-
-def run_of(folder: Path, *overrides: str) -> Path:
-    cfg = new_run(folder, *QUIET, *overrides)
-    lathe.run.train(cfg)
-    return Path(cfg["paths"]["run_dir"])
-
-
-def distilled(teacher: Path | str, *settings: str) -> tuple[str, ...]:
-    return (
-        "compression=distill",
-        f"compression.distill.teacher={teacher}",
-        *(f"compression.distill.{item}" for item in settings),
-    )
-
-
-def result(run: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((run / "result.json").read_text())
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +118,7 @@ def test_layers_that_can_not_be_compared(tmp_path: Path, resnet: Path) -> None:
     assert said.endswith("no layer of the student can; name other teacher_layers.")
 
 
-METHODS = ["dkd", "dist", "fitnets", "attention", "rkd", "crd", "kd+attention"]
+METHODS = ["dkd", "fitnets", "crd", *map(slow, ("dist", "attention", "rkd", "kd+attention"))]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -159,62 +129,6 @@ def test_every_method_pulls_the_student_to_its_teacher(tmp_path: Path, resnet: P
     soft = column(run, "train/soft_loss")
     assert len(soft) == 24
     assert sum(soft[-3:]) < 0.9 * sum(soft[:3])
-
-
-@pytest.mark.parametrize("overrides", [
-    ("compression.distill.teacher=ema", "compression.distill.ema_decay=0.9"),
-    ("compression.distill.method=kd+crd", "compression.distill.crd_queue=150"),
-    ("compression.distill.method=fitnets+dist", "precision=bf16-mixed", "optimizer=adamw"),
-    ("compression.distill.method=crd", "optimizer=muon", "model.net.depth=3", "trainer.accumulate_grad_batches=2"),
-], ids=["ema", "crd", "fitnets", "muon"])  # fmt: skip
-def test_a_death_changes_nothing(tmp_path: Path, teacher: Path, interruption: Interruption, overrides: tuple[str, ...]) -> None:
-    def train(step: int) -> Path:
-        cfg = new_run(tmp_path / str(step), *QUIET, *MLP, "callbacks.checkpoint.every_n_train_steps=3", "model.net.dropout=0.1",
-                      *distilled(teacher, "weight=0.1"), *overrides)  # fmt: skip
-        interruption.hook, interruption.step = "on_train_batch_start", step
-        if step < NEVER:
-            with pytest.raises(Interrupted):
-                lathe.run.train(cfg)
-            interruption.step = NEVER
-        lathe.run.train(cfg)
-        return Path(cfg["paths"]["run_dir"])
-
-    alone, again = train(NEVER), train(8)
-    same(alone, again)
-    states = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"] for run in (alone, again)]
-    assert_equal(*states)
-
-
-def assert_equal(left: Any, right: Any) -> None:
-    if isinstance(left, torch.Tensor):
-        assert torch.equal(left, right)
-    elif isinstance(left, dict):
-        assert left.keys() == right.keys()
-        for key in left:
-            assert_equal(left[key], right[key])
-    elif isinstance(left, list):
-        assert len(left) == len(right)
-        for a, b in zip(left, right, strict=True):
-            assert_equal(a, b)
-    else:
-        assert left == right
-
-
-def test_the_ema_teacher_is_the_average_of_the_student(tmp_path: Path) -> None:
-    run = run_of(tmp_path, *MLP, "trainer.max_epochs=1", "trainer.limit_train_batches=2", *distilled("ema", "ema_decay=0.15"))
-    state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
-    first = run_of(
-        tmp_path / "one",
-        *MLP,
-        "trainer.max_epochs=1",
-        "trainer.limit_train_batches=1",
-        "scheduler=constant",
-        *distilled("ema", "ema_decay=0.0"),
-    )
-    assert state["callbacks"]["Distill"]["average"]["updates"] == 2
-    one = torch.load(first / "checkpoints" / "last.ckpt", weights_only=True)
-    for name, value in one["callbacks"]["Distill"]["average"]["average"].items():
-        assert torch.equal(value, one["state_dict"][name]), "a decay of 0 copies"
 
 
 def test_several_teachers_share_the_term(tmp_path: Path, teacher: Path, resnet: Path) -> None:
@@ -258,7 +172,7 @@ def test_a_cache_answers_what_came_before(tmp_path: Path, teacher: Path) -> None
         run_of(tmp_path / "augmented", *MLP, "trainer.max_epochs=3", "data.augment.mixup=0.5", *distilled(teacher, "cache=4"))
 
 
-@pytest.mark.parametrize("method", ["kd", "dkd", "dist", "crd"])
+@pytest.mark.parametrize("method", ["dkd", *map(slow, ("kd", "dist", "crd"))])
 def test_mixed_images_are_shown_to_the_teacher_as_they_are(tmp_path: Path, teacher: Path, method: str) -> None:
     run = run_of(tmp_path, *MLP, "data.augment.mixup=0.5", *distilled(teacher, f"method={method}"))
     assert all(0 < value < 100 for value in column(run, "train/soft_loss"))
@@ -293,6 +207,7 @@ def test_outside_its_window_the_task_is_left_alone(tmp_path: Path, teacher: Path
     assert len(column(run, "train/soft_loss")) == 20 - 13
 
 
+@pytest.mark.slow
 def test_features_come_out_of_a_compiled_net(tmp_path: Path, resnet: Path) -> None:
     settings = (
         *RESNET,
@@ -303,41 +218,6 @@ def test_features_come_out_of_a_compiled_net(tmp_path: Path, resnet: Path) -> No
     eager = run_of(tmp_path / "eager", *settings)
     compiled = run_of(tmp_path / "compiled", *settings, "compile=default", "compile.backend=aot_eager")
     assert column(compiled, "train/soft_loss") == pytest.approx(column(eager, "train/soft_loss"), rel=1e-4)
-
-
-def _train(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
-    lathe.run.train(cfg)
-    return {}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [("method=kd",), ("method=kd+fitnets", "weight=0.5"), ("method=crd",), ("teacher=ema", "ema_decay=0.5")],
-    ids=["kd", "fitnets", "crd", "ema"],
-)
-def test_two_processes_have_the_losses_of_one(tmp_path: Path, teacher: Path, settings: tuple[str, ...]) -> None:
-    short = (
-        *MLP,
-        "trainer.max_epochs=1",
-        "trainer.limit_train_batches=8",
-        "optimizer.lr=0.02",
-        "trainer.accumulate_grad_batches=2",
-    )
-    cfg = new_run(tmp_path / "two", *QUIET, *short, "strategy=ddp", "trainer.devices=2", *distilled(teacher, *settings))
-    on_ranks(_train, cfg)
-    two = Path(cfg["paths"]["run_dir"])
-    one = run_of(tmp_path / "one", *short, *distilled(teacher, *settings))
-    if settings != ("method=crd",):  # which compares samples within a process's part
-        for name in ("train/loss", "train/hard_loss", "train/soft_loss"):
-            assert column(two, name) == pytest.approx(column(one, name), rel=1e-4), name
-    states = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"] for run in (one, two)]
-    assert len(states[1]["sums"]) == 2
-    if "average" in states[0]:
-        for name, value in states[0]["average"]["average"].items():
-            torch.testing.assert_close(states[1]["average"]["average"][name], value)
-    if settings[0] == "method=kd+fitnets":
-        for name, value in states[0]["comparisons"][0]["connectors"].items():
-            torch.testing.assert_close(states[1]["comparisons"][0]["connectors"][name], value)
 
 
 def test_outside_of_a_run_it_says_what_it_lacks() -> None:

@@ -162,8 +162,8 @@ class Comparison:
             features = ours.take(mine)
             if _channels(features.shape[1:]) != self.channels[mine]:
                 raise UserError(
-                    f"{KEY}: {mine} gives {_channels(features.shape[1:])} channels where the whole net has {self.channels[mine]}, since the "
-                    f"strategy or another method has cut it: {method} can't compare it, use method=kd, dkd or dist."
+                    f"{KEY}: {mine} gives {_channels(features.shape[1:])} channels where the whole net has {self.channels[mine]}, since "
+                    f"the strategy or another method has cut it: {method} can't compare it, use method=kd, dkd or dist."
                 )
             terms.append(self._feature(method, index, features, theirs.take(other), which))
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum()

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
@@ -39,26 +38,23 @@ class _AfterTraining(Compression):
         self.weight_bits = weight_bits
         self.layer_bits, self.exclude = dict(layer_bits or {}), list(exclude or [])
         for key, bits in {"weight_bits": weight_bits, **{f"layer_bits.{p}": b for p, b in self.layer_bits.items()}}.items():
-            self.check(key, bits, bits in BITS and not isinstance(bits, bool), "give a whole number from 2 to 8")
+            self.demand(key, bits, bits in BITS and not isinstance(bits, bool), "give a whole number from 2 to 8")
         self.key = f"compression.{self.name}"  # what a pattern's sentence names
         self._layers: dict[str, int] = {}
 
-    def check(self, key: str, value: Any, holds: bool, way_out: str) -> None:
+    def demand(self, key: str, value: Any, holds: bool, way_out: str) -> None:
         """Raises UserError, naming the key and `way_out`, unless it `holds`."""
         if not holds:
             raise UserError(f"compression.{self.name}.{key}={value}: {way_out}.")
 
     def check_batches(self, batches: int) -> None:
         """Takes the number of training batches that are looked at."""
-        self.check("batches", batches, isinstance(batches, int) and batches >= 1, "give a whole number from 1")
+        self.demand("batches", batches, isinstance(batches, int) and batches >= 1, "give a whole number from 1")
         self.batches = batches
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Tells now what would be told after hours of training."""
-        if stage == "fit":
-            net = pl_module.get_submodule("net")
-            refuse_quantized(net)
-            self.check_layers(net)
+    def check(self, net: nn.Module) -> None:
+        refuse_quantized(net)
+        self.check_layers(net)
 
     def overrides(self) -> dict[str, LayerPlan | None]:
         """What differs from `plan`, by pattern."""
@@ -122,9 +118,9 @@ class PTQStatic(_AfterTraining):
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
         self.check_batches(batches)
-        self.check("observer", observer, observer in OBSERVERS, f"choose one of {', '.join(OBSERVERS)}")
-        self.check("percentile", percentile, 50 < percentile <= 100, "give a number above 50 and up to 100")
-        self.check("activation_bits", activation_bits, activation_bits in BITS, "give a whole number from 2 to 8")
+        self.demand("observer", observer, observer in OBSERVERS, f"choose one of {', '.join(OBSERVERS)}")
+        self.demand("percentile", percentile, 50 < percentile <= 100, "give a number above 50 and up to 100")
+        self.demand("activation_bits", activation_bits, activation_bits in BITS, "give a whole number from 2 to 8")
         self.observer, self.percentile = observer, percentile
         self.equalize, self.bias_correction = equalize, bias_correction
         self.plan = LayerPlan(weight_bits=weight_bits, activation_bits=activation_bits, per_channel=per_channel)
@@ -167,7 +163,7 @@ class PTQDynamic(_AfterTraining):
         exclude: Sequence[str] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
-        self.check("activation_bits", activation_bits, activation_bits in BITS, "give a whole number from 2 to 8")
+        self.demand("activation_bits", activation_bits, activation_bits in BITS, "give a whole number from 2 to 8")
         self.plan = LayerPlan(
             weight_bits=weight_bits, activation_bits=activation_bits, per_channel=per_channel, activation="dynamic"
         )
@@ -206,7 +202,7 @@ class WeightOnly(_AfterTraining):
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
         self.check_batches(batches)
-        self.check("group_size", group_size, group_size is None or (isinstance(group_size, int) and group_size >= 2),
+        self.demand("group_size", group_size, group_size is None or (isinstance(group_size, int) and group_size >= 2),
                    "give a whole number from 2, such as 32, or null for one scale per output channel")  # fmt: skip
         self.bias_correction = bias_correction
         self.plan = LayerPlan(weight_bits=weight_bits, activation_bits=None, activation="none", group_size=group_size)
@@ -220,7 +216,7 @@ class WeightOnly(_AfterTraining):
         if size is None:
             return []
         left = [name for name in layers if net.get_submodule(name).weight[0].numel() % size]  # type: ignore[index]
-        self.check("group_size", size, len(left) < len(layers), "it divides the inputs of no layer; give another, or null")
+        self.demand("group_size", size, len(left) < len(layers), "it divides the inputs of no layer; give another, or null")
         return left
 
     def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:

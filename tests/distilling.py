@@ -1,0 +1,40 @@
+"""What the tests of distillation share: small runs, and how a teacher is named on the command line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import new_run
+
+import lathe.run
+
+QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "callbacks.throughput=null",
+         "trainer.log_every_n_steps=1", "compression.receipt=none", "data.batch_size=100")  # fmt: skip
+MLP = ("model=mlp", "model.net.width=8", "model.net.depth=2", "trainer.max_epochs=2")
+TEACHER = ("model=mlp", "model.net.width=32", "model.net.depth=2", "trainer.max_epochs=8", "data.batch_size=50")
+RESNET = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "data.batch_size=50", "trainer.max_epochs=1", "test=false",
+          "trainer.limit_train_batches=8")  # fmt: skip
+
+
+def run_of(folder: Path, *overrides: str) -> Path:
+    cfg = new_run(folder, *QUIET, *overrides)
+    lathe.run.train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+def distilled(teacher: Path | str, *settings: str) -> tuple[str, ...]:
+    return (
+        "compression=distill",
+        f"compression.distill.teacher={teacher}",
+        *(f"compression.distill.{item}" for item in settings),
+    )
+
+
+def result(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "result.json").read_text())
+    return found
+
+
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
