@@ -51,7 +51,9 @@ class Bench:
         if done.returncode:
             raise SystemExit(f"{name}, seed {self.seed}: {done.stdout[-2000:]}\n{done.stderr[-3000:]}")
         directories = [path.parent for path in log_dir.glob("*/*/result.json") if not path.parent.parent.is_symlink()]
-        directory = max({path.resolve() for path in directories}, key=lambda path: path.name)  # compress.py puts its run beside the dense one
+        directory = max(
+            {path.resolve() for path in directories}, key=lambda path: path.name
+        )  # compress.py puts its run beside the dense one
         print(f"seed {self.seed}: {name}", file=sys.stderr, flush=True)
         return Path(directory)
 
@@ -65,9 +67,15 @@ class Bench:
             found[name] = self.command("train.py", name, *fixed, "optimizer.lr=0.05", f"ckpt_path={dense}", *overrides, *teacher)
         found["ptq_static"] = self.command("scripts/compress.py", "dense", f"run={dense}", "compression=ptq_static")
         found["teacher"] = self.command("train.py", "teacher", "experiment=synthetic_kd_teacher", f"seed={self.seed}")
-        found["student"] = self.command("train.py", "student", "experiment=synthetic_kd", "compression.distill=null", f"seed={self.seed}")
+        found["student"] = self.command(
+            "train.py", "student", "experiment=synthetic_kd", "compression.distill=null", f"seed={self.seed}"
+        )
         found["student, taught"] = self.command(
-            "train.py", "taught", "experiment=synthetic_kd", f"seed={self.seed}", f"compression.distill.teacher={found['teacher']}"
+            "train.py",
+            "taught",
+            "experiment=synthetic_kd",
+            f"seed={self.seed}",
+            f"compression.distill.teacher={found['teacher']}",
         )
         return found
 
@@ -94,15 +102,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(options.jobs) as pool:
         benches = [Bench(Path(folder), seed, options.epochs) for seed in range(1, options.rounds + 1)]
         seeds = [{name: read(path) for name, path in runs.items()} for runs in pool.map(Bench.run, benches)]
-    lines = ["| run | test accuracy, % | points from dense | bytes of dense, gzipped over plain | |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| run | test accuracy, % | points from dense | bytes of dense, gzipped over plain | |",
+        "| --- | --- | --- | --- | --- |",
+    ]
     for name in seeds[0]:
         accuracies = [seed[name]["accuracy"] for seed in seeds]
         gains = [seed[name]["accuracy"] - seed["dense"]["accuracy"] for seed in seeds]
         own = name not in ("teacher", "student", "student, taught")
         met = ("met" if statistics.mean(gains) >= -LIMITS[name] else "missed") if name in LIMITS else ""
         limit = f", bar -{LIMITS[name]}" if name in LIMITS else ""
-        lines.append(f"| {name} | {spread(accuracies)} | {spread(gains) + limit if own and name != 'dense' else ''} | {sizes(seeds, name)} | {met} |")
-    closed = [(s["student, taught"]["accuracy"] - s["student"]["accuracy"]) / (s["teacher"]["accuracy"] - s["student"]["accuracy"]) for s in seeds]
+        lines.append(
+            f"| {name} | {spread(accuracies)} | {spread(gains) + limit if own and name != 'dense' else ''} | {sizes(seeds, name)} | {met} |"
+        )
+    closed = [
+        (s["student, taught"]["accuracy"] - s["student"]["accuracy"]) / (s["teacher"]["accuracy"] - s["student"]["accuracy"])
+        for s in seeds
+    ]
     lines += ["", f"Share of the gap between student and teacher that distillation closes: {spread(closed)}, bar 0.50."]
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "lightning", "onnxruntime", "torch-pruning"))
     print("\n".join(lines))

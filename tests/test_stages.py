@@ -12,7 +12,7 @@ from lathe.stages import check_compression, methods, windows
 def group(*names: str, stages: Any = None) -> dict[str, Any]:
     kinds = {"distill": "distillation", "prune_channels": "structure", "prune": "masks", "rigl": "masks", "qat": "quantization",
              "ptq_static": "after"}  # fmt: skip
-    return {"stages": stages, "receipt": "none", **{name: {"kind": kinds[name]} for name in names}}
+    return {"stages": stages, "receipt": "none", **{name: {"_target_": "a.b", "kind": kinds[name]} for name in names}}
 
 
 def check(*names: str, stages: Any = None, **strategy: Any) -> None:
@@ -56,6 +56,13 @@ def test_a_method_without_a_kind_is_refused() -> None:
 def test_an_unknown_receipt_is_refused() -> None:
     with pytest.raises(UserError, match=r"^compression\.receipt=None: choose one of quick, full, none\.$"):
         check_compression({"compression": {**group("prune"), "receipt": None}, "strategy": {}})
+
+
+def test_options_of_a_method_that_was_not_chosen_are_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"^compression\.distill sets options of a method that the run does not have: add distill"
+    ):
+        check_compression({"compression": {"distill": {"teacher": "logs/a"}}, "strategy": {}})
 
 
 def test_stages_share_the_run() -> None:

@@ -123,7 +123,18 @@ def check_values(cfg: dict[str, Any]) -> None:
     Raises:
         UserError: naming the key, its value and the way out.
     """
-    for group in ("data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "compression", "callbacks", "logger"):
+    for group in (
+        "data",
+        "model",
+        "optimizer",
+        "trainer",
+        "strategy",
+        "precision",
+        "compile",
+        "compression",
+        "callbacks",
+        "logger",
+    ):
         older = group == "compression" and group not in cfg  # a run from before there was any
         require(
             older or isinstance(cfg.get(group), dict),

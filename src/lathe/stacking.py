@@ -1,6 +1,7 @@
 """The methods of compression of a run: made from the configuration, and brought to their end once training is over."""
 
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ def make_methods(cfg: dict[str, Any]) -> list[Compression]:
         method: Compression = make({key: value for key, value in node.items() if key != "kind"}, f"compression.{name}")
         method.window = shares[name]
         if hasattr(method, "open_run"):
-            method.open_run = score.open_net
+            method.open_run = partial(score.open_net, key=f"compression.{name}.teacher")
         made.append(method)
     return made
 

@@ -25,7 +25,10 @@ def check_compression(cfg: dict[str, Any]) -> None:
     nodes, receipt = methods(compression), compression.get("receipt", "none")
     require(receipt in RECEIPTS, f"compression.receipt={receipt!r}: choose one of {', '.join(RECEIPTS)}.")
     for name, node in nodes.items():
-        kind = node.get("kind") if isinstance(node, dict) else None
+        chosen = isinstance(node, dict) and "_target_" in node
+        require(chosen, f"compression.{name} sets options of a method that the run does not have: add {name} to compression, or set "
+                        f"compression.{name}=null.")  # fmt: skip
+        kind = node.get("kind")
         require(kind in KINDS, f"compression.{name}.kind={kind!r}: choose one of {', '.join(KINDS)}.")
     names = list(nodes)
     ordered = sorted(names, key=lambda name: KINDS.index(nodes[name]["kind"]))

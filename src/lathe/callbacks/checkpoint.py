@@ -99,7 +99,9 @@ class Checkpoint(CheckpointBase):
         unmonitored = self.monitor is None
         if last_epoch and not unmonitored and self.best_score is None:
             late = [type(method).__name__ for method in compressions(trainer) if not method.ready(trainer)]
-            reason = f"{' and '.join(late)} ended with the run" if late else f"{self.monitor} was never reported (no validation ran?)"
+            reason = (
+                f"{' and '.join(late)} ended with the run" if late else f"{self.monitor} was never reported (no validation ran?)"
+            )
             rank_zero_warn(f"{reason}, so best.ckpt is the newest state.")
             unmonitored = True
         if unmonitored:

@@ -116,6 +116,9 @@ class Distill(Compression):
 
     # -- when
 
+    def check(self, net: nn.Module) -> None:
+        self.teachers.open_others(self.open_run)
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return

@@ -53,7 +53,12 @@ class Teachers:
         if self.specs == ["ema"]:
             self.average = Average(net, self.ema_decay)
             self.nets = [self.average.net]
-        else:
+        elif not self.nets:
+            self.open_others(open_run)
+
+    def open_others(self, open_run: OpenRun | None) -> None:
+        """Opens the teachers that are nets of their own, and no average of the student."""
+        if self.specs != ["ema"]:
             self.nets = [open_teacher(spec, open_run) for spec in self.specs]
 
     def probed(self, index: int, example: Tensor, student: Probe) -> Probe:

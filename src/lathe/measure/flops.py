@@ -33,7 +33,6 @@ _PEAKS: tuple[tuple[str, tuple[float | None, float | None, float | None, float]]
 _COLUMNS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 3}
 
 
-
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
     """By shapes, as torch counts attention on GPUs and on the meta device; it leaves out the kernel that a CPU takes."""
     return int(sdpa_flop_count(query, key, value))
