@@ -46,8 +46,8 @@ class Bench:
         """Runs a real command; returns the directory of the run that it made."""
         log_dir = self.folder / str(self.seed) / name.replace(" ", "_").replace("/", "_")
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run([sys.executable, str(ROOT / script), *arguments, f"paths.log_dir={log_dir}"], cwd=self.folder, env=environment,
-                              capture_output=True, text=True)  # fmt: skip
+        words = [sys.executable, str(ROOT / script), *arguments, f"paths.log_dir={log_dir}"]
+        done = subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True)  # noqa: S603
         if done.returncode:
             raise SystemExit(f"{name}, seed {self.seed}: {done.stdout[-2000:]}\n{done.stderr[-3000:]}")
         directories = [path.parent for path in log_dir.glob("*/*/result.json") if not path.parent.parent.is_symlink()]

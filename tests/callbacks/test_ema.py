@@ -1,4 +1,4 @@
-"""The average is the one on paper, it is what gets evaluated and saved, and an interruption does not change it."""
+"""The average is the one on paper, and it is what gets evaluated and saved."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,22 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from averaged import Saves, assert_same, copy_of
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
 from lathe.errors import UserError
-
-
-def copy_of(net: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in net.state_dict().items()}
-
-
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 class Recorder(Callback):
@@ -40,16 +31,6 @@ class Recorder(Callback):
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         self.after_validation.append(copy_of(pl_module.net))
-
-
-class Saves(Callback):
-    """A checkpoint after every step, without a state of its own that a later trainer would have to take over."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        trainer.save_checkpoint(self.folder / f"step={trainer.global_step}.ckpt")
 
 
 def by_hand(
@@ -158,37 +139,6 @@ def test_checkpoint_written_inside_validation_keeps_both(tiny: SimpleNamespace, 
         assert torch.equal(raw, recorder.trained[6][name])
 
 
-@pytest.mark.parametrize("stop", [1, 5, 6, 7, 10])
-@pytest.mark.parametrize("strips", [True, False])
-def test_resume_is_bit_for_bit(tiny: SimpleNamespace, tmp_path: Path, stop: int, strips: bool) -> None:
-    def run(resume: str | None, max_steps: int) -> tuple[EMA, dict[str, Tensor], dict[str, Any]]:
-        ema, task = EMA(decay=0.9, every_n_steps=2, start_step=1), tiny.Task(strips=strips)
-        file = tmp_path / f"{max_steps}"
-        trainer = tiny.trainer(ema, Saves(file), max_epochs=3, max_steps=max_steps)
-        trainer.fit(task, tiny.Loader(), ckpt_path=resume, weights_only=True)
-        return ema, copy_of(task.net), torch.load(file / f"step={max_steps}.ckpt", weights_only=True)
-
-    whole = run(None, 18)
-    run(None, stop)
-    parts = run(str(tmp_path / f"{stop}" / f"step={stop}.ckpt"), 18)
-    assert parts[0].updates == whole[0].updates == 8
-    assert_same(parts[1], whole[1])
-    assert_same(parts[2]["state_dict"], whole[2]["state_dict"])
-    assert_same(parts[2]["ema"]["raw"], whole[2]["ema"]["raw"])
-
-
-def test_a_checkpoint_between_step_and_update_loses_nothing(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    class SavesEarly(Callback):
-        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            if trainer.global_step == 4:
-                trainer.save_checkpoint(tmp_path / "early.ckpt")
-
-    whole, parts = tiny.Task(), tiny.Task()
-    tiny.trainer(SavesEarly(), EMA(decay=0.9)).fit(whole, tiny.Loader())
-    tiny.trainer(EMA(decay=0.9)).fit(parts, tiny.Loader(), ckpt_path=str(tmp_path / "early.ckpt"))
-    assert_same(copy_of(parts.net), copy_of(whole.net))
-
-
 def test_low_precision_weights_are_averaged_in_float32(tiny: SimpleNamespace, tmp_path: Path) -> None:
     ema, task = EMA(decay=0.999, warmup=False), tiny.Task(nn.Linear(3, 2).bfloat16())
     tiny.trainer(ema, Saves(tmp_path), precision="bf16-true").fit(task, tiny.Loader(dtype=torch.bfloat16))
@@ -260,14 +210,6 @@ def test_weights_only_checkpoints_are_refused(tiny: SimpleNamespace, tmp_path: P
     trainer = tiny.trainer(EMA(), ModelCheckpoint(tmp_path, save_weights_only=True))
     with pytest.raises(UserError, match=r"callbacks\.checkpoint\.save_weights_only=true"):
         trainer.fit(tiny.Task(), tiny.Loader())
-
-
-def test_a_checkpoint_without_average_warns_and_starts_from_its_weights(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    tiny.trainer(Saves(tmp_path), max_epochs=1).fit(tiny.Task(), tiny.Loader())
-    ema = EMA()
-    with pytest.warns(UserWarning, match="holds no moving average"):
-        tiny.trainer(ema).fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=6.ckpt"))
-    assert ema.updates == 6
 
 
 def test_a_net_that_changes_shape_later_is_refused(tiny: SimpleNamespace) -> None:

@@ -1,4 +1,4 @@
-"""Sparsity follows its schedule exactly, by every criterion, over interruptions and on every number of processes."""
+"""Sparsity follows its schedule exactly, by every criterion."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -6,111 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from ranks import on_ranks
+from lightning.pytorch import Callback, Trainer
+from pruned import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
 
-from lathe.callbacks.ema import EMA
 from lathe.callbacks.pruning import Prune, PruneNM, PruneStructured
 from lathe.compression.masks import make_masks
 from lathe.compression.sparsity_schedules import SparsitySchedule
 from lathe.errors import UserError
-from lathe.nets import ViT
-
-
-class Loader:
-    """Six batches `(x [8, 4], y [8])` of this process's half of each, that remember how far they got."""
-
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
-        generator = torch.Generator().manual_seed(1)
-        x, y = torch.randn(6, 8, 4, generator=generator), torch.randint(0, 3, (6, 8), generator=generator)
-        self.batches = [(a[rank::world], b[rank::world]) for a, b in zip(x, y, strict=True)]
-        self.done = self.begin = 0
-
-    def __len__(self) -> int:
-        return 6
-
-    def __iter__(self) -> Any:
-        begin, self.begin = self.begin, 0
-        for i in range(begin, 6):
-            self.done = i + 1
-            yield self.batches[i]
-
-    def state_dict(self) -> dict[str, int]:
-        return {"done": self.done % 6}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["done"]
-
-
-class Task(LightningModule):
-    """The net's own names in checkpoints, as lathe's tasks do it; the loss is the mean over the whole batch."""
-
-    def __init__(self, net: nn.Module | None = None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = net or nn.Sequential(
-            nn.Linear(4, 10), nn.ReLU(), nn.Dropout(0.1), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3)
-        )
-
-    def configure_model(self) -> None:
-        shard = getattr(self.trainer.strategy, "shard", None)
-        if shard is not None:
-            shard(self)
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        self.net(batch[0])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.net.parameters(), lr=0.02, weight_decay=0.1)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["state_dict"] = {k.removeprefix("net."): v for k, v in checkpoint["state_dict"].items()}
-        checkpoint["random"] = torch.get_rng_state()
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["state_dict"] = {f"net.{k}": v for k, v in checkpoint["state_dict"].items()}
-        self.random = checkpoint["random"]
-
-    def on_train_start(self) -> None:
-        if hasattr(self, "random"):
-            torch.set_rng_state(self.random)
-
-
-class Watch(Callback):
-    """Zeros among the weights and whether the method says that it is ready, after each step; checkpoints after some."""
-
-    def __init__(self, prune: Prune, folder: Path | None = None, *steps: int) -> None:
-        self.prune, self.folder, self.steps = prune, folder, steps
-        self.zeros: dict[int, int] = {}
-        self.ready: list[int] = []
-        self.seen: dict[int, dict[str, Tensor]] = {}
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
-        step = trainer.global_step
-        weights = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in pl_module.net.named_parameters()}
-        self.seen[step] = {name: weight.detach().clone() for name, weight in weights.items()}
-        self.zeros[step] = sum(int((weights[name] == 0).sum()) for name in ("0.weight", "3.weight") if name in weights)
-        if self.prune.ready(trainer):
-            self.ready.append(step)
-        if step in self.steps:
-            trainer.save_checkpoint(f"{self.folder}/step={step}.ckpt")
-
-
-def fit(prune: Prune, *callbacks: Callback, task: Task | None = None, resume: str | None = None, steps: int = 24,
-        rank: int = 0, strategy: Any = "auto", **options: Any) -> Task:  # fmt: skip
-    task, world = task or Task(), 1 if strategy == "auto" else 2
-    trainer = Trainer(accelerator="cpu", devices=world, strategy=strategy, logger=False, max_epochs=4, max_steps=steps,
-                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=1,
-                      use_distributed_sampler=False, callbacks=[prune, *callbacks], **options)  # fmt: skip
-    trainer.fit(task, Loader(rank, world), Loader(), ckpt_path=resume, weights_only=True)
-    return task
-
-
-WEIGHTS = 4 * 10 + 10 * 8
 
 
 @pytest.mark.parametrize("kind", ["cubic", "linear", "exponential", "stepped", "one_shot"])
@@ -154,30 +57,6 @@ def test_magnitude_takes_the_smallest_of_the_net() -> None:
     masks = make_masks(scores, 0.5)
     assert all(torch.equal(masks[name], prune.masks[name]) for name in masks)
     assert all(torch.equal(dense.seen[12][name] * masks[name], watch.seen[12][name]) for name in masks)
-
-
-@pytest.mark.parametrize("criterion", ["magnitude", "random", "taylor", "movement", "wanda"])
-@pytest.mark.parametrize("stop", [3, 11, 20])
-def test_resume_is_bit_for_bit(tmp_path: Path, criterion: str, stop: int) -> None:
-    def run(resume: str | None, steps: int) -> tuple[dict[str, Tensor], Prune]:
-        prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=3)
-        (tmp_path / str(steps)).mkdir(exist_ok=True)
-
-        # The run is as long as it was meant to be: the schedule's steps are shares of it.
-        class Dies(Callback):
-            def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-                trainer.should_stop = trainer.global_step >= steps
-
-        task = fit(prune, EMA(decay=0.5), Watch(prune, tmp_path / str(steps), steps), Dies(), resume=resume)
-        return {name: tensor.clone() for name, tensor in task.net.state_dict().items()}, prune
-
-    expected, whole = run(None, 24)
-    run(None, stop)
-    found, again = run(f"{tmp_path}/{stop}/step={stop}.ckpt", 24)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    assert all(torch.equal(again.masks[name], whole.masks[name]) for name in whole.masks)
-    assert sum(int((found[name] == 0).sum()) for name in whole.masks) == round(0.6 * WEIGHTS)
-    assert again.updates == whole.updates > 3
 
 
 def test_criteria_choose_differently() -> None:
@@ -261,21 +140,6 @@ def test_layers_that_do_not_divide() -> None:
         fit(PruneNM(m=5, n=1, exclude=["3"]))
 
 
-def test_a_run_that_goes_on_from_a_dense_checkpoint_is_pruned_at_once(tmp_path: Path) -> None:
-    class Saves(Callback):
-        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
-            if trainer.global_step == 18:
-                trainer.save_checkpoint(tmp_path / "dense.ckpt")
-
-    class Plain(Callback): ...
-
-    fit(Plain(), Saves())  # type: ignore[arg-type]
-    prune = Prune(0.5, start=0.1, end=0.6)
-    watch = Watch(prune)
-    fit(prune, watch, resume=str(tmp_path / "dense.ckpt"))
-    assert watch.zeros == dict.fromkeys(range(19, 25), 60)
-
-
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
@@ -300,118 +164,3 @@ def test_values_out_of_range_are_named(options: dict[str, Any], sentence: str) -
 def test_a_run_without_end_has_no_shares(tiny: SimpleNamespace) -> None:
     with pytest.raises(UserError, match=r"trainer\.max_epochs=-1"):
         tiny.trainer(Prune(), max_epochs=-1, limit_train_batches=2).fit(tiny.Task(), tiny.Loader())
-
-
-# -- processes
-
-
-def on_a_rank(rank: int, folder: str, criterion: str, strategy: str, resume: str | None) -> Any:
-    from lathe.strategies import DDP
-    from lathe.strategies.fsdp import FSDP
-
-    prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=2)
-    watch = Watch(prune, Path(folder), 11)
-    net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Identity(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
-    torch.manual_seed(0)
-    for layer in net:
-        if isinstance(layer, nn.Linear):
-            layer.reset_parameters()
-    made: Any = {"ddp": DDP, "fsdp": lambda: FSDP(min_params=10), "auto": lambda: "auto"}[strategy]()
-    fit(prune, EMA(decay=0.5), watch, task=Task(net), rank=rank, strategy=made, resume=resume)
-    return watch.seen[24], prune.masks, watch.zeros
-
-
-@pytest.mark.parametrize(
-    ("strategy", "criterion"),
-    [
-        ("ddp", "magnitude"),
-        ("fsdp", "taylor"),
-        pytest.param("ddp", "taylor", marks=pytest.mark.slow),
-        pytest.param("ddp", "wanda", marks=pytest.mark.slow),
-        pytest.param("fsdp", "magnitude", marks=pytest.mark.slow),
-        pytest.param("fsdp", "wanda", marks=pytest.mark.slow),
-    ],
-)
-def test_two_processes_hold_the_masks_of_one_and_resume(tmp_path: Path, strategy: str, criterion: str) -> None:
-    alone, masks, zeros = on_a_rank(0, str(tmp_path), criterion, "auto", None)
-    (tmp_path / "two").mkdir()
-    first = on_ranks(on_a_rank, str(tmp_path / "two"), criterion, strategy, None)
-    (tmp_path / "again").mkdir()
-    again = on_ranks(on_a_rank, str(tmp_path / "again"), criterion, strategy, str(tmp_path / "two" / "step=11.ckpt"))
-    for weights, own, counts in first:
-        assert counts == zeros
-        assert all(torch.equal(own[name], masks[name]) for name in masks)
-        for name in alone:
-            torch.testing.assert_close(weights[name], alone[name], rtol=1e-4, atol=1e-5)
-    for (one, own, counts), (other, own_too, rest) in zip(first, again, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
-        assert all(torch.equal(own[name], own_too[name]) for name in own)
-        assert rest == {step: zero for step, zero in counts.items() if step > 11}
-    saved = torch.load(tmp_path / "two" / "step=11.ckpt", weights_only=True)
-    (state,) = [value for key, value in saved["callbacks"].items() if "Prune" in key]
-    for name, mask in state["masks"].items():
-        assert mask.shape == masks[name].shape
-        assert (saved["state_dict"][name][~mask] == 0).all()
-
-
-class Images(Loader):
-    """The same batches as squares of 4x4 pixels, whole on every process."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(2)
-        self.batches = [(torch.randn(8, 1, 4, 4, generator=generator), y) for _, y in self.batches]
-
-
-def cut_layers(rank: int, criterion: str, devices: int) -> Any:
-    from lathe.strategies.tensor import Tensor as TensorParallel
-
-    torch.manual_seed(0)
-    task = Task(ViT(width=16, depth=2, heads=2, patch_size=2, channels=1, image_size=4, num_classes=3))
-    prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=2)
-    made: Any = TensorParallel(tensor=2) if devices == 2 else "auto"
-    trainer = Trainer(accelerator="cpu", devices=devices, strategy=made, logger=False, max_epochs=4, enable_checkpointing=False,
-                      enable_progress_bar=False, enable_model_summary=False, callbacks=[prune, EMA(decay=0.5)])  # fmt: skip
-    trainer.fit(task, Images(), Images())
-    weights = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in task.net.named_parameters()}
-    return {name: weight.detach() for name, weight in weights.items()}, prune.masks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("criterion", ["magnitude", "taylor", "wanda"])
-def test_layers_that_processes_share_have_the_masks_of_one(criterion: str) -> None:
-    alone, masks = cut_layers(0, criterion, 1)
-    for weights, own in on_ranks(cut_layers, criterion, 2, timeout=120):
-        assert sum(int((~mask).sum()) for mask in own.values()) == round(0.6 * sum(mask.numel() for mask in masks.values()))
-        assert all(torch.equal(own[name], masks[name]) for name in masks)
-        # The gradient of keys' biases is zero but for rounding, which AdamW blows up.
-        for name in [name for name in alone if not name.endswith("k.bias")]:
-            torch.testing.assert_close(weights[name], alone[name], rtol=1e-3, atol=1e-4)
-        assert all((weights[name][~own[name]] == 0).all() for name in own)
-
-
-def differing(rank: int) -> str:
-    prune = Prune(0.5)
-    prune.masks = {"a": torch.tensor([True, bool(rank)])}
-    with pytest.raises(UserError) as caught:
-        prune.state_dict()
-    return str(caught.value)
-
-
-def test_processes_with_different_masks_are_told() -> None:
-    one, other = on_ranks(differing)
-    assert one == other
-    assert one.startswith("compression.prune: the processes hold different masks (")
-
-
-def sends(rank: int) -> dict[str, Tensor]:
-    prune = Prune(0.5)
-    prune.parameters = {"a": nn.Parameter(torch.ones(2, 2))}
-    prune.set_masks({"a": torch.tensor([[True, False], [True, bool(rank)]])})
-    return {**prune.masks, "weight": prune.parameters["a"].detach()}
-
-
-def test_the_masks_are_those_of_process_0() -> None:
-    for held in on_ranks(sends):
-        assert held["a"].tolist() == [[True, False], [True, False]]
-        assert held["weight"].tolist() == [[1, 0], [1, 0]]

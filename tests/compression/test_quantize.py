@@ -6,39 +6,27 @@ from typing import Any
 
 import pytest
 import torch
+from quantizing import X, resnet, seeded
 from torch import Tensor, nn
 
 from lathe.compression.quantize import (
     LayerPlan,
-    calibrate,
     describe,
-    freeze_observers,
     integer_weight,
     quantize,
     quantized_layers,
-    quantizers,
     rebuild,
     set_enabled,
     strip,
     update_ranges,
 )
-from lathe.compression.quantized_layers import QuantAdd, QuantConv2d, QuantLinear
+from lathe.compression.quantized_layers import QuantConv2d, QuantLinear
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.errors import UserError
-from lathe.nets import GPT, CifarResNet, ViT
+from lathe.nets import GPT, ViT
 from lathe.nets.add import Add
 
-
-@pytest.fixture(autouse=True)
-def seeded() -> None:
-    torch.manual_seed(0)
-
-
-def resnet() -> nn.Module:
-    return CifarResNet(depth=8, width=4, in_channels=1).eval()
-
-
-X = torch.rand(4, 1, 8, 8)
+__all__ = ["seeded"]  # a fixture
 
 
 def gpt(tie_weights: bool = True) -> nn.Module:
@@ -181,19 +169,6 @@ def test_strip_leaves_plain_layers_with_the_integers_values() -> None:
     assert type(strip(net).blocks[0].add) is Add  # type: ignore[union-attr,index]
 
 
-def test_frozen_ranges_do_not_move() -> None:
-    net: Any = nn.Sequential(nn.Linear(4, 4))
-    quantize(net, torch.ones(2, 4))
-    freeze_observers(net)
-    set_enabled(net, True)
-    scales = [q.qparams(net[0].weight)[0].clone() for q in quantizers(net)]
-    with torch.no_grad():
-        net[0].weight.mul_(3)
-    net(torch.full((2, 4), 9.0))
-    update_ranges(net)
-    assert all(torch.equal(q.qparams(net[0].weight)[0], scale) for q, scale in zip(quantizers(net), scales, strict=True))
-
-
 def test_what_can_not_be_quantized_is_refused() -> None:
     with pytest.raises(UserError, match=r"the pattern 'haed' matches no layer of CifarResNet.*did you mean head\?"):
         quantize(resnet(), X, overrides={"haed": None}, key="compression.qat.layer_bits")
@@ -234,63 +209,6 @@ def test_a_layer_whose_forward_is_never_called_is_left_alone() -> None:
             return nn.functional.linear(self.called(x), self.read.weight)
 
     assert quantize(Indirect(), torch.randn(2, 3)) == ["called"]
-
-
-def test_dynamic_activations_need_no_data() -> None:
-    net: Any = resnet()
-    quantize(net, X, LayerPlan(activation="dynamic"))
-    set_enabled(net, True)
-    assert not any(isinstance(layer, QuantAdd) for layer in quantized_layers(net).values())
-    before = copy.deepcopy(net.state_dict())
-    assert all(torch.equal(net.conv.input_quantizer(factor * X), net.conv.input_quantizer(X) * factor) for factor in (2, 64))
-    net.train()(X)
-    update_ranges(net)
-    net.eval()
-    before |= {name: value for name, value in net.state_dict().items() if "bn" in name}
-    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
-
-
-@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
-def test_calibration_fixes_ranges_of_the_float_net(method: str) -> None:
-    net: Any = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
-    nn.init.ones_(net[0].weight)
-    quantize(net, torch.zeros(1, 1))
-    values = torch.randn(20000, 1)
-    values[0], values[1] = 50.0, -50.0
-    calibrate(net.train(), [values, (values, None)], method, percentile=99.9)
-    assert net.training
-    ranges = [(float(q.minimum), float(q.maximum)) for q in quantizers(net) if not q.symmetric]
-    assert all(q.is_enabled for q in quantizers(net))
-    if method == "minmax":
-        assert ranges == [(-50, 50), (0, 50)]
-    else:
-        for low, high in ranges:
-            assert low == 0 or -7 < low < -2
-            assert 2 < high < 7
-    state = copy.deepcopy(net.state_dict())
-    net(values)
-    update_ranges(net)
-    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
-
-
-def test_calibration_is_refused_what_it_can_not_use() -> None:
-    net = resnet()
-    quantize(net, X)
-    with pytest.raises(UserError, match="method='kl'"):
-        calibrate(net, [X], "kl")
-    with pytest.raises(UserError, match="percentile=5"):
-        calibrate(net, [X], "percentile", percentile=5)
-    with pytest.raises(UserError, match="no batch"):
-        calibrate(net, [])
-
-
-def test_percentiles_of_an_iterator_of_batches() -> None:
-    net, twin = resnet(), resnet()
-    twin.load_state_dict(net.state_dict())
-    for each, batches in ((net, [X, 2 * X]), (twin, iter([X, 2 * X]))):
-        quantize(each, X)
-        calibrate(each, batches, "percentile")
-    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in net.state_dict().items())
 
 
 def test_training_by_hand() -> None:

@@ -106,14 +106,15 @@ def gpu(request: dict[str, Any]) -> list[Case]:
 
 
 # What each method adds to a step, in its full course: masks that move, ranges that are observed, a teacher as large as the student.
+# By default masks move about a hundred times in a run; every tenth step is a short run of 1000 steps.
+MOVING = ("compression.prune.start=0", "compression.prune.end=1", "compression.prune.every_n_steps=10")
 METHODS = {
-    "prune": ("compression=prune", "compression.prune.start=0", "compression.prune.end=1"),
-    "rigl": ("compression=rigl",),
+    "prune": (*MOVING, "compression=prune"),
+    "prune, new masks at each step": (*MOVING, "compression=prune", "compression.prune.every_n_steps=1"),
     "qat": ("compression=qat",),
     "qat, learned steps": ("compression=qat", "compression.qat.lsq=true"),
     "distill": ("compression=distill", "compression.distill.teacher=ema"),
-    "distill, prune, qat": ("compression=[distill,prune,qat]", "compression.distill.teacher=ema", "compression.prune.start=0",
-                            "compression.prune.end=1"),
+    "distill, prune, qat": (*MOVING, "compression=[distill,prune,qat]", "compression.distill.teacher=ema"),
 }  # fmt: skip
 
 
@@ -134,7 +135,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
                "steps": 3, "warmup": 0, "batch_size": 256, "accelerator": "cpu"},
     "gpu": {"strategies": ["fsdp", "tensor", "deepspeed_2"], "rounds": 3, "steps": 20, "warmup": 10, "batch_size": 0,
             "accelerator": "gpu"},
-    "overhead": {"strategies": [], "rounds": 5, "steps": 20, "warmup": 3, "batch_size": 128, "accelerator": "cpu"},
+    "overhead": {"strategies": [], "rounds": 5, "steps": 10, "warmup": 3, "batch_size": 128, "accelerator": "cpu"},
 }  # fmt: skip
 
 

@@ -38,8 +38,9 @@ def parameter_groups(
     """Split the trainable parameters of `net` by their role (empty for most optimizers) and by whether they decay.
 
     `no_decay` holds the words `norm` (parameters of normalisation layers) and `bias` (names that end in bias) and name
-    patterns such as `head.*`; a module may name parameters of its own in `never_decayed`, such as learned step sizes. Each group has a `name` (`decay`, `no_decay`, `muon/decay`, ...) for the learning-rate monitor;
-    empty groups are left out. Frozen parameters are in none.
+    patterns such as `head.*`; a module may name parameters of its own in `never_decayed`, such as learned step sizes. Each group
+    has a `name` (`decay`, `no_decay`, `muon/decay`, ...) for the learning-rate monitor; empty groups are left out. Frozen parameters
+    are in none.
 
     Raises UserError if a pattern matches no parameter, or nothing is left to train.
     """

@@ -1,0 +1,170 @@
+"""Masks outlive interruptions, and are the same on every number of processes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from pruned import WEIGHTS, Loader, Task, Watch, fit
+from ranks import on_ranks
+from torch import Tensor, nn
+
+from lathe.callbacks.ema import EMA
+from lathe.callbacks.pruning import Prune
+from lathe.errors import UserError
+from lathe.nets import ViT
+
+
+@pytest.mark.parametrize("criterion", ["magnitude", "random", "taylor", "movement", "wanda"])
+@pytest.mark.parametrize("stop", [3, 11, 20])
+def test_resume_is_bit_for_bit(tmp_path: Path, criterion: str, stop: int) -> None:
+    def run(resume: str | None, steps: int) -> tuple[dict[str, Tensor], Prune]:
+        prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=3)
+        (tmp_path / str(steps)).mkdir(exist_ok=True)
+
+        # The run is as long as it was meant to be: the schedule's steps are shares of it.
+        class Dies(Callback):
+            def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+                trainer.should_stop = trainer.global_step >= steps
+
+        task = fit(prune, EMA(decay=0.5), Watch(prune, tmp_path / str(steps), steps), Dies(), resume=resume)
+        return {name: tensor.clone() for name, tensor in task.net.state_dict().items()}, prune
+
+    expected, whole = run(None, 24)
+    run(None, stop)
+    found, again = run(f"{tmp_path}/{stop}/step={stop}.ckpt", 24)
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    assert all(torch.equal(again.masks[name], whole.masks[name]) for name in whole.masks)
+    assert sum(int((found[name] == 0).sum()) for name in whole.masks) == round(0.6 * WEIGHTS)
+    assert again.updates == whole.updates > 3
+
+
+def test_a_run_that_goes_on_from_a_dense_checkpoint_is_pruned_at_once(tmp_path: Path) -> None:
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer: Trainer, *args: Any) -> None:
+            if trainer.global_step == 18:
+                trainer.save_checkpoint(tmp_path / "dense.ckpt")
+
+    class Plain(Callback): ...
+
+    fit(Plain(), Saves())  # type: ignore[arg-type]
+    prune = Prune(0.5, start=0.1, end=0.6)
+    watch = Watch(prune)
+    fit(prune, watch, resume=str(tmp_path / "dense.ckpt"))
+    assert watch.zeros == dict.fromkeys(range(19, 25), 60)
+
+
+# -- processes
+
+
+def on_a_rank(rank: int, folder: str, criterion: str, strategy: str, resume: str | None) -> Any:
+    from lathe.strategies import DDP
+    from lathe.strategies.fsdp import FSDP
+
+    prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=2)
+    watch = Watch(prune, Path(folder), 11)
+    net = nn.Sequential(nn.Linear(4, 10), nn.ReLU(), nn.Identity(), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3))
+    torch.manual_seed(0)
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            layer.reset_parameters()
+    made: Any = {"ddp": DDP, "fsdp": lambda: FSDP(min_params=10), "auto": lambda: "auto"}[strategy]()
+    fit(prune, EMA(decay=0.5), watch, task=Task(net), rank=rank, strategy=made, resume=resume)
+    return watch.seen[24], prune.masks, watch.zeros
+
+
+@pytest.mark.parametrize(
+    ("strategy", "criterion"),
+    [
+        ("ddp", "magnitude"),
+        ("fsdp", "taylor"),
+        pytest.param("ddp", "taylor", marks=pytest.mark.slow),
+        pytest.param("ddp", "wanda", marks=pytest.mark.slow),
+        pytest.param("fsdp", "magnitude", marks=pytest.mark.slow),
+        pytest.param("fsdp", "wanda", marks=pytest.mark.slow),
+    ],
+)
+def test_two_processes_hold_the_masks_of_one_and_resume(tmp_path: Path, strategy: str, criterion: str) -> None:
+    alone, masks, zeros = on_a_rank(0, str(tmp_path), criterion, "auto", None)
+    (tmp_path / "two").mkdir()
+    first = on_ranks(on_a_rank, str(tmp_path / "two"), criterion, strategy, None)
+    (tmp_path / "again").mkdir()
+    again = on_ranks(on_a_rank, str(tmp_path / "again"), criterion, strategy, str(tmp_path / "two" / "step=11.ckpt"))
+    for weights, own, counts in first:
+        assert counts == zeros
+        assert all(torch.equal(own[name], masks[name]) for name in masks)
+        for name in alone:
+            torch.testing.assert_close(weights[name], alone[name], rtol=1e-4, atol=1e-5)
+    for (one, own, counts), (other, own_too, rest) in zip(first, again, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+        assert all(torch.equal(own[name], own_too[name]) for name in own)
+        assert rest == {step: zero for step, zero in counts.items() if step > 11}
+    saved = torch.load(tmp_path / "two" / "step=11.ckpt", weights_only=True)
+    (state,) = [value for key, value in saved["callbacks"].items() if "Prune" in key]
+    for name, mask in state["masks"].items():
+        assert mask.shape == masks[name].shape
+        assert (saved["state_dict"][name][~mask] == 0).all()
+
+
+class Images(Loader):
+    """The same batches as squares of 4x4 pixels, whole on every process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(2)
+        self.batches = [(torch.randn(8, 1, 4, 4, generator=generator), y) for _, y in self.batches]
+
+
+def cut_layers(rank: int, criterion: str, devices: int) -> Any:
+    from lathe.strategies.tensor import Tensor as TensorParallel
+
+    torch.manual_seed(0)
+    task = Task(ViT(width=16, depth=2, heads=2, patch_size=2, channels=1, image_size=4, num_classes=3))
+    prune = Prune(0.6, criterion=criterion, start=0.1, end=0.75, every_n_steps=4, batches=2)
+    made: Any = TensorParallel(tensor=2) if devices == 2 else "auto"
+    trainer = Trainer(accelerator="cpu", devices=devices, strategy=made, logger=False, max_epochs=4, enable_checkpointing=False,
+                      enable_progress_bar=False, enable_model_summary=False, callbacks=[prune, EMA(decay=0.5)])  # fmt: skip
+    trainer.fit(task, Images(), Images())
+    weights = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in task.net.named_parameters()}
+    return {name: weight.detach() for name, weight in weights.items()}, prune.masks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("criterion", ["magnitude", "taylor", "wanda"])
+def test_layers_that_processes_share_have_the_masks_of_one(criterion: str) -> None:
+    alone, masks = cut_layers(0, criterion, 1)
+    for weights, own in on_ranks(cut_layers, criterion, 2, timeout=120):
+        assert sum(int((~mask).sum()) for mask in own.values()) == round(0.6 * sum(mask.numel() for mask in masks.values()))
+        assert all(torch.equal(own[name], masks[name]) for name in masks)
+        # The gradient of keys' biases is zero but for rounding, which AdamW blows up.
+        for name in [name for name in alone if not name.endswith("k.bias")]:
+            torch.testing.assert_close(weights[name], alone[name], rtol=1e-3, atol=1e-4)
+        assert all((weights[name][~own[name]] == 0).all() for name in own)
+
+
+def differing(rank: int) -> str:
+    prune = Prune(0.5)
+    prune.masks = {"a": torch.tensor([True, bool(rank)])}
+    with pytest.raises(UserError) as caught:
+        prune.state_dict()
+    return str(caught.value)
+
+
+def test_processes_with_different_masks_are_told() -> None:
+    one, other = on_ranks(differing)
+    assert one == other
+    assert one.startswith("compression.prune: the processes hold different masks (")
+
+
+def sends(rank: int) -> dict[str, Tensor]:
+    prune = Prune(0.5)
+    prune.parameters = {"a": nn.Parameter(torch.ones(2, 2))}
+    prune.set_masks({"a": torch.tensor([[True, False], [True, bool(rank)]])})
+    return {**prune.masks, "weight": prune.parameters["a"].detach()}
+
+
+def test_the_masks_are_those_of_process_0() -> None:
+    for held in on_ranks(sends):
+        assert held["a"].tolist() == [[True, False], [True, False]]
+        assert held["weight"].tolist() == [[1, 0], [1, 0]]

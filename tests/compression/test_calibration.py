@@ -1,0 +1,94 @@
+"""Ranges are those of the data that passed while they were observed, and do not move once they are fixed."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from quantizing import X, resnet, seeded
+from torch import nn
+
+from lathe.compression.quantize import (
+    LayerPlan,
+    calibrate,
+    freeze_observers,
+    quantize,
+    quantized_layers,
+    quantizers,
+    set_enabled,
+    update_ranges,
+)
+from lathe.compression.quantized_layers import QuantAdd
+from lathe.errors import UserError
+
+__all__ = ["seeded"]  # a fixture
+
+
+def test_frozen_ranges_do_not_move() -> None:
+    net: Any = nn.Sequential(nn.Linear(4, 4))
+    quantize(net, torch.ones(2, 4))
+    freeze_observers(net)
+    set_enabled(net, True)
+    scales = [q.qparams(net[0].weight)[0].clone() for q in quantizers(net)]
+    with torch.no_grad():
+        net[0].weight.mul_(3)
+    net(torch.full((2, 4), 9.0))
+    update_ranges(net)
+    assert all(torch.equal(q.qparams(net[0].weight)[0], scale) for q, scale in zip(quantizers(net), scales, strict=True))
+
+
+def test_dynamic_activations_need_no_data() -> None:
+    net: Any = resnet()
+    quantize(net, X, LayerPlan(activation="dynamic"))
+    set_enabled(net, True)
+    assert not any(isinstance(layer, QuantAdd) for layer in quantized_layers(net).values())
+    before = copy.deepcopy(net.state_dict())
+    assert all(torch.equal(net.conv.input_quantizer(factor * X), net.conv.input_quantizer(X) * factor) for factor in (2, 64))
+    net.train()(X)
+    update_ranges(net)
+    net.eval()
+    before |= {name: value for name, value in net.state_dict().items() if "bn" in name}
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+@pytest.mark.parametrize("method", ["minmax", "percentile", "entropy"])
+def test_calibration_fixes_ranges_of_the_float_net(method: str) -> None:
+    net: Any = nn.Sequential(nn.Linear(1, 1, bias=False), nn.ReLU(), nn.Linear(1, 1, bias=False))
+    nn.init.ones_(net[0].weight)
+    quantize(net, torch.zeros(1, 1))
+    values = torch.randn(20000, 1)
+    values[0], values[1] = 50.0, -50.0
+    calibrate(net.train(), [values, (values, None)], method, percentile=99.9)
+    assert net.training
+    ranges = [(float(q.minimum), float(q.maximum)) for q in quantizers(net) if not q.symmetric]
+    assert all(q.is_enabled for q in quantizers(net))
+    if method == "minmax":
+        assert ranges == [(-50, 50), (0, 50)]
+    else:
+        for low, high in ranges:
+            assert low == 0 or -7 < low < -2
+            assert 2 < high < 7
+    state = copy.deepcopy(net.state_dict())
+    net(values)
+    update_ranges(net)
+    assert all(torch.equal(value, state[name]) for name, value in net.state_dict().items())
+
+
+def test_calibration_is_refused_what_it_can_not_use() -> None:
+    net = resnet()
+    quantize(net, X)
+    with pytest.raises(UserError, match="method='kl'"):
+        calibrate(net, [X], "kl")
+    with pytest.raises(UserError, match="percentile=5"):
+        calibrate(net, [X], "percentile", percentile=5)
+    with pytest.raises(UserError, match="no batch"):
+        calibrate(net, [])
+
+
+def test_percentiles_of_an_iterator_of_batches() -> None:
+    net, twin = resnet(), resnet()
+    twin.load_state_dict(net.state_dict())
+    for each, batches in ((net, [X, 2 * X]), (twin, iter([X, 2 * X]))):
+        quantize(each, X)
+        calibrate(each, batches, "percentile")
+    assert all(torch.equal(value, twin.state_dict()[name]) for name, value in net.state_dict().items())

@@ -1,0 +1,105 @@
+"""What the tests of pruning share: a small net that is trained for 24 steps while weights are taken away, and who watches it."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+
+from lathe.callbacks.pruning import Prune
+
+
+class Loader:
+    """Six batches `(x [8, 4], y [8])` of this process's half of each, that remember how far they got."""
+
+    def __init__(self, rank: int = 0, world: int = 1) -> None:
+        generator = torch.Generator().manual_seed(1)
+        x, y = torch.randn(6, 8, 4, generator=generator), torch.randint(0, 3, (6, 8), generator=generator)
+        self.batches = [(a[rank::world], b[rank::world]) for a, b in zip(x, y, strict=True)]
+        self.done = self.begin = 0
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Any:
+        begin, self.begin = self.begin, 0
+        for i in range(begin, 6):
+            self.done = i + 1
+            yield self.batches[i]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"done": self.done % 6}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.begin = state["done"]
+
+
+class Task(LightningModule):
+    """The net's own names in checkpoints, as lathe's tasks do it; the loss is the mean over the whole batch."""
+
+    def __init__(self, net: nn.Module | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = net or nn.Sequential(
+            nn.Linear(4, 10), nn.ReLU(), nn.Dropout(0.1), nn.Linear(10, 8), nn.ReLU(), nn.Linear(8, 3)
+        )
+
+    def configure_model(self) -> None:
+        shard = getattr(self.trainer.strategy, "shard", None)
+        if shard is not None:
+            shard(self)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.net(batch[0])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.net.parameters(), lr=0.02, weight_decay=0.1)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {k.removeprefix("net."): v for k, v in checkpoint["state_dict"].items()}
+        checkpoint["random"] = torch.get_rng_state()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["state_dict"] = {f"net.{k}": v for k, v in checkpoint["state_dict"].items()}
+        self.random = checkpoint["random"]
+
+    def on_train_start(self) -> None:
+        if hasattr(self, "random"):
+            torch.set_rng_state(self.random)
+
+
+class Watch(Callback):
+    """Zeros among the weights and whether the method says that it is ready, after each step; checkpoints after some."""
+
+    def __init__(self, prune: Prune, folder: Path | None = None, *steps: int) -> None:
+        self.prune, self.folder, self.steps = prune, folder, steps
+        self.zeros: dict[int, int] = {}
+        self.ready: list[int] = []
+        self.seen: dict[int, dict[str, Tensor]] = {}
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, *args: Any) -> None:
+        step = trainer.global_step
+        weights = {n: p.full_tensor() if hasattr(p, "full_tensor") else p for n, p in pl_module.net.named_parameters()}
+        self.seen[step] = {name: weight.detach().clone() for name, weight in weights.items()}
+        self.zeros[step] = sum(int((weights[name] == 0).sum()) for name in ("0.weight", "3.weight") if name in weights)
+        if self.prune.ready(trainer):
+            self.ready.append(step)
+        if step in self.steps:
+            trainer.save_checkpoint(f"{self.folder}/step={step}.ckpt")
+
+
+def fit(prune: Prune, *callbacks: Callback, task: Task | None = None, resume: str | None = None, steps: int = 24,
+        rank: int = 0, strategy: Any = "auto", **options: Any) -> Task:  # fmt: skip
+    task, world = task or Task(), 1 if strategy == "auto" else 2
+    trainer = Trainer(accelerator="cpu", devices=world, strategy=strategy, logger=False, max_epochs=4, max_steps=steps,
+                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=1,
+                      use_distributed_sampler=False, callbacks=[prune, *callbacks], **options)  # fmt: skip
+    trainer.fit(task, Loader(rank, world), Loader(), ckpt_path=resume, weights_only=True)
+    return task
+
+
+WEIGHTS = 4 * 10 + 10 * 8
