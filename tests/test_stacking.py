@@ -48,7 +48,7 @@ def test_weights_that_are_changed_after_training_are_what_is_evaluated(tmp_path:
 
 
 def test_a_net_that_is_not_ready_is_not_the_best(tmp_path: Path) -> None:
-    """Masks grow until half of the run: the better epochs before are no result."""
+    """Masks grow until 0.7 of the run: the better epochs before are no result."""
     cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=4", "compression=prune", "compression.prune.sparsity=0.99",
                   "compression.prune.end=0.7", "compression.receipt=none")  # fmt: skip
     train(cfg)
