@@ -56,7 +56,7 @@ def finalise(cfg: dict[str, Any], best: Path, made: list[Compression]) -> bool:
 
 def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
     """Writes a checkpoint of `net` as it is: weights and structure, at the step of `state`, without what goes on training."""
-    kept = {name: state[name] for name in ("epoch", "global_step", "pytorch-lightning_version") if name in state}
+    kept: dict[str, Any] = {name: state[name] for name in ("epoch", "global_step", "pytorch-lightning_version") if name in state}
     weights = {name: value.detach().clone().contiguous() for name, value in net.state_dict().items()}
     AtomicCheckpointIO().save_checkpoint({**kept, "state_dict": weights, "structure": structure_of(net), "finalised": True}, path)
 
