@@ -172,7 +172,7 @@ def gpu(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
 
 
 def overhead(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
-    """Means over a turn's steps, since what a method does every few steps counts as well."""
+    """Means over a turn's steps, since what a method does every few steps counts as well; on a CPU of the process's CPU time."""
 
     def step(result: dict[str, Any]) -> float:
         return float(result["mean_step_ms"])
@@ -192,7 +192,7 @@ def overhead(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
             rows.append(["a forward pass of the plain net, as its teacher runs it", "", f"{Spread(shares)} of a step"])
         if case.name in limits:
             bars.append(bar(f"{case.name}: step over the plain one's,", over, limits[case.name], at_most=True))
-    head = ["method", "step, ms", "over the plain step"]
+    head = ["method", "step, ms (CPU time on a CPU)", "over the plain step"]
     return [table(head, rows), table(["bar", "measured", ""], bars)], plot.stacks("Time of a training step", "ms", heights)
 
 
