@@ -163,7 +163,7 @@ def test_a_run_may_end_by_steps_or_time_alone(defaults: dict[str, Any], key: str
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("model=resnet2O", "model=resnet2O: there is no such choice; did you mean resnet20?"),
+        ("model=rsnet20", "model=rsnet20: there is no such choice; did you mean resnet20?"),
         (
             "optimizer.rl=1",
             "optimizer.rl: there is no such key in optimizer; did you mean lr? (to add a new key, put a + before it)",

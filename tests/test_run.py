@@ -16,6 +16,19 @@ from lathe.run import make_callbacks, make_trainer, train, world_size
 from lathe.strategies import DDP
 
 
+def test_zeros_that_training_would_fill_again_are_told(tmp_path: Path) -> None:
+    source = new_run(tmp_path, *SMALL, "compression=prune", "compression.receipt=none")
+    train(source)
+    begin = (*SMALL, "trainer.max_epochs=1", f"ckpt_path={source['paths']['run_dir']}", "compression.receipt=none")
+    with pytest.warns(UserWarning, match=r"0\.8\d* of the weights are pruned to zero, and this training fills them again"):
+        train(new_run(tmp_path, *begin))
+    keeps = ("compression=prune", "compression.prune.schedule=one_shot", "compression.prune.start=0")
+    cfg = new_run(tmp_path, *begin, *keeps)
+    train(cfg)
+    before, after = weights(Path(source["paths"]["run_dir"]), "best"), weights(run_of(cfg).path, "best")
+    assert all(not bool(after[name][before[name] == 0].any()) for name in before if before[name].dim() > 1)
+
+
 def run_of(cfg: dict[str, Any]) -> rundir.RunDir:
     return rundir.RunDir(cfg["paths"]["run_dir"])
 

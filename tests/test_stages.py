@@ -90,3 +90,15 @@ def test_no_method_by_default() -> None:
     cfg = config()
     assert methods(cfg["compression"]) == {}
     check_compression(cfg)
+
+
+@pytest.mark.parametrize("override", ["trainer.enable_checkpointing=false", "callbacks.checkpoint=null"])
+def test_what_acts_on_the_best_checkpoint_needs_one(override: str) -> None:
+    for method in ("prune_channels", "ptq_static"):
+        with pytest.raises(
+            UserError, match=rf"^compression={method} acts on best\.ckpt after training, and this run keeps none: set"
+        ):
+            check_compression(config(f"compression={method}", override))
+    check_compression(config("compression=prune_channels", "compression.prune_channels.mode=one_shot", override))
+    check_compression(config("compression=prune", override))
+    check_compression(config("compression=prune_channels", override, "trainer.fast_dev_run=true"))

@@ -1,6 +1,8 @@
 """What a composed configuration must satisfy before any data or device is touched. Imports no torch: it has to answer at once."""
 
+import copy
 import difflib
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -217,6 +219,33 @@ def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = N
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
     return None
+
+
+def pinned(cfg: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a resolved configuration in which the runs and files that it starts from or learns from (`ckpt_path`, teachers) stand
+    with their real, absolute paths: logs/latest leads to another run as soon as this one has begun."""
+    cfg = copy.deepcopy(cfg)
+    cfg["ckpt_path"] = _real(cfg.get("ckpt_path"))
+    for node in (cfg.get("compression") or {}).values():
+        if isinstance(node, dict) and "teacher" in node:
+            node["teacher"] = _real(node["teacher"])
+    return cfg
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_real(item) for item in value]
+    if isinstance(value, dict) and "weights" in value:
+        return {**value, "weights": _real(value["weights"])}
+    return os.path.realpath(value) if isinstance(value, str) and value != "ema" and os.path.exists(value) else value
+
+
+def changes(saved: dict[str, Any], asked: dict[str, Any], own: str, ignore: Sequence[str]) -> list[str]:
+    """`differences` between the configuration that a run has saved in its directory `own` and the one that is asked for. A path in the
+    latter that leads to `own` was typed as logs/latest, which led elsewhere when the run began: it is no difference."""
+    lines = differences(saved, pinned(asked), ignore)
+    here = f" -> {os.path.realpath(own)}"
+    return [line for line in lines if not (line.endswith(here) and line.split(":")[0].endswith(("ckpt_path", ".teacher")))]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], ignore: Sequence[str] = ()) -> list[str]:

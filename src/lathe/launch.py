@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lathe import rundir
 from lathe.agent import call, check_options, execute
-from lathe.config import check_types, check_values, differences, require, resolve
+from lathe.config import changes, check_types, check_values, differences, pinned, require, resolve
 from lathe.devices import count_processes
 from lathe.errors import Stopped, UserError
 from lathe.mesh import data_replicas
@@ -73,6 +73,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
             return run.result.get("objective")
         fresh = run is None
         if run is None:
+            resolved = pinned(resolved)
             resolved["resume"] = None
             typed_words = [item for item in _typed() if _key(item) != "resume"]
             run = rundir.create(log_dir, resolved, typed_words, outer.launch_id if outer else nodes.launch_id)
@@ -191,7 +192,7 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
         return run, _continued(run, cfg)
     elif nodes.launch_id is not None:
         found = rundir.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
-        changed = differences(found.config, cfg, rundir.NOT_THE_EXPERIMENT) if found else []
+        changed = changes(found.config, cfg, str(found.path), rundir.NOT_THE_EXPERIMENT) if found else []
         if found and changed:
             require(
                 not found.complete, f"launch.id={nodes.launch_id} is the name of {found.path}, which is complete: choose another."

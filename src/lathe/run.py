@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe import rundir, stacking, summary
 from lathe.build import call_factory, make, make_task
@@ -30,6 +31,7 @@ from lathe.callbacks import (
     skip_empty_hooks,
 )
 from lathe.checkpoints import read_checkpoint, restore
+from lathe.compression.masks import zero_share
 from lathe.compression.structure import apply_structure
 from lathe.config import did_you_mean, require
 from lathe.errors import Stopped
@@ -228,6 +230,13 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
         apply_structure(task.net, state.get("structure", {}))
         return path
     restore(task.net, state, f"ckpt_path={path}")
+    zeros = zero_share(task.net)
+    masked = any(node["kind"] == "masks" for node in methods(cfg.get("compression") or {}).values())
+    if zeros > 0.05 and not masked:
+        rank_zero_warn(
+            f"ckpt_path={path}: {zeros:.4f} of the weights are pruned to zero, and this training fills them again; to keep them, add prune "
+            f"to compression, with compression.prune.schedule=one_shot compression.prune.start=0 compression.prune.sparsity={zeros:.4f}."
+        )
     return None
 
 

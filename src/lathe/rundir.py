@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
-from lathe.config import differences
+from lathe.config import changes
 from lathe.errors import UserError
 
 # What may differ between a run and its continuation without making it another experiment.
@@ -244,7 +244,7 @@ def find_runs(log_dir: Path, name: str) -> list[RunDir]:
 def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     """The newest run of exactly this configuration that has no result yet and that no live process holds."""
     for run in find_runs(log_dir, str(cfg["name"])):
-        if not run.complete and run.readable and not differences(run.config, cfg, NOT_THE_EXPERIMENT) and not run.busy:
+        if not run.complete and run.readable and not changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT) and not run.busy:
             return run
     return None
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from lathe import score
 from lathe.compression.allocate import Allocation, Option, allocate, monotone, quantized_bytes, sparse_bytes
+from lathe.compression.quantized_layers import quantized_class
 from lathe.compression.sensitivity import KINDS, Changed, Found, layers, scan
 from lathe.compression.structure import structure_of
 from lathe.config import did_you_mean, require
@@ -167,7 +168,7 @@ def _choose(
         "expected_loss": best.loss,
         "measured": _measure(bench, kind, best.values),
         "uniform": _uniform(bench, kind, options, budget),
-        "override": _override(kind, best),
+        "override": _override(kind, best, bench.net),
     }
 
 
@@ -198,13 +199,18 @@ def _uniform(bench: _Bench, kind: str, options: dict[str, list[Option]], budget:
     return {"value": value, "cost": fitting[value], "measured": _measure(bench, kind, dict.fromkeys(options, value))}
 
 
-def _override(kind: str, best: Allocation) -> str | None:
-    """What to type to train with the chosen bits. Quotes keep a shell from reading the braces, ++ adds names to a mapping."""
+def _override(kind: str, best: Allocation, net: nn.Module) -> str | None:
+    """What to type to train with the chosen bits, also for layers that share the weight of one of these, such as a tied head. Quotes keep a
+    shell from reading the braces."""
     if kind != "bits":
         return None
-    pairs = ",".join(f"{name}:{value:g}" for name, value in best.values.items())
+    bits = {id(net.get_submodule(name).get_parameter("weight")): value for name, value in best.values.items()}
+    weights = {name: id(getattr(m, "weight", None)) for name, m in net.named_modules() if quantized_class(m) is not None}
+    pairs = ",".join(f"{name}:{bits[weight]:g}" for name, weight in weights.items() if weight in bits)
+    if not pairs:  # such as convolutions of one dimension, which are measured but which no method quantizes
+        return None
     steps = " compression.qat.lsq=true" if min(best.values.values()) < 5 else ""
-    return f"compression=qat '++compression.qat.layer_bits={{{pairs}}}'{steps}"
+    return f"compression=qat 'compression.qat.layer_bits={{{pairs}}}'{steps}"
 
 
 def _show(report: dict[str, Any], folder: Path) -> None:

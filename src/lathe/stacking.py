@@ -64,10 +64,8 @@ def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
 def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
     """Measures what compression has made, beside the run that this one started from. The run itself is complete: a receipt that fails is
     told, and can be asked for again."""
-    path = Path(cfg["ckpt_path"] or "")
-    baseline = path if cfg["ckpt_path"] is not None and (path / "config.yaml").is_file() else None
     try:
-        receipt.write(run, cfg, baseline, cfg["compression"]["receipt"])
+        receipt.write(run, cfg, None, cfg["compression"]["receipt"])
     except Exception as error:
         words = " ".join(str(error).split())[:300]
         warnings.warn(

@@ -40,6 +40,12 @@ def check_compression(cfg: dict[str, Any]) -> None:
                                 "keep one.")  # fmt: skip
     both = {"quantization", "after"} <= {node["kind"] for node in nodes.values()}
     require(not both, f"compression=[{','.join(names)}] quantizes in training and again after it: keep one of them.")
+    trainer, callbacks = cfg.get("trainer", {}), cfg.get("callbacks", {"checkpoint": {}})  # compress.py has neither
+    kept = trainer.get("enable_checkpointing", True) and callbacks.get("checkpoint") is not None
+    late = [name for name in names if nodes[name]["kind"] == "after" or nodes[name].get("mode") == "gradual"]
+    require(kept or not late or bool(trainer.get("fast_dev_run")),
+            f"compression={','.join(late)} acts on best.ckpt after training, and this run keeps none: set "
+            "trainer.enable_checkpointing=true and keep callbacks.checkpoint.")  # fmt: skip
     strategy, takes = str(cfg["strategy"].get("_target_")).rpartition(".")[2], cfg["strategy"].get("compressions")
     for name in names:
         require(takes is None or nodes[name]["kind"] in takes,

@@ -1,12 +1,12 @@
 """Channels fade, fall silent and go, without a trace in the outputs; an interruption or a second process changes nothing."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from faded import Data, Saves, assert_same, fit, state, task
+from lightning.pytorch import Callback
 from ranks import on_ranks
 from torch import Tensor, nn
 
@@ -15,89 +15,6 @@ from lathe.callbacks.ema import EMA
 from lathe.compression import channels
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.errors import UserError
-from lathe.nets import CifarResNet
-from lathe.tasks import ClassificationTask
-
-STEPS = 12
-
-
-class Loader:
-    """Goes on where a checkpoint left it."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self.batches, self.done, self.begin = batches, 0, 0
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Any:
-        begin, self.begin = self.begin, 0
-        for i, batch in enumerate(self.batches[begin:], begin):
-            self.done = i + 1
-            yield batch
-
-    def state_dict(self) -> dict[str, int]:
-        return {"done": self.done % len(self.batches)}
-
-    def load_state_dict(self, state: dict[str, int]) -> None:
-        self.begin = state["done"]
-
-
-class Data(LightningDataModule):
-    """The same batches in every epoch; rank r of n sees every n-th sample."""
-
-    def __init__(self, rank: int = 0, world: int = 1) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(1)
-        self.batches = [
-            (
-                torch.randn(16, 1, 8, 8, generator=generator)[rank::world],
-                torch.randint(3, (16,), generator=generator)[rank::world],
-            )
-            for _ in range(6)
-        ]
-
-    def train_dataloader(self) -> Any:
-        return Loader(self.batches)
-
-    val_dataloader = train_dataloader
-
-
-def task() -> ClassificationTask:
-    torch.manual_seed(0)
-    net = CifarResNet(depth=8, width=8, in_channels=1, num_classes=3)
-    return ClassificationTask(net, lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3))
-
-
-def fit(*callbacks: Callback, module: Any = None, data: Any = None, resume: Any = None, **options: Any) -> ClassificationTask:
-    module = module or task()
-    defaults: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_steps": STEPS, "max_epochs": -1, "logger": False,
-                                "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
-                                "num_sanity_val_steps": 0, "use_distributed_sampler": False, "limit_val_batches": 0}  # fmt: skip
-    trainer = Trainer(callbacks=list(callbacks), **{**defaults, **options})
-    trainer.fit(module, datamodule=data or Data(), ckpt_path=resume, weights_only=True)
-    return module
-
-
-def state(net: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in net.state_dict().items()}
-
-
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
-
-
-class Saves(Callback):
-    """A checkpoint after one step."""
-
-    def __init__(self, path: Path, step: int) -> None:
-        self.path, self.step = path, step
-
-    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-        if trainer.global_step == self.step:
-            trainer.save_checkpoint(self.path)
 
 
 class Watches(Callback):

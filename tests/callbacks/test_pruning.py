@@ -164,3 +164,14 @@ def test_values_out_of_range_are_named(options: dict[str, Any], sentence: str) -
 def test_a_run_without_end_has_no_shares(tiny: SimpleNamespace) -> None:
     with pytest.raises(UserError, match=r"trainer\.max_epochs=-1"):
         tiny.trainer(Prune(), max_epochs=-1, limit_train_batches=2).fit(tiny.Task(), tiny.Loader())
+
+
+def test_a_run_that_ends_early_is_told() -> None:
+    class Stops(Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            trainer.should_stop = trainer.global_step == 7
+
+    with pytest.warns(
+        UserWarning, match=r"^compression\.prune: training ended at step 7, before compression\.prune\.end, at sparsity 0\."
+    ):
+        fit(Prune(sparsity=0.5), Stops())

@@ -126,3 +126,13 @@ def test_another_net_is_refused():
         channels.rebuild(make("vit")[0], channels.describe(net))
     with pytest.raises(UserError, match=r"with shape \[7, 3, 3, 3\], which the net has of shape \[4, 3, 3, 3\]"):
         channels.rebuild(CifarResNet(depth=8, width=4), channels.describe(net))
+
+
+def test_what_stays_is_what_removal_leaves() -> None:
+    net, example = NETS["resnet"]()
+    groups = find_groups(net, example)
+    chosen = {group.name: list(range(1, group.units, 3)) for group in groups}
+    gone, before = channels.positions(groups, chosen), {name: p.detach().clone() for name, p in net.named_parameters()}
+    channels.remove(net, groups, chosen)
+    for name, parameter in net.named_parameters():
+        assert torch.equal(before[name][channels.staying(before[name].shape, gone.get(name, {}))], parameter), name

@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from lathe.compression import criteria
+from lathe.compression.layer_plan import LayerPlan
 from lathe.compression.masks import make_masks, maskable
+from lathe.compression.quantize import quantize
 from lathe.errors import UserError
 from lathe.nets import CifarResNet
 
@@ -77,3 +79,11 @@ def test_batchnorm_scales_are_those_behind_each_layer() -> None:
     assert mask.flatten(1).any(1).tolist() == [False, True, False, True]
     with pytest.raises(UserError, match=r"no BatchNorm of 2 channels follows 0\.weight"):
         criteria.batchnorm_scale(nn.Sequential(nn.Linear(3, 2)), {"0.weight": torch.zeros(2, 3)})
+
+
+def test_a_learned_step_between_a_layer_and_its_batchnorm_is_no_layer() -> None:
+    net = CifarResNet(depth=8, width=4)
+    names = [name for name in maskable(net) if "shortcut" not in name]
+    before = criteria.batchnorms(net, names)
+    quantize(net, torch.randn(2, 3, 16, 16), LayerPlan(lsq=True))
+    assert criteria.batchnorms(net, names) == before

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.masks import apply_masks, head_of, magnitude_masks, make_masks, maskable, sparsity_of
+from lathe.compression.masks import apply_masks, head_of, magnitude_masks, make_masks, maskable, sparsity_of, zero_share
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ViT
 
@@ -204,3 +204,11 @@ def test_masks_of_another_net_are_refused_before_anything_changes() -> None:
     with pytest.raises(UserError, match=r"no parameter 1\.weight of shape \[3, 2\]"):
         apply_masks(net, {"0.weight": torch.zeros(2, 2, dtype=torch.bool), "1.weight": torch.ones(3, 2)})
     assert torch.equal(net[0].weight, before)
+
+
+def test_zeros_are_counted_where_masks_may_lie() -> None:
+    net = CifarResNet(depth=8, width=4)
+    assert zero_share(net) == 0.0  # biases and BatchNorm's start at zero, and are no pruned weights
+    masks = magnitude_masks(net, sparsity=0.7)
+    apply_masks(net, masks)
+    assert zero_share(net) == sparsity_of(masks)

@@ -25,7 +25,7 @@ from lathe.compression.channel_scores import loss_change
 from lathe.data.base import ExactDataModule
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
-from lathe.measure.shards import is_sharded, local, part_of
+from lathe.measure.shards import local, part_of, whole
 
 KEY = "compression.prune_channels"
 MODES = ("gradual", "one_shot")
@@ -80,7 +80,7 @@ class PruneChannels(Compression):
         early = gradual and importance == "taylor" and start == 0
         require(not early, "importance=taylor reads gradients before channels are chosen: set start above 0.")
         self.mode, self.start, self.end, self.regularise, self.strength = mode, start, end, regularise, strength
-        self.latency_batch = latency_batch
+        self.latency_batch, self.removes_late = latency_batch, gradual
         self._reset()
 
     def _reset(self) -> None:
@@ -102,6 +102,8 @@ class PruneChannels(Compression):
         self._reset()
         net = pl_module.get_submodule("net")
         self._refuse(trainer)
+        early = self.mode == "gradual" or self.window[0] == 0
+        require(early, "mode=one_shot acts before the first step: give it the first of compression.stages, or use mode=gradual.")
         if self.mode == "one_shot" and channels.describe(net):  # a resumed run: run.py has given the net its structure
             return
         example = self._example(trainer, pl_module)
@@ -174,7 +176,7 @@ class PruneChannels(Compression):
         """Process 0 decides for all."""
         assert self._dense is not None
         (dense, example), message = self._dense, None
-        tensors = {name: _whole(parameter) for name, parameter in _parameters(net).items()}
+        tensors = {name: whole(parameter) for name, parameter in _parameters(net).items()}
         if trainer.is_global_zero:
             try:
                 self.chosen = self.options.pick(dense, self._groups, example, tensors, self._sensitivity, torch.initial_seed())
@@ -193,20 +195,20 @@ class PruneChannels(Compression):
 
     def _add_sensitivity(self, net: nn.Module) -> None:
         named = _parameters(net)
-        tensors = {name: _whole(parameter) for name, parameter in named.items()}
-        gradients = {name: _whole(parameter.grad) for name, parameter in named.items() if parameter.grad is not None}
+        tensors = {name: whole(parameter) for name, parameter in named.items()}
+        gradients = {name: whole(parameter.grad) for name, parameter in named.items() if parameter.grad is not None}
         for name, change in loss_change(self._groups, tensors, gradients).items():
-            self._sensitivity[name] = self._sensitivity.get(name, 0) + change.cpu()
+            finite = change.cpu().nan_to_num(0.0, 0.0, 0.0)  # a step that overflows in float16 says nothing
+            self._sensitivity[name] = self._sensitivity.get(name, 0) + finite
 
     # -- fading out
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.mode == "gradual" and self.chosen is not None:  # resumed
-            self._bind(pl_module.get_submodule("net"))
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Under fsdp a checkpoint is restored after on_fit_start.
         twice = self.mode == "one_shot" and self.chosen is None
         require(not twice, "mode=one_shot finds a net that has lost channels before: use mode=gradual to remove more.")
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.mode == "gradual" and self.chosen is not None:  # resumed
+            self._bind(pl_module.get_submodule("net"))
         self._begin, self._end = self.step_at(trainer, self.start), self.step_at(trainer, self.end)
         self._first = self.step_at(trainer, 0.0)
         # A resumed run's checkpoint may have been written between an optimizer step and what follows here.
@@ -268,10 +270,14 @@ class PruneChannels(Compression):
             return False
         if self.chosen is None or self.factor > 0:
             rank_zero_warn(f"{KEY}: training ended before {KEY}.end={self.end}, so no channel was removed.")
+            self.chosen = None
             return False
         silence(net, self._groups, self.chosen)  # an average of weights still holds something of them
         channels.remove(net, self._groups, self.chosen)
         return True
+
+    def leaving(self) -> dict[str, dict[int, set[int]]]:
+        return channels.positions(self._groups, self.chosen or {}) if self.removes_late else {}
 
     def report(self) -> dict[str, float]:
         removed = self.mode == "one_shot" or self.factor == 0.0
@@ -286,12 +292,6 @@ class PruneChannels(Compression):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.chosen, self.factor, self.shares = state["chosen"], state["factor"], state["shares"]
         self._step, self._sensitivity = state["step"], state["sensitivity"]
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    """A shard's tensor, joined on every process; a collective under fsdp and tensor."""
-    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return whole.detach()
 
 
 def _parameters(net: nn.Module) -> dict[str, Tensor]:

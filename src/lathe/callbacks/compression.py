@@ -18,6 +18,7 @@ class Compression(Callback):
     """
 
     window: tuple[float, float] = (0.0, 1.0)
+    removes_late = False  # whether parts of parameters go after training; `leaving` says which, once they are chosen
 
     def step_at(self, trainer: Trainer, share: float) -> int:
         """The optimizer step at which `share` of the window has gone by; 0 is before the run's first step."""
@@ -48,6 +49,10 @@ class Compression(Callback):
         """Acts on the best weights after training, in one process on the CPU; the data module is set up and has no trainer. Returns
         whether the net has changed, so that best.ckpt is written anew and validated again."""
         return False
+
+    def leaving(self) -> dict[str, dict[int, set[int]]]:
+        """What this method has chosen to remove from parameters after training: positions, by parameter name and dimension."""
+        return {}
 
     def report(self) -> dict[str, float]:
         """Figures for result.json, such as {"prune/sparsity": 0.8}."""

@@ -1,16 +1,19 @@
 """What all methods that mask weights share: masks outside the modules, applied again after each optimizer step."""
 
+import math
 import zlib
 from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lathe.callbacks.compression import Compression
+from lathe.callbacks.compression import Compression, compressions
 from lathe.callbacks.ema import EMA
-from lathe.compression.masks import HEAD_RULE, Masks, maskable
+from lathe.compression.channels import staying
+from lathe.compression.masks import HEAD_RULE, Masks, make_masks, maskable
 from lathe.errors import UserError
 from lathe.measure.shards import is_sharded, local, part_of
 
@@ -25,10 +28,14 @@ class Masking(Compression):
     `name` is the method's key in the configuration. Patterns of `layers` and `exclude` are those of a shell, matched with the names of
     modules: `blocks.*.conv1`; null for `layers` is every layer of the kinds in `types` (linear, conv, embedding, norm, bias).
 
-    Raises UserError if a pattern matches nothing, nothing is left to mask, or the processes hold different masks.
+    Where channels are removed after training (`prune_channels` with mode=gradual), sparsity is that of the weights which remain.
+
+    Raises UserError if a pattern matches nothing, nothing is left to mask, the processes hold different masks, or channels are removed
+    after training and the method does not count without them (`beside_removal`).
     """
 
     name = "masking"
+    beside_removal = False
 
     def __init__(
         self,
@@ -49,7 +56,9 @@ class Masking(Compression):
         self._optimizers: list[Optimizer] = []
         self._averages: list[EMA] = []
         self._handles: list[Any] = []
-        self._shares: tuple[int, int] = (0, 0)  # weights that may be masked, and all of the net
+        self._others: list[Compression] = []  # methods that remove parts of parameters after training
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of all parameters, before they are spread
+        self._chosen: list[str] = []  # those that may be masked
 
     # -- for subclasses
 
@@ -62,6 +71,30 @@ class Masking(Compression):
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
         """Called once before the first optimizer step (0) and once after each (from 1), when masks have been applied."""
+
+    def make(self, scores: dict[str, Tensor], sparsity: float, **options: Any) -> Masks:
+        """What `make_masks` makes of the weights that remain after training; the others keep the masks that they have."""
+        leaving = self._leaving()
+        if not leaving:
+            return make_masks(scores, sparsity, previous=self.masks, **options)
+        left = {name: staying(score.shape, leaving.get(name, {})) for name, score in scores.items()}
+        previous = {name: mask[left[name]] for name, mask in self.masks.items()}
+        made = make_masks({name: score[left[name]] for name, score in scores.items()}, sparsity, previous=previous, **options)
+        masks = {}
+        for name, mask in made.items():
+            masks[name] = self.masks[name].clone() if name in self.masks else torch.ones_like(scores[name], dtype=torch.bool)
+            masks[name][left[name]] = mask
+        return masks
+
+    def follow_removal(self, trainer: Trainer, last: int) -> None:
+        """Raises UserError where channels are chosen after the step of the last update, which then could not count without them."""
+        for other in self._others:
+            choice = other.step_at(trainer, other.start)  # type: ignore[attr-defined]
+            if choice > last:
+                raise UserError(
+                    f"compression.{self.name} ends at step {last} and channels that go are chosen at step {choice}: raise "
+                    f"compression.{self.name}.end, or lower compression.prune_channels.start."
+                )
 
     def set_masks(self, masks: Masks, momentum: bool = False) -> None:
         """Take over masks (of the full shape, True where a weight stays; process 0's are sent to all) and apply them at once.
@@ -93,7 +126,15 @@ class Masking(Compression):
         chosen = self.choose(net)
         if not chosen:
             raise UserError(f"compression.{self.name} finds nothing to mask: {HEAD_RULE}")
-        self._shares = (sum(p.numel() for p in chosen.values()), sum(p.numel() for p in net.parameters()))
+        self._chosen = list(chosen)
+        # Without learned steps of fake quantization, which a resumed run's net has already and a new one's does not.
+        self._shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if "_quantizer." not in name}
+        self._others = [method for method in compressions(trainer) if method.removes_late]
+        if self._others and not self.beside_removal:
+            raise UserError(
+                f"compression.{self.name} lays its masks on channels that go after training, and would ship others than it was asked for: "
+                "use compression.prune_channels.mode=one_shot, or two runs."
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         net = pl_module.get_submodule("net")
@@ -119,6 +160,13 @@ class Masking(Compression):
             self._step = step
             self.on_step(trainer, pl_module, step)
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            rank_zero_warn(
+                f"compression.{self.name}: training ended at step {trainer.global_step}, before compression.{self.name}.end, at sparsity "
+                f"{self.report()[f'{self.name}/sparsity']:.3f}: let it run to its end."
+            )
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         for handle in self._handles:
             handle.remove()
@@ -128,11 +176,16 @@ class Masking(Compression):
     # -- what is left
 
     def report(self) -> dict[str, float]:
-        maskable_weights, all_weights = self._shares
-        zeros = sum(int((~mask).sum()) for mask in self.masks.values())
+        leaving = self._leaving()
+        counts = {
+            name: math.prod(size - len(leaving.get(name, {}).get(dim, ())) for dim, size in enumerate(shape))
+            for name, shape in self._shapes.items()
+        }
+        masks = {name: mask[staying(mask.shape, leaving[name])] if name in leaving else mask for name, mask in self.masks.items()}
+        zeros = sum(int((~mask).sum()) for mask in masks.values())
         return {
-            f"{self.name}/sparsity": zeros / max(maskable_weights, 1),
-            f"{self.name}/sparsity_net": zeros / max(all_weights, 1),
+            f"{self.name}/sparsity": zeros / max(sum(counts[name] for name in self._chosen), 1),
+            f"{self.name}/sparsity_net": zeros / max(sum(counts.values()), 1),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,6 +198,12 @@ class Masking(Compression):
         self.updates, self._step = state_dict["updates"], state_dict["step"]
 
     # -- inside
+
+    def _leaving(self) -> dict[str, dict[int, set[int]]]:
+        found: dict[str, dict[int, set[int]]] = {}
+        for other in self._others:
+            found |= other.leaving()
+        return found
 
     def _install(self) -> None:
         """Take over restored masks, once the net is spread and on its device."""

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from lathe.callbacks.masking import Masking
 from lathe.compression import criteria
-from lathe.compression.masks import Masks, check_options, divides, make_masks
+from lathe.compression.masks import check_options, divides
 from lathe.compression.sparsity_schedules import SparsitySchedule
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
-from lathe.measure.shards import is_sharded, joined, local, part_of
+from lathe.measure.shards import is_sharded, joined, local, part_of, whole
 
 GRADIENT_CRITERIA = ("taylor", "movement")
 CRITERIA = ("magnitude", "random", "batchnorm", "taylor", "movement", "wanda")
@@ -85,6 +85,7 @@ class Prune(Masking):
         self.kind, self.initial_sparsity, self.start, self.end = schedule, initial_sparsity, start, end
         self.every_n_steps, self.jumps, self.batches, self.seed = every_n_steps, jumps, batches, seed
         self.n, self.m, self.block = n, m, (int(block[0]), int(block[1]))
+        self.beside_removal = granularity in ("unstructured", "structured")  # removal would break up groups and blocks
         self.schedule: SparsitySchedule | None = None
         self._sums: dict[str, Tensor] = {}  # taylor and movement: what this process holds; wanda: squares of inputs
         self._restored: dict[str, Tensor] = {}
@@ -114,11 +115,11 @@ class Prune(Masking):
 
     def scores(self, net: nn.Module, step: int) -> dict[str, Tensor]:
         """What each weight is worth after optimizer step `step`, by name, whole on every process."""
-        weights = {name: _full(parameter) for name, parameter in self.parameters.items()}
+        weights = {name: whole(parameter) for name, parameter in self.parameters.items()}
         if self.criterion == "random":
             return criteria.random(weights, self.seed, step)
         if self.criterion == "batchnorm":
-            gammas = {name: _full(net.get_parameter(name)) for name in set(criteria.batchnorms(net, weights).values())}
+            gammas = {name: whole(net.get_parameter(name)) for name in set(criteria.batchnorms(net, weights).values())}
             return criteria.batchnorm_scale(net, weights, gammas)
         if self.criterion == "wanda":
             return criteria.wanda(weights, self._sums)
@@ -131,12 +132,11 @@ class Prune(Masking):
         assert self.schedule is not None
         target = self.schedule.at(step)
         if target > 0:
-            masks: Masks = make_masks(
+            masks = self.make(
                 self.scores(net, step),
                 target,
-                granularity=self.granularity,  # type: ignore[arg-type]
-                scope=self.scope,  # type: ignore[arg-type]
-                previous=self.masks,
+                granularity=self.granularity,
+                scope=self.scope,
                 norm=self.norm if self.criterion == "magnitude" else None,
                 n=self.n,
                 m=self.m,
@@ -168,6 +168,7 @@ class Prune(Masking):
         )  # fmt: skip
         if self.schedule.last > self.total_steps(trainer):
             raise UserError(f"compression.{self.name} would end at step {self.schedule.last}, after the run: train for longer.")
+        self.follow_removal(trainer, self.schedule.last)
         super().on_train_start(trainer, pl_module)
         self._take_over()
 
@@ -226,7 +227,7 @@ class Prune(Masking):
                 if reshard is not None:  # fsdp: a root that stays gathered would not see new masks
                     reshard()
         for name, total in squares.items():
-            square = _full(total)  # under tensor parallelism each process sees a part of the features
+            square = whole(total)  # under tensor parallelism each process sees a part of the features
             if trainer.world_size > 1:
                 torch.distributed.all_reduce(square)
             self._sums[name] = self._sums[name] + square if name in self._sums else square
@@ -249,8 +250,8 @@ class Prune(Masking):
     # -- what is left
 
     def state_dict(self) -> dict[str, Any]:
-        whole = self._sums if self.criterion == "wanda" else self._gathered()
-        return super().state_dict() | {"sums": {name: value.cpu() for name, value in whole.items()}}
+        sums = self._sums if self.criterion == "wanda" else self._gathered()
+        return super().state_dict() | {"sums": {name: value.cpu() for name, value in sums.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
@@ -288,8 +289,3 @@ class PruneNM(Prune):
     def __init__(self, n: int = 2, m: int = 4, criterion: str = "magnitude", **options: Any) -> None:
         check_options(0.0, "n_m", "global", n, m, (1, 1), prefix=f"compression.{self.name}")
         super().__init__(1 - n / m, "n_m", criterion=criterion, n=n, m=m, **options)
-
-
-def _full(tensor: Tensor) -> Tensor:
-    whole: Tensor = tensor.detach().full_tensor() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
-    return whole

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.callbacks.compression import Compression
-from lathe.compression.layer_plan import LayerPlan, choose
+from lathe.compression.layer_plan import LayerPlan, choose, float_sentence
 from lathe.compression.ptq import (
     OBSERVERS,
     Quantized,
@@ -74,6 +74,7 @@ class _AfterTraining(Compression):
         corrected = sum(len(done.corrected.get(kind, ())) for kind in ("bias", "batchnorm"))
         if corrected:
             self._layers["corrected"] = corrected
+        self.tell_what_is_left(net, done.layers)
         left = done.corrected.get("uncorrected", [])
         if left and len(left) >= corrected:  # a head without a bias is no reason to worry
             rank_zero_warn(
@@ -81,6 +82,12 @@ class _AfterTraining(Compression):
                 "neither a bias nor a BatchNorm that alone reads them, so their means stay shifted."
             )
         return True
+
+    def tell_what_is_left(self, net: nn.Module, layers: Sequence[str]) -> None:
+        """Warns of weights that are still float, unless they were excluded."""
+        sentence = float_sentence(net, self.key, self.overrides())
+        if sentence is not None:
+            rank_zero_warn(sentence)
 
     def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
         """Quantizes `net` in place; `batches` are training inputs."""
@@ -172,14 +179,15 @@ class PTQDynamic(_AfterTraining):
         linear_alone(net, self.overrides(), self.key)
 
     def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
-        done = quantize_dynamic(net, batches[0], self.plan, self.overrides(), key=self.key)
-        share = weights_in(net, done.layers)
+        return quantize_dynamic(net, batches[0], self.plan, self.overrides(), key=self.key)
+
+    def tell_what_is_left(self, net: nn.Module, layers: Sequence[str]) -> None:
+        share = weights_in(net, layers)
         if share < 0.5:
             rank_zero_warn(
                 f"compression.{self.name} quantizes linear layers alone, which hold {share:.1%} of this net's parameters: the rest stays "
                 "in float; compression=ptq_static takes convolutions too."
             )
-        return done
 
 
 class WeightOnly(_AfterTraining):

@@ -14,8 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lathe.callbacks.compression import Compression
 from lathe.compression import observers
 from lathe.compression.fake_quant import FakeQuantize
-from lathe.compression.quantize import LayerPlan, choose, quantize, quantized_layers, quantizers
+from lathe.compression.layer_plan import float_sentence
+from lathe.compression.quantize import LayerPlan, choose, quantize, quantized_layers, quantizers, reopen
 from lathe.compression.quantized_layers import QuantConv2d, QuantEmbedding, QuantLinear, weighted
+from lathe.compression.trace import tensors_read
 from lathe.errors import UserError
 from lathe.measure.shards import is_sharded
 
@@ -105,9 +107,13 @@ class QAT(Compression):
             self._layers = quantized_layers(net)
             if trainer.world_size > 1:
                 _share_ranges(trainer, quantizers(net))
-        elif any(layer.__dict__["plan"] != plan for layer, plan in self._agreed(net, key)):
+            sentence = float_sentence(net, "compression.qat", self.overrides)
+            if sentence is not None:
+                rank_zero_warn(sentence)
+        elif not self._agrees(trainer, pl_module, net, key):
             raise UserError(
-                "compression.qat: the net's layers are quantized already, with other bits than these: start from its float weights."
+                "compression.qat: the net's layers are quantized already, with other bits than these or other layers left in float: start "
+                "from its float weights."
             )
         self._quantizers = quantizers(net)
         self._weighted = weighted(net)
@@ -121,9 +127,14 @@ class QAT(Compression):
             # torch 2.13's compiler makes an instance of each autograd function that it meets, and warns of that itself
             warnings.filterwarnings("ignore", message=".*should not be instantiated", category=DeprecationWarning)
 
-    def _agreed(self, net: nn.Module, key: str) -> list[tuple[nn.Module, LayerPlan | None]]:
+    def _agrees(self, trainer: Trainer, pl_module: LightningModule, net: nn.Module, key: str) -> bool:
+        """Whether a net that is quantized already is so as these options say."""
         plans = choose(net, self.plan, self.overrides, key)
-        return [(layer, plans.get(name)) for name, layer in self._layers.items()]
+        if any(layer.__dict__["plan"] != plans.get(name) for name, layer in self._layers.items()):
+            return False
+        left = {name: net.get_submodule(name) for name in plans if name not in self._layers}  # right where the net calls them not
+        traced = tensors_read(net, _example(trainer, pl_module, net), left) if left else None
+        return traced is None or not any(traced.called(name) for name in left)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         scales = {id(q.growth) for q in self._quantizers if q.lsq}
@@ -141,6 +152,8 @@ class QAT(Compression):
         self._norms = [module for module in pl_module.get_submodule("net").modules() if isinstance(module, _BatchNorm)]
         for q in self._quantizers:
             q.sync()  # a strategy may have filled the buffers by its own way
+        if trainer.global_step == 0:
+            reopen(pl_module.get_submodule("net"))  # where the run starts from a net that was rounded to its end
         shares = {"start": self.start, "observers": self.freeze_observers, "batchnorm": self.freeze_batchnorm}
         self._steps = {name: math.inf if share is None else self.step_at(trainer, share) for name, share in shares.items()}
         self._step = trainer.global_step

@@ -20,7 +20,7 @@ from lathe.compression.rigl import (
     uniform,
 )
 from lathe.errors import UserError
-from lathe.measure.shards import is_sharded, local, part_of
+from lathe.measure.shards import local, part_of, whole
 
 SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")  # these follow the dense gradient while a weight is masked, and stay useful
 
@@ -109,7 +109,7 @@ class RigL(Masking):
         densities = (erdos_renyi_kernel if self.densities == "erk" else uniform)(shapes, self.sparsity)
         if self.initial == "random":
             return random_masks(shapes, densities, self.seed)
-        return magnitude_masks({name: _whole(parameter) for name, parameter in self.parameters.items()}, densities)
+        return magnitude_masks({name: whole(parameter) for name, parameter in self.parameters.items()}, densities)
 
     def _exchange(self, step: int, fraction: float) -> None:
         growths = {}
@@ -122,7 +122,7 @@ class RigL(Masking):
             growths[name] = growth.to(parameter.device)
         before = self.masks
         self.set_masks(
-            {name: exchange(_whole(self.parameters[name]), before[name], growth, fraction) for name, growth in growths.items()}
+            {name: exchange(whole(self.parameters[name]), before[name], growth, fraction) for name, growth in growths.items()}
         )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
@@ -137,11 +137,6 @@ class RigL(Masking):
                     local(value).masked_fill_(part_of(grown, parameter), 0.0)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    full: Tensor = tensor.detach().full_tensor() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
-    return full
-
-
 def _gradient(parameter: Tensor, name: str) -> Tensor:
     """Magnitudes of the last step's gradient: Lightning zeroes gradients before the next backward, not after a step."""
     if parameter.grad is None:
@@ -149,4 +144,4 @@ def _gradient(parameter: Tensor, name: str) -> Tensor:
             f"compression.rigl.growth=gradient: {name} has no gradient after an optimizer step, because it is frozen or the strategy "
             "keeps none: exclude it, or use growth=random."
         )
-    return _whole(parameter.grad).abs().float()
+    return whole(parameter.grad).abs().float()

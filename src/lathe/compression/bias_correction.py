@@ -13,13 +13,17 @@ from torch import Tensor, nn
 
 from lathe.compression.equalize import LAYERS, followers
 
-SAMPLES = 1024  # inputs that go through the net at once
+SAMPLES = 1024  # inputs that go through the net at once, fewer where they are large: all of their activations are in memory
+PIXELS, TOKENS = 2**23, 2**12  # at most so many in all of them together; a token costs the logits of a whole vocabulary
+ROWS = 64  # inputs whose outputs are summed in float64 at a time
 
 
 def channel_means(layer: nn.Module, outputs: Tensor) -> Tensor:
     """Mean of each output channel: over all but dimension 1 of a convolution's outputs, all but the last of a linear layer's."""
     channel = outputs.dim() - 1 if isinstance(layer, nn.Linear) else 1
-    return outputs.detach().double().mean(dim=[d for d in range(outputs.dim()) if d != channel]).float()
+    others = [d for d in range(outputs.dim()) if d != channel]
+    total = torch.stack([part.double().sum(dim=others) for part in outputs.detach().split(ROWS)]).sum(0)
+    return (total * outputs.shape[channel] / outputs.numel()).float()
 
 
 @torch.no_grad()
@@ -70,9 +74,18 @@ def correct_bias(
     return done
 
 
+def first_inputs(batches: Sequence[Tensor]) -> Tensor:
+    """The first of the inputs `batches`, as one batch: images `[batch, channels, height, width]`, features, or token ids `[batch, time]`."""
+    first = batches[0]
+    tokens = not first.is_floating_point()
+    size = first[0].numel() if tokens or first.dim() < 4 else first[0, 0].numel()
+    rows = min(SAMPLES, max(1, (TOKENS if tokens else PIXELS) // max(size, 1)))
+    return torch.cat(list(batches))[:rows]
+
+
 class Means:
-    """What the layers of a float net put out on average on the first 1024 of the inputs `batches` `[batch, ...]`, to be restored once the
-    net is quantized.
+    """What the layers of a float net put out on average on the first of the inputs `batches` `[batch, ...]`, to be restored once the net
+    is quantized: 1024 of them, or as many as have 8 million pixels or 4096 tokens together.
 
     ```python
     means = Means(net, batches)
@@ -82,7 +95,7 @@ class Means:
     """
 
     def __init__(self, net: nn.Module, batches: Sequence[Tensor]) -> None:
-        self.inputs = torch.cat(list(batches))[:SAMPLES]
+        self.inputs = first_inputs(batches)
         self.expected = expected_outputs(net, self.inputs)
         self.norms = followers(net, self.inputs[:2])
 

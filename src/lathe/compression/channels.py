@@ -53,16 +53,12 @@ def remove(net: nn.Module, groups: Iterable[Group], chosen: Mapping[str, Sequenc
     An optimizer made before still holds the old tensors. A unit whose "out" slices are zero adds nothing to the net's output, which
     then stays as it was.
     """
-    dropped: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    groups = list(groups)
+    dropped = positions(groups, chosen)
     sizes: dict[tuple[str, str], int] = defaultdict(int)
     for group in groups:
-        units = list(chosen.get(group.name, ()))
-        if not units:
-            continue
-        for part in group.slices:
-            dropped[part.name][part.dim].update(part.index[units].flatten().tolist())
-        for path, attribute, width in group.sizes:
-            sizes[path, attribute] += width * len(units)
+        for path, attribute, width in group.sizes if chosen.get(group.name) else ():
+            sizes[path, attribute] += width * len(chosen[group.name])
     new: dict[int, Tensor] = {}
     for name, dims in dropped.items():
         tensor = _tensor(net, name)
@@ -78,6 +74,23 @@ def remove(net: nn.Module, groups: Iterable[Group], chosen: Mapping[str, Sequenc
         module = net.get_submodule(path)
         setattr(module, attribute, getattr(module, attribute) - count)
     _note(net, list(dropped), list(sizes))
+
+
+def positions(groups: Iterable[Group], chosen: Mapping[str, Sequence[int]]) -> dict[str, dict[int, set[int]]]:
+    """What `remove` takes from each tensor: by its name and dimension, the positions that go."""
+    found: dict[str, dict[int, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for group in groups:
+        units = list(chosen.get(group.name, ()))
+        for part in group.slices if units else ():
+            found[part.name][part.dim].update(part.index[units].flatten().tolist())
+    return found
+
+
+def staying(shape: Sequence[int], dims: Mapping[int, Iterable[int]]) -> tuple[Tensor, ...]:
+    """What indexes, in a tensor of `shape`, all that is left without the positions `dims`: one index for each dimension."""
+    gone = {dim: set(places) for dim, places in dims.items()}
+    kept = [[i for i in range(size) if i not in gone.get(dim, ())] for dim, size in enumerate(shape)]
+    return tuple(torch.tensor(places).view(-1, *[1] * (len(shape) - 1 - dim)) for dim, places in enumerate(kept))
 
 
 def describe(net: nn.Module) -> dict[str, Any]:

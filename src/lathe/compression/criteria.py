@@ -50,7 +50,8 @@ def batchnorm_scale(net: nn.Module, parameters: Mapping[str, Tensor], whole: Map
 
 def batchnorms(net: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """For each layer's weight, the name of the scale of the BatchNorm behind it; raises as `batchnorm_scale` does."""
-    leaves = [(name, module) for name, module in net.named_modules() if next(module.parameters(recurse=False), None) is not None]
+    # By their weights: a fake quantizer whose scale is learned lies between a layer and its BatchNorm.
+    leaves = [(name, module) for name, module in net.named_modules() if isinstance(getattr(module, "weight", None), nn.Parameter)]
     behind = {f"{name}.weight": after for (name, _), after in pairwise(leaves)}
     found = {}
     for name in names:

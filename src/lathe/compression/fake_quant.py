@@ -193,6 +193,11 @@ class FakeQuantize(nn.Module):
             dims = list(range(x.dim())) if self.axis is None else list(range(1 if self.group_size is None else 2, x.dim()))
             self._begin(first_step(x, self.high, dims).view_as(self.scale))
 
+    def restart(self) -> None:
+        """Lets learned scales go on from what they are: averages of weights, scales and growths, as an EMA has them, don't fit each other."""
+        with torch.no_grad():
+            self._begin(self.scale)
+
     def _begin(self, scale: Tensor) -> None:
         self.scale.copy_(scale)
         if self.lsq:

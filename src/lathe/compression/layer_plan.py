@@ -1,12 +1,13 @@
 """Which layers of a net are quantized, and how."""
 
 import difflib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from torch import nn
 
-from lathe.compression.quantized_layers import QuantAdd, QuantLayer, quantized_class
+from lathe.compression.quantized_layers import QuantAdd, QuantLayer, quantized_class, weighted
 from lathe.errors import UserError
 
 ACTIVATIONS = ("static", "dynamic", "none")
@@ -79,3 +80,32 @@ def choose(
         if plan is not None and not (added and plan.reads != "static"):
             chosen[name] = plan
     return chosen
+
+
+def left_in_float(net: nn.Module, excluded: Iterable[str] = ()) -> tuple[float, list[str]]:
+    """Which share of the numbers in the weights of a quantized `net` stays in float, and the names of these parameters, the largest first.
+
+    A weight is a parameter of two dimensions or more; what begins with a dimension of 1, such as learned positions, is added to a batch
+    and counts as a bias. Parameters of modules that match one of the patterns `excluded` are asked for and don't count as left.
+    """
+    patterns = list(excluded)
+    rounded = {id(layer.weight) for layer in weighted(net).values() if layer.weight_quantizer is not None}
+    weights = {name: p for name, p in net.named_parameters() if p.dim() > 1 and p.shape[0] > 1}
+    left = {
+        name: p.numel()
+        for name, p in weights.items()
+        if id(p) not in rounded and not any(fnmatchcase(name.rpartition(".")[0], pattern) for pattern in patterns)
+    }
+    share = sum(left.values()) / max(sum(p.numel() for p in weights.values()), 1)
+    return share, sorted(left, key=lambda name: -left[name])
+
+
+def float_sentence(net: nn.Module, key: str, overrides: Mapping[str, LayerPlan | None]) -> str | None:
+    """What to warn of where more than a twentieth of the weights stays in float though nobody asked for it, else None."""
+    share, names = left_in_float(net, [pattern for pattern, plan in overrides.items() if plan is None])
+    if share <= 0.05:
+        return None
+    return (
+        f"{key} leaves {share:.1%} of the weights in float, such as {names[0]}: it takes plain Conv2d, Linear and Embedding layers "
+        "that the net calls, not layers of other classes; name those that are to stay so in exclude."
+    )

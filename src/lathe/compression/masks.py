@@ -276,6 +276,12 @@ def apply_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> None:
         parameters[name].masked_fill_(~mask.to(parameters[name].device).bool(), 0.0)
 
 
+def zero_share(net: nn.Module) -> float:
+    """The share of exact zeros among the weights that may be masked: what pruning has left in a net whose masks are gone."""
+    weights = maskable(net).values()
+    return sum(int((weight == 0).sum()) for weight in weights) / max(sum(weight.numel() for weight in weights), 1)
+
+
 def sparsity_of(masks: Mapping[str, Tensor]) -> float:
     """The share of weights that masks remove."""
     return sum(int((~mask.bool()).sum()) for mask in masks.values()) / max(sum(mask.numel() for mask in masks.values()), 1)

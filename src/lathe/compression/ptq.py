@@ -46,8 +46,8 @@ def overrides_of(
 ) -> dict[str, LayerPlan | None]:
     """`quantize`'s overrides for weights of `layer_bits` bits by pattern, and for layers that stay as they are."""
     return {
-        **{pattern: replace(plan, weight_bits=bits) for pattern, bits in (layer_bits or {}).items()},
-        **dict.fromkeys(exclude, None),
+        **{str(pattern): replace(plan, weight_bits=bits) for pattern, bits in (layer_bits or {}).items()},
+        **dict.fromkeys(map(str, exclude), None),
     }
 
 

@@ -34,7 +34,7 @@ from lathe.compression.trace import Slot, tensors_read
 from lathe.errors import UserError
 
 __all__ = ["LayerPlan", "calibrate", "choose", "describe", "freeze_observers", "integer_weight", "quantize", "quantized_layers",
-           "quantizers", "rebuild", "set_enabled", "strip", "update_ranges"]  # fmt: skip
+           "quantizers", "rebuild", "reopen", "set_enabled", "strip", "update_ranges"]  # fmt: skip
 
 INT8 = LayerPlan()
 
@@ -223,6 +223,16 @@ def freeze_observers(net: nn.Module, weights: bool = True) -> None:
             if role == "weight_quantizer" and q.is_observing and not q.lsq:
                 q.set_range(*q.extremes(layer.weight))
             q.switch(observing=False)
+
+
+def reopen(net: nn.Module) -> None:
+    """Makes a net whose ranges are fixed one that can be trained again: rounding is off and ranges are observed, from those that there are;
+    weights follow theirs. Learned scales stay, with rounding on, and are learned further. A net without quantized layers stays as it is."""
+    for q in quantizers(net):
+        if not q.lsq:
+            q.switch(enabled=False, observing=True)
+        elif q.is_enabled:
+            q.restart()
 
 
 def integer_weight(layer: nn.Module) -> tuple[Tensor, Tensor]:

@@ -19,6 +19,7 @@ suffix = ".pt"
 VERSION = 1
 # what a quantizer needs in training alone, beside the weight it can be computed from
 OBSERVED = ("minimum", "maximum", "updates")
+SCALES = (".weight_quantizer.scale", ".weight_quantizer.zero_point")  # what stored integers come with
 
 
 def available() -> str | None:
@@ -41,10 +42,11 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
     aliases: dict[str, str] = {}
     integers: dict[str, dict[str, Any]] = {}
     packed: dict[int, str] = {}
+    floats = _read_as_floats(net)
     for name, layer in quantized_layers(net).items():
         weight = getattr(layer, "weight", None)
         quantizer = getattr(layer, "weight_quantizer", None)
-        if weight is None or quantizer is None or not quantizer.is_enabled:
+        if weight is None or quantizer is None or not quantizer.is_enabled or id(weight) in floats:
             continue
         key = f"{name}.weight"
         if id(weight) in packed:
@@ -54,7 +56,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
         values, scale = integer_weight(layer)
         integers[key] = {"data": pack(values.cpu(), quantizer.bits), "shape": list(values.shape), "bits": quantizer.bits,
                          "scale": scale.detach().float().cpu().clone()}  # fmt: skip
-    skipped = _derived(net)
+    skipped = {name for name in _derived(net) if not name.endswith(SCALES) or f"{_layer(name)}.weight" in {**integers, **aliases}}
     for name, tensor in net.state_dict(keep_vars=True).items():
         if name in integers or name in aliases or name in skipped:
             continue
@@ -68,6 +70,16 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
     content = {"version": VERSION, "structure": structure_of(net), "state": state, "integers": integers, "aliases": aliases}
     with whole(path) as temporary:
         torch.save(content, temporary)
+
+
+def _read_as_floats(net: nn.Module) -> set[int]:
+    """Weights that a layer in float reads too, such as a tied head that was excluded: their integers alone would not do."""
+    rounding = {id(layer) for layer in quantized_layers(net).values()}
+    return {id(p) for module in net.modules() if id(module) not in rounding for p in module.parameters(recurse=False)}
+
+
+def _layer(name: str) -> str:
+    return name.rsplit(".", 2)[0]
 
 
 def _derived(net: nn.Module) -> set[str]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -35,7 +36,8 @@ class AgreementMeter:
             return
         self._equal += int((outputs.argmax(-1) == reference.argmax(-1)).sum())
         self._n += len(outputs)
-        self._largest = max(self._largest, float((outputs - reference).abs().max()))
+        largest = torch.stack((torch.tensor(self._largest), (outputs - reference).abs().max().cpu()))
+        self._largest = float(largest.max())  # of a nan it is nan, unlike Python's own
 
     @property
     def result(self) -> Agreement:

@@ -40,3 +40,9 @@ def part_of(tensor: Tensor, like: Tensor) -> Tensor:
     assert isinstance(like, DTensor)
     with torch.no_grad():
         return local(distribute_tensor(tensor, like.device_mesh, like.placements, src_data_rank=None)).clone()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor, detached, on every process: a collective where it is a DTensor."""
+    full: Tensor = tensor.detach().full_tensor() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
+    return full

@@ -99,7 +99,8 @@ def _started_from(run: RunDir) -> Path | None:
     """The run directory that `ckpt_path` names, by itself or by one of its checkpoints, if it is still there."""
     path = Path(run.config.get("ckpt_path") or "")
     places = [path, path.parent.parent] if path.name else []
-    return next((place for place in places if (place / "config.yaml").is_file()), None)
+    own = run.path.resolve()  # where logs/latest leads by now, if that was typed
+    return next((place for place in places if (place / "config.yaml").is_file() and place.resolve() != own), None)
 
 
 class _Receipt:
@@ -129,9 +130,12 @@ class _Receipt:
     def _open_dense(self, baseline: Path | None) -> tuple[Task, list[str]]:
         if baseline is None:
             return make_task(self.cfg, train=False).eval(), []
+        require(
+            baseline.resolve() != self.run.path.resolve(), f"baseline={baseline} is this run itself: name the run of the dense net."
+        )
         task, cfg = open_run_net(baseline, "baseline")
         notes = []
-        if structure_of(task.net):
+        if structure_of(task.net) or facts.weight_sparsity(task.net) >= facts.NOTHING:
             notes.append("The baseline is itself a compressed net: ratios are to it, not to a dense one.")
         others = differences(cfg["data"], self.cfg["data"], ("batch_size", "eval_batch_size", "seed", "augment"))
         if others:

@@ -1,0 +1,55 @@
+"""Layers that nothing quantizes are told of, with their share of the weights; those that somebody excluded are not."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.callbacks.ptq import PTQDynamic, PTQStatic, WeightOnly
+from lathe.compression.layer_plan import float_sentence, left_in_float
+from lathe.compression.quantize import quantize
+
+
+class Mixed(nn.Module):
+    """A convolution of one dimension, which nothing quantizes, and two linear layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.position = nn.Parameter(torch.zeros(1, 4, 100))
+        self.conv = nn.Conv1d(4, 4, 3, padding=1)  # 48 weights
+        self.up = nn.Linear(8, 4)  # 32
+        self.head = nn.Linear(16, 5)  # 80
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.up(self.conv(x)).flatten(1))
+        return out
+
+
+class Batches:
+    def train_dataloader(self) -> list[tuple[Tensor, Tensor]]:
+        return [(torch.randn(8, 4, 8, generator=torch.Generator().manual_seed(0)), torch.zeros(8))]
+
+
+def test_share_and_names() -> None:
+    net = Mixed()
+    quantize(net, torch.randn(2, 4, 8), overrides={"head": None})
+    assert left_in_float(net) == (128 / 160, ["head.weight", "conv.weight"])
+    assert left_in_float(net, ["head"]) == (48 / 160, ["conv.weight"])
+    assert left_in_float(net, ["head", "conv"])[0] == 0
+    sentence = float_sentence(net, "compression.qat", {"head": None})
+    assert sentence is not None
+    assert sentence.startswith("compression.qat leaves 30.0% of the weights in float, such as conv.weight: ")
+
+
+@pytest.mark.parametrize("method", [PTQStatic(batches=1), WeightOnly(batches=1)], ids=lambda method: method.name)
+def test_methods_after_training_say_so(method: PTQStatic) -> None:
+    with pytest.warns(UserWarning, match=rf"^compression\.{method.name} leaves 30\.0% of the weights in float, such as conv\.weight"):
+        method.finalise(Mixed(), Batches())
+
+
+def test_dynamic_has_a_sentence_of_its_own() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net = nn.Sequential(nn.Flatten(), nn.Linear(32, 4))
+        PTQDynamic().finalise(net, Batches())
