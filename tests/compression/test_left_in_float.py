@@ -44,7 +44,9 @@ def test_share_and_names() -> None:
 
 @pytest.mark.parametrize("method", [PTQStatic(batches=1), WeightOnly(batches=1)], ids=lambda method: method.name)
 def test_methods_after_training_say_so(method: PTQStatic) -> None:
-    with pytest.warns(UserWarning, match=rf"^compression\.{method.name} leaves 30\.0% of the weights in float, such as conv\.weight"):
+    with pytest.warns(
+        UserWarning, match=rf"^compression\.{method.name} leaves 30\.0% of the weights in float, such as conv\.weight"
+    ):
         method.finalise(Mixed(), Batches())
 
 
