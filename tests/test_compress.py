@@ -157,7 +157,7 @@ def test_a_quantized_run_is_refused(source: RunDir) -> None:
 def test_methods_that_train_are_refused(source: RunDir, name: str) -> None:
     cfg = request(source, "compression=ptq_static")
     kinds = {"distill": "distillation", "qat": "quantization"}
-    cfg["request"]["compression"] = {"receipt": "none", "stages": None, name: {"kind": kinds.get(name, "masks")}}
+    cfg["request"]["compression"] = {"receipt": "none", "stages": None, name: {"_target_": "x", "kind": kinds.get(name, "masks")}}
     sentence = (
         rf"^compression={name} has to train: use python train\.py ckpt_path={source.path} compression={name}, with the model"
     )

@@ -7,12 +7,16 @@ from typing import Any
 import pytest
 import torch
 from helpers import config, new_run
+from torch import nn
 
 from lathe import score
-from lathe.compression.sensitivity import round_to_nearest
+from lathe.compression.allocate import Allocation
+from lathe.compression.quantize import LayerPlan, quantize
+from lathe.compression.sensitivity import layers, round_to_nearest
 from lathe.errors import UserError
+from lathe.nets import GPT
 from lathe.run import train
-from lathe.sensitivity import check_request, sensitivity
+from lathe.sensitivity import _override, check_request, sensitivity
 
 NET = ("model=resnet20", "model.net.depth=8", "model.net.width=2", "data=synthetic", "data.image_size=8",
        "data.source.train_size=256", "data.source.val_size=128",
@@ -66,6 +70,7 @@ def test_a_budget_chooses_bits_that_qat_takes(run: Path) -> None:
     assert choice["cost"] == cost <= 0.2 * dense
     assert len(set(choice["values"].values())) > 1
     override = (run / "sensitivity" / "override.txt").read_text().split()
+    assert override[1].startswith("'compression.qat.layer_bits={")  # no ++ is needed
     cfg = config(*(word.strip("'") for word in override))
     assert cfg["compression"]["qat"]["layer_bits"] == choice["values"]
     same = choice["uniform"]
@@ -104,6 +109,19 @@ def test_a_budget_chooses_sparsities_and_times(run: Path, tmp_path: Path) -> Non
 def test_refuses_before_anything_is_built(asked: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         check_request(config("run=x", *asked.split(), name="sensitivity"))
+
+
+def test_layers_with_one_weight_get_the_same_bits() -> None:
+    net = GPT(vocab_size=8, max_length=4, width=8, depth=1, heads=2).eval()
+    values = dict.fromkeys(layers(net), 8.0) | {"embed.token": 4.0}
+    typed = _override("bits", Allocation(values, 0.0, 0.0), net)
+    assert typed is not None
+    bits = config(*(word.strip("'") for word in typed.split()))["compression"]["qat"]["layer_bits"]
+    assert bits == {**values, "head": 4}
+    names = quantize(net, torch.zeros(2, 4, dtype=torch.long), overrides={name: LayerPlan(int(b)) for name, b in bits.items()})
+    assert "head" in names
+    conv = nn.Sequential(nn.Conv1d(2, 2, 1))  # measured, but no method quantizes it
+    assert _override("bits", Allocation({"0": 4.0}, 0.0, 0.0), conv) is None
 
 
 @pytest.mark.parametrize(("asked", "sentence"), [

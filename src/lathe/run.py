@@ -4,6 +4,7 @@ Every function takes the resolved configuration as plain data and runs in each r
 """
 
 import logging
+import math
 import os
 import time
 import warnings
@@ -230,12 +231,12 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
         apply_structure(task.net, state.get("structure", {}))
         return path
     restore(task.net, state, f"ckpt_path={path}")
-    zeros = zero_share(task.net)
+    zeros = math.ceil(zero_share(task.net) * 1e4) / 1e4  # not less: masks of that share then keep each of them
     masked = any(node["kind"] == "masks" for node in methods(cfg.get("compression") or {}).values())
     if zeros > 0.05 and not masked:
         rank_zero_warn(
-            f"ckpt_path={path}: {zeros:.4f} of the weights are pruned to zero, and this training fills them again; to keep them, add prune "
-            f"to compression, with compression.prune.schedule=one_shot compression.prune.start=0 compression.prune.sparsity={zeros:.4f}."
+            f"ckpt_path={path}: {zeros} of the weights are pruned to zero, and this training fills them again; to keep them, add prune "
+            f"to compression, with compression.prune.schedule=one_shot compression.prune.start=0 compression.prune.sparsity={zeros}."
         )
     return None
 

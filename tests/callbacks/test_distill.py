@@ -172,6 +172,24 @@ def test_a_cache_answers_what_came_before(tmp_path: Path, teacher: Path) -> None
         run_of(tmp_path / "augmented", *MLP, "trainer.max_epochs=3", "data.augment.mixup=0.5", *distilled(teacher, "cache=4"))
 
 
+PLAIN = ("data.augment.cutout=0",)  # inputs that come again
+
+
+def test_a_cache_that_is_too_small_is_told(tmp_path: Path, teacher: Path) -> None:
+    # Most of the 1300 inputs' 10 logits of 4 bytes: many rows are known, and no batch as a whole.
+    with pytest.warns(UserWarning, match=r"ran for every batch, since the cache holds 1048 inputs' answers") as told:
+        run_of(tmp_path, *MLP, *PLAIN, "trainer.max_epochs=4", *distilled(teacher, "cache=0.04"))
+    assert sum("compression.distill.cache" in str(warning.message) for warning in told) == 1
+
+
+def test_a_continued_run_fills_its_cache_before_it_is_judged(tmp_path: Path, teacher: Path) -> None:
+    words = (*QUIET, *MLP, *PLAIN, "trainer.max_epochs=6", "trainer.max_steps=45", *distilled(teacher, "cache=4"))
+    cfg = new_run(tmp_path, *words)  # 13 steps an epoch: it ends within the fourth
+    lathe.run.train(cfg)
+    cfg["trainer"]["max_steps"] = -1
+    lathe.run.train(cfg)  # a warning would be an error
+
+
 @pytest.mark.parametrize("method", ["dkd", *map(slow, ("kd", "dist", "crd"))])
 def test_mixed_images_are_shown_to_the_teacher_as_they_are(tmp_path: Path, teacher: Path, method: str) -> None:
     run = run_of(tmp_path, *MLP, "data.augment.mixup=0.5", *distilled(teacher, f"method={method}"))

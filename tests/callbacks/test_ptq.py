@@ -117,7 +117,7 @@ def test_a_quantized_net_is_refused(method: Any) -> None:
 )
 def test_values_out_of_range_are_refused(overrides: list[str], sentence: str) -> None:
     name = overrides[0].split(".")[0]
-    keys = [f"+compression.{item}" if "layer_bits" in item else f"compression.{item}" for item in overrides]
+    keys = [f"compression.{item}" for item in overrides]
     node = config(f"compression={name}", *keys)["compression"][name]
     node.pop("kind")
     with pytest.raises(UserError, match=sentence):
@@ -139,7 +139,7 @@ def test_a_pattern_that_matches_nothing_names_the_method() -> None:
             r"^compression\.ptq_static: the pattern 'heads' matches no",
         ),
         (
-            ["compression=ptq_dynamic", "+compression.ptq_dynamic.layer_bits={conv:4}"],
+            ["compression=ptq_dynamic", "compression.ptq_dynamic.layer_bits={conv:4}"],
             r"^compression\.ptq_dynamic: the pattern 'conv'",
         ),
         (

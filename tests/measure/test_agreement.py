@@ -1,5 +1,7 @@
 """Agreement by hand."""
 
+import math
+
 import pytest
 import torch
 
@@ -39,3 +41,10 @@ def test_what_cant_be_compared() -> None:
         _ = meter.result
     with pytest.raises(ValueError, match=r"\[2, 3\] and \[2, 4\] can't be compared"):
         meter.add(torch.zeros(2, 3), torch.zeros(2, 4))
+
+
+def test_a_net_that_answers_nan_does_not_agree() -> None:
+    meter = AgreementMeter()
+    meter.add(torch.tensor([[float("nan"), 1.0]]), torch.tensor([[2.0, 1.0]]))
+    meter.add(torch.tensor([[2.0, 1.0]]), torch.tensor([[2.0, 1.0]]))
+    assert math.isnan(meter.result.largest)

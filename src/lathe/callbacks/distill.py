@@ -78,6 +78,7 @@ class Distill(Compression):
         self._restored: list[list[float]] | None = None
         self._steps = (0, 0)  # the window's first optimizer step, and the first one after it
         self._step = -1
+        self._filled = 0  # the first epoch at which the teachers' cache has had its chance
 
     # -- what is trained on
 
@@ -183,6 +184,8 @@ class Distill(Compression):
             if 0 <= self._step < trainer.global_step:  # the checkpoint was written between an optimizer step and its update
                 average.update()
         self._step = trainer.global_step
+        # A cache begins empty: it can tell after two whole epochs, of which the one that a continued run is in may be none.
+        self._filled = trainer.current_epoch + (3 if trainer.global_step else 2)
         self._steps = (self.step_at(trainer, 0), self.step_at(trainer, 1))
         rows, self._restored = self._restored, None
         if rows is not None and any(row[2] > 0 for row in rows):
@@ -196,7 +199,7 @@ class Distill(Compression):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.teachers.average is not None:
             self.teachers.average.bind(pl_module.get_submodule("net"))
-        if trainer.current_epoch >= 2:
+        if trainer.current_epoch >= self._filled:
             self.teachers.check_cache()
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -141,11 +141,20 @@ class Teachers:
             )
 
     def check_cache(self) -> None:
-        if self.cache is not None and self.cache.lookups and not self.cache.hits:
+        """Warns, once, of a cache that has spared the teachers nothing in whole epochs."""
+        cache = self.cache
+        if cache is None or not cache.lookups or cache.saved or cache.told:
+            return
+        cache.told = True
+        if 4 * cache.hits > cache.lookups:
             rank_zero_warn(
-                f"{KEY}.cache: none of {self.cache.lookups} inputs came twice, augmentation makes each a new one: set cache=0."
+                f"{KEY}.cache: the teachers ran for every batch, since the cache holds {len(cache.rows)} inputs' answers and a batch is only "
+                "answered as a whole: give it more MiB, or set cache=0."
             )
-            self.cache.lookups = 0
+        else:
+            rank_zero_warn(
+                f"{KEY}.cache: {cache.hits or 'none'} of {cache.lookups} inputs came twice, augmentation makes each a new one: set cache=0."
+            )
 
     def report(self) -> dict[str, float]:
         return {f"{self._prefix(i)}_{name}": value for i, figures in enumerate(self.figures) for name, value in figures.items()}

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.callbacks.compression import Compression
-from lathe.compression.layer_plan import LayerPlan, choose, float_sentence
+from lathe.compression.layer_plan import LayerPlan, check_layer_bits, choose, float_sentence
 from lathe.compression.ptq import (
     OBSERVERS,
     Quantized,
@@ -33,11 +33,13 @@ class _AfterTraining(Compression):
     plan: LayerPlan
 
     def __init__(
-        self, weight_bits: int, layer_bits: Mapping[str, int] | None = None, exclude: Sequence[str] | None = None
+        self, weight_bits: int, layer_bits: Mapping[str, int | None] | None = None, exclude: Sequence[str] | None = None
     ) -> None:
         self.weight_bits = weight_bits
+        check_layer_bits(f"compression.{self.name}", layer_bits)
         self.layer_bits, self.exclude = dict(layer_bits or {}), list(exclude or [])
-        for key, bits in {"weight_bits": weight_bits, **{f"layer_bits.{p}": b for p, b in self.layer_bits.items()}}.items():
+        widths = {f"layer_bits.{pattern}": bits for pattern, bits in self.layer_bits.items() if bits is not None}
+        for key, bits in {"weight_bits": weight_bits, **widths}.items():
             self.demand(key, bits, bits in BITS and not isinstance(bits, bool), "give a whole number from 2 to 8")
         self.key = f"compression.{self.name}"  # what a pattern's sentence names
         self._layers: dict[str, int] = {}
@@ -103,7 +105,7 @@ class PTQStatic(_AfterTraining):
 
     `equalize` balances channels across layers first (Nagel et al. 2019), `bias_correction` restores each layer's mean outputs at the end
     (the same paper), `observer` and `percentile` choose the activations' ranges. `layer_bits` gives weights of the layers that a pattern
-    matches other bits, `exclude` lists patterns of layers that stay in float.
+    matches other bits, or leaves these in float (null), `exclude` lists patterns of layers that stay in float.
 
     Raises UserError for a value out of its range, a pattern that matches nothing, or a net that is quantized already.
     """
@@ -120,7 +122,7 @@ class PTQStatic(_AfterTraining):
         per_channel: bool = True,
         equalize: bool = False,
         bias_correction: bool = True,
-        layer_bits: Mapping[str, int] | None = None,
+        layer_bits: Mapping[str, int | None] | None = None,
         exclude: Sequence[str] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
@@ -166,7 +168,7 @@ class PTQDynamic(_AfterTraining):
         weight_bits: int = 8,
         activation_bits: int = 8,
         per_channel: bool = True,
-        layer_bits: Mapping[str, int] | None = None,
+        layer_bits: Mapping[str, int | None] | None = None,
         exclude: Sequence[str] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
@@ -205,7 +207,7 @@ class WeightOnly(_AfterTraining):
         group_size: int | None = None,
         bias_correction: bool = True,
         batches: int = 16,
-        layer_bits: Mapping[str, int] | None = None,
+        layer_bits: Mapping[str, int | None] | None = None,
         exclude: Sequence[str] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)

@@ -14,7 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from lathe.callbacks.compression import Compression
 from lathe.compression import observers
 from lathe.compression.fake_quant import FakeQuantize
-from lathe.compression.layer_plan import float_sentence
+from lathe.compression.layer_plan import check_layer_bits, float_sentence
 from lathe.compression.quantize import LayerPlan, choose, quantize, quantized_layers, quantizers, reopen
 from lathe.compression.quantized_layers import QuantConv2d, QuantEmbedding, QuantLinear, weighted
 from lathe.compression.trace import tensors_read
@@ -78,6 +78,7 @@ class QAT(Compression):
         if not 50 < percentile <= 100:
             raise UserError(f"compression.qat.percentile={percentile} is not in (50, 100]: take a value such as 99.99.")
         self.plan = LayerPlan(weight_bits=bits, activation_bits=activation_bits, per_channel=per_channel, lsq=lsq)
+        check_layer_bits("compression.qat", layer_bits)
         self.overrides: dict[str, LayerPlan | None] = {}
         for pattern, width in (layer_bits or {}).items():
             if width is not None:

@@ -75,7 +75,7 @@ def correct_bias(
 
 
 def first_inputs(batches: Sequence[Tensor]) -> Tensor:
-    """The first of the inputs `batches`, as one batch: images `[batch, channels, height, width]`, features, or token ids `[batch, time]`."""
+    """The first of `batches`, as one batch: images `[batch, channels, height, width]`, features, or token ids `[batch, time]`."""
     first = batches[0]
     tokens = not first.is_floating_point()
     size = first[0].numel() if tokens or first.dim() < 4 else first[0, 0].numel()

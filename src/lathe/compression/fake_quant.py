@@ -194,7 +194,7 @@ class FakeQuantize(nn.Module):
             self._begin(first_step(x, self.high, dims).view_as(self.scale))
 
     def restart(self) -> None:
-        """Lets learned scales go on from what they are: averages of weights, scales and growths, as an EMA has them, don't fit each other."""
+        """Lets learned scales go on from what they are: where an EMA has averaged them, their growth says another value."""
         with torch.no_grad():
             self._begin(self.scale)
 

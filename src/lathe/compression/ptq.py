@@ -42,11 +42,14 @@ class Quantized:
 
 
 def overrides_of(
-    plan: LayerPlan, layer_bits: Mapping[str, int] | None = None, exclude: Sequence[str] = ()
+    plan: LayerPlan, layer_bits: Mapping[str, int | None] | None = None, exclude: Sequence[str] = ()
 ) -> dict[str, LayerPlan | None]:
-    """`quantize`'s overrides for weights of `layer_bits` bits by pattern, and for layers that stay as they are."""
+    """`quantize`'s overrides for weights of `layer_bits` bits by pattern, and for layers that stay as they are (None bits, or `exclude`)."""
     return {
-        **{str(pattern): replace(plan, weight_bits=bits) for pattern, bits in (layer_bits or {}).items()},
+        **{
+            str(pattern): None if bits is None else replace(plan, weight_bits=bits)
+            for pattern, bits in (layer_bits or {}).items()
+        },
         **dict.fromkeys(map(str, exclude), None),
     }
 

@@ -8,6 +8,7 @@ from lathe.receipt.facts import NOTHING
 
 Row = Mapping[str, Any]
 WIDE = 1.5  # p90 over p10 of one and the same call: above this, other processes took part in the measurement
+PACKED = 0.9  # a file of weights that is below this share of the file that ships is worth a sentence
 SHIPS = ("onnx_int8", "onnx", "aot_inductor", "weights")  # the first that was made is called the file that ships
 
 
@@ -57,7 +58,12 @@ def _file(receipt: Mapping[str, Any]) -> list[str]:
     text = f"The file that ships ({row['target']}) has {row['bytes']:,} bytes, {row['gzipped']:,} after gzip"
     if row["ratio"] is not None:
         text += f": {row['ratio']:.3f} and {row['gzipped_ratio']:.3f} of the dense net's"
-    return [f"{text}."]
+    found = [f"{text}."]
+    packed = next((other for other in receipt["files"] if (other["of"], other["target"]) == ("this", "weights")), row)
+    if packed["bytes"] < PACKED * row["bytes"]:
+        found.append(f"Its weights alone, packed into their bits for torch (weights), have {packed['bytes']:,} bytes, {packed['gzipped']:,} "
+                     f"after gzip; {row['target']} stores at least a byte for each.")  # fmt: skip
+    return found
 
 
 def shipped(files: Iterable[Row]) -> Row | None:
