@@ -117,6 +117,19 @@ def test_the_run_that_it_started_from_is_its_baseline(run: RunDir, tmp_path: Pat
 
 
 @pytest.mark.usefixtures("no_onnx")
+def test_a_run_is_no_baseline_of_itself_and_a_sparse_one_is_told(run: RunDir, tmp_path: Path) -> None:
+    """logs/latest in `ckpt_path` of a run directory may lead to the run itself by now."""
+    cfg = new_run(tmp_path, *SMALL, "compression=prune", "compression.receipt=none", f"ckpt_path={run.path}")
+    train(cfg)
+    pruned, latest = RunDir(cfg["paths"]["run_dir"]), tmp_path / "latest"
+    assert latest.resolve() == pruned.path
+    pruned.save_config({**pruned.config, "ckpt_path": str(latest)})
+    assert write(pruned, cfg, None, "quick")["baseline"] is None
+    note = "The baseline is itself a compressed net: ratios are to it, not to a dense one."
+    assert note in write(run, run.config, pruned.path, "quick")["findings"]
+
+
+@pytest.mark.usefixtures("no_onnx")
 def test_full_measures_compiled_forms_and_all_cores(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lathe.measure.usable_cores", lambda: 2)
     found = receipt(request(run, "effort=full"))
@@ -167,6 +180,8 @@ def test_mistakes(run: RunDir, tmp_path: Path) -> None:
     train(cfg)
     with pytest.raises(UserError, match=r"^baseline=.* takes inputs of another kind"):
         receipt(request(run, f"baseline={cfg['paths']['run_dir']}"))
+    with pytest.raises(UserError, match=r"^baseline=.* is this run itself: name the run of the dense net\.$"):
+        receipt(request(run, f"baseline={run.path}"))
     with run.locked(), pytest.raises(UserError, match="is being written to by another process"):
         receipt(request(run))
 

@@ -9,7 +9,12 @@ from helpers import SMALL, new_run
 
 from lathe.run import train
 
-QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "compression.receipt=none")
+QUIET = (
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "compression.receipt=none",
+)
 
 
 @pytest.fixture(scope="module")

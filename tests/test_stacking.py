@@ -74,3 +74,13 @@ def test_a_method_has_what_the_base_promises() -> None:
         method = Compression()
     assert (method.report(), method.window) == ({}, (0.0, 1.0))
     assert method.finalise(torch.nn.Linear(1, 1), None) is False
+
+
+def test_a_quantized_net_that_trains_on_without_qat_is_told_so(tmp_path: Path) -> None:
+    first = new_run(tmp_path, *CONV, "compression=ptq_static")
+    train(first)
+    second = new_run(tmp_path / "on", *CONV, f"ckpt_path={first['paths']['run_dir']}")
+    with pytest.warns(
+        UserWarning, match=r"^ckpt_path=.* is a quantized net: it trains with rounding on and fixed ranges; add qat"
+    ):
+        train(second)

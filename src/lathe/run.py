@@ -4,7 +4,6 @@ Every function takes the resolved configuration as plain data and runs in each r
 """
 
 import logging
-import math
 import os
 import time
 import warnings
@@ -17,7 +16,6 @@ from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe import rundir, stacking, summary
 from lathe.build import call_factory, make, make_task
@@ -32,7 +30,6 @@ from lathe.callbacks import (
     skip_empty_hooks,
 )
 from lathe.checkpoints import read_checkpoint, restore
-from lathe.compression.masks import zero_share
 from lathe.compression.structure import apply_structure
 from lathe.config import did_you_mean, require
 from lathe.errors import Stopped
@@ -231,13 +228,7 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
         apply_structure(task.net, state.get("structure", {}))
         return path
     restore(task.net, state, f"ckpt_path={path}")
-    zeros = math.ceil(zero_share(task.net) * 1e4) / 1e4  # not less: masks of that share then keep each of them
-    masked = any(node["kind"] == "masks" for node in methods(cfg.get("compression") or {}).values())
-    if zeros > 0.05 and not masked:
-        rank_zero_warn(
-            f"ckpt_path={path}: {zeros} of the weights are pruned to zero, and this training fills them again; to keep them, add prune "
-            f"to compression, with compression.prune.schedule=one_shot compression.prune.start=0 compression.prune.sparsity={zeros}."
-        )
+    stacking.tell_what_goes(cfg, task.net, f"ckpt_path={path}")
     return None
 
 

@@ -1,14 +1,19 @@
 """The methods of compression of a run: made from the configuration, and brought to their end once training is over."""
 
+import math
 import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import nn
+
 from lathe import receipt, score
 from lathe.build import make, make_task
 from lathe.callbacks import AtomicCheckpointIO, Compression
 from lathe.checkpoints import read_checkpoint, restore
+from lathe.compression.masks import zero_share
 from lathe.compression.structure import structure_of
 from lathe.rundir import RunDir
 from lathe.stages import methods, windows
@@ -71,4 +76,20 @@ def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
         warnings.warn(
             f"The run is complete, but its receipt failed ({type(error).__name__}: {words}): python scripts/receipt.py run={run.path}",
             stacklevel=2,
+        )
+
+
+def tell_what_goes(cfg: dict[str, Any], net: nn.Module, key: str) -> None:
+    """Warns where training goes on from a net that was made small, named by `key`, without what keeps it so."""
+    kinds = {node["kind"] for node in methods(cfg.get("compression") or {}).values()}
+    zeros = math.ceil(zero_share(net) * 1e4) / 1e4  # not less: masks of that share then keep each of them
+    if zeros > 0.05 and "masks" not in kinds:
+        rank_zero_warn(
+            f"{key}: {zeros} of the weights are pruned to zero, and this training fills them again; to keep them, add prune "
+            f"to compression, with compression.prune.schedule=one_shot compression.prune.start=0 compression.prune.sparsity={zeros}."
+        )
+    if "quantization" in structure_of(net) and not kinds & {"quantization", "after"}:
+        rank_zero_warn(
+            f"{key} is a quantized net: it trains with rounding on and fixed ranges; add qat to compression, or start from the run "
+            "that it was made from."
         )

@@ -47,6 +47,15 @@ def test_what_zeros_do_not_buy_is_told() -> None:
     assert "0.300 of the gzipped bytes" in text
 
 
+def test_weights_packed_into_few_bits_are_told_where_they_are_the_smaller_file() -> None:
+    file = {"of": "this", "ratio": 0.27, "gzipped_ratio": 0.15, "gzipped": 150}
+    onnx, weights = {**file, "target": "onnx_int8", "bytes": 270}, {**file, "target": "weights", "bytes": 140}
+    assert "The file that ships (onnx_int8) has 270 bytes" in told(files=[onnx, weights])
+    assert "packed into their bits for torch (weights), have 140 bytes" in told(files=[onnx, weights])
+    assert "packed" not in told(files=[onnx, {**weights, "bytes": 265}])
+    assert "packed" not in told(files=[weights])
+
+
 def test_a_busy_machine_distillation_and_missing_files_are_told() -> None:
     assert "The machine was busy: the dense net's own calls differ by a factor of 2.0" in told(
         latency=[row("dense", "eager", 2.0, p90_ms=4.0)]

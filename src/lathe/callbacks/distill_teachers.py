@@ -148,8 +148,8 @@ class Teachers:
         cache.told = True
         if 4 * cache.hits > cache.lookups:
             rank_zero_warn(
-                f"{KEY}.cache: the teachers ran for every batch, since the cache holds {len(cache.rows)} inputs' answers and a batch is only "
-                "answered as a whole: give it more MiB, or set cache=0."
+                f"{KEY}.cache: the teachers ran for every batch, since the cache holds {len(cache.rows)} inputs' answers and a batch is "
+                "only answered as a whole: give it more MiB, or set cache=0."
             )
         else:
             rank_zero_warn(

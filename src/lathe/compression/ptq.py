@@ -44,7 +44,7 @@ class Quantized:
 def overrides_of(
     plan: LayerPlan, layer_bits: Mapping[str, int | None] | None = None, exclude: Sequence[str] = ()
 ) -> dict[str, LayerPlan | None]:
-    """`quantize`'s overrides for weights of `layer_bits` bits by pattern, and for layers that stay as they are (None bits, or `exclude`)."""
+    """`quantize`'s overrides for weights of `layer_bits` bits by pattern, and for layers that stay as they are (None, or `exclude`)."""
     return {
         **{
             str(pattern): None if bits is None else replace(plan, weight_bits=bits)

@@ -131,7 +131,8 @@ class _Receipt:
         if baseline is None:
             return make_task(self.cfg, train=False).eval(), []
         require(
-            baseline.resolve() != self.run.path.resolve(), f"baseline={baseline} is this run itself: name the run of the dense net."
+            baseline.resolve() != self.run.path.resolve(),
+            f"baseline={baseline} is this run itself: name the run of the dense net.",
         )
         task, cfg = open_run_net(baseline, "baseline")
         notes = []

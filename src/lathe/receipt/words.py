@@ -61,8 +61,8 @@ def _file(receipt: Mapping[str, Any]) -> list[str]:
     found = [f"{text}."]
     packed = next((other for other in receipt["files"] if (other["of"], other["target"]) == ("this", "weights")), row)
     if packed["bytes"] < PACKED * row["bytes"]:
-        found.append(f"Its weights alone, packed into their bits for torch (weights), have {packed['bytes']:,} bytes, {packed['gzipped']:,} "
-                     f"after gzip; {row['target']} stores at least a byte for each.")  # fmt: skip
+        found.append(f"Its weights alone, packed into their bits for torch (weights), have {packed['bytes']:,} bytes, "
+                     f"{packed['gzipped']:,} after gzip; {row['target']} stores at least a byte for each.")  # fmt: skip
     return found
 
 
