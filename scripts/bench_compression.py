@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -45,7 +46,7 @@ class Bench:
 
     def command(self, script: str, name: str, *arguments: str) -> Path:
         """Runs a real command; returns the directory of the run that it made."""
-        log_dir = self.folder / str(self.seed) / name.replace(" ", "_").replace("/", "_")
+        log_dir = self.folder / str(self.seed) / re.sub(r"\W+", "_", name)
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         words = [sys.executable, str(ROOT / script), *arguments, f"paths.log_dir={log_dir}"]
         done = subprocess.run(words, cwd=self.folder, env=environment, capture_output=True, text=True)  # noqa: S603
