@@ -57,7 +57,7 @@ TYPED = {
     "a group left out": (["~model"], ["model=None", "configs/model"]),
     "an unknown choice among several": (["logger=[csv,wandbb]"], ["logger=wandbb", "did you mean wandb?"]),
     "unknown group": (["optmizer=adamw"], ["optmizer", "did you mean optimizer?"]),
-    "unknown choice": (["model=resnet21"], ["model=resnet21", "did you mean resnet20?"]),
+    "unknown choice": (["model=rsnet20"], ["model=rsnet20", "did you mean resnet20?"]),
     "not an override": (["optimizer.lr=["], ["optimizer.lr=[", "key=value"]),
     "a word for a number": (["optimizer.lr=fast"], ["optimizer.lr='fast'", "a number", "0.1"]),
     "a fraction for a count": (["data.batch_size=12.5"], ["data.batch_size=12.5", "a whole number"]),
@@ -99,7 +99,7 @@ TYPED = {
     "no data and no download": (["data=cifar10", "data.source.download=false"], ["paths.data_dir", "cifar-10-binary.tar.gz"]),
     "no such run": (["resume=logs/nowhere"], ["resume=logs/nowhere", "no such directory"]),
     "not a run": (["resume=."], ["resume=.", "not a run directory"]),
-    "no such checkpoint": (["ckpt_path=missing.ckpt"], ["ckpt_path=missing.ckpt", "no such file"]),
+    "no such checkpoint": (["ckpt_path=missing.ckpt"], ["ckpt_path=", "missing.ckpt", "no such file"]),
     "unknown ckpt_mode": (["ckpt_path=x.ckpt", "ckpt_mode=all"], ["ckpt_mode='all'", "weights or trainer"]),
     "unknown method of compression": (["compression=pruning"], ["compression=pruning", "prune"]),
     "methods out of order": (["compression=[qat,prune]"], ["compression=[qat,prune]", "write compression=[prune,qat]"]),
@@ -139,13 +139,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_damaged_and_foreign_checkpoints(cli: Cli, trained: Path, tmp_path: Path) -> None:
     whole = (trained / "checkpoints" / "best.ckpt").read_bytes()
     (tmp_path / "cut.ckpt").write_bytes(whole[: len(whole) // 2])
-    _one_sentence(cli(*SMALL, "ckpt_path=cut.ckpt"), "ckpt_path=cut.ckpt", "cut off")
+    _one_sentence(cli(*SMALL, "ckpt_path=cut.ckpt"), "ckpt_path=", "cut.ckpt", "cut off")
     (tmp_path / "text.ckpt").write_text("not a checkpoint")
-    _one_sentence(cli(*SMALL, "ckpt_path=text.ckpt"), "ckpt_path=text.ckpt")
+    _one_sentence(cli(*SMALL, "ckpt_path=text.ckpt"), "ckpt_path=", "text.ckpt")
     torch.save({"weight": torch.ones(2)}, tmp_path / "foreign.ckpt")
-    _one_sentence(cli(*SMALL, "ckpt_path=foreign.ckpt"), "ckpt_path=foreign.ckpt", "state_dict")
+    _one_sentence(cli(*SMALL, "ckpt_path=foreign.ckpt"), "ckpt_path=", "foreign.ckpt", "state_dict")
     torch.save({"state_dict": {}, "global_step": 1, "code": Path("x")}, tmp_path / "code.ckpt")
-    _one_sentence(cli(*SMALL, "ckpt_path=code.ckpt"), "ckpt_path=code.ckpt", "could run code")
+    _one_sentence(cli(*SMALL, "ckpt_path=code.ckpt"), "ckpt_path=", "code.ckpt", "could run code")
     _one_sentence(cli(*SMALL, "model.net.width=8", f"ckpt_path={trained}"), "does not fit", "stem.linear.weight")
     assert runs(tmp_path / "logs") == []
 
