@@ -206,9 +206,10 @@ def explanation(part: str, cases: list[dict[str, Any]], request: dict[str, Any])
             f"graphs and leaves out the kernels, in the other formats; {' and '.join(REGIONAL)} compile block by block\n"
             f"(`compile.regional=true`). {figures}"
         )
+    tensor = "`tensor` cuts no ResNet; of nets with a tensor plan it takes masks and distillation, as tests show."
     return (
         "A small ResNet under each method, which acts within the few steps. Methods that quantize see rounding: an activation on a border\n"
-        f"between two integers goes either way, and the loss follows by more than the last digit of a sum. {figures}"
+        f"between two integers goes either way, and the loss follows by more than the last digit of a sum.\n{tensor} {figures}"
     )
 
 
