@@ -67,9 +67,7 @@ class PruneChannels(Compression):
         exclude: Sequence[str] = (),
         latency_batch: int = 32,
     ) -> None:
-        self.options = Options(
-            budget, share, importance, scope, 1 if round_to is None else round_to, min_channels, tuple(exclude)
-        )
+        self.options = Options(budget, share, importance, scope, round_to, min_channels, tuple(exclude))
         one_of("mode", mode, MODES)
         one_of("regularise", regularise, (None, *PENALTIES))
         at_least_one("latency_batch", latency_batch)

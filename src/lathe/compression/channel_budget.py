@@ -25,7 +25,7 @@ def choose(
     share: float,
     *,
     scope: str = "global",
-    round_to: int = 1,
+    round_to: int | None = 1,
     min_units: int = 1,
 ) -> dict[str, list[int]]:
     """The fewest units of lowest score without which copies of `net` cost at most `share`; names of groups and units in order.
@@ -34,7 +34,8 @@ def choose(
         net: what copies are made of; on the meta device where `cost` reads shapes alone. It is not changed.
         cost: what a copy costs, as a share of the dense net.
         scope: `global` ranks the units of all groups together; `local` takes the same share of each group.
-        round_to: channels that remain of a layer are a multiple of it, which kernels like; heads are not rounded.
+        round_to: channels that remain of a layer are a multiple of it, which kernels like; heads are not rounded. None takes 8 for
+            layers of at least 32 channels, 4 from 16 channels on.
         min_units: at least as many channels remain in each group; of heads, one.
 
     Raises:
@@ -53,7 +54,8 @@ def choose(
         for group, order, number in zip(groups, orders, counts, strict=True):
             keep = max(group.units - number, 1)
             if group.kind == "channels":
-                keep = min(-(-max(keep, min_units) // round_to) * round_to, group.units)
+                multiple = round_to or (8 if group.units >= 32 else 4 if group.units >= 16 else 1)
+                keep = min(-(-max(keep, min_units) // multiple) * multiple, group.units)
             if keep < group.units:
                 found[group.name] = sorted(order[: group.units - keep])
         return found

@@ -30,7 +30,7 @@ class Options:
     share: float = 0.5
     importance: str = "group_norm"
     scope: str = "global"
-    round_to: int = 1
+    round_to: int | None = None
     min_channels: int = 4
     exclude: tuple[str, ...] = ()
 
@@ -38,7 +38,7 @@ class Options:
         one_of("budget", self.budget, channel_budget.BUDGETS)
         one_of("importance", self.importance, IMPORTANCES)
         one_of("scope", self.scope, channel_budget.SCOPES)
-        at_least_one("round_to", self.round_to)
+        at_least_one("round_to", 1 if self.round_to is None else self.round_to)
         at_least_one("min_channels", self.min_channels)
         what = f"what may remain of the dense net's {self.budget}, such as 0.5"
         require(0 < self.share < 1, f"share={self.share} is not between 0 and 1: it is {what}.")
