@@ -87,4 +87,8 @@ def test_each_kind_of_step_goes_through_it(strategy: tuple[Any, Net], monkeypatc
 
 
 def test_its_configuration_asks_for_one_process() -> None:
-    assert config("strategy=dp")["strategy"] == {"_target_": "lathe.strategies.DP", "processes": "one"}
+    assert config("strategy=dp")["strategy"] == {
+        "_target_": "lathe.strategies.DP",
+        "processes": "one",
+        "compressions": ["after"],
+    }

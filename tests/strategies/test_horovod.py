@@ -168,6 +168,7 @@ def test_its_configuration() -> None:
         "_target_": "lathe.strategies.horovod.Horovod",
         "processes": "per_device",
         "precisions": ["32-true", "bf16-mixed"],
+        "compressions": ["after"],
     }
 
 
