@@ -1,5 +1,6 @@
 """Distillation in runs: what the student is trained on, and what is refused."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -185,9 +186,12 @@ def test_a_cache_that_is_too_small_is_told(tmp_path: Path, teacher: Path) -> Non
 def test_a_continued_run_fills_its_cache_before_it_is_judged(tmp_path: Path, teacher: Path) -> None:
     words = (*QUIET, *MLP, *PLAIN, "trainer.max_epochs=6", "trainer.max_steps=45", *distilled(teacher, "cache=4"))
     cfg = new_run(tmp_path, *words)  # 13 steps an epoch: it ends within the fourth
-    lathe.run.train(cfg)
+    assert lathe.run.train(cfg)["steps"] == 45
     cfg["trainer"]["max_steps"] = -1
-    lathe.run.train(cfg)  # a warning would be an error
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        assert lathe.run.train(cfg)["steps"] > 45
+    assert not [warning for warning in told if "compression.distill.cache" in str(warning.message)]
 
 
 @pytest.mark.parametrize("method", ["dkd", *map(slow, ("kd", "dist", "crd"))])

@@ -19,7 +19,7 @@ from lathe.compression.quantize import LayerPlan, choose, quantize, quantized_la
 from lathe.compression.quantized_layers import QuantConv2d, QuantEmbedding, QuantLinear, weighted
 from lathe.compression.trace import tensors_read
 from lathe.errors import UserError
-from lathe.measure.shards import is_sharded
+from lathe.measure.shards import whole
 
 EXAMPLES = 64  # samples that show which layers share an input, and a first range
 RECOMPILATIONS = 64  # compiled graphs per function: rounding, observing and frozen statistics each change them once
@@ -201,8 +201,8 @@ class QAT(Compression):
                     continue
                 done.add(id(q))
                 if q.follows:
-                    weight = getattr(layer, "weight").detach()  # noqa: B009  # mypy: an Add has none
-                    q.set_first_step(weight.full_tensor() if is_sharded(weight) else weight)
+                    weight = getattr(layer, "weight")  # noqa: B009  # mypy: an Add has none
+                    q.set_first_step(whole(weight))
                 else:
                     q.set_range(q.minimum, q.maximum)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lathe.compression.quantize import describe
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError
-from lathe.measure.shards import is_sharded
+from lathe.measure.shards import whole
 
 KEY = "compression.distill.teacher"
 OpenRun = Callable[[str], nn.Module]
@@ -138,10 +138,7 @@ class Average:
     def update(self) -> None:
         """Accounts for one optimizer step. Collective where parameters are spread, and where there are buffers."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        live = [
-            (tensor.full_tensor() if is_sharded(tensor) else tensor.detach()).to(average)  # type: ignore[attr-defined]
-            for tensor, average in zip(self._live, self._average, strict=True)
-        ]
+        live = [whole(tensor).to(average) for tensor, average in zip(self._live, self._average, strict=True)]
         if self._buffers and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             flat = torch.cat([live[i].flatten() for i in self._buffers])
             torch.distributed.broadcast(flat, src=0)

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
-from lathe.measure.shards import is_sharded
+from lathe.measure.shards import whole
 
 
 @dataclass(frozen=True)
@@ -36,11 +36,6 @@ def count_parameters(net: nn.Module) -> ParamCount:
     return ParamCount(
         total=sum(p.numel() for p in parameters),
         trainable=sum(p.numel() for p in parameters if p.requires_grad),
-        non_zero=sum(int(_full(p.detach()).count_nonzero()) for p in parameters),
+        non_zero=sum(int(whole(p).count_nonzero()) for p in parameters),
         bytes=sum(t.numel() * t.element_size() for t in held),
     )
-
-
-def _full(tensor: Tensor) -> Tensor:
-    whole: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
-    return whole
