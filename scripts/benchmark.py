@@ -1,4 +1,5 @@
-"""Measures training: python scripts/benchmark.py suite=scaling (or memory, overhead, gpu; cli, trainer, data run the older scripts)."""
+"""Measures training: python scripts/benchmark.py suite=scaling (or memory, overhead, gpu; cli, trainer, data run the older scripts), and a
+finished run's files: python scripts/benchmark.py suite=inference run=logs/latest"""
 
 import runpy
 import sys
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import hydra
 from hydra import compose
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from lathe.benchmark import crew, report, suites
@@ -45,6 +47,14 @@ def benchmark(cfg: DictConfig) -> None:
         runpy.run_path(str(script), run_name="__main__")
         return
     cases, request = suites.plan(request)
+    if suite == suites.INFERENCE:
+        from lathe.benchmark import inference  # here: it imports torch
+
+        there = GlobalHydra.instance().config_loader().get_group_options("target")
+        names = inference.targets_of(request["targets"], there)
+        words = [f"run={request['run']}", f"target=[{','.join(names)}]", *inference.check_overrides(request["overrides"], names)]
+        inference.compare(request, resolve(compose("export", overrides=words))["target"], output)
+        return
     composed = {}
     for case in cases:
         resolved = resolve(compose("train", overrides=suites.overrides_of(case, request)))

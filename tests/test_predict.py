@@ -1,20 +1,23 @@
 """Predictions for images that are not part of any data set."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from helpers import SMALL, config, new_run
 from PIL import Image
 
+from lathe import export
 from lathe.build import make
 from lathe.errors import UserError
-from lathe.predict import fit, predict, read_images
+from lathe.export import manifest as manifests
+from lathe.predict import predict
 from lathe.run import train
 from lathe.rundir import RunDir
+from lathe.shippable import open_shippable
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +92,7 @@ def test_another_size_is_refused_or_scaled(run: RunDir, images: Any, tmp_path: P
     large = np.kron(images[0][:20], np.ones((1, 1, 4, 4), dtype=np.uint8))
     source = save(tmp_path, large)
     with pytest.raises(
-        UserError, match=r"^input has images of 32 x 32 pixels, but the net takes 8 x 8: resize=true scales them\.$"
+        UserError, match=r"^input=.*images\.npy has 32 x 32 pixels, but the net takes 8 x 8: resize=true scales images\.$"
     ):
         predict(request(run, source, tmp_path / "out.csv"))
     assert not (tmp_path / "out.csv").exists()
@@ -99,94 +102,110 @@ def test_another_size_is_refused_or_scaled(run: RunDir, images: Any, tmp_path: P
     assert sum(a == b for a, b in zip(scaled, [line[1] for line in rows(tmp_path / "out.csv")], strict=True)) >= 19
 
 
-def test_scaling_keeps_a_flat_image_and_the_mean() -> None:
-    flat = torch.full((2, 3, 12, 12), 77, dtype=torch.uint8)
-    assert torch.equal(fit(flat, 5, resize=True), torch.full((2, 3, 5, 5), 77, dtype=torch.uint8))
-    noise = torch.randint(0, 256, (1, 1, 64, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    small = fit(noise, 8, resize=True)
-    assert small.dtype == torch.uint8
-    assert small.float().mean() == pytest.approx(noise.float().mean().item(), abs=4)
-    assert fit(noise, 64, resize=False) is noise
+def test_a_folder_of_many_sizes_and_kinds_is_scaled(run: RunDir, images: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number, (name, image) in enumerate(zip(("a.png", "b.JPG", "c.jpeg"), images[0][:, 0], strict=False)):
+        large = Image.fromarray(image).resize((8 + 8 * number, 16), Image.Resampling.NEAREST)
+        large.save(folder / name, quality=100)
+    np.save(folder / "d.npy", images[0][3, 0])
+    np.save(folder / "e.npy", images[0][4:7])
+    (folder / ".hidden.png").write_text("what a file system leaves")
+    assert predict(request(run, folder, tmp_path / "many.csv", "resize=true", "batch_size=2")) == 7
+    predict(request(run, save(tmp_path, images[0][:7]), tmp_path / "npy.csv"))
+    found, expected = rows(tmp_path / "many.csv")[1:], rows(tmp_path / "npy.csv")[1:]
+    assert [line[0] for line in found] == ["a.png", "b.JPG", "c.jpeg", "d.npy", "e.npy[0]", "e.npy[1]", "e.npy[2]"]
+    assert found[3][1:] == expected[3][1:]
+    assert [line[1:] for line in found[4:]] == [line[1:] for line in expected[4:]]
+    assert sum(a[1] == b[1] for a, b in zip(found, expected, strict=True)) >= 6  # a scaled picture is not quite the same
 
 
-@pytest.mark.parametrize(
-    ("array", "channels", "sentence"),
-    [
-        (np.zeros((2, 8, 8), np.float32), 1, "images must be uint8, from 0 to 255"),
-        (
-            np.zeros((2, 4, 8, 8), np.uint8),
-            1,
-            r"has shape \[2, 4, 8, 8\], but the net takes images of 1 channels: give \[n, height, width, 1\]",
-        ),
-        (np.zeros((2, 8, 8), np.uint8), 3, "but the net takes images of 3 channels"),
-        (np.zeros((8, 8), np.uint8), 1, "but the net takes images of 1 channels"),
-        (np.zeros((0, 1, 8, 8), np.uint8), 1, "has shape"),
-    ],
-)
-def test_arrays_that_are_no_images_are_refused(tmp_path: Path, array: np.ndarray, channels: int, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        read_images(save(tmp_path, array), channels)
+def test_names_of_classes_make_a_column(run: RunDir, images: Any, tmp_path: Path) -> None:
+    asked = request(run, save(tmp_path, images[0][:6]), tmp_path / "out.csv")
+    asked["data"]["class_names"] = [f"digit {number}" for number in range(10)]
+    predict(asked)
+    header, *lines = rows(tmp_path / "out.csv")
+    assert header == ["image", "prediction", "probability", "class"]
+    assert all(line[3] == f"digit {line[1]}" for line in lines)
 
 
-def test_files_that_cant_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="there is no such file or folder"):
-        read_images(tmp_path / "no.npy", 1)
-    path = save(tmp_path, np.zeros((9, 8, 8), np.uint8))
-    path.write_bytes(path.read_bytes()[:300])
-    with pytest.raises(UserError, match=r"images\.npy can't be read as a \.npy array"):
-        read_images(path, 1)
-    for content in (b"", b"text", b"PK\x03\x04 torn"):
-        path.write_bytes(content)
-        with pytest.raises(UserError, match=r"images\.npy can't be read as a \.npy array"):
-            read_images(path, 1)
-    np.save(path, np.array([{"code": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(UserError, match="can't be read"):
-        read_images(path, 1)
-    with open(path, "wb") as file:
-        np.savez(file, a=np.zeros(3))
-    with pytest.raises(UserError, match="images must be uint8"):
-        read_images(path, 1)
+def exported(run: RunDir, name: str) -> None:
+    """An export of the run without its comparison, which takes a fresh process."""
+    ready, target = open_shippable(run.path), export.get(name)
+    folder, file = run.path / "exports" / name, f"model{target.suffix}"
+    folder.mkdir(parents=True)
+    target.export(ready.net, ready.example, folder / file)
+    manifests.write(folder, {"target": name, "file": file, **ready.facts}, [file])
 
 
-def png_folder(tmp_path: Path, *sizes: tuple[int, ...]) -> Path:
-    for number, size in enumerate(sizes):
-        pixels = np.arange(np.prod(size), dtype=np.uint8).reshape(size)
-        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
-    return tmp_path
+def same_lines(left: list[list[str]], right: list[list[str]]) -> None:
+    assert [line[:2] for line in left] == [line[:2] for line in right]
+    assert [float(line[2]) for line in left[1:]] == pytest.approx([float(line[2]) for line in right[1:]], abs=2e-6)
 
 
-def test_png_colours_follow_the_net(tmp_path: Path) -> None:
-    names, grey = read_images(png_folder(tmp_path, (4, 5), (4, 5, 3)), 1)
-    assert names == ["0.png", "1.png"]
-    assert (grey.shape, grey.dtype) == ((2, 1, 4, 5), torch.uint8)
-    assert grey[0, 0].flatten().tolist() == list(range(20))
-    _, colour = read_images(tmp_path, 3)
-    assert colour.shape == (2, 3, 4, 5)
-    assert colour[1].permute(1, 2, 0).flatten().tolist() == list(range(60))
-    assert torch.equal(colour[0, 0], colour[0, 2])
+def test_an_export_predicts_what_the_module_does(run: RunDir, images: Any, tmp_path: Path) -> None:
+    exported(run, "onnx")
+    source = save(tmp_path, images[0])
+    predict(request(run, source, tmp_path / "module.csv"))
+    assert predict(request(run, source, tmp_path / "onnx.csv", "export=onnx", "batch_size=100")) == 297
+    same_lines(rows(tmp_path / "onnx.csv"), rows(tmp_path / "module.csv"))
+    for words, sentence in (
+        (("export=onnx", "checkpoint=last"), r"^checkpoint=last: target=onnx was exported from best\.ckpt; say checkpoint=best"),
+        (("export=onnx", "precision=bf16-mixed"), r"^precision is for target=module"),
+        (("export=onnx", "trainer.accelerator=gpu"), r"^trainer\.accelerator=gpu is for target=module"),
+        (("export=onx",), r"^target=onx is unknown: choose module, or one that the run was exported to, of onnx, "),
+        (("export=torchscript",), r"^target=torchscript: .* holds no export"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            predict(request(run, source, tmp_path / "no.csv", *words))
+    manifest = json.loads((run.path / "exports" / "onnx" / manifests.NAME).read_text())
+    file = run.path / "exports" / "onnx" / manifest["file"]
+    content = file.read_bytes()
+    file.write_bytes(b"something else")
+    with pytest.raises(UserError, match="is not the file that was exported"):
+        predict(request(run, source, tmp_path / "no.csv", "export=onnx"))
+    file.write_bytes(content)
+    assert not (tmp_path / "no.csv").exists()
 
 
-def test_png_folders_that_cant_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the folder has no \.png files"):
-        read_images(tmp_path, 1)
-    png_folder(tmp_path, (4, 4), (5, 5))
-    with pytest.raises(UserError, match="the images have 2 different sizes; make them equal first"):
-        read_images(tmp_path, 1)
-    with pytest.raises(UserError, match=r"PNG images have 1 or 3 channels, but the net takes 4; give a \.npy file"):
-        read_images(tmp_path, 4)
+@pytest.mark.slow
+def test_every_target_predicts_the_same_from_a_folder(run: RunDir, images: Any, tmp_path: Path) -> None:
+    targets = ("onnx", "aot_inductor", "torch_export")
+    for target in set(targets) - {path.name for path in (run.path / "exports").glob("*")}:
+        exported(run, target)
+    folder = tmp_path / "png"
+    folder.mkdir()
+    for number, image in enumerate(images[0][:50]):
+        Image.fromarray(image[0]).resize((11, 13)).save(folder / f"{number:02}.png")
+    predict(request(run, folder, tmp_path / "module.csv", "resize=true"))
+    for target in targets:
+        predict(request(run, folder, tmp_path / f"{target}.csv", "resize=true", f"export={target}", "batch_size=7"))
+        same_lines(rows(tmp_path / f"{target}.csv"), rows(tmp_path / "module.csv"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "empty", "jpeg", "flipped"])
-def test_a_damaged_png_is_named(tmp_path: Path, damage: str) -> None:
-    path = png_folder(tmp_path, (32, 32)) / "0.png"
-    if damage == "jpeg":
-        Image.open(path).save(path, format="JPEG")
-    else:
-        content = path.read_bytes()
-        flipped = content[:60] + bytes(255 - byte for byte in content[60:70]) + content[70:]
-        path.write_bytes({"cut": content[: len(content) // 2], "text": b"hello", "empty": b"", "flipped": flipped}[damage])
-    with pytest.raises(UserError, match=r"^input=.*0\.png can't be read as a PNG image\.$"):
-        read_images(tmp_path, 1)
+@pytest.mark.parametrize("shown", [True, False])
+def test_progress_is_drawn_on_a_terminal_unless_it_is_off(
+    run: RunDir, images: Any, tmp_path: Path, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the captured output for a terminal
+    asked = request(run, save(tmp_path, images[0][:20]), tmp_path / "out.csv")
+    asked["trainer"]["enable_progress_bar"] = shown
+    predict(asked)
+    printed = capsys.readouterr().out
+    assert ("20/20" in printed) is shown
+    assert printed.endswith(f"20 predictions in {tmp_path / 'out.csv'}\n")
+
+
+def test_a_damaged_image_far_back_leaves_no_output(run: RunDir, tmp_path: Path) -> None:
+    folder = tmp_path / "png"
+    folder.mkdir()
+    for number in range(9):
+        Image.fromarray(np.full((8, 8), 9, np.uint8)).save(folder / f"{number}.png")
+    path = folder / "8.png"
+    path.write_bytes(path.read_bytes()[:50])  # the header is whole
+    with pytest.raises(UserError, match=r"8\.png can't be read as a PNG image"):
+        predict(request(run, folder, tmp_path / "out.csv", "batch_size=2"))
+    assert [path.name for path in tmp_path.iterdir()] == ["png"]
 
 
 def test_mistakes_are_told_before_the_net_is_built(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +227,7 @@ def test_a_full_disk_leaves_the_old_output(run: RunDir, images: Any, tmp_path: P
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("os.replace", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(UserError, match=r"out\.csv can't be written, the disk is full"):
         predict(request(run, source, output))
     assert output.read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["images.npy", "out.csv"]

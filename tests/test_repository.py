@@ -1,6 +1,7 @@
 """The whole repository: lint, types, floors, comments in YAML, and every configuration that ships."""
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
@@ -14,12 +15,16 @@ from helpers import ROOT, config
 
 from lathe.build import make
 from lathe.errors import UserError
+from lathe.export import TARGETS, get
 from lathe.stacking import make_methods
 from lathe.stages import check_compression, methods
 
 CONFIGS = ROOT / "configs"
 GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "local")
-CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
+OTHER_SCRIPTS = {"target": "export"}  # groups that training does not have
+CHOICES = [
+    f"{group}={path.stem}" for group in GROUPS if group not in OTHER_SCRIPTS for path in sorted((CONFIGS / group).glob("*.yaml"))
+]
 YAML_FILES = sorted(str(path.relative_to(ROOT)) for path in CONFIGS.rglob("*.yaml") if "local" not in path.parts)
 MAX_LINES = 300
 # Places that exist on a developer's machine only; in pieces, so that this file does not name them.
@@ -117,7 +122,7 @@ def test_every_key_has_a_comment(name: str) -> None:
 def test_the_map_names_every_group_with_a_comment() -> None:
     text = (CONFIGS / "train.yaml").read_text()
     named = re.findall(r"^  - (?:optional )?(\w+): [\w.-]+ +# \w", text, flags=re.MULTILINE)
-    assert sorted(named) == sorted([*GROUPS, "local"])
+    assert sorted(named) == sorted([*(group for group in GROUPS if group not in OTHER_SCRIPTS), "local"])
 
 
 NEEDS_MORE = {
@@ -175,7 +180,15 @@ def test_scripts_that_make_things_compose(name: str) -> None:
     assert config(*asked, name=script)["output"] is not Ellipsis
 
 
-@pytest.mark.parametrize("name", ["evaluate", "predict", "compress", "receipt", "sensitivity"])
+def test_every_target_has_a_choice_whose_options_it_takes() -> None:
+    assert sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml")) == sorted(TARGETS)
+    for name in TARGETS:
+        takes = inspect.signature(get(name).export).parameters
+        options = config(f"target={name}", "run=logs/latest", name="export")["target"][name]
+        assert set(options) - {"integers"} <= set(takes), name
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict", "compress", "receipt", "sensitivity", "export", "serve"])
 def test_the_other_verbs_compose(name: str) -> None:
     asked = ["run=logs/latest", *(["input=a.npy", "output=b.csv"] if name == "predict" else [])]
     cfg = config(*asked, name=name)

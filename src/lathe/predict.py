@@ -1,128 +1,178 @@
-"""Classes of images that are not part of any data set."""
+"""Classes of images that are not part of any data set, by a run's own net or by one of its exports."""
 
 import csv
-import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
-from torch import Tensor
-from torch.nn import functional as F
+from lightning.pytorch import Callback
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from lathe import export
 from lathe.config import require
 from lathe.data import Normalizer
 from lathe.errors import UserError
 from lathe.evaluate import check_request, rebuild
+from lathe.export import manifest as manifests
+from lathe.export.bundle import open_bundle
+from lathe.export.files import whole
+from lathe.image_files import ImageFile, find_images
+from lathe.pictures import scaled
+from lathe.shippable import class_names, is_image
+
+MODULE = "module"
+Array = np.ndarray[Any, Any]
+Write = Callable[[Array], None]
 
 
 def predict(cfg: dict[str, Any]) -> int:
     """Writes a line for each image of `input` to the CSV `output`, whole or not at all, and returns how many.
 
+    Images are read batch by batch: a folder may be larger than the memory.
+
     Raises:
-        UserError: images that can't be read or do not fit the net, or what `rebuild` raises.
+        UserError: images that can't be read or do not fit the net, an export that is not there, or what `rebuild` raises.
     """
     request, facts = cfg["request"], cfg["data"]
-    require(
-        cfg["trainer"]["devices"] in (1, "auto"), f"trainer.devices={cfg['trainer']['devices']}: prediction runs on one device."
-    )
-    output = Path(request["output"])
+    devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
+    require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device.")
     check_request(request)
-    names, images = read_images(Path(request["input"]), facts["channels"])
-    images = fit(images, facts["image_size"], request["resize"])
-    task, datamodule, trainer = rebuild(cfg)
-    batch_size = request["batch_size"] or datamodule.eval_batch_size
-    batches = ImageBatches(images, batch_size, Normalizer(datamodule.mean, datamodule.std, datamodule.channels))
-    outputs = trainer.predict(task, dataloaders=batches)
-    probabilities = torch.cat([torch.as_tensor(logits).float() for logits in outputs or []]).softmax(dim=1)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["image", "prediction", "probability"])
-            for name, row in zip(names, probabilities, strict=True):
-                best = int(row.argmax())
-                writer.writerow([name, best, f"{float(row[best]):.6f}"])
-        os.replace(temporary, output)
-    finally:
-        temporary.unlink(missing_ok=True)
-    print(f"{len(names)} predictions in {output}")
-    return len(names)
+    require(is_image(cfg), f"run={request['run']}: its data are not images, and prediction takes images: choose another run.")
+    size: tuple[int, int] | None = (facts["image_size"], facts["image_size"])
+    if target != MODULE:
+        size = check_export(cfg)
+        require(size is not None or not request["resize"], f"resize=true: target={target} scales images itself; leave it false.")
+    files = find_images(Path(request["input"]), facts["channels"])
+    images = Images(files, size, request["resize"], request["batch_size"] or facts.get("eval_batch_size") or facts["batch_size"])
+    names = class_names(cfg) if facts.get("class_names") else None
+    run = run_module if target == MODULE else run_export
+    with (
+        whole(request["output"]) as path,
+        open(path, "w", newline="") as file,
+        bar(cfg["trainer"]["enable_progress_bar"]) as progress,
+    ):
+        writer, labels = csv.writer(file), (name for image in files for name in image.names)
+        writer.writerow(["image", "prediction", "probability", *(["class"] if names else [])])
+        work = progress.add_task("images", total=images.total)
+
+        def write(logits: Array) -> None:
+            for row in torch.from_numpy(logits).double().softmax(dim=1):
+                best, label = int(row.argmax()), next(labels)
+                require(
+                    bool(row[best] == row[best]),
+                    f"run={request['run']}: its net answers {label} with NaN, not with numbers: train it again.",
+                )
+                writer.writerow([label, best, f"{float(row[best]):.6f}", *([names[best]] if names else [])])
+            progress.advance(work, len(logits))
+
+        run(cfg, images, write)
+    print(f"{images.total} predictions in {request['output']}")
+    return images.total
 
 
-class ImageBatches:
-    """Normalised batches [batch, channels, height, width] of uint8 images, in order."""
-
-    def __init__(self, images: Tensor, batch_size: int, normalizer: Normalizer) -> None:
-        self.images, self.batch_size, self.normalizer = images, batch_size, normalizer
-
-    def __len__(self) -> int:
-        return -(-len(self.images) // self.batch_size)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        for batch in self.images.split(self.batch_size):
-            yield self.normalizer(batch)
+def bar(shown: bool) -> Progress:
+    """Progress in images, on a terminal; nothing elsewhere."""
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not shown or not console.is_terminal)
 
 
-def read_images(path: Path, channels: int) -> tuple[list[str], Tensor]:
-    """Names, or numbers, and uint8 images [n, channels, height, width] of a .npy file or a folder of .png files.
+class Images:
+    """Batches uint8 `[batch, channels, height, width]` of images at `size`, or, where that is None, each at its own: then a batch ends
+    where the size changes.
 
     Raises:
-        UserError: nothing there, or not images of that kind.
+        UserError: an image has another size and `resize` is off.
     """
-    if path.is_dir():
-        return _read_folder(path, channels)
-    require(path.is_file(), f"input={path}: there is no such file or folder.")
-    try:
-        with open(path, "rb") as file:
-            array = np.load(file, allow_pickle=False)
-    except (ValueError, OSError, EOFError, BadZipFile) as error:
-        raise UserError(
-            f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of .png files."
-        ) from error
-    require(isinstance(array, np.ndarray) and array.dtype == np.uint8, f"input={path}: images must be uint8, from 0 to 255.")
-    if array.ndim == 3:
-        array = array[:, None]
-    elif array.ndim == 4 and array.shape[1] != channels and array.shape[3] == channels:
-        array = array.transpose(0, 3, 1, 2)
+
+    def __init__(self, files: list[ImageFile], size: tuple[int, int] | None, resize: bool, batch_size: int) -> None:
+        self.files, self.size, self.batch_size = files, size, batch_size
+        self.total = sum(file.count for file in files)
+        for file in files:
+            check_size(file, file.size, size if not resize else None)
+        self.resize = resize
+
+    def __iter__(self) -> Iterator[Array]:
+        batch: list[Array] = []
+        for file in self.files:
+            for pixels in file.read():
+                check_size(file, pixels.shape[1:], self.size if not self.resize else None)  # a header can be wrong
+                fitting = pixels if self.size is None else scaled(pixels, self.size)
+                if batch and (len(batch) == self.batch_size or batch[0].shape != fitting.shape):
+                    yield np.stack(batch)
+                    batch = []
+                batch.append(fitting)
+        yield np.stack(batch)
+
+
+def check_size(file: ImageFile, found: tuple[int, ...], size: tuple[int, int] | None) -> None:
+    """Raises UserError for images of another size than `size`; None takes all."""
+    if size is not None and tuple(found) != size:
+        raise UserError(f"input={file.path} has {found[0]} x {found[1]} pixels, but the net takes {size[0]} x {size[1]}: "
+                        "resize=true scales images.")  # fmt: skip
+
+
+def run_module(cfg: dict[str, Any], images: Images, write: Write) -> None:
+    """Has the run's own net answer, on the device and in the precision that `cfg` asks for."""
+    task, data, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
+    trainer.callbacks.append(Written(write))  # type: ignore[attr-defined]
+    batches = Normalized(images, Normalizer(data.mean, data.std, data.channels))
+    trainer.predict(task, dataloaders=batches, return_predictions=False)
+
+
+class Normalized:
+    """`images` as the net takes them: float32 of the same shape."""
+
+    def __init__(self, images: Images, normalizer: Normalizer) -> None:
+        self.images, self.normalizer = images, normalizer
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for batch in self.images:
+            yield self.normalizer(torch.from_numpy(batch))
+
+
+class Written(Callback):
+    """Hands each batch's logits on."""
+
+    def __init__(self, write: Write) -> None:
+        self.write = write
+
+    def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.write(torch.as_tensor(outputs).float().cpu().numpy())
+
+
+def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
+    """Height and width of the images that the run's export takes; None for any.
+
+    Raises:
+        UserError: there is no such export, or the request asks for what only the module has.
+    """
+    request, target = cfg["request"], cfg["request"]["export"]
+    require(target in export.TARGETS, f"target={target} is unknown: choose {MODULE}, or one that the run was exported to, of "
+            f"{', '.join(export.TARGETS)}.")  # fmt: skip
+    found = manifests.read(folder_of(cfg))
+    asked, precision, accelerator = request["checkpoint"], request.get("precision"), cfg["trainer"]["accelerator"]
+    require(found["checkpoint"] == asked, f"checkpoint={asked}: target={target} was exported from {found['checkpoint']}.ckpt; "
+            f"say checkpoint={found['checkpoint']}, or export the other.")  # fmt: skip
     require(
-        array.ndim == 4 and array.shape[1] == channels and len(array) > 0,
-        f"input={path} has shape {list(array.shape)}, but the net takes images of {channels} channels: give [n, height, width, {channels}]"
-        f" or [n, {channels}, height, width].",
+        precision is None, f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out."
     )
-    return [str(index) for index in range(len(array))], torch.from_numpy(np.ascontiguousarray(array))
+    require(accelerator in ("auto", "cpu"), f"trainer.accelerator={accelerator} is for target={MODULE}: target={target} runs where its "
+            "runtime does; leave it auto.")  # fmt: skip
+    height, width = found["input"]["shape"][2:]
+    return (height, width) if isinstance(height, int) else None
 
 
-def _read_folder(path: Path, channels: int) -> tuple[list[str], Tensor]:
-    from PIL import Image, UnidentifiedImageError
-
-    files = sorted(path.glob("*.png"))
-    require(bool(files), f"input={path}: the folder has no .png files.")
-    require(channels in (1, 3), f"input={path}: PNG images have 1 or 3 channels, but the net takes {channels}; give a .npy file.")
-    pixels = []
-    for file in files:
-        try:
-            with Image.open(file, formats=["PNG"]) as image:
-                pixels.append(np.asarray(image.convert("L" if channels == 1 else "RGB")))
-        except (UnidentifiedImageError, OSError, Image.DecompressionBombError) as error:
-            raise UserError(f"input={file} can't be read as a PNG image.") from error
-    sizes = {image.shape[:2] for image in pixels}
-    require(len(sizes) == 1, f"input={path}: the images have {len(sizes)} different sizes; make them equal first.")
-    stacked = torch.from_numpy(np.stack(pixels))
-    return [file.name for file in files], stacked[:, None] if channels == 1 else stacked.permute(0, 3, 1, 2).contiguous()
+def run_export(cfg: dict[str, Any], images: Images, write: Write) -> None:
+    """Has the export answer."""
+    bundle = open_bundle(folder_of(cfg))
+    for batch in images:
+        write(np.asarray(bundle(batch), dtype=np.float32))
 
 
-def fit(images: Tensor, size: int, resize: bool) -> Tensor:
-    """The images at `size` x `size` pixels.
-
-    Raises:
-        UserError: they have another size and `resize` is off.
-    """
-    if images.shape[-2:] == (size, size):
-        return images
-    found = f"{images.shape[-2]} x {images.shape[-1]}"
-    require(resize, f"input has images of {found} pixels, but the net takes {size} x {size}: resize=true scales them.")
-    scaled = F.interpolate(images.float(), size=(size, size), mode="bilinear", antialias=True)
-    return scaled.round().clamp(0, 255).to(torch.uint8)
+def folder_of(cfg: dict[str, Any]) -> Path:
+    """Where the export that the request names is."""
+    return Path(cfg["paths"]["run_dir"]) / "exports" / str(cfg["request"]["export"])

@@ -1,13 +1,18 @@
-"""Quantized nets that several tests of exports need."""
+"""Quantized nets and archives that several tests of exports need."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from archives import PIXELS, Context, archived, shipped
 from torch import Tensor, nn
 
 from lathe.compression.quantize import LayerPlan, calibrate, freeze_observers, quantize
 from lathe.nets import MLP, CifarResNet
+from lathe.serving import torchserve_handler as handler
 
 
 def shaken(net: nn.Module) -> nn.Module:
@@ -52,3 +57,27 @@ def make_mlp() -> Callable[[], nn.Module]:
         return MLP(channels=3, image_size=16, num_classes=10, width=32, depth=2).eval()
 
     return make
+
+
+@pytest.fixture
+def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[int, dict[str, Any]]]]:
+    """A function that sends a batch of (body, content type) to the handler of an archive, and returns statuses and answers."""
+    monkeypatch.setattr(handler, "model", None)
+
+    def send(folder: Path, *requests: tuple[Any, str]) -> list[tuple[int, dict[str, Any]]]:
+        context = Context(folder, *(kind for _, kind in requests))
+        if handler.model is None:
+            assert handler.handle(None, context) is None
+        found = handler.handle([{"body": body} for body, _ in requests], context)
+        assert found is not None
+        assert set(context.answered.values()) == {"application/json"}
+        return [(context.statuses[index], json.loads(answer)) for index, answer in enumerate(found)]
+
+    return send
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That of an archive of `shipped()`; the .mar lies beside it."""
+    path = tmp_path_factory.mktemp("archive") / "m.mar"
+    return archived(path, shipped(), torch.zeros(2, 1, 8, 8, dtype=torch.uint8), facts=PIXELS, top_k=3, max_pixels=1000)

@@ -1,7 +1,9 @@
+import re
 import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -12,26 +14,173 @@ from torch import Tensor, nn
 from lathe.compression.quantize import LayerPlan
 from lathe.errors import UserError
 from lathe.export import get
+from lathe.export.preprocess import Preprocess, Shipped
+from lathe.nets import GPT, CifarResNet
 
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
+aot = get("aot_inductor")
+compiled = [pytest.mark.slow, pytest.mark.skipif(aot.available() is not None, reason="no C++ compiler")]
 
 
 def test_a_missing_compiler_is_said(make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lathe.export.aot_inductor.shutil.which", lambda name: None)
     with pytest.raises(UserError, match=r"no C\+\+ compiler was found"):
-        get("aot_inductor").export(make_mlp(), images, tmp_path / "net.pt2")
+        aot.export(make_mlp(), images, tmp_path / "net.pt2")
 
 
 def test_what_can_not_be_loaded_is_said(tmp_path: Path) -> None:
     (tmp_path / "torn.pt2").write_bytes(b"torn")
     with pytest.raises(UserError, match="can't be loaded as a compiled package"):
-        get("aot_inductor").load(tmp_path / "torn.pt2")
+        aot.load(tmp_path / "torn.pt2")
 
 
-def sources(path: Path) -> str:
-    with zipfile.ZipFile(path) as archive:
-        return "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith(".cpp"))
+class Package:
+    """Stands for a package: answers with the sum of each sample."""
+
+    def __init__(self, **metadata: str) -> None:
+        self.metadata = metadata
+
+    def get_metadata(self) -> dict[str, str]:
+        return self.metadata
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x.flatten(1).sum(1)
+
+
+IMAGES = {"input_dtype": "uint8", "input_smallest": "1 1 2 2", "input_largest": "-1 1 2 4", "input_values": "-1"}
+TOKENS = {"input_dtype": "int64", "input_smallest": "1 1", "input_largest": "-1 8", "input_values": "50"}
+
+
+@pytest.fixture
+def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], Callable[[np.ndarray], np.ndarray]]:
+    def make(metadata: dict[str, str]) -> Callable[[np.ndarray], np.ndarray]:
+        (tmp_path / "model.pt2").touch()
+        monkeypatch.setattr("torch._inductor.aoti_load_package", lambda path: Package(**metadata))
+        return aot.load(tmp_path / "model.pt2", 1)
+
+    return make
+
+
+Opened = Callable[[dict[str, str]], Callable[[np.ndarray], np.ndarray]]
+
+
+def test_inputs_that_were_not_compiled_for_are_refused(opened: Opened) -> None:
+    run, pixels = opened(IMAGES), np.ones((3, 1, 2, 3), dtype=np.uint8)
+    assert run(pixels).tolist() == [6, 6, 6]
+    takes = r"model.pt2 takes uint8 of shape \[1 to any, 1, 2, 2 to 4\], not "
+    with pytest.raises(UserError, match=takes + r"float32 of shape \[3, 1, 2, 3\]"):
+        run(pixels.astype(np.float32))
+    for wrong in (pixels[0], pixels[:0], pixels[..., :1], np.repeat(pixels, 2, 3), np.repeat(pixels, 3, 1)):
+        with pytest.raises(UserError, match=takes + "uint8"):
+            run(wrong)
+
+
+def test_token_ids_that_are_none_are_refused(opened: Opened) -> None:
+    run = opened(TOKENS)
+    assert run(np.array([[0, 49]])).tolist() == [49]
+    for wrong in (50, -1):
+        with pytest.raises(
+            UserError, match=rf"model.pt2 takes token ids from 0 to 49, not from {min(wrong, 3)} to {max(wrong, 3)}"
+        ):
+            run(np.array([[3, wrong]]))
+
+
+def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"does not say what it takes, so Lathe did not make it"):
+        opened({"AOTI_DEVICE_KEY": "cpu"})
+    monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
+    with pytest.raises(UserError, match=r"was compiled for a CPU with AVX-512, which this one lacks"):
+        opened({**IMAGES, "AOTI_CPU_ISA": "AVX512 AVX512_VNNI"})
+
+
+@pytest.fixture
+def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The generated C++ of each package, which is not in it."""
+    import torch._inductor.package as package
+
+    found: list[str] = []
+    original = package.package_aoti
+
+    def spy(path: str, files: list[str]) -> object:
+        found.append("".join(file.read_text() for file in Path(path).parent.glob("*.cpp")))
+        return original(path, files)
+
+    monkeypatch.setattr(package, "package_aoti", spy)
+    return found
+
+
+class TestFloats:
+    pytestmark = compiled
+
+    def test_pixels_of_a_resnet(self, make_resnet: Make, tmp_path: Path, sources: list[str]) -> None:
+        net = Shipped(make_resnet(), Preprocess([0.4, 0.5, 0.6], [0.2, 0.2, 0.3], (16, 16)))
+        net.net.train()
+        pixels = torch.randint(0, 256, (64, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+        path = tmp_path / "float.pt2"
+        aot.export(net, pixels[:1], path)
+        assert net.net.training
+        convolutions = sum(isinstance(module, nn.Conv2d) for module in net.modules())
+        assert len(set(re.findall(r"_packed_convolution_\d+", sources[0]))) == convolutions
+        assert [file.name for file in tmp_path.iterdir()] == ["float.pt2"]
+
+        with torch.no_grad():
+            want = net.eval()(pixels).numpy()
+        given, threads = pixels.numpy(), torch.get_num_threads()
+        for number in (1, 2, None):
+            run = aot.load(path, number)
+            for batch in (1, 64):
+                np.testing.assert_allclose(run(given[:batch]), want[:batch], atol=1e-5)
+            assert torch.get_num_threads() == threads
+        backwards = np.frombuffer(given.tobytes(), np.uint8).reshape(given.shape)[::-1]  # read-only, and not in order
+        np.testing.assert_allclose(run(backwards), want[::-1], atol=1e-5)
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda index: run(given[index : index + 1 + index % 3]), range(60)))
+        for index, answer in enumerate(answers):
+            np.testing.assert_allclose(answer, want[index : index + 1 + index % 3], atol=1e-5)
+
+        held = path.read_bytes()
+        with zipfile.ZipFile(path) as archive:
+            assert not [name for name in archive.namelist() if name.endswith((".cpp", ".h"))]
+        for folder in (Path(__file__).parents[2], Path(torch.__file__).parent):
+            assert str(folder).encode() not in held
+
+    def test_pictures_of_every_size(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        # of one channel, whose layout a packed convolution would change
+        net = Shipped(CifarResNet(depth=8, width=4, in_channels=1), Preprocess([0.4], [0.2], (8, 8), "any"))
+        aot.export(net, torch.zeros(2, 1, 8, 8, dtype=torch.uint8), tmp_path / "any.pt2")
+        run = aot.load(tmp_path / "any.pt2", 1)
+        for shape in ((1, 1, 8, 8), (3, 1, 20, 11), (2, 1, 1, 1), (1, 1, 3, 100)):
+            pixels = torch.randint(0, 256, shape, dtype=torch.uint8)
+            with torch.no_grad():
+                np.testing.assert_allclose(run(pixels.numpy()), net(pixels).numpy(), atol=1e-5)
+
+    def test_tokens(self, tmp_path: Path) -> None:
+        torch.manual_seed(0)
+        net = GPT(vocab_size=50, max_length=16, width=16, depth=1, heads=2).eval()
+        aot.export(net, torch.zeros(2, 16, dtype=torch.int64), tmp_path / "gpt.pt2")
+        run = aot.load(tmp_path / "gpt.pt2", 1)
+        for shape in ((1, 16), (3, 1), (1, 1), (2, 7)):
+            ids = torch.randint(0, 50, shape)
+            with torch.no_grad():
+                np.testing.assert_allclose(run(ids.numpy()), net(ids).numpy(), atol=1e-5)
+        with pytest.raises(UserError, match=r"takes int64 of shape \[1 to any, 1 to 16\], not int64 of shape \[1, 17\]"):
+            run(np.zeros((1, 17), dtype=np.int64))
+        with pytest.raises(UserError, match=r"takes token ids from 0 to 49, not from 50 to 50"):
+            run(np.full((1, 2), 50))
+
+    def test_a_compiler_that_fails_is_said(
+        self, make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compiler = tmp_path / "broken++"
+        compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec echo "g++ 12"\necho "error: no space" >&2; exit 1\n')
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        (tmp_path / "made").mkdir()
+        with pytest.raises(UserError, match=r"broken\+\+ failed"):
+            aot.export(make_mlp(), images, tmp_path / "made" / "net.pt2")
+        assert not list((tmp_path / "made").iterdir())
 
 
 def in_a_fresh_process(path: Path, images: Tensor) -> np.ndarray:
@@ -44,39 +193,27 @@ def in_a_fresh_process(path: Path, images: Tensor) -> np.ndarray:
     return np.load(path.parent / "y.npy")
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(get("aot_inductor").available() is not None, reason="no C++ compiler")
-def test_float_and_integers(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
-    net = make_resnet().train()
-    get("aot_inductor").export(net, images[:1], tmp_path / "float.pt2")
-    assert net.training
-    with torch.no_grad():
-        want = net.eval()(images).numpy()
-    for batch in (1, 64):
-        got = get("aot_inductor").load(tmp_path / "float.pt2", 1)(images[:batch].numpy())
-        np.testing.assert_allclose(got, want[:batch], atol=1e-4)
+class TestIntegers:
+    pytestmark = compiled
 
-    quantized(net, images)
-    get("aot_inductor").export(net, images[:1], tmp_path / "int8.pt2")
-    assert sources(tmp_path / "int8.pt2").count("qconv_pointwise") >= 9
-    assert (
-        "convolution"
-        not in sources(tmp_path / "int8.pt2").replace("qconvolution", "").split("void AOTInductorModel::run_impl")[-1]
+    def test_a_resnet(self, make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized, sources: list[str]) -> None:
+        net = quantized(make_resnet(), images)
+        aot.export(net, images[:1], tmp_path / "int8.pt2")
+        assert sources[0].count("qconv_pointwise") >= 9
+        assert "convolution" not in sources[0].replace("qconvolution", "").split("void AOTInductorModel::run_impl")[-1]
+        with torch.no_grad():
+            want = net(images).numpy()
+        got = in_a_fresh_process(tmp_path / "int8.pt2", images)
+        assert (got.argmax(1) == want.argmax(1)).mean() >= 0.99
+        assert np.abs(got - want).max() < 0.1 * want.std()
+
+    @pytest.mark.parametrize(
+        "plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)]
     )
-    with torch.no_grad():
-        want = net(images).numpy()
-    got = in_a_fresh_process(tmp_path / "int8.pt2", images)
-    assert (got.argmax(1) == want.argmax(1)).mean() >= 0.99
-    assert np.abs(got - want).max() < 0.1 * want.std()
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(get("aot_inductor").available() is not None, reason="no C++ compiler")
-@pytest.mark.parametrize("plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)])
-def test_other_plans(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, plan: LayerPlan) -> None:
-    net = quantized(make_mlp(), images, plan)
-    get("aot_inductor").export(net, images[:1], tmp_path / "net.pt2")
-    with torch.no_grad():
-        want = net(images).numpy()
-    got = get("aot_inductor").load(tmp_path / "net.pt2", 1)(images.numpy())
-    np.testing.assert_allclose(got, want, atol=1e-3)
+    def test_other_plans(self, make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, plan: LayerPlan) -> None:
+        net = quantized(make_mlp(), images, plan)
+        aot.export(net, images[:1], tmp_path / "net.pt2")
+        with torch.no_grad():
+            want = net(images).numpy()
+        got = aot.load(tmp_path / "net.pt2", 1)(images.numpy())
+        np.testing.assert_allclose(got, want, atol=1e-3)

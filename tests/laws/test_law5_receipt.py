@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import SMALL, check, new_run, run, weights
 
-from lathe import score
+from lathe import export, score
 from lathe.build import make
 from lathe.measure import count_flops
 from lathe.receipt import measured
@@ -42,8 +42,15 @@ def batches(run_dir: Path) -> Any:
     return score.open_data(score.open_run_net(run_dir)[1]).eval_loader("test")
 
 
+def exported(run_dir: Path, target: str, folder: Path) -> Path:
+    """The file that the receipt measured: of the net alone, without preprocessing."""
+    path = folder / "model.onnx"
+    export.get(target).export(score.open_net(run_dir), torch.zeros(2, 1, 8, 8), path)
+    return path
+
+
 def by_onnx(path: Path, run_dir: Path) -> float:
-    """Test accuracy of the file that ships, run without Lathe."""
+    """Test accuracy of the file, run without Lathe."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     name, right, n = session.get_inputs()[0].name, 0, 0
     for x, y in batches(run_dir):
@@ -58,7 +65,7 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(tmp_path_factory.mktemp("pruned"), "compression=prune", "model.net.width=64", "model.net.depth=2")
 
 
-def test_every_figure_is_found_again_in_the_runs_own_files(pruned: Path) -> None:
+def test_every_figure_is_found_again_in_the_runs_own_files(pruned: Path, tmp_path: Path) -> None:
     receipt, result, state = read(pruned), json.loads((pruned / "result.json").read_text()), weights(pruned, "best")
     size = receipt["size"]
     assert size["parameters"] == sum(value.numel() for value in state.values()) == result["parameters"]
@@ -75,7 +82,7 @@ def test_every_figure_is_found_again_in_the_runs_own_files(pruned: Path) -> None
     assert figures["eager", "test"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
     assert figures["eager", "val"]["accuracy"] == pytest.approx(result["val/accuracy"], abs=1e-7)
     assert (receipt["chosen"]["by"], receipt["chosen"]["step"]) == ("val/accuracy", result["best_step"])
-    path = pruned / "exports" / "onnx" / "model.onnx"
+    path = exported(pruned, "onnx", tmp_path)
     assert figures["onnx", "test"]["accuracy"] == pytest.approx(by_onnx(path, pruned), abs=1e-9)
     files = {row["target"]: row for row in receipt["files"] if row["of"] == "this"}
     assert files["onnx"]["bytes"] == path.stat().st_size
@@ -121,7 +128,7 @@ def test_integers(tmp_path: Path) -> None:
     assert receipt["left_out"] == []
     figures = {(row["backend"], row["split"]): row["figures"] for row in receipt["figures"] if row["of"] == "this"}
     assert figures["eager", "test"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
-    path = run_dir / "exports" / "onnx_int8" / "model.onnx"
+    path = exported(run_dir, "onnx_int8", tmp_path)
     assert figures["onnx_int8", "test"]["accuracy"] == pytest.approx(by_onnx(path, run_dir), abs=1e-9)
     files = {(row["of"], row["target"]): row for row in receipt["files"]}
     assert files["this", "onnx_int8"]["bytes"] == path.stat().st_size

@@ -128,29 +128,51 @@ def overhead(request: dict[str, Any]) -> list[Case]:
 
 
 SUITES = {"scaling": scaling, "memory": memory, "gpu": gpu, "overhead": overhead}
+INFERENCE = "inference"  # measures a finished run (lathe.benchmark.inference), no cases of training
+TRAINING_KEYS = ("strategies", "steps", "batch_size", "accelerator")
+INFERENCE_KEYS = ("run", "targets", "batches", "seconds")
 # What the request's nulls mean.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "scaling": {"strategies": ["ddp", "fsdp"], "rounds": 15, "steps": 30, "warmup": 5, "batch_size": 768, "accelerator": "cpu"},
+    "scaling": {"strategies": ["ddp", "fsdp"], "rounds": 15, "steps": 30, "warmup": 5, "batch_size": 768, "accelerator": "cpu",
+                "threads": 1},
     "memory": {"strategies": ["ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3", "tensor", "pipeline"], "rounds": 1,
-               "steps": 3, "warmup": 0, "batch_size": 256, "accelerator": "cpu"},
+               "steps": 3, "warmup": 0, "batch_size": 256, "accelerator": "cpu", "threads": 1},
     "gpu": {"strategies": ["fsdp", "tensor", "deepspeed_2"], "rounds": 3, "steps": 20, "warmup": 10, "batch_size": 0,
-            "accelerator": "gpu"},
-    "overhead": {"strategies": [], "rounds": 5, "steps": 10, "warmup": 3, "batch_size": 128, "accelerator": "cpu"},
+            "accelerator": "gpu", "threads": 1},
+    "overhead": {"strategies": [], "rounds": 5, "steps": 10, "warmup": 3, "batch_size": 128, "accelerator": "cpu", "threads": 1},
+    INFERENCE: {"rounds": 100, "warmup": 10, "seconds": 20.0, "batches": [1, 8, 32]},
 }  # fmt: skip
 
 
 def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
-    """The cases of the suite that `request` asks for, and the request with its nulls filled in.
+    """The cases of the suite that `request` asks for, and the request with its nulls filled in; suite=inference has no cases.
 
     Raises:
-        UserError: an unknown suite, a number out of range, or a suite that this machine can't run.
+        UserError: an unknown suite, a number out of range, a key of another suite, or a suite that this machine can't run.
     """
     suite = request["suite"]
-    require(suite in SUITES, f"suite={suite}: {did_you_mean(str(suite), SUITES)}")
+    require(suite in DEFAULTS, f"suite={suite}: {did_you_mean(str(suite), DEFAULTS)}")
     full = {**request, **{key: value for key, value in DEFAULTS[suite].items() if request.get(key) is None}}
-    for key, least in (("rounds", 1), ("steps", 3), ("warmup", 0), ("threads", 1)):
+    for key in TRAINING_KEYS if suite == INFERENCE else INFERENCE_KEYS:
+        require(request.get(key) is None, f"{key}={request.get(key)} has no meaning for suite={suite}: leave it null.")
+    least_of = {"rounds": 1, "warmup": 0} if suite == INFERENCE else {"rounds": 1, "steps": 3, "warmup": 0, "threads": 1}
+    for key, least in least_of.items():
         require(isinstance(full[key], int) and full[key] >= least, f"{key}={full[key]}: give a whole number from {least}.")
-    return SUITES[suite](full), full
+    if suite != INFERENCE:
+        return SUITES[suite](full), full
+    require(full.get("run") is not None, "suite=inference measures a finished run: name it with run=<run directory>.")
+    require(full["seconds"] > 0, f"seconds={full['seconds']}: give a number above 0.")
+    if full["threads"] is None:
+        from lathe.measure import usable_cores  # here: it imports torch
+
+        full["threads"] = [1, usable_cores()]
+    for key in ("targets", "batches", "threads"):
+        full[key] = full[key] if isinstance(full[key], list) or full[key] is None else [full[key]]
+    for key in ("batches", "threads"):
+        whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in full[key])
+        require(whole and bool(full[key]), f"{key}={request[key]}: give whole numbers from 1, such as [1,8].")
+        full[key] = sorted(set(full[key]))
+    return [], full
 
 
 def overrides_of(case: Case, request: dict[str, Any]) -> list[str]:

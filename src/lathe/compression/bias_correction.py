@@ -80,7 +80,8 @@ def first_inputs(batches: Sequence[Tensor]) -> Tensor:
     tokens = not first.is_floating_point()
     size = first[0].numel() if tokens or first.dim() < 4 else first[0, 0].numel()
     rows = min(SAMPLES, max(1, (TOKENS if tokens else PIXELS) // max(size, 1)))
-    return torch.cat(list(batches))[:rows]
+    alike = [batch for batch in batches if batch.shape[1:] == first.shape[1:]]  # documents come in batches of different times
+    return torch.cat(alike)[:rows]
 
 
 class Means:

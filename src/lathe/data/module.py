@@ -7,7 +7,7 @@ import torch
 
 from lathe.data.augment import Augment
 from lathe.data.base import ExactDataModule
-from lathe.data.checks import check_number
+from lathe.data.checks import check_class_names, check_number
 from lathe.data.loader import ImageLoader, ResidentLoader
 from lathe.data.normalize import Normalizer
 from lathe.data.splits import Source, Split
@@ -35,10 +35,11 @@ class ImageDataModule(ExactDataModule[Split]):
         pin_memory: page-locked batches of "workers", on a GPU.
         prefetch_factor: batches each worker reads ahead; None is torch's choice.
         persistent_workers: keep workers between epochs.
+        class_names: in the order of the labels, for people who read answers; None leaves them as numbers.
 
     Raises:
-        UserError: for an unknown name, a size that is none, or a wrong `mean` or `std` here; for facts that the source contradicts
-            in `setup`; for batch sizes that do not fit the devices or the data when a loader is asked for.
+        UserError: for an unknown name, a size that is none, names that are none, or a wrong `mean` or `std` here; for facts that the source
+            contradicts in `setup`; for batch sizes that do not fit the devices or the data when a loader is asked for.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class ImageDataModule(ExactDataModule[Split]):
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
+        class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         for key, value, known in (("normalize", normalize, ("batch", "folded")), ("loader", loader, ("resident", "workers"))):
@@ -71,6 +73,7 @@ class ImageDataModule(ExactDataModule[Split]):
             raise UserError("data.normalize=folded needs resident images: use data.normalize=batch with data.loader=workers.")
         self.source = source
         self.num_classes = num_classes
+        self.class_names = check_class_names(class_names, num_classes)
         self.channels = channels
         self.image_size = image_size
         self.mean, self.std = list(mean), list(std)

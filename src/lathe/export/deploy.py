@@ -52,6 +52,8 @@ class IntegerConv2d(_Integers, nn.Conv2d):
     """A convolution of integers."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.full[1] > self.in_channels // self.groups:  # a channel of zeros was added
+            x = F.pad(x, (0, 0, 0, 0, 0, 1))
         return self._conv_forward(self.read(x), self.weights, self.offsets)
 
 
@@ -183,6 +185,9 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
         bias = torch.round(bias / offset_scale).to(torch.int32)
     elif bias is not None:
         bias = bias.float()
+    if not dialect.one_channel and isinstance(layer, nn.Conv2d) and layer.in_channels == 1 and source is not None and scale.dim() == 1:
+        integers = F.pad(integers, (0, 0, 0, 0, 0, 1))
+        full = tuple(integers.shape)
     if scale.dim() == 2:  # groups lie along the flattened input
         integers = integers.flatten(1)
     layer._parameters.update(weight=None, bias=None)

@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lathe.errors import UserError
+
 
 @dataclass(frozen=True)
 class Affine:
@@ -21,6 +23,7 @@ class Dialect(Protocol):
     """What a layer of integers is written with while a net is traced for one back end."""
 
     integer_bias: bool  # whether the bias of a layer with known input scale is to be int32
+    one_channel: bool  # whether it gets convolutions of one channel right; else a channel of zeros is added
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         """x as the nearest values that the integers can say, float32."""
@@ -42,6 +45,7 @@ class Onnx:
     """ONNX's operators, in the arrangement that ONNX Runtime makes integer kernels of."""
 
     integer_bias = True
+    one_channel = True
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         scale, zero = torch.tensor(affine.scale), torch.tensor(affine.zero_point, dtype=torch.uint8)
@@ -81,10 +85,55 @@ def _op(name: str, inputs: tuple[Tensor, ...], dtype: torch.dtype, shape: Any, *
     return torch.onnx.ops.symbolic(name, inputs, attributes, dtype=dtype, shape=shape)
 
 
+class Symmetric(Onnx):
+    """ONNX's operators as TensorRT takes them: signed activations whose zero is zero, floats as biases.
+
+    A range of 8 bits, `lowest..highest`, becomes `-largest..largest`, with `largest` the greater of their sizes: what is never negative,
+    such as behind a ReLU, has half as many values. Ranges of few bits keep theirs. There are no ranges that follow each input.
+    """
+
+    integer_bias = False
+
+    def prepare(self, layer: Any) -> None:
+        """Stores weights as floats where TensorRT has no integer kernel: beside activations that are not rounded, and in groups.
+
+        Raises:
+            UserError: the range of its input follows each input.
+        """
+        if layer.source == "dynamic":
+            raise UserError(
+                "target=tensorrt has no activations whose range follows each input: quantize with static ranges, as "
+                "compression=ptq_static and compression=qat do."
+            )
+        if layer.source is None or layer.scale.dim() == 2:
+            layer.integers, layer.scale = scaled(layer.integers, layer.scale).view(layer.full), None
+
+    def rounded(self, x: Tensor, affine: Affine) -> Tensor:
+        below, above = affine.zero_point, affine.top - affine.zero_point
+        step = affine.scale * max(below, above, 127) / 127  # not finer than it was: integers below 128 stay what they are
+        if affine.top < 255:  # QuantizeLinear saturates at the ends of int8
+            x = x.clamp(-affine.scale * below, affine.scale * above)
+        scale, zero = torch.tensor(step), torch.tensor(0, dtype=torch.int8)
+        q = _op("QuantizeLinear", (x, scale, zero), torch.int8, x.shape)
+        return _op("DequantizeLinear", (q, scale, zero), torch.float32, x.shape)
+
+    def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
+        return integers if integers.is_floating_point() else super().dequantized(integers, scale)
+
+
+def scaled(integers: Tensor, scale: Tensor) -> Tensor:
+    """The floats that integers `[out, ...]` stand for, with a scale `[out]` or `[out, groups]`."""
+    if scale.dim() == 2:
+        return (integers.unflatten(1, (scale.shape[1], -1)).float() * scale[:, :, None]).flatten(1, 2)
+    return integers.float() * scale.view(-1, *[1] * (integers.dim() - 1))
+
+
 class Inductor:
     """The operators that PT2E's convert emits, which inductor lowers to oneDNN's integer kernels when it freezes a graph."""
 
     integer_bias = False
+    # inductor takes the answer of its integer kernel for contiguous where one channel leaves the layout of the input open; it is not
+    one_channel = False
 
     def __init__(self) -> None:
         import torch.ao.quantization.fx._decomposed  # registers them
@@ -118,3 +167,48 @@ class Inductor:
 
     def dynamic_linear(self, x: Tensor, integers: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
         return F.linear(self.rounded_dynamically(x), self.dequantized(integers, scale), bias)
+
+
+class Xnnpack(Inductor):
+    """The same operators in the arrangement that ExecuTorch's partitioner for XNNPACK takes: signed activations, zero points that are
+    stored, biases in float, which it makes 32-bit integers of."""
+
+    integer_bias = True  # for the scales: with them, what XNNPACK makes of a bias fits into 32 bits
+    one_channel = True
+
+    def __init__(self, zeros: Tensor | None = None) -> None:
+        super().__init__()
+        self.zeros = zeros  # of one layer's weights; made before the net is traced, since the partitioner takes constants alone
+
+    def prepare(self, layer: Any) -> None:
+        """Makes a layer one that can be traced: biases become float, and so do weights that XNNPACK has no integer kernel for, those of
+        groups and those beside activations that are not rounded."""
+        if layer.offset_scale is not None:
+            layer.offset, layer.offset_scale = (layer.offset.double() * layer.offset_scale.double()).float(), None
+        if layer.source is None or layer.scale.dim() == 2:
+            self.to_float(layer)
+        else:
+            layer.dialect = Xnnpack(torch.zeros(len(layer.scale), dtype=torch.int64))
+
+    def to_float(self, layer: Any) -> None:
+        """Stores a layer's weights as the floats that its integers stand for."""
+        layer.integers, layer.scale = scaled(layer.integers, layer.scale).view(layer.full), None
+
+    def rounded(self, x: Tensor, affine: Affine) -> Tensor:
+        if affine.top < 255:  # XNNPACK saturates at the ends of int8, whatever the arguments say
+            x = x.clamp(-affine.scale * affine.zero_point, affine.scale * (affine.top - affine.zero_point))
+        arguments = (affine.scale, affine.zero_point - 128, -128, 127, torch.int8)
+        out: Tensor = self.ops.dequantize_per_tensor.default(self.ops.quantize_per_tensor.default(x, *arguments), *arguments)
+        return out
+
+    def rounded_dynamically(self, x: Tensor) -> Tensor:
+        least = torch.finfo(torch.float32).tiny
+        arguments = (*self.ops.choose_qparams.tensor(x, -128, 127, least, torch.int8), -128, 127, torch.int8)
+        out: Tensor = self.ops.dequantize_per_tensor.tensor(self.ops.quantize_per_tensor.tensor(x, *arguments), *arguments)
+        return out
+
+    def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
+        if integers.is_floating_point():
+            return integers
+        out: Tensor = self.ops.dequantize_per_channel.default(integers, scale, self.zeros, 0, -127, 127, torch.int8)
+        return out

@@ -7,9 +7,11 @@ from torch import Tensor, nn
 from lathe.export.deploy import copied
 from lathe.export.onnx_graph import available, load, require_packages, write
 
-__all__ = ["available", "export", "load", "suffix"]
+__all__ = ["available", "computes", "export", "integers", "load", "suffix"]
 
 suffix = ".onnx"
+computes = True
+integers: bool | None = False
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError
 from lathe.export.files import readable, whole
+from lathe.export.inputs import dynamic_axes, stand_in
 
 Array = np.ndarray[Any, Any]
 
@@ -31,19 +32,6 @@ def require_packages() -> None:
         raise UserError(sentence)
 
 
-def stand_in(example: Tensor) -> Tensor:
-    """Zeros of the example's shape, with a batch of two: tracers take a batch of one for a constant, and keep what they are given."""
-    return torch.zeros(2, *example.shape[1:], dtype=torch.float32 if example.is_floating_point() else example.dtype)
-
-
-def dynamic_axes(example: Tensor) -> tuple[dict[int, Any]]:
-    """Which axes may differ at each call: the batch, and the time of token ids `[batch, time]`, as far as the net takes it."""
-    axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
-    if not example.is_floating_point() and example.dim() == 2:
-        axes[1] = torch.export.Dim.AUTO
-    return (axes,)
-
-
 def write(
     net: nn.Module, example: Tensor, path: str | Path, opset: int | None = None, properties: dict[str, str] | None = None
 ) -> None:
@@ -51,7 +39,7 @@ def write(
     given = stand_in(example)
     with whole(path) as temporary, torch.no_grad(), quiet():
         program = torch.onnx.export(
-            net, (given,), dynamo=True, dynamic_shapes=dynamic_axes(given), input_names=["input"], output_names=["output"],
+            net, (given,), dynamo=True, dynamic_shapes=dynamic_axes(net, given), input_names=["input"], output_names=["output"],
             opset_version=opset, verbose=False,
         )  # fmt: skip
         assert program is not None

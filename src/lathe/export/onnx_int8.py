@@ -7,11 +7,14 @@ from torch import Tensor, nn
 
 from lathe.export.deploy import IntegerAdd, deployable
 from lathe.export.dialects import Onnx
-from lathe.export.onnx_graph import FLOAT_ARITHMETIC, available, load, require_packages, stand_in, write
+from lathe.export.inputs import stand_in
+from lathe.export.onnx_graph import FLOAT_ARITHMETIC, available, load, require_packages, write
 
-__all__ = ["available", "export", "load", "suffix"]
+__all__ = ["available", "computes", "export", "integers", "load", "suffix"]
 
 suffix = ".onnx"
+computes = True
+integers: bool | None = True
 BLOCKED_OPSET = 21  # the first in which groups of weights have their own scale
 
 

@@ -16,6 +16,8 @@ from lathe.export.files import readable, whole
 from lathe.export.onnx_graph import Array
 
 suffix = ".pt"
+computes = False
+integers: bool | None = None
 VERSION = 1
 # what a quantizer needs in training alone, beside the weight it can be computed from
 OBSERVED = ("minimum", "maximum", "updates")
@@ -37,6 +39,12 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
     Raises:
         UserError: the file can't be written.
     """
+    with whole(path) as temporary:
+        torch.save(content_of(net), temporary)
+
+
+def content_of(net: nn.Module) -> dict[str, Any]:
+    """What a file of the net's weights holds, see `export`; tensors have storages of their own."""
     state: dict[str, Tensor] = {}
     stored: dict[int, str] = {}  # tensors that have two names, such as a tied head's, are written once
     aliases: dict[str, str] = {}
@@ -67,9 +75,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
         else:
             stored[id(tensor)] = name
             state[name] = tensor.detach().cpu().contiguous().clone()
-    content = {"version": VERSION, "structure": structure_of(net), "state": state, "integers": integers, "aliases": aliases}
-    with whole(path) as temporary:
-        torch.save(content, temporary)
+    return {"version": VERSION, "structure": structure_of(net), "state": state, "integers": integers, "aliases": aliases}
 
 
 def _read_as_floats(net: nn.Module) -> set[int]:
@@ -119,7 +125,11 @@ def restore(net: nn.Module, path: str | Path) -> nn.Module:
     Raises:
         UserError: there is no such file, or it does not fit the net.
     """
-    content = _read(path)
+    return fill(net, _read(path), path)
+
+
+def fill(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Module:
+    """`restore` of a file's content, as `content_of` gives it; `path` is named where it does not fit."""
     apply_structure(net, content["structure"])
     state = dict(content["state"])
     layers = quantized_layers(net)

@@ -30,7 +30,7 @@ class PatchEmbedding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         tokens = self.patch(x).flatten(2).transpose(1, 2)
         if self.token is not None:
-            tokens = torch.cat([self.token.expand(len(tokens), -1, -1), tokens], dim=1)
+            tokens = torch.cat([self.token.expand(tokens.shape[0], -1, -1), tokens], dim=1)
         out: Tensor = self.dropout(tokens + self.position)
         return out
 

@@ -44,11 +44,11 @@ class Form:
 
 
 class Eager(Form):
-    """The module itself, in float32."""
+    """The module itself, in float32, or with `dtype` bfloat16 under autocast."""
 
-    def __init__(self, of: str, net: nn.Module, device: torch.device = CPU) -> None:
-        super().__init__(of, "eager", device)
-        self.net = net
+    def __init__(self, of: str, net: nn.Module, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(of, {torch.float32: "eager", torch.bfloat16: "eager_bf16"}[dtype], device)
+        self.net = net if dtype is torch.float32 else _Autocast(net, device.type, dtype)
 
     def open(self, x: Tensor, threads: int) -> Opened:
         net = self.net if self.device == CPU else copy.deepcopy(self.net).to(self.device)

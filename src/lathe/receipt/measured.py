@@ -1,6 +1,5 @@
 """A run's receipt from its directory alone: measured, and written to receipt.json, receipt.md and receipt.svg."""
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,10 +16,10 @@ from lathe.checkpoints import read_checkpoint
 from lathe.compression.structure import structure_of
 from lathe.config import differences, require
 from lathe.errors import UserError
-from lathe.receipt import facts, page, words
+from lathe.receipt import facts, kept, page, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, reason
 from lathe.receipt.timing import time_forms
-from lathe.rundir import RunDir, write_atomically
+from lathe.rundir import RunDir
 from lathe.score import open_data, open_run_net
 from lathe.tasks import Task
 
@@ -66,8 +65,8 @@ def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> dict[str, Any]:
-    """Measures `run`'s best checkpoint beside the dense net and writes the receipt; for one process. Exported files stay in the run's
-    exports folder, so that what was measured can ship.
+    """Measures `run`'s best checkpoint beside the dense net and writes the receipt; for one process. Files that are exported to be measured
+    are not kept: what ships, behind its preprocessing and compared with the module, is made by scripts/export.py.
 
     The dense net is that of the run directory `baseline`, by default of the one that the run's `ckpt_path` names; without either, the
     configured net as it is before compression, with random weights: enough for time and size, while figures have no dense one beside.
@@ -88,9 +87,7 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
         torch.set_num_threads(threads)
     for text in found["warnings"]:
         rank_zero_warn(text)
-    write_atomically(run.path / found["figure"], page.figure(found))
-    write_atomically(run.path / "receipt.md", page.markdown(found))
-    write_atomically(run.path / "receipt.json", json.dumps(found, indent=2) + "\n")
+    kept.put(run, found, kept.still_true(run))
     page.tell(found, run.path / "receipt.md")
     return found
 
@@ -216,11 +213,10 @@ class _Receipt:
                 forms += [Compiled("this", self.net, dtype, device) for dtype in (torch.float32, torch.bfloat16)]
         targets = ("onnx_int8" if self.quantized else "onnx", "weights", *self.effort.targets)
         files: dict[tuple[str, str], measure.FileSize] = {}
-        for of, net, names, place in (("dense", self.dense.net, ("onnx", "weights"), folder),
-                                      ("this", self.net, targets, self.run.path / "exports")):  # fmt: skip
+        for of, net, names in (("dense", self.dense.net, ("onnx", "weights")), ("this", self.net, targets)):
             for target in names:
                 try:
-                    path = export_to(target, net, self.sample(2), place)
+                    path = export_to(target, net, self.sample(2), folder / of)
                 except Exception as error:  # a back end that fails must not take the rest of the receipt with it
                     self.left_out.append({"form": f"{of} {target}", "reason": reason(error)})
                     continue
@@ -236,7 +232,6 @@ class _Receipt:
         return {
             "of": of,
             "target": target,
-            "path": f"exports/{target}" if of == "this" else None,
             "bytes": size.bytes,
             "gzipped": size.gzipped,
             "ratio": size.bytes / dense.bytes if dense else None,

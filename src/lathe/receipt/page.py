@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe.measure.plot import scatter
+from lathe.receipt import runtimes
 
 Rows = Sequence[Sequence[str]]
+RUNTIMES = "Runtimes"
 
 
 def markdown(receipt: Mapping[str, Any]) -> str:
@@ -21,6 +23,11 @@ def markdown(receipt: Mapping[str, Any]) -> str:
     ]
     for title, header, rows in sections(receipt):
         parts += [f"## {title}", _table(header, rows)]
+        if title == RUNTIMES:
+            parts += [
+                _measured(receipt["inference"]),
+                "\n".join(f"- {text}" for text in runtimes.sentences(receipt["inference"])),
+            ]
     for title, lines in (("Not measured", [f"{entry['form']}: {entry['reason']}" for entry in receipt["left_out"]]),
                          ("How it was measured", receipt["method"])):  # fmt: skip
         if lines:
@@ -57,6 +64,7 @@ def sections(receipt: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]
     found = [
         _figures(receipt),
         _latency(receipt["latency"]),
+        (RUNTIMES, *runtimes.table(receipt.get("inference", {}).get("rows", ()))),
         _files(receipt["files"]),
         _size(receipt),
         ("Peak memory of a forward pass, eager", ("net", "device", "batch", "MB"),
@@ -138,10 +146,15 @@ def figure(receipt: Mapping[str, Any]) -> str:
     sizes = [(row["target"], row["bytes"] / 1e6, _score(scores, row["of"], row["target"]), _of(row)) for row in receipt["files"]]
     plots = [scatter(f"{split}/{metric} against latency", f"ms, batch {least}, 1 thread", metric, points),
              scatter(f"{split}/{metric} against size", "MB of the file", metric, sizes)]  # fmt: skip
-    widths = [int(plot.split('width="', 1)[1].split('"', 1)[0]) for plot in plots]
-    height = max(int(plot.split('height="', 1)[1].split('"', 1)[0]) for plot in plots)
-    right = plots[1].replace("<svg ", f'<svg x="{widths[0]}" ', 1)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{sum(widths)}" height="{height}">\n{plots[0]}{right}</svg>\n'
+    return runtimes.beside(plots)
+
+
+def _measured(section: Mapping[str, Any]) -> str:
+    cpu, versions = section["hardware"]["cpu"], ", ".join(f"{name} {version}" for name, version in section["versions"].items())
+    return (
+        f"suite=inference of {section['measured']}, best.ckpt of step {section['checkpoint']['step']}; {cpu['name']}, "
+        f"{cpu['cores']} cores; {versions}."
+    )
 
 
 def _of(row: Mapping[str, Any]) -> str:

@@ -1,6 +1,6 @@
 """Latency of all forms of a net beside each other, cell by cell: a cell is a device, a batch size and a number of threads."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -28,10 +28,23 @@ class Limits(Protocol):
     def seconds(self) -> float: ...
 
 
+def beside_dense(form: Form) -> dict[str, str]:
+    """Names of the forms that a row is held against, by what its columns call them."""
+    # What is gained beside the twin is owed to compression, not to the runtime.
+    return {**BESIDE, "twin": f"dense {FLOAT_TWIN.get(form.backend, form.backend)}"}
+
+
 def time_forms(
-    forms: Sequence[Form], cells: Sequence[Cell], sample: Callable[[int], Tensor], limits: Limits, left_out: list[dict[str, str]]
+    forms: Sequence[Form],
+    cells: Sequence[Cell],
+    sample: Callable[[int], Tensor],
+    limits: Limits,
+    left_out: list[dict[str, str]],
+    beside: Callable[[Form], Mapping[str, str]] = beside_dense,
+    check: Callable[[Form, Opened], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each form in each cell; `sample` makes a batch of a size. What can't be opened goes to `left_out` with its reason."""
+    """A row for each form in each cell; `sample` makes a batch of a size. What can't be opened, or fails `check` by an exception, goes to
+    `left_out` with its reason."""
     rows: list[dict[str, Any]] = []
     for device, batch, threads in cells:
         torch.set_num_threads(threads)
@@ -41,19 +54,23 @@ def time_forms(
             try:
                 opened[form.name] = form.open(x, threads)
                 opened[form.name].call()
+                if check is not None:
+                    check(form, opened[form.name])
             except Exception as error:  # one back end that fails must not hide the others
                 opened.pop(form.name, None)
                 where = f"{form.name}, {device.type}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
                 left_out.append({"form": where, "reason": reason(error)})
         calls = {name: form.call for name, form in opened.items()}
         times = interleaved(calls, limits.repeats, limits.warmup, limits.seconds, device)
-        rows += [_row(form, times, device, batch, threads) for form in there if form.name in times]
+        rows += [_row(form, times, beside(form), device, batch, threads) for form in there if form.name in times]
         opened.clear()
         torch.compiler.reset()  # the next cell compiles anew: entries of former cells would count towards torch's limit
     return rows
 
 
-def _row(form: Form, times: dict[str, Latency], device: torch.device, batch: int, threads: int) -> dict[str, Any]:
+def _row(
+    form: Form, times: Mapping[str, Latency], beside: Mapping[str, str], device: torch.device, batch: int, threads: int
+) -> dict[str, Any]:
     this = times[form.name]
     row: dict[str, Any] = {
         "of": form.of,
@@ -66,8 +83,7 @@ def _row(form: Form, times: dict[str, Latency], device: torch.device, batch: int
         "p90_ms": this.p90 * 1e3,
         "n": this.n,
     }
-    twin = f"dense {FLOAT_TWIN.get(form.backend, form.backend)}"  # what is gained beside it is owed to compression, not to the runtime
-    for key, name in {**BESIDE, "twin": twin}.items():
+    for key, name in beside.items():
         other = times.get(name)
         row[f"over_{key}"] = this.median / other.median if other else None
         row[f"beside_{key}"] = verdict(this, other) if other and name != form.name else None

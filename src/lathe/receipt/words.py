@@ -14,7 +14,7 @@ SHIPS = ("onnx_int8", "onnx", "aot_inductor", "weights")  # the first that was m
 
 def findings(receipt: Mapping[str, Any]) -> list[str]:
     """One sentence for each thing that a reader should know, bad news included."""
-    found = [_chosen(receipt), *_metric(receipt), *_file(receipt), *_fastest(receipt["latency"]), *_busy(receipt["latency"])]
+    found = [_chosen(receipt), *_metric(receipt), *_file(receipt), *_fastest(receipt["latency"]), *busy(receipt["latency"])]
     if "quantization" in receipt["structure"]:
         found += _integers_beside_bf16(receipt["latency"])
     if receipt["size"]["sparsity"] >= NOTHING:
@@ -63,7 +63,7 @@ def _file(receipt: Mapping[str, Any]) -> list[str]:
     if packed["bytes"] < PACKED * row["bytes"]:
         found.append(f"Its weights alone, packed into their bits for torch (weights), have {packed['bytes']:,} bytes, "
                      f"{packed['gzipped']:,} after gzip; {row['target']} stores at least a byte for each.")  # fmt: skip
-    return found
+    return [*found, f"python scripts/export.py run=<run directory> target={row['target']} ships it."]
 
 
 def shipped(files: Iterable[Row]) -> Row | None:
@@ -90,12 +90,14 @@ def _fastest(rows: Iterable[Row]) -> list[str]:
     return found
 
 
-def _busy(rows: Iterable[Row]) -> list[str]:
-    wide = max((row["p90_ms"] / row["p10_ms"] for row in rows if (row["of"], row["backend"]) == ("dense", "eager")), default=1.0)
+def busy(rows: Iterable[Row], of: str = "dense", again: str = "python scripts/receipt.py run=<run directory>") -> list[str]:
+    """A sentence if calls of one and the same net, `of` in eager, differ too much; `again` is the command that measures anew."""
+    wide = max((row["p90_ms"] / row["p10_ms"] for row in rows if (row["of"], row["backend"]) == (of, "eager")), default=1.0)
     if wide < WIDE:
         return []
-    return [f"The machine was busy: the dense net's own calls differ by a factor of {wide:.1f} (p90 over p10); measure again when it is "
-            "idle: python scripts/receipt.py run=<run directory>."]  # fmt: skip
+    whose = "dense" if of == "dense" else "eager"
+    return [f"The machine was busy: the {whose} net's own calls differ by a factor of {wide:.1f} (p90 over p10); measure again when it is "
+            f"idle: {again}."]  # fmt: skip
 
 
 def _cell(row: Row) -> tuple[Any, ...]:
@@ -151,6 +153,7 @@ def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:
         "of dense there: of the time of the dense float32 net in the same runtime: what compression has gained. The columns before it hold "
         "what the runtime gains for any net, too.",
         "compiled: torch.compile with inductor and frozen weights, for the one batch size; bf16 by autocast.",
+        "Files take what the net takes and were kept only to be measured; scripts/export.py puts the preprocessing of pixels in front.",
         "MACs count matrix products, convolutions and attention of one sample. MACs with non-zero weights are what zeros would save on "
         "hardware that skips them.",
         "Peak memory counts tensors, the net's own included.",

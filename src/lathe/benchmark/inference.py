@@ -1,0 +1,267 @@
+"""The suite `inference`: a finished run's files and its module beside each other, in one process and in turns, all from the same pixels."""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lathe import export, measure
+from lathe.benchmark.report import table
+from lathe.config import did_you_mean, require
+from lathe.errors import UserError
+from lathe.export import manifest as manifests
+from lathe.export.bundle import open_bundle
+from lathe.receipt import kept, runtimes, words
+from lathe.receipt.forms import CPU, Compiled, Eager, Form, Opened, reason
+from lathe.receipt.timing import time_forms
+from lathe.rundir import RunDir, disk_sentence, open_run, write_atomically
+from lathe.shippable import Shippable, open_shippable
+from lathe.shipping.compare import arithmetic_of
+from lathe.shipping.make import make, ready_for
+from lathe.shipping.request import targets_of as options_of
+
+ARCHIVES = ("torchserve",)  # they hold another target's file, which is measured by itself
+BESIDE = {"eager": "this eager", "bf16": "this compiled_bf16"}
+GUARD, LOGITS = 32, 2**24  # samples, and logits at most, on which a form is held against the module before it is timed
+# Norm of the difference from the module's logits as a share of their norm, above which a form is wrong. scripts/export.py is stricter.
+LOOSE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 0.1, "int8": 0.3}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Timed calls of each form at most, calls to warm up, and seconds of a cell."""
+
+    repeats: int
+    warmup: int
+    seconds: float
+
+
+class Bundled(Form):
+    """An export in a folder. `source` says where its file comes from, `arithmetic` what it computes in."""
+
+    def __init__(self, folder: Path, source: str, arithmetic: str) -> None:
+        manifest = manifests.read(folder, "targets")
+        super().__init__("this", str(manifest["target"]))
+        self.folder, self.source, self.arithmetic, self.integers = folder, source, arithmetic, bool(manifest["integers"])
+        self.bytes = int(manifest["files"][manifest["file"]]["bytes"])
+
+    def open(self, x: Tensor, threads: int) -> Opened:
+        bundle, inside = open_bundle(self.folder, threads, "targets"), x.numpy()
+        return Opened(lambda: bundle(inside), lambda batch: torch.from_numpy(np.asarray(bundle(batch.numpy()))).float())
+
+
+def targets_of(given: Sequence[str] | None, configured: Sequence[str]) -> list[str]:
+    """The targets to measure: those that were `given`, or all that compute and that configs/target has a file for.
+
+    Raises:
+        UserError: one is unknown or computes nothing by itself.
+    """
+    for name in given or ():
+        require(name in export.TARGETS and name in configured, f"targets={name}: {did_you_mean(str(name), configured)}")
+        require(name not in ARCHIVES, f"targets={name} holds another target's file: name that one.")
+        require(
+            export.get(name).computes,
+            f"targets={name} holds weights alone, which compute nothing without their net: leave it out.",
+        )
+    return list(given or (name for name in export.TARGETS if name in configured and name not in ARCHIVES and _computes(name)))
+
+
+def _computes(name: str) -> bool:
+    try:
+        return export.get(name).computes
+    except ImportError:
+        return True  # what it lacks is told where it is made
+
+
+def check_overrides(given: Sequence[str], targets: Sequence[str]) -> list[str]:
+    """Options of these targets as overrides.
+
+    Raises:
+        UserError: one is for something else.
+    """
+    for text in given:
+        fits = any(str(text).lstrip("+~").startswith(f"target.{name}.") for name in targets)
+        require(fits, f"overrides={text}: suite=inference takes options of its targets, such as "
+                      "'overrides=[\"target.aot_inductor.integers=true\"]'.")  # fmt: skip
+    return [str(text) for text in given]
+
+
+@torch.no_grad()
+def compare(
+    request: dict[str, Any], group: Mapping[str, Any], output: Path, tell: Callable[[str], None] = print
+) -> dict[str, Any]:
+    """Measures the run of `request` in all its forms, writes results.json, results.md and plot.svg into `output`, puts the comparison into
+    the run's receipt if it has one, and returns it. `group` is the resolved `target` group of an export.
+
+    Raises:
+        UserError: it is no finished run, or nothing agrees with the module.
+    """
+    run, options, threads = open_run(request["run"], "run"), options_of(group), torch.get_num_threads()
+    run.checkpoint("best")
+    require(not run.busy, f"run={request['run']} is being written to by another process: wait for it, or stop it first.")
+    began = time.monotonic()
+    try:
+        with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
+            anew = {str(text).lstrip("+~").split(".")[1] for text in request["overrides"]}
+            found = _Comparison(run, request, options, anew, Path(folder), tell).measured()
+    finally:
+        torch.set_num_threads(threads)
+    found["seconds"] = time.monotonic() - began
+    write(output, found, request, tell)
+    with run.locked():
+        require(found["checkpoint"] == kept.fingerprint(run), f"run={request['run']} was trained on meanwhile: measure again.")
+        if kept.feed(run, found):
+            tell(f"The receipt has it too: {run.path / 'receipt.md'}")
+    return found
+
+
+@dataclass
+class _Comparison:
+    run: RunDir
+    request: dict[str, Any]
+    options: dict[str, dict[str, Any]]
+    anew: set[str]  # targets whose options were typed: what was shipped has others
+    folder: Path
+    tell: Callable[[str], None]
+    left_out: list[dict[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def measured(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        checkpoint = kept.fingerprint(self.run)
+        trained = open_shippable(self.run.path)
+        plain = open_shippable(self.run.path, integers=False) if trained.facts["integers"] else trained
+        if plain is not trained:
+            self.notes.append(
+                "eager and compiled run the rounded weights as floats, for simulated integers are slower than any runtime's."
+            )
+        modules: list[Form] = [Eager("this", plain.net, CPU, dtype) for dtype in (torch.float32, torch.bfloat16)]
+        modules += [Compiled("this", plain.net, dtype) for dtype in (torch.float32, torch.bfloat16)]
+        files = [form for form in (self._file(name, plain.facts) for name in self.options) if form is not None]
+        split = "test" if trained.cfg["test"] else "val"
+        first = trained.inputs_of(next(iter(trained.data.eval_loader(split)))[0])
+
+        def sample(n: int) -> Tensor:
+            return first[torch.arange(n) % len(first)].clone()
+
+        forms = {form.backend: form for form in [*modules, *files]}
+        cells = [(CPU, batch, threads) for threads in self.request["threads"] for batch in self.request["batches"]]
+        limits = Limits(self.request["rounds"], self.request["warmup"], self.request["seconds"])
+        rows = time_forms(
+            list(forms.values()), cells, sample, limits, self.left_out, lambda form: BESIDE, _guard(plain, trained, sample)
+        )
+        for row in rows:
+            form = forms[row["backend"]]
+            row["arithmetic"] = _arithmetic(form)
+            row["samples_per_s"] = row["batch"] / row["median_ms"] * 1e3
+            row["bytes"], row["source"] = (form.bytes, form.source) if isinstance(form, Bundled) else (None, "module")
+        require(
+            bool(rows),
+            f"run={self.request['run']}: nothing could be measured ({self.left_out[0]['reason'] if self.left_out else ''}).",
+        )
+        self.notes += words.busy(rows, "this", "python scripts/benchmark.py suite=inference run=<run directory>")
+        made = sorted(form.backend for form in files if form.source == "made")
+        if made:
+            self.notes.append(f"Made for this comparison and not kept: {', '.join(made)}; scripts/export.py ships them.")
+        return {
+            "run": self.run.path.name,
+            "checkpoint": checkpoint,
+            "measured": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "winners": runtimes.winners(rows),
+            "rows": rows,
+            "left_out": _told_once(self.left_out, len(cells)),
+            "notes": self.notes,
+            "hardware": {"cpu": measure.describe_cpu()},
+            "versions": measure.versions(),
+        }
+
+    def _file(self, name: str, facts: Mapping[str, Any]) -> Bundled | None:
+        """The run's own export where it takes what the module takes, else one that is made; None if neither can be had."""
+        shipped = self.run.path / "exports" / name
+        try:
+            if name not in self.anew and (shipped / manifests.NAME).is_file():
+                differs = _differs(manifests.read(shipped, "targets"), facts)
+                if differs is None:
+                    self.tell(f"{name}: exports/{name}")
+                    return Bundled(shipped, "shipped", str(json.loads((shipped / "parity.json").read_text())["arithmetic"]))
+                self.notes.append(f"{name} was made anew, for exports/{name} {differs}.")
+            began = time.monotonic()
+            options, folder = self.options[name], self.folder / name
+            folder.mkdir()
+            ready = ready_for(name, options, self.run.path)
+            make(ready, name, options, folder)
+            self.tell(f"{name}: made in {time.monotonic() - began:.1f} s")
+            return Bundled(folder, "made", arithmetic_of(ready, options))
+        except Exception as error:  # one target that fails must not hide the others
+            sentence = (disk_sentence(error) if isinstance(error, OSError) else None) or reason(error)
+            self.left_out.append({"form": name, "reason": sentence})
+            self.tell(f"{name}: {sentence}")
+            return None
+
+
+def _told_once(left_out: Sequence[dict[str, str]], cells: int) -> list[dict[str, str]]:
+    """What is the same at each batch size and number of threads, in one entry."""
+    keys = [(entry["form"].removeprefix("this ").partition(",")[0], entry["reason"]) for entry in left_out]
+    found = []
+    for entry, key in zip(left_out, keys, strict=True):
+        told = {"form": key[0], "reason": key[1]} if keys.count(key) == cells else entry
+        found += [told] if told not in found else []
+    return found
+
+
+def _differs(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
+    """What sets a shipped file apart from the others, as a clause; None if it is the best checkpoint's and takes inputs like theirs."""
+    if manifest["checkpoint"] != "best":
+        return f"is of {manifest['checkpoint']}.ckpt"
+    there, here = manifest["input"]["shape"], facts["input"]["shape"]
+    if there != here:
+        return f"takes inputs of {there} instead of {here}"
+    return None
+
+
+def _arithmetic(form: Form) -> str:
+    return form.arithmetic if isinstance(form, Bundled) else "bfloat16" if form.backend.endswith("bf16") else "float32"
+
+
+def _guard(plain: Shippable, trained: Shippable, sample: Callable[[int], Tensor]) -> Callable[[Form, Opened], None]:
+    """A check that a form computes what the module does; of files with integers, what the module does that was trained with them."""
+    x = sample(max(1, min(GUARD, LOGITS // plain.logits_of(sample(1)))))
+    references = {integers: ready.net(x).float() for integers, ready in ((False, plain), (True, trained))}
+
+    def check(form: Form, opened: Opened) -> None:
+        integers = isinstance(form, Bundled) and form.integers
+        limit = LOOSE[_arithmetic(form)]
+        reference, answer = references[integers], opened.forward(x)
+        if answer.shape != reference.shape:
+            raise UserError(f"wrong: it answers {list(answer.shape)} where the module answers {list(reference.shape)}.")
+        far = float((answer - reference).norm() / reference.norm().clamp_min(1e-12))
+        if not far <= limit:  # of a nan too
+            raise UserError(f"wrong: its logits lie {far:.2g} of their norm from the module's, more than {limit:g}; "
+                            "scripts/export.py makes the file anew and compares it.")  # fmt: skip
+
+    return check
+
+
+def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any], tell: Callable[[str], None]) -> None:
+    """Prints the table and what follows from it, and writes results.json, results.md and plot.svg into `output`."""
+    cpu = found["hardware"]["cpu"]
+    versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
+    text = "\n".join([
+        table(*runtimes.table(found["rows"])),
+        *(f"- {sentence}" for sentence in runtimes.sentences(found)),
+        f"\nRun {found['run']}, best.ckpt of step {found['checkpoint']['step']}. {cpu['name']}, {cpu['cores']} cores, "
+        f"{', '.join(cpu['instruction_sets'])}; {versions}. All forms take the inputs that clients send, in one process and in turns: "
+        f"at most {request['rounds']} rounds or {request['seconds']:g} s for a batch size and number of threads; medians of n calls.\n",
+    ])  # fmt: skip
+    output.mkdir(parents=True, exist_ok=True)
+    write_atomically(output / "results.md", text)
+    write_atomically(output / "plot.svg", runtimes.figure(found["rows"]))
+    write_atomically(output / "results.json", json.dumps({"request": request, **found}, indent=2) + "\n")
+    tell(f"\n{text}\nWritten to {output}")

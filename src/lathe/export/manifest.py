@@ -1,0 +1,83 @@
+"""What lies beside an exported file: what to send it, what it answers, and the hashes that tell whether it is still what was exported."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lathe.errors import UserError
+
+NAME = "manifest.json"
+VERSION = 1
+CHUNK = 2**20
+PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of files in the same folder
+
+
+def write(folder: Path, content: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
+    """Writes manifest.json with the size and SHA-256 of `files`, names in `folder`, and returns what it holds."""
+    hashes = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in files}
+    manifest = {"version": VERSION, **content, "files": hashes}
+    temporary = folder / f".{os.getpid()}.{NAME}"
+    try:
+        temporary.write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+        os.replace(temporary, folder / NAME)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return manifest
+
+
+def read(folder: str | Path, key: str = "target") -> dict[str, Any]:
+    """The manifest of an export whose files are those that were exported. `key` is the configuration key that led to the folder.
+
+    Raises:
+        UserError: there is no export, or a file is missing or was changed.
+    """
+    folder = Path(folder)
+    path = folder / NAME
+    if not path.is_file():
+        raise UserError(
+            f"{key}={folder.name}: {folder} holds no export with a manifest: python scripts/export.py run=<run directory> target=<name> "
+            "makes one."
+        )
+    again = "export the run again with scripts/export.py"
+    try:
+        manifest = json.loads(path.read_text())
+        version = manifest["version"]
+        files = _described(manifest) if version == VERSION else {}
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        raise UserError(f"{path} can't be read as the manifest of an export: {again}.") from error
+    if version != VERSION:
+        raise UserError(f"{path} is of version {version}, this Lathe reads {VERSION}: {again}.")
+    if manifest["file"] not in files or not all(PLAIN.fullmatch(name) for name in files):
+        raise UserError(f"{path} names files that an export of target={manifest['target']} does not have: {again}.")
+    for name, (size, digest) in files.items():
+        found = folder / name
+        if not found.is_file():
+            raise UserError(f"{found} is missing: {again}.")
+        if found.stat().st_size != size or sha256(found) != digest:
+            raise UserError(f"{found} is not the file that was exported, its SHA-256 differs from the manifest's: {again}.")
+    return dict(manifest)
+
+
+def _described(manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    """Size and SHA-256 of each file. Raises KeyError, TypeError or ValueError for a manifest that lacks what its readers need."""
+    given, preprocess = manifest["input"], manifest["preprocess"]
+    texts = (manifest["target"], manifest["file"], given["dtype"])
+    lists = [given["shape"], manifest["output"]["shape"]]
+    if preprocess is not None:
+        lists += [preprocess["mean"], preprocess["std"], preprocess["size"]]
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(found, list) for found in lists):
+        raise TypeError("not of these types")
+    return {str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest["files"].items()}
+
+
+def sha256(path: Path) -> str:
+    """The file's SHA-256 in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,51 @@
+"""Weights of convolutions in the layout that oneDNN's kernels read, once and for all, also where the batch is free.
+
+Inductor stores them so only where every shape is known; where the batch is free each call lays them out anew, which is half of the time
+of a ResNet-18 at batch 1. The layout hardly depends on the batch, and where oneDNN wants another one for some batch it makes it itself.
+"""
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+
+BATCH = 1  # that layouts are chosen for, where the time of a call is mostly that of its weights
+
+
+class PackConvolutions(CustomGraphPass):
+    """Inductor's hook `post_grad_custom_pre_pass`, which comes after freezing and before convolutions are fused with what follows them."""
+
+    def uuid(self) -> Any:
+        """Inductor's cache key."""
+        return get_hash_for_files((__file__,))
+
+    def __call__(self, graph: fx.Graph) -> None:
+        net, ops = graph.owning_module, torch.ops.mkldnn
+        if not torch.backends.mkldnn.is_available():
+            return
+        for number, node in enumerate(graph.find_nodes(op="call_function", target=ops._convolution_pointwise.default)):
+            x, stored, _, padding, stride, dilation, groups = node.args[:7]
+            weight = getattr(net, stored.target) if stored.op == "get_attr" else None
+            sides = x.meta["val"].shape[1:]
+            if weight is None or weight.is_mkldnn or not _keeps_layout(sides):
+                continue
+            with torch.utils._python_dispatch._disable_current_modes():  # a tensor, not a note of its shape
+                packed = ops._reorder_convolution_weight(weight.detach(), padding, stride, dilation, groups, [BATCH, *sides])
+            name = f"_packed_convolution_{number}"
+            net.register_buffer(name, packed)  # type: ignore[union-attr]
+            with graph.inserting_before(node):
+                constant = graph.get_attr(name)
+            constant.meta.update(stored.meta)
+            node.update_arg(1, constant)
+            if not stored.users:
+                graph.erase_node(stored)
+
+
+def _keeps_layout(sides: Any) -> bool:
+    """Whether channels and sides are known, and tell channels-last from contiguous. Where they don't, as for a single channel, inductor
+    reckons with a contiguous answer, and a convolution with packed weights gives a channels-last one."""
+    if not all(isinstance(side, int) for side in sides):
+        return False
+    channels, *pixels = sides
+    return channels > 1 and any(side > 1 for side in pixels)

@@ -1,0 +1,101 @@
+"""What lies between the pixels that a client has and what a net was trained on, as a part of the graph that ships."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lathe.data.normalize import Normalizer
+from lathe.errors import UserError
+
+ANY = "any"
+LARGEST = 4096  # pixels of a fixed side: larger pictures belong to "any", or are scaled by who sends them
+
+
+class Preprocess(nn.Module):
+    """uint8 pixels `[batch, channels, height, width]` to float32 of the net's size: scaled bilinearly, then normalised.
+
+    Without a change of size it computes the bits of `lathe.data.Normalizer`. With one it is the antialiased bilinear filter of
+    `torch.nn.functional.interpolate`, without rounding back to whole pixels, written as two matrix products, which every back end has.
+
+    Args:
+        mean: of each channel, pixels on a scale from 0 to 1.
+        std: of each channel, on the same scale.
+        size: height and width that the net takes.
+        input_size: height and width that come in, "any" for pictures of every size, or None for the net's own.
+
+    Raises:
+        UserError: sizes that are none, or what `Normalizer` raises.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(
+        self,
+        mean: Sequence[float],
+        std: Sequence[float],
+        size: tuple[int, int],
+        input_size: Sequence[int] | str | None = None,
+    ) -> None:
+        super().__init__()
+        normalizer = Normalizer(mean, std, len(mean))
+        self.register_buffer("scale", normalizer.scale)
+        self.register_buffer("shift", normalizer.shift)
+        self.size = size
+        self.input_size = check_input_size(input_size, size)
+        if isinstance(self.input_size, tuple) and self.input_size != size:
+            self.register_buffer("rows", filter_matrix(self.input_size[0], size[0]))
+            self.register_buffer("columns", filter_matrix(self.input_size[1], size[1]))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        x = pixels.float()
+        if self.input_size == ANY:
+            x = filter_matrix(x.shape[-2], self.size[0]) @ x @ filter_matrix(x.shape[-1], self.size[1]).t()
+        elif self.input_size != self.size:
+            x = self.rows @ x @ self.columns.t()  # type: ignore[operator]
+        return x * self.scale + self.shift
+
+
+def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str:
+    """Height and width that come in, or "any".
+
+    Raises:
+        UserError: it is neither.
+    """
+    if given is None:
+        return size
+    if given == ANY:
+        return ANY
+    sides = [given, given] if isinstance(given, int) else given
+    pair = isinstance(sides, (list, tuple)) and len(sides) == 2
+    if not pair or not all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= LARGEST for side in sides):
+        raise UserError(
+            f"target.input_size={given}: give [height, width] in pixels, up to {LARGEST} each, any, or null for the net's own size."
+        )
+    height, width = sides
+    return height, width
+
+
+def filter_matrix(source: Any, size: int) -> Tensor:
+    """Weights `[size, source]` of the triangle filter that scales `source` values to `size`; as wide as a step when it shrinks, so that
+    every value counts. `source` may be symbolic."""
+    step = source / size
+    width = torch.clamp(torch.ones(()) * step, min=1.0)
+    centres = (torch.arange(size) + 0.5) * step
+    places = torch.arange(source) + 0.5
+    weights = (1 - (places[None, :] - centres[:, None]).abs() / width).clamp_min(0)
+    return weights / weights.sum(1, keepdim=True)
+
+
+class Shipped(nn.Module):
+    """A net behind its preprocessing: what goes into a file that takes pixels."""
+
+    def __init__(self, net: nn.Module, preprocess: Preprocess) -> None:
+        super().__init__()
+        self.preprocess, self.net = preprocess, net
+        self.eval()
+
+    def forward(self, pixels: Tensor) -> Any:
+        return self.net(self.preprocess(pixels))

@@ -1,0 +1,105 @@
+"""Whether a .pt2 archive of `torch.export.save` holds data alone.
+
+`torch.export.load` unpickles objects, evaluates sizes as Python expressions and looks up whatever name a graph calls: an archive from
+somebody else can run code. Files of target=torch_export need none of that but the operators of a net, so everything else is refused
+before torch reads the file.
+"""
+
+import ast
+import json
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+CONFIGS = re.compile(r"data/(weights|constants)/model_\w+_config\.json")
+TENSORS = re.compile(r"data/(weights|constants)/(weight|tensor)_\d+")
+SAMPLE = "data/sample_inputs/model.pt"
+GRAPH = "models/model.json"
+OTHERS = re.compile(
+    r"archive_(format|version)|byteorder|version|\.data/(version|serialization_id)|\.(format_version|storage_alignment)"
+)
+# of "aten", all but what opens files
+OPERATORS = re.compile(r"torch\.ops\.(aten\.(?!from_file)|quantized_decomposed\.)[\w.]+|torch\.sym_\w+")
+PYTHON = re.compile(
+    r"_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|lt|le|gt|ge|and_|or_|getitem)|math\.(ceil|floor|trunc)"
+)
+SYMBOLS = re.compile(r"[suz]\d+")
+FUNCTIONS = re.compile(
+    r"Symbol|Integer|Float|Rational|Add|Mul|Pow|Max|Min|Mod|Abs|And|Or|Not|Eq|Ne|Lt|Le|Gt|Ge|(Une|E)quality|(Strict)?(Less|Greater)Than"
+    r"|true|false|floor|ceiling|FloorDiv|ModularIndexing|Where|PythonMod|CleanDiv|(Ceil|Floor|Trunc|Round)ToInt|CeilDiv|[LR]Shift"
+    r"|PowByNatural|FloatPow|(Float|Int)TrueDiv|TruncToFloat|RoundDecimal|ToFloat|Identity"
+)
+ARITHMETIC = (
+    ast.Expression,
+    ast.Call,
+    ast.keyword,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.Compare,
+    ast.operator,
+    ast.unaryop,
+    ast.cmpop,
+    ast.Load,
+)
+
+
+def check(path: Path | BinaryIO) -> None:
+    """Raises ValueError, whose message names it, for anything in the archive but tensors and a graph of operators."""
+    with zipfile.ZipFile(path) as archive:
+        for full in archive.namelist():
+            name = full.partition("/")[2]
+            if CONFIGS.fullmatch(name):
+                _check_tensors(json.loads(archive.read(full)), name)
+            elif name == GRAPH:
+                _check_graph(json.loads(archive.read(full)))
+            elif name == SAMPLE:
+                _require(archive.getinfo(full).file_size == 0, f"{name}, a pickle")
+            else:
+                _require(OTHERS.fullmatch(name) or TENSORS.fullmatch(name), full)
+
+
+def _check_tensors(config: Any, name: str) -> None:
+    for tensor, entry in config["config"].items():
+        _require(entry["use_pickle"] is False, f"{tensor} of {name}, a pickle")
+
+
+def _check_graph(graph: Any) -> None:
+    for key, value in _entries(graph):
+        if key in ("target", "as_operator") and isinstance(value, str):
+            _require(OPERATORS.fullmatch(value) or PYTHON.fullmatch(value), f"the operator {value}")
+        elif key == "expr_str":
+            _require(isinstance(value, str) and _is_size(value), f"the size {value}")
+        elif key in ("as_custom_obj", "as_opaque_obj", "as_opaque_value"):
+            _require(False, f"an object, {value}")
+
+
+def _entries(node: Any) -> Iterator[tuple[str, Any]]:
+    """Keys and values of all dicts in parsed JSON."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield key, value
+            yield from _entries(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _entries(value)
+
+
+def _is_size(text: str) -> bool:
+    """Whether sympy would find arithmetic alone in an expression, such as `Mul(Integer(2), Symbol('s77', positive=True))`."""
+    for node in ast.walk(ast.parse(text, mode="eval")):
+        if isinstance(node, ast.Name):
+            if not FUNCTIONS.fullmatch(node.id) and not SYMBOLS.fullmatch(node.id):
+                return False
+        elif isinstance(node, ast.Constant):
+            if isinstance(node.value, str) and not re.fullmatch(r"[suz]?\d+(\.\d+)?", node.value):
+                return False
+        elif not isinstance(node, ARITHMETIC):
+            return False
+    return True
+
+
+def _require(holds: Any, what: str) -> None:
+    if not holds:
+        raise ValueError(f"it holds {what[:100]}")

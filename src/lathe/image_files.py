@@ -1,0 +1,116 @@
+"""Images in a folder or a .npy file: found and checked by their headers at first, read one after the other later. Imports no torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lathe.config import require
+from lathe.errors import UserError
+from lathe.pictures import COLOURS, SUFFIXES, PictureError, arranged, picture_size, read_picture
+
+Array = np.ndarray[Any, Any]
+
+MOST = 2**28  # pixels of a picture; a small file that unpacks to more is an accident or a trap
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file with images of one `size`, height and width. `array` is `[n, channels, height, width]` on disk, None for PNG and JPEG."""
+
+    path: Path
+    channels: int
+    size: tuple[int, int]
+    array: Array | None = None
+    numbered: bool = False  # images are called by their number, not by the file
+
+    @property
+    def count(self) -> int:
+        """How many images."""
+        return 1 if self.array is None else len(self.array)
+
+    @property
+    def names(self) -> Iterator[str]:
+        """What the images are called: the file, and which one of it where it has several."""
+        if self.numbered:
+            return map(str, range(self.count))
+        return iter([self.path.name] if self.count == 1 else [f"{self.path.name}[{index}]" for index in range(self.count)])
+
+    def read(self) -> Iterator[Array]:
+        """The images, uint8 `[channels, height, width]` each.
+
+        Raises:
+            UserError: its pixels are damaged.
+        """
+        if self.array is not None:
+            yield from map(np.ascontiguousarray, self.array)
+            return
+        kind = SUFFIXES[self.path.suffix.lower()]
+        try:
+            with open(self.path, "rb") as file:
+                pixels = read_picture(file, kind, self.channels, MOST)
+        except (PictureError, OSError) as error:
+            raise _unreadable(self.path, kind, error) from error
+        yield pixels
+
+
+def find_images(path: Path, channels: int) -> list[ImageFile]:
+    """The .png, .jpg, .jpeg and .npy files of a folder by name, or one .npy file whose images are called by their number.
+
+    Raises:
+        UserError: nothing there, or not images of that many channels.
+    """
+    if not path.is_dir():
+        require(path.is_file(), f"input={path}: there is no such file or folder.")
+        return [open_array(path, channels, one=False)]
+    wanted = (*SUFFIXES, ".npy")
+    found = sorted(file for file in path.iterdir() if file.suffix.lower() in wanted and not file.name.startswith("."))
+    require(bool(found), f"input={path}: the folder has no {', '.join(wanted)} files.")
+    return [open_array(file, channels) if file.suffix.lower() == ".npy" else open_image(file, channels) for file in found]
+
+
+def open_image(path: Path, channels: int) -> ImageFile:
+    """A PNG or JPEG file, whose header is read.
+
+    Raises:
+        UserError: it is none, or the net takes another number of channels than such files have.
+    """
+    kind = SUFFIXES[path.suffix.lower()]
+    require(
+        channels in COLOURS, f"input={path}: {kind} images have 1 or 3 channels, but the net takes {channels}; give a .npy file."
+    )
+    try:
+        with open(path, "rb") as file:
+            return ImageFile(path, channels, picture_size(file, kind, MOST))
+    except (PictureError, OSError) as error:
+        raise _unreadable(path, kind, error) from error
+
+
+def open_array(path: Path, channels: int, one: bool | None = None) -> ImageFile:
+    """A .npy file of uint8 images, which stays on disk; `one` as `arranged` has it.
+
+    Raises:
+        UserError: it is none.
+    """
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(
+            f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of .png, .jpg or .npy files."
+        ) from error
+    require(array.dtype == np.uint8, f"input={path}: images must be uint8, from 0 to 255.")
+    found = arranged(array, channels, one=one)
+    if found is None:
+        raise UserError(
+            f"input={path} has shape {list(array.shape)}, but the net takes images of {channels} channels: give "
+            f"[n, height, width, {channels}] or [n, {channels}, height, width]."
+        )
+    height, width = found[0].shape[2:]
+    return ImageFile(path, channels, (height, width), found[0], numbered=one is False)
+
+
+def _unreadable(path: Path, kind: str, error: Exception) -> UserError:
+    predicate = str(error) if isinstance(error, PictureError) else f"can't be read as a {kind} image"
+    return UserError(f"input={path} {predicate}: mend it, or take it out of the folder.")

@@ -1,0 +1,70 @@
+"""A receipt on disk, and what another measurement adds to it: the comparison of runtimes under `inference`."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lathe.checkpoints import read_checkpoint
+from lathe.errors import UserError
+from lathe.export.manifest import sha256
+from lathe.receipt import page
+from lathe.rundir import RunDir, write_atomically
+
+SECTION = "inference"
+
+
+def fingerprint(run: RunDir) -> dict[str, Any]:
+    """The optimizer step and the SHA-256 of the run's best checkpoint; of a folder, that of its files' hashes."""
+    path = run.best
+    step = int(read_checkpoint(path)["global_step"])
+    return {"step": step, "sha256": _folder(path) if path.is_dir() else sha256(path)}
+
+
+def _folder(path: Path) -> str:
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return hashlib.sha256("".join(f"{file.relative_to(path)} {sha256(file)}\n" for file in files).encode()).hexdigest()
+
+
+def still_true(run: RunDir) -> dict[str, Any] | None:
+    """The comparison in the run's receipt if it measured the weights that the run has now, which a new receipt measures as well."""
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        section = json.loads((run.path / "receipt.json").read_text())[SECTION]
+        if section["checkpoint"] == fingerprint(run):
+            return dict(section)
+    return None
+
+
+def put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Writes receipt.svg, receipt.md and, last, receipt.json, each whole or not at all; returns what it holds. Of a comparison that
+    `receipt` has, only `section` stays."""
+    found = {key: value for key, value in receipt.items() if key != SECTION}
+    if section is not None:
+        found[SECTION] = dict(section)
+    texts = {
+        found["figure"]: page.figure(found),
+        "receipt.md": page.markdown(found),
+        "receipt.json": json.dumps(found, indent=2) + "\n",
+    }
+    for name, text in texts.items():
+        write_atomically(run.path / name, text)
+    return found
+
+
+def feed(run: RunDir, section: Mapping[str, Any]) -> bool:
+    """Puts a comparison into the run's receipt, in place of one that is there, and leaves the rest; False if the run has no receipt.
+
+    Raises:
+        UserError: the receipt can't be read.
+    """
+    path = run.path / "receipt.json"
+    if not path.is_file():
+        return False
+    try:
+        put(run, json.loads(path.read_text()), section)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} can't be read as a receipt of this version of Lathe: python scripts/receipt.py run={run.path} "
+                        "measures anew.") from error  # fmt: skip
+    return True

@@ -1,0 +1,114 @@
+"""The comparison of runtimes as a table and in sentences: which is the fastest at each batch size and number of threads, if any is.
+
+A comparison is plain data: `rows` as `timing.time_forms` gives them, each with its `arithmetic`, `samples_per_s`, and `bytes` (None for
+the module, which is no file); `left_out`, `notes`, `hardware`, `versions`, the `checkpoint` that was measured, and when.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from lathe.measure import Latency, verdict
+from lathe.measure.plot import lines
+
+Row = Mapping[str, Any]
+
+
+def table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:
+    """Header and lines, cell by cell, the fastest first."""
+    header = (
+        "runtime",
+        "arithmetic",
+        "batch",
+        "threads",
+        "ms (p10 to p90)",
+        "n",
+        "samples/s",
+        "of eager",
+        "of compiled bf16",
+        "bytes",
+    )
+    found: list[Sequence[str]] = []
+    for row in sorted(rows, key=lambda row: (*_cell(row), row["median_ms"])):
+        times = f"{row['median_ms']:.3f} ({row['p10_ms']:.3f} to {row['p90_ms']:.3f})"
+        beside = [
+            f"{row[f'over_{key}']:.3f} {row[f'beside_{key}'] or ''}".strip() if row[f"over_{key}"] else ""
+            for key in ("eager", "bf16")
+        ]
+        size = "" if row["bytes"] is None else f"{row['bytes']:,}"
+        found.append((row["backend"], row["arithmetic"], str(row["batch"]), str(row["threads"]), times, str(row["n"]),
+                      f"{row['samples_per_s']:,.0f}", *beside, size))  # fmt: skip
+    return header, found
+
+
+def winners(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """For each batch size and number of threads the `fastest` row's name; `winner`, the same, or None where others are the same within
+    noise (`same`); `file`, the fastest of those that ship; and the `sentence` that says so."""
+    found = []
+    for (batch, threads), cell in groupby(sorted(rows, key=_cell), _cell):
+        some = sorted(cell, key=lambda row: float(row["median_ms"]))
+        best = some[0]
+        same = [row for row in some[1:] if verdict(_latency(best), _latency(row)) == "same"]
+        file = next((row for row in some if row["bytes"] is not None), None)
+        where = f"Batch {batch}, {threads} thread{'s' * (threads > 1)}"
+        over = "" if best["over_eager"] is None or best["backend"] == "eager" else f", {best['over_eager']:.2f} of eager's time"
+        if not same:
+            text = f"{where}: {best['backend']} is the fastest with {best['median_ms']:.3f} ms{over}"
+            text += "" if len(some) > 1 else "; nothing else was measured"
+        else:
+            names = [f"{row['backend']} ({row['median_ms']:.3f} ms)" for row in (best, *same)]
+            text = f"{where}: no winner, {', '.join(names[:-1])} and {names[-1]} are the same within noise{over}"
+        if file is not None and file is not best and file not in same:
+            text += f"; of the files, {file['backend']} is the fastest with {file['median_ms']:.3f} ms"
+        found.append({
+            "batch": batch,
+            "threads": threads,
+            "fastest": best["backend"],
+            "winner": None if same else best["backend"],
+            "same": [row["backend"] for row in same],
+            "file": file["backend"] if file else None,
+            "sentence": f"{text}.",
+        })  # fmt: skip
+    return found
+
+
+def sentences(section: Mapping[str, Any]) -> list[str]:
+    """Winners first, then what a reader should know about the measurement, then what is missing and why."""
+    missing = [f"Not measured: {entry['form']}: {entry['reason']}" for entry in section["left_out"]]
+    return [*(winner["sentence"] for winner in section["winners"]), *section["notes"], *missing]
+
+
+def figure(rows: Sequence[Row]) -> str:
+    """An SVG of speed over eager's against the batch size, one plot for each number of threads."""
+    return beside([
+        lines(f"Speed over eager's, {threads} thread{'s' * (threads > 1)}", "batch", "times eager",
+              _series([row for row in rows if row["threads"] == threads]))
+        for threads in sorted({row["threads"] for row in rows})
+    ])  # fmt: skip
+
+
+def beside(plots: Sequence[str]) -> str:
+    """Plots beside each other in one SVG."""
+    sizes = [[int(plot.split(f'{side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")] for plot in plots]
+    parts, left = [], 0
+    for plot, (width, _) in zip(plots, sizes, strict=True):
+        parts.append(plot.replace("<svg ", f'<svg x="{left}" ', 1))
+        left += width
+    height = max((height for _, height in sizes), default=0)
+    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{left}" height="{height}">\n{"".join(parts)}</svg>\n'
+
+
+def _series(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
+    found: dict[str, list[tuple[float, float]]] = {}
+    for row in sorted(rows, key=_cell):
+        if row["over_eager"]:
+            found.setdefault(row["backend"], []).append((float(row["batch"]), 1 / row["over_eager"]))
+    return found
+
+
+def _cell(row: Row) -> tuple[int, int]:
+    return row["batch"], row["threads"]
+
+
+def _latency(row: Row) -> Latency:
+    return Latency(row["median_ms"], row["p10_ms"], row["p90_ms"], row["n"])

@@ -1,0 +1,251 @@
+"""Requests to batches, batches to workers, answers back: one queue, and for each worker a task that feeds it and replaces it when it dies.
+
+A batch is what has waited while a worker computed the last one. Only if that last one held several requests, as with several clients at a
+time, does the next wait for as many again, at most `batch_timeout`: a lone client is never held up. A request belongs to one batch of one
+worker at a time, and its answer comes back over that worker's own socket under the request's number, so it can't reach anybody else.
+"""
+
+import asyncio
+import sys
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from socket import socket
+from typing import Any
+
+import numpy as np
+from litserve.utils import LitAPIStatus
+
+from lathe.errors import UserError
+from lathe.serving.channel import ServerEnd
+from lathe.serving.limits import BadRequest
+from lathe.serving.metrics import Metrics
+from lathe.serving.options import Options
+
+Array = np.ndarray[Any, Any]
+Launch = Callable[[int], tuple[BaseProcess, socket]]
+LEAVE = 5.0  # seconds for a worker to leave by itself
+
+
+@dataclass(eq=False)
+class Request:
+    number: int
+    inputs: Array
+    answer: "asyncio.Future[Array]"
+    since: float
+
+
+class Engine:
+    """`launch(index)` starts a worker process and gives it with the server's end of its socket."""
+
+    def __init__(self, launch: Launch, options: Options) -> None:
+        self.launch, self.options = launch, options
+        self.metrics = Metrics(lambda: len(self.waiting), lambda: self.ready)
+        self.waiting: deque[Request] = deque()
+        self.ready = 0
+        self._arrived, self._taking = asyncio.Event(), asyncio.Lock()
+        self._number, self._last = 0, 1  # of the next request; requests of the last batch
+        self._keepers: list[asyncio.Task[None]] = []
+        self._processes: dict[int, BaseProcess] = {}
+        self._stopping = False
+
+    @property
+    def full(self) -> bool:
+        return len(self.waiting) >= self.options.max_queue
+
+    async def start(self) -> None:
+        """Returns when all workers have loaded the net.
+
+        Raises:
+            UserError: one could not.
+        """
+        loaded: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(self.options.workers)]
+        self._keepers = [asyncio.create_task(self._keep(index, first)) for index, first in enumerate(loaded)]
+        await asyncio.gather(*loaded)
+
+    async def stop(self) -> None:
+        """Ends all workers; what still waits is told so."""
+        self._stopping = True
+        for keeper in self._keepers:
+            keeper.cancel()
+        await asyncio.gather(*self._keepers, return_exceptions=True)
+        self._fail(list(self.waiting), 503, "The server is stopping: send the request again later.")
+        deadline = time.monotonic() + LEAVE
+        for process in self._processes.values():
+            await asyncio.to_thread(process.join, max(0.0, deadline - time.monotonic()))
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+
+    async def predict(self, inputs: Array, timeout: float, urgent: bool = False) -> Array:
+        """Logits `[rows, ..., classes]` of `inputs`, `[rows, ...]`. An urgent request goes first, however full the queue is.
+
+        Raises:
+            BadRequest: 503 the queue is full or the worker died, 504 it took longer than `timeout` seconds, 500 the net raised an error.
+        """
+        if self.full and not urgent:
+            raise BadRequest(503, f"{len(self.waiting)} requests wait already: send it again later.")
+        request = Request(self._number, inputs, asyncio.get_running_loop().create_future(), time.monotonic())
+        self._number += 1
+        if urgent:
+            self.waiting.appendleft(request)
+        else:
+            self.waiting.append(request)
+        self._arrived.set()
+        try:
+            return await asyncio.wait_for(request.answer, timeout)
+        except asyncio.TimeoutError:
+            self._forget(request)
+            raise BadRequest(504, f"There was no answer within {timeout:.3g} seconds: send it again later.") from None
+        except asyncio.CancelledError:
+            self._forget(request)
+            raise
+
+    async def _keep(self, index: int, loaded: "asyncio.Future[None]") -> None:
+        """Starts worker `index`, feeds it until it dies or hangs, and starts the next."""
+        failures = 0
+        while True:
+            process, end = self.launch(index)
+            self._processes[index] = process
+            channel, why, up = None, "died", False
+            try:
+                channel = await ServerEnd.open(end)
+                refused = await asyncio.wait_for(channel.receive(), self.options.load_timeout)
+                if refused is not None:
+                    raise UserError(refused)
+                if not loaded.done():
+                    loaded.set_result(None)
+                self.ready, up = self.ready + 1, True
+                try:
+                    why = await self._attend(process, channel)
+                finally:
+                    self.ready -= 1
+                failures = 0
+            except EOFError:
+                pass
+            except asyncio.TimeoutError:
+                why = f"had not loaded the net after load_timeout={self.options.load_timeout:g} seconds"
+            except UserError as error:
+                why = f"could not load the net ({error})"
+                if not loaded.done():
+                    loaded.set_exception(error)
+            finally:
+                if channel is not None:
+                    channel.close()  # tells the worker to leave
+                if not (self._stopping and up):  # one that loads the net would read that too late
+                    process.kill()
+            await asyncio.to_thread(process.join)
+            if not loaded.done():
+                loaded.set_exception(UserError(f"A worker {why}, exit code {process.exitcode}: what it printed says why."))
+            if loaded.exception():
+                return
+            print(f"Worker {index} {why}, exit code {process.exitcode}: starting another.", file=sys.stderr, flush=True)
+            self.metrics.restarts.inc()
+            await asyncio.sleep(min(0.1 * (2**failures - 1), 10))  # at once, unless it dies again before it is up
+            failures += 1
+
+    async def _attend(self, process: BaseProcess, channel: ServerEnd) -> str:
+        """Feeds a worker as long as it lives, and says what became of it. Whoever waits for what it held is told."""
+        held: list[Request] = []
+        loop = asyncio.get_running_loop()
+        dead: asyncio.Future[None] = loop.create_future()
+        loop.add_reader(process.sentinel, dead.cancel)
+        feeding = asyncio.create_task(self._feed(channel, held))
+        status, sentence = 503, "The worker that computed this died: send it again."
+        try:
+            await asyncio.wait({feeding, dead}, return_when=asyncio.FIRST_COMPLETED)
+            if not feeding.done() or isinstance(feeding.exception(), EOFError):
+                return "died"
+            if not isinstance(feeding.exception(), asyncio.TimeoutError):
+                feeding.result()
+            status, sentence = 504, f"There was no answer within {self.options.request_timeout:g} seconds: send it again later."
+            return "hung and was killed"
+        except asyncio.CancelledError:
+            sentence = "The server is stopping: send it again later."
+            raise
+        finally:
+            loop.remove_reader(process.sentinel)
+            feeding.cancel()
+            await asyncio.gather(feeding, return_exceptions=True)
+            self._fail(held, status, sentence)
+
+    async def _feed(self, channel: ServerEnd, held: list[Request]) -> None:
+        """Hands batches to a worker; `held` is always what it has.
+
+        Raises:
+            EOFError: it died.
+            TimeoutError: it had a batch for longer than any request may take.
+        """
+        while True:
+            held[:] = await self._take()
+            began = time.perf_counter()
+            pairs = [(request.number, request.inputs) for request in held]
+            answers = await asyncio.wait_for(channel.exchange(pairs), self.options.request_timeout)
+            self.metrics.compute.observe(time.perf_counter() - began)
+            self.metrics.batch.observe(sum(len(request.inputs) for request in held))
+            self._settle(held, answers)
+            held.clear()
+
+    async def _take(self) -> list[Request]:
+        """The next batch: requests in the order of their coming, of at most `max_batch_size` samples together unless one alone has more."""
+        async with self._taking:
+            while True:
+                while not self.waiting:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+                await self._gather()
+                batch: list[Request] = []
+                rows = 0
+                while self.waiting and (not batch or rows + len(self.waiting[0].inputs) <= self.options.max_batch_size):
+                    request = self.waiting.popleft()
+                    if not request.answer.done():  # else it has been told that it took too long
+                        batch.append(request)
+                        rows += len(request.inputs)
+                if batch:
+                    self._last = len(batch)
+                    return batch
+
+    async def _gather(self) -> None:
+        """Waits until as many requests are here as the last batch held, at most `batch_timeout` from the first one's coming."""
+        expected = min(self._last, self.options.max_batch_size)
+        left = self.waiting[0].since + self.options.batch_timeout - time.monotonic()
+        if left <= 0 or len(self.waiting) >= expected:
+            return
+        over = False
+
+        def end() -> None:
+            nonlocal over
+            over = True
+            self._arrived.set()
+
+        timer = asyncio.get_running_loop().call_later(left, end)
+        try:
+            while not over and len(self.waiting) < expected:
+                self._arrived.clear()
+                await self._arrived.wait()
+        finally:
+            timer.cancel()
+
+    def _settle(self, batch: list[Request], answers: list[Any]) -> None:
+        """Gives each request its answer, which is `(number, (logits or FAILED, status, ...))` as LitServe's loop sends it."""
+        found = {number: payload[:2] for number, payload in answers}
+        for request in batch:
+            logits, status = found[request.number]
+            good = status == LitAPIStatus.OK and isinstance(logits, np.ndarray)
+            if request.answer.done():
+                continue
+            if good:
+                request.answer.set_result(logits)
+            else:
+                request.answer.set_exception(BadRequest(500, "The net failed on this input: the server's log says why."))
+
+    def _fail(self, requests: list[Request], status: int, sentence: str) -> None:
+        for request in requests:
+            if not request.answer.done():
+                request.answer.set_exception(BadRequest(status, sentence))
+
+    def _forget(self, request: Request) -> None:
+        if request in self.waiting:
+            self.waiting.remove(request)

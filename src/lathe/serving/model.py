@@ -1,0 +1,89 @@
+"""What is served: an export of a run, or the run's own net (`target=module`), as a function of arrays."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lathe.errors import UserError
+from lathe.export.bundle import open_bundle
+from lathe.export.manifest import PLAIN
+from lathe.rundir import open_run
+
+MODULE = "module"
+Array = np.ndarray[Any, Any]
+
+
+def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
+    """The facts that clients need: an export's manifest, or the same of the module.
+
+    Raises:
+        UserError: it is no run, or has no such export.
+    """
+    path = open_run(run, "run").path
+    if target == MODULE:
+        from lathe.shippable import open_shippable
+
+        return {"target": MODULE, **open_shippable(path, checkpoint=checkpoint).facts}
+    from lathe import export
+    from lathe.export import manifest
+
+    found = manifest.read(_folder(path, target))
+    kind = export.get(str(found["target"]))
+    missing = kind.available()
+    if missing is not None:
+        raise UserError(missing)
+    if not kind.computes:
+        raise UserError(f"target={target} holds weights alone, which compute nothing without their net: choose another target.")
+    return found
+
+
+def _folder(run: Path, target: str) -> Path:
+    folder = run / "exports" / target
+    if not PLAIN.fullmatch(target) or not folder.is_dir():
+        made = sorted(entry.name for entry in (run / "exports").glob("*") if entry.is_dir() and not entry.name.startswith("."))
+        raise UserError(
+            f"target={target}: {run} has no such export ({'it has ' + ', '.join(made) if made else 'it has none'}): make it with python "
+            f"scripts/export.py run={run} target={target}, or serve the module with target={MODULE}."
+        )
+    return folder
+
+
+def load(run: str, target: str, checkpoint: str, threads: int) -> Callable[[Array], Array]:
+    """The net itself: uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]` to logits `[batch, ..., classes]`.
+
+    Raises:
+        UserError: as `describe`.
+    """
+    if target != MODULE:
+        return open_bundle(_folder(Path(run), target), threads)
+    import torch
+
+    from lathe.shippable import open_shippable
+
+    torch.set_num_threads(threads)
+    net = open_shippable(run, checkpoint=checkpoint).net
+
+    def call(x: Array) -> Array:
+        with torch.inference_mode():
+            return net(torch.from_numpy(x)).float().numpy()
+
+    return call
+
+
+def example(facts: dict[str, Any]) -> Array:
+    """One sample of zeros as clients send it: uint8 pixels `[1, channels, height, width]` or int64 ids `[1, time]`."""
+    given = facts["input"]
+    sides = {"height": 32, "width": 32, "time": min(int(given.get("longest") or 8), 8)}
+    if facts["preprocess"] is not None:
+        sides["height"], sides["width"] = facts["preprocess"]["size"]
+    shape = [1, *(side if isinstance(side, int) else sides[side] for side in given["shape"][1:])]
+    return np.zeros(shape, np.uint8 if facts["preprocess"] is not None else np.int64)
+
+
+def receipt(run: Path) -> Any:
+    """The run's receipt, or None."""
+    path = run / "receipt.json"
+    return json.loads(path.read_text()) if path.is_file() else None

@@ -1,0 +1,97 @@
+"""The keys of configs/serve.yaml, checked."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from lathe.config import require
+from lathe.serving.limits import Limits
+
+KEY = "LATHE_API_KEY"
+WHOLE = {"workers": 1, "max_batch_size": 1, "top_k": 1, "max_body_bytes": 1, "max_pixels": 1, "max_samples": 1, "max_tokens": 1,
+         "max_queue": 1, "max_connections": 1, "port": 0}  # fmt: skip
+SECONDS = (
+    "request_timeout",
+    "header_timeout",
+    "body_timeout",
+    "keep_alive_timeout",
+    "health_timeout",
+    "stop_timeout",
+    "load_timeout",
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    """`run` is the run directory's path; times are in seconds."""
+
+    run: str
+    target: str
+    checkpoint: str
+    host: str
+    port: int
+    workers: int
+    threads: int
+    max_batch_size: int
+    batch_timeout: float
+    top_k: int
+    max_queue: int
+    max_connections: int
+    request_timeout: float
+    header_timeout: float
+    body_timeout: float
+    keep_alive_timeout: float
+    health_timeout: float
+    stop_timeout: float
+    load_timeout: float
+    limits: Limits
+    api_key: str | None = field(default=None, repr=False)
+
+
+def read(request: Mapping[str, Any], run: str) -> Options:
+    """The options of a resolved configs/serve.yaml, with the API key from the environment where it names none.
+
+    Raises:
+        UserError: a value that can't be.
+    """
+    target, host = request["export"], request["host"]
+    require(isinstance(target, str) and bool(target), "target is none or several: name one export of the run, or module.")
+    require(isinstance(host, str) and bool(host), f"host={host!r}: give a name or an address, such as 127.0.0.1.")
+    require(request["checkpoint"] in ("best", "last"), f"checkpoint={request['checkpoint']!r}: choose best or last.")
+    for name, least in WHOLE.items():
+        value = request[name]
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        require(whole and value >= least, f"{name}={value!r}: give a whole number from {least}.")
+    require(request["port"] < 65536, f"port={request['port']}: give a number from 0 (any free port) to 65535.")
+    for name in SECONDS:
+        require(_number(request[name]) and request[name] > 0, f"{name}={request[name]!r}: give a number of seconds above 0.")
+    wait, longest = request["batch_timeout"], request["request_timeout"]
+    require(
+        _number(wait) and 0 <= wait < longest,
+        f"batch_timeout={wait!r}: give a number of seconds from 0, below request_timeout={longest}.",
+    )
+    threads = request["threads"]
+    require(threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1),
+            f"threads={threads!r}: give a whole number from 1, or null for the cores that each worker has.")  # fmt: skip
+    key = os.environ.get(KEY) or None if request["api_key"] is None else str(request["api_key"])
+    where = "api_key" if request["api_key"] is not None else KEY
+    require(key is None or (key.isascii() and key.isprintable() and key.strip() == key and key != ""),
+            f"{where} is empty or has characters that a header can't carry: use letters, digits and punctuation.")  # fmt: skip
+    limits = Limits(request["max_body_bytes"], request["max_pixels"], request["max_samples"], request["max_tokens"])
+    same = {name: request[name] for name in ("checkpoint", "host", "port", "workers", "max_batch_size", "top_k", "max_queue",
+                                             "max_connections", *SECONDS)}  # fmt: skip
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Options(
+        run=run,
+        target=target,
+        threads=threads or max(1, cores // request["workers"]),
+        batch_timeout=float(wait),
+        limits=limits,
+        api_key=key,
+        **same,
+    )
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

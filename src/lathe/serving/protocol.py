@@ -1,0 +1,103 @@
+"""uvicorn's HTTP protocol with what it lacks against slow and endless clients: a deadline and a size for headers, errors as JSON."""
+
+import asyncio
+import json
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from lathe.serving.metrics import Metrics
+from lathe.serving.options import Options
+
+HEADER_BYTES = 65536
+
+
+def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
+    """The protocol's class, as uvicorn's `http` takes it."""
+
+    class Protocol(HttpToolsProtocol):
+        """A connection has `header_timeout` seconds for the headers of each request; the first ones count from its opening."""
+
+        timer: asyncio.TimerHandle | None = None
+        begun = False  # in the headers of a request
+        size = 0  # of those headers, bytes
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._start()
+            if len(self.connections) > options.max_connections:
+                self._refuse(503, f"{options.max_connections} connections are open already: connect again later.")
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._end()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self.timer is None and (self.cycle is None or self.cycle.response_complete):
+                self._start()
+            self.size += len(data)
+            super().data_received(data)
+            if self.begun and self.size > HEADER_BYTES:
+                self._refuse(431, f"The headers have more than {HEADER_BYTES} bytes: send less.")
+
+        def on_message_begin(self) -> None:
+            self.begun = True
+            super().on_message_begin()
+
+        def on_headers_complete(self) -> None:
+            self._end()
+            super().on_headers_complete()
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(400, "This is no HTTP request that can be read: check the request line, the headers and Content-Length.")
+
+        def _start(self) -> None:
+            self.size = 0
+            self.timer = self.loop.call_later(options.header_timeout, self._late)
+
+        def _end(self) -> None:
+            self.begun = False
+            if self.timer is not None:
+                self.timer.cancel()
+                self.timer = None
+
+        def _late(self) -> None:
+            self.timer = None
+            if self.begun:
+                self._refuse(408, f"The headers took longer than {options.header_timeout:g} seconds: send them at once.")
+            elif not self.transport.is_closing():
+                self.transport.close()
+
+        def _refuse(self, status: int, sentence: str) -> None:
+            self._end()
+            if self.transport.is_closing():
+                return
+            if self.cycle is not None and not self.cycle.response_complete:
+                if self.cycle.response_started or not self.cycle.more_body or self.pipeline:
+                    self.cycle.keep_alive = False  # it is being answered, and what follows it on this connection can't be read
+                    self.flow.pause_reading()
+                    return
+                self.cycle.disconnected = True  # its own body can't be read: whoever reads it is told to leave
+                self.cycle.message_event.set()
+            body = json.dumps({"error": sentence}).encode()
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+            self.transport.write(STATUS_LINE[status] + head + body)
+            metrics.answered("other", status)
+            self.transport.close()
+
+    return Protocol
+
+
+def options_of(options: Options, metrics: Metrics) -> dict[str, Any]:
+    """What uvicorn is told besides the app."""
+    return {
+        "http": make_protocol(options, metrics),
+        "ws": "none",
+        "lifespan": "off",
+        "log_level": "error",
+        "access_log": False,
+        "server_header": False,
+        "proxy_headers": False,
+        "timeout_keep_alive": options.keep_alive_timeout,
+        "timeout_graceful_shutdown": options.stop_timeout,
+    }

@@ -1,0 +1,157 @@
+"""What the server answers at each path, as one ASGI application around LitServe's."""
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from lathe.serving import answers, auth, decode, model, receiving
+from lathe.serving.engine import Engine
+from lathe.serving.limits import BadRequest
+from lathe.serving.options import Options
+from lathe.serving.page import page
+
+INLINE = 65536  # bytes of a body that is decoded in the event loop: handing it to a thread would take longer
+JSON, BINARY, HTML = "application/json", "application/octet-stream", "text/html; charset=utf-8"
+GONE = 499  # nobody reads it; /metrics counts it
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+class Routes:
+    """`facts` are the export's manifest; `about` is what /info adds to them."""
+
+    def __init__(self, engine: Engine, options: Options, facts: dict[str, Any], about: dict[str, Any]) -> None:
+        self.engine, self.options, self.facts = engine, options, facts
+        self.example = model.example(facts)
+        self.page = page(facts).encode()
+        self.about = json.dumps({"manifest": facts, **about}).encode()
+        self._probe: asyncio.Task[None] | None = None
+
+    def routes(self) -> list[Route]:
+        paths: dict[str, tuple[Handler, str]] = {
+            "/predict": (self.predict, "POST"),
+            "/health": (self.health, "GET"),
+            "/metrics": (self.metrics, "GET"),
+            "/info": (self.info, "GET"),
+            "/": (self.index, "GET"),
+        }
+        return [Route(path, self._guarded(path, handler), methods=[method]) for path, (handler, method) in paths.items()]
+
+    async def predict(self, request: Request) -> Response:
+        began = time.perf_counter()
+        if self.engine.full:
+            await receiving.discard(request)
+            raise BadRequest(503, f"{self.options.max_queue} requests wait already: send it again later.")
+        content = await receiving.read(request, self.options.limits.body, self.options.body_timeout)
+        top_k = self._top_k(request)
+        kind = request.headers.get("content-type", "")
+        given = (content, kind, self.facts, self.options.limits, request.headers.get("x-shape"))
+        quick = len(content) <= INLINE and not kind.lower().startswith(("image/", "application/json"))  # JSON may hold a picture
+        inputs, single = decode.decode(*given) if quick else await asyncio.to_thread(decode.decode, *given)
+        left = self.options.request_timeout - (time.perf_counter() - began)
+        logits = await self.engine.predict(inputs, max(left, 0.001))
+        found = self._binary(logits) if BINARY in request.headers.get("accept", "") else self._json(logits, top_k, single)
+        seconds = time.perf_counter() - began
+        found.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # milliseconds, which browsers show
+        self.engine.metrics.latency.observe(seconds)
+        return found
+
+    def _top_k(self, request: Request) -> int:
+        word = request.query_params.get("top_k", str(self.options.top_k))
+        if not (word.isascii() and word.isdigit() and 1 <= len(word) <= 9 and int(word) >= 1):
+            raise BadRequest(400, f"top_k is {word[:20]!r}: give a whole number from 1.")
+        return int(word)
+
+    def _binary(self, logits: model.Array) -> Response:
+        shape = ",".join(str(side) for side in logits.shape)
+        return Response(np.ascontiguousarray(logits, "<f4").tobytes(), media_type=BINARY, headers={"x-shape": shape})
+
+    def _json(self, logits: model.Array, top_k: int, single: bool) -> Response:
+        try:
+            return Response(json.dumps(answers.answer(logits, self.facts, top_k, single)), media_type=JSON)
+        except ValueError as error:
+            raise BadRequest(500, f"There is no answer to this input: {error}.") from error
+
+    async def health(self, request: Request) -> Response:
+        """A real prediction, which callers at the same moment share."""
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.create_task(self._predict_example())
+        await asyncio.shield(self._probe)
+        return Response(json.dumps({"status": "ok", "workers": self.engine.ready}), media_type=JSON)
+
+    async def _predict_example(self) -> None:
+        try:
+            logits = await self.engine.predict(self.example, self.options.health_timeout, urgent=True)
+        except BadRequest as error:
+            raise BadRequest(503, f"A prediction failed: {error.sentence}") from error
+        if logits.shape[0] != 1 or logits.shape[-1] != self.facts["output"]["shape"][-1] or not np.isfinite(logits).all():
+            raise BadRequest(503, "A prediction failed: its answer is not finite logits of the manifest's shape.")
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self.engine.metrics.text(), headers={"content-type": self.engine.metrics.content_type})
+
+    async def info(self, request: Request) -> Response:
+        return Response(self.about, media_type=JSON)
+
+    async def index(self, request: Request) -> Response:
+        # the page's own policy says what it may load; that nobody may frame it can't be said there
+        return Response(self.page, headers={"content-type": HTML, "x-frame-options": "DENY", "x-content-type-options": "nosniff"})
+
+    def _guarded(self, path: str, handler: Handler) -> Handler:
+        async def endpoint(request: Request) -> Response:
+            try:
+                try:
+                    auth.check(path, request.headers, self.options.api_key)
+                except BadRequest:
+                    await receiving.discard(request)
+                    raise
+                return await handler(request)
+            except BadRequest as error:
+                return refusal(error, close=getattr(request.state, "unread", False))
+            except ClientDisconnect:
+                return Response(status_code=GONE)
+
+        return endpoint
+
+
+def refusal(error: BadRequest, close: bool = False) -> Response:
+    """One sentence as JSON. A connection on which some of the request is still under way is closed behind it."""
+    headers = {"connection": "close"} if close else {}
+    if error.status == 503:
+        headers["retry-after"] = "1"
+    if error.status == 401:
+        headers["www-authenticate"] = "Bearer"
+    return Response(json.dumps({"error": error.sentence}), error.status, headers, JSON)
+
+
+class Outermost:
+    """Counts every answer, and turns what the inner application can't handle into one sentence; the traceback goes to the log alone."""
+
+    def __init__(self, app: ASGIApp, engine: Engine) -> None:
+        self.app, self.engine = app, engine
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started = False
+
+        async def counted(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                self.engine.metrics.answered(scope["path"], message["status"])
+            await send(message)
+
+        try:
+            await self.app(scope, receive, counted)
+        except Exception:
+            if started:
+                raise
+            logging.getLogger("uvicorn.error").exception("The server met an error of its own.")
+            await refusal(BadRequest(500, "The server met an error of its own: its log says which."))(scope, receive, counted)

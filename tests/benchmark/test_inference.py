@@ -1,0 +1,229 @@
+"""Runtimes of a finished run beside each other; compiled forms run eagerly here, for compilers take longer than these nets."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import SMALL, check, config, new_run
+from helpers import run as command
+
+from lathe import export
+from lathe.benchmark import inference, suites
+from lathe.errors import UserError
+from lathe.export import manifest
+from lathe.receipt import measured, write
+from lathe.run import train
+from lathe.rundir import RunDir
+from lathe.shipping.make import make, ready_for
+
+MODULES = {"eager", "eager_bf16", "compiled_fp32", "compiled_bf16"}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(measured.EFFORTS, "quick", measured.Effort(batches=(1,), repeats=5, warmup=1, seconds=1.0))
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL)
+    train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+@pytest.fixture(scope="module")
+def file(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An export of the run to onnx."""
+    folder = tmp_path_factory.mktemp("onnx")
+    with torch.no_grad():
+        facts = make(ready_for("onnx", {}, trained), "onnx", {}, folder)
+    (folder / "parity.json").write_text(json.dumps({"arithmetic": "float32"}))
+    manifest.write(folder, facts, ["model.onnx", "parity.json"])
+    return folder
+
+
+@pytest.fixture
+def run(trained: Path, file: Path, tmp_path: Path) -> RunDir:
+    """The run with that export in its place."""
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.copytree(file, tmp_path / "run" / "exports" / "onnx")
+    return RunDir(tmp_path / "run")
+
+
+def request(run: RunDir, *targets: str, **changes: Any) -> dict[str, Any]:
+    asked = config("suite=inference", f"run={run.path}", f"targets=[{','.join(targets)}]", "batches=[1,4]", "threads=1", "rounds=5",
+                   "warmup=1", name="benchmark")  # fmt: skip
+    return suites.plan({**asked, **changes})[1]
+
+
+def compare(run: RunDir, *targets: str, **changes: Any) -> dict[str, Any]:
+    group = config(f"run={run.path}", f"target=[{','.join(targets)}]", name="export")["target"]
+    return inference.compare(request(run, *targets, **changes), group, run.path.parent / "out")
+
+
+def test_a_shipped_file_is_measured_beside_the_module(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    threads, random, before = (
+        torch.get_num_threads(),
+        torch.get_rng_state(),
+        manifest.sha256(run.path / "exports" / "onnx" / "model.onnx"),
+    )
+    found = compare(run, "onnx")
+    assert (torch.get_num_threads(), torch.equal(torch.get_rng_state(), random)) == (threads, True)
+    assert {(row["backend"], row["batch"], row["threads"]) for row in found["rows"]} == {
+        (name, batch, 1) for name in MODULES | {"onnx"} for batch in (1, 4)
+    }
+    assert found["left_out"] == []
+    for row in found["rows"]:
+        assert row["n"] == 5
+        assert row["samples_per_s"] == pytest.approx(row["batch"] / row["median_ms"] * 1e3)
+        eager = next(r for r in found["rows"] if (r["backend"], r["batch"]) == ("eager", row["batch"]))
+        assert row["over_eager"] == pytest.approx(row["median_ms"] / eager["median_ms"])
+        size = (run.path / "exports" / "onnx" / "model.onnx").stat().st_size
+        assert (row["source"], row["bytes"]) == (("shipped", size) if row["backend"] == "onnx" else ("module", None))
+        assert row["arithmetic"] == ("bfloat16" if "bf16" in row["backend"] else "float32")
+    assert [(cell["batch"], cell["threads"]) for cell in found["winners"]] == [(1, 1), (4, 1)]
+    assert found["checkpoint"]["step"] == run.result["best_step"]
+    assert found["hardware"]["cpu"]["name"]
+    assert found["versions"]["torch"] in torch.__version__
+    output = run.path.parent / "out"
+    written = json.loads((output / "results.json").read_text())
+    assert {key: written[key] for key in found} == found
+    text = (output / "results.md").read_text()
+    assert text in capsys.readouterr().out
+    assert all(cell["sentence"] in text for cell in found["winners"])
+    assert (output / "plot.svg").read_text().count("<svg") == 2
+    assert manifest.sha256(run.path / "exports" / "onnx" / "model.onnx") == before
+    assert not (run.path / "receipt.json").exists()
+
+
+def test_what_was_not_shipped_is_made_elsewhere_and_what_is_missing_or_wrong_is_listed(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export.get("aot_inductor"), "available", lambda: "no C++ compiler was found: install g++.")
+    stale = run.path / "exports" / "onnx"
+    content = manifest.read(stale)
+    files = content.pop("files")
+    manifest.write(stale, {**content, "checkpoint": "last"}, list(files))
+    shutil.copytree(run.path / "exports" / "onnx", run.path / "exports" / "onnx_int8")
+    (run.path / "exports" / "onnx_int8" / "model.onnx").write_bytes(b"tampered")
+    group = {**config(f"run={run.path}", "target=[onnx,onnx_int8]", name="export")["target"], "aot_inductor": {}}
+    found = inference.compare(request(run, "onnx", "onnx_int8"), group, run.path.parent / "out")
+    assert {row["backend"]: row["source"] for row in found["rows"]} == {**dict.fromkeys(MODULES, "module"), "onnx": "made"}
+    reasons = {entry["form"]: entry["reason"] for entry in found["left_out"]}
+    assert reasons["aot_inductor"] == "no C++ compiler was found: install g++."
+    assert "is not the file that was exported, its SHA-256 differs" in reasons["onnx_int8"]
+    assert "onnx was made anew, for exports/onnx is of last.ckpt." in found["notes"]
+    assert sorted(path.name for path in (run.path / "exports").iterdir()) == ["onnx", "onnx_int8"]
+    assert "Not measured: aot_inductor: no C++ compiler" in (run.path.parent / "out" / "results.md").read_text()
+
+
+def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
+    state = torch.load(run.best, weights_only=True)
+    state["state_dict"]["head.weight"] = state["state_dict"]["head.weight"].flip(0)
+    torch.save(state, run.best)
+    found = compare(run, "onnx")
+    assert {row["backend"] for row in found["rows"]} == MODULES
+    (entry,) = found["left_out"]
+    assert entry["form"] == "onnx"
+    assert entry["reason"].startswith("wrong: its logits lie ")
+
+
+def test_the_receipt_gets_it_and_keeps_it_while_the_weights_are_the_same(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(export.get("onnx"), "available", lambda: "target=onnx needs a package: pip install it.")
+        before = write(run, run.config, None, "quick")
+    found = compare(run, "onnx")
+    after = json.loads((run.path / "receipt.json").read_text())
+    assert after == {**before, "inference": found}
+    page = (run.path / "receipt.md").read_text()
+    assert "## Runtimes" in page
+    assert found["winners"][0]["sentence"] in page
+    assert f"suite=inference of {found['measured']}, best.ckpt of step {run.result['best_step']}; " in page
+    with monkeypatch.context() as patch:
+        patch.setattr(export.get("onnx"), "available", lambda: "target=onnx needs a package: pip install it.")
+        write(run, run.config, None, "quick")
+        assert json.loads((run.path / "receipt.json").read_text())["inference"] == found
+        state = torch.load(run.best, weights_only=True)
+        state["state_dict"]["head.bias"] += 1
+        torch.save(state, run.best)
+        write(run, run.config, None, "quick")
+    assert "inference" not in json.loads((run.path / "receipt.json").read_text())
+    assert "## Runtimes" not in (run.path / "receipt.md").read_text()
+    (run.path / "receipt.json").write_text("{torn")
+    with pytest.raises(
+        UserError, match=r"receipt\.json can't be read as a receipt of this version of Lathe: python scripts/receipt\.py"
+    ):
+        compare(run, "onnx")
+
+
+def test_integers_are_held_against_the_net_that_simulates_them(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL, "compression=qat", "compression.receipt=none", "compression.qat.start=0")
+    train(cfg)
+    found = compare(RunDir(cfg["paths"]["run_dir"]), "onnx_int8")
+    assert found["left_out"] == []
+    assert {row["arithmetic"] for row in found["rows"] if row["backend"] == "onnx_int8"} == {"int8"}
+    assert any(note.startswith("eager and compiled run the rounded weights as floats") for note in found["notes"])
+    assert "Made for this comparison and not kept: onnx_int8; scripts/export.py ships them." in found["notes"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"run": None}, r"suite=inference measures a finished run: name it with run=<run directory>\."),
+        ({"batches": [0]}, r"batches=\[0\]: give whole numbers from 1, such as \[1,8\]\."),
+        ({"threads": []}, r"threads=\[\]: give whole numbers from 1, such as \[1,8\]\."),
+        ({"seconds": 0}, r"seconds=0: give a number above 0\."),
+        ({"steps": 5}, r"steps=5 has no meaning for suite=inference: leave it null\."),
+        ({"suite": "scaling"}, r"run=x has no meaning for suite=scaling: leave it null\."),
+    ],
+)
+def test_mistakes_in_the_request_cost_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=f"^{sentence}$"):
+        suites.plan({**config("suite=inference", "run=x", name="benchmark"), **changes})
+
+
+def test_targets_and_their_options() -> None:
+    there = [*export.TARGETS]
+    assert inference.targets_of(["onnx"], there) == ["onnx"]
+    chosen = inference.targets_of(None, there)
+    assert {"onnx", "onnx_int8", "aot_inductor"} <= set(chosen)
+    assert not {"weights", "torchserve"} & set(chosen)
+    with pytest.raises(UserError, match=r"^targets=onyx: did you mean onnx\?"):
+        inference.targets_of(["onyx"], there)
+    with pytest.raises(UserError, match=r"^targets=weights holds weights alone"):
+        inference.targets_of(["weights"], there)
+    with pytest.raises(UserError, match=r"^targets=torchserve holds another target's file"):
+        inference.targets_of(["torchserve"], there)
+    assert inference.check_overrides(["target.onnx.x=1"], ["onnx"]) == ["target.onnx.x=1"]
+    with pytest.raises(UserError, match=r"^overrides=seed=1: suite=inference takes options of its targets"):
+        inference.check_overrides(["seed=1"], ["onnx"])
+
+
+def test_runs_that_cannot_be_measured(run: RunDir, tmp_path: Path) -> None:
+    with run.locked(), pytest.raises(UserError, match="is being written to by another process"):
+        compare(run, "onnx")
+    run.best.unlink()
+    with pytest.raises(UserError, match=r"has no checkpoint 'best'"):
+        compare(run, "onnx")
+    with pytest.raises(UserError, match=r"^run=.*no: there is no such directory"):
+        compare(RunDir(tmp_path / "no"), "onnx")
+
+
+@pytest.mark.slow
+def test_the_command(run: RunDir, tmp_path: Path) -> None:
+    words = ("targets=[onnx,onnx_int8]", "batches=[1]", "threads=1", "rounds=5", f"output={tmp_path / 'told'}")
+    done = check(command("suite=inference", f"run={run.path}", *words, script="scripts/benchmark.py", cwd=tmp_path))
+    found = json.loads((tmp_path / "told" / "results.json").read_text())
+    assert MODULES | {"onnx", "onnx_int8"} <= {row["backend"] for row in found["rows"]}
+    assert found["winners"][0]["sentence"] in done.stdout
+    done = command(
+        "suite=inference", "run=x", "targets=[onnx]", 'overrides=["seed=1"]', script="scripts/benchmark.py", cwd=tmp_path
+    )
+    assert done.returncode != 0
+    assert done.stderr.strip().splitlines()[-1].startswith("Error: overrides=seed=1: suite=inference takes options")

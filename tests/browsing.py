@@ -1,0 +1,67 @@
+"""A real browser for the server's web page, and what a person does there."""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+# a pen's way through a 3, in a unit square
+THREE = [(0.35, 0.22), (0.5, 0.17), (0.63, 0.27), (0.6, 0.42), (0.48, 0.48), (0.62, 0.55), (0.66, 0.7), (0.52, 0.82),
+         (0.34, 0.76)]  # fmt: skip
+
+
+@contextmanager
+def open_browser() -> Iterator[Any]:
+    """Headless Chromium; skips the test without one."""
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium")
+    with pytest.importorskip("playwright.sync_api").sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@contextmanager
+def open_tab(browser: Any) -> Iterator[Any]:
+    """An empty tab; an error of the page's script fails the test."""
+    context = browser.new_context()
+    context.set_default_timeout(60_000)
+    errors: list[Any] = []
+    tab = context.new_page()
+    tab.on("pageerror", lambda error: errors.append(error))  # playwright marks the function that it is given
+    yield tab
+    context.close()
+    assert errors == []
+
+
+def recorded(tab: Any) -> list[bytes]:
+    """What the page will have sent: the body of each request, which the browser tells only while it holds the request."""
+    bodies: list[bytes] = []
+
+    def keep(route: Any) -> None:
+        bodies.append(route.request.post_data_buffer)
+        route.continue_()
+
+    tab.route("**/predict**", keep)
+    return bodies
+
+
+def draw(tab: Any, points: list[tuple[float, float]]) -> None:
+    """Draws a line through points of a unit square and waits for the answer."""
+    box = tab.locator("#drawing").bounding_box()
+    places = [(box["x"] + x * box["width"], box["y"] + y * box["height"]) for x, y in points]
+    tab.mouse.move(*places[0])
+    tab.mouse.down()
+    for place in places[1:]:
+        tab.mouse.move(*place, steps=4)
+    with tab.expect_response("**/predict**"):
+        tab.mouse.up()
+
+
+def lines(tab: Any) -> list[tuple[str, str]]:
+    """Names and percentages that the page shows."""
+    tab.locator("#found").wait_for()
+    return [tuple(item.inner_text().split("\n")) for item in tab.locator("#rows li").all()]

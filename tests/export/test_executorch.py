@@ -1,0 +1,230 @@
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantize import LayerPlan, integer_weight
+from lathe.errors import UserError
+from lathe.export import executorch, get
+from lathe.export.preprocess import Preprocess, Shipped
+from lathe.nets import GPT, ResNet, ViT
+
+pytest.importorskip("executorch")
+Make = Callable[[], nn.Module]
+Quantized = Callable[..., nn.Module]
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What each export's partitioning gave to XNNPACK."""
+    found: list[Any] = []
+    real = executorch.delegated
+
+    def delegated(program: Any) -> Any:
+        found.append(real(program))
+        return found[-1]
+
+    monkeypatch.setattr(executorch, "delegated", delegated)
+    return found
+
+
+def differences(
+    net: nn.Module, path: Path, inputs: Tensor, batches: tuple[int, ...] = (1, 2, 3, 7, 16, 33)
+) -> tuple[float, float]:
+    """Of all batches: the least share of equal predictions, and the largest difference as a share of the largest output."""
+    forward, agreement, largest = executorch.load(path, 1), 1.0, 0.0
+    for batch in batches:
+        with torch.no_grad():
+            want = net(inputs[:batch]).numpy()
+        got = forward(inputs[:batch].numpy())
+        assert got.shape == want.shape
+        agreement = min(agreement, float((got.argmax(-1) == want.argmax(-1)).mean()))
+        largest = max(largest, float(np.abs(got - want).max() / np.abs(want).max()))
+    return agreement, largest
+
+
+def test_pixels_and_integers(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
+    path, inner = tmp_path / "net.pte", make_mlp()
+    net = Shipped(inner, Preprocess([0.5] * 3, [0.25] * 3, (16, 16)))
+    inner.train()
+    secret = torch.randint(0, 256, (4, 3, 16, 16), generator=torch.Generator().manual_seed(3), dtype=torch.uint8)
+    executorch.export(net, secret[:1], path, max_batch_size=20)
+    assert inner.training
+    assert os.listdir(tmp_path) == ["net.pte"]
+    content = path.read_bytes()
+    for needle in (str(Path.home()).encode(), b".py", b"lathe", secret[0, 0, 0].numpy().tobytes()):
+        assert needle not in content
+    assert (counted[0].integers, counted[0].floats, counted[0].left) == (0, 3, [])
+    pixels = torch.randint(0, 256, (50, 3, 16, 16), generator=torch.Generator().manual_seed(4), dtype=torch.uint8)
+    agreement, largest = differences(net.eval(), path, pixels, (1, 2, 19, 20, 21, 50))  # more than 20 in parts
+    assert agreement == 1
+    assert largest < 1e-5
+
+    forward = executorch.load(path, 1)
+    for wrong in (pixels[:0], pixels[0], pixels[:, :, :8], pixels.float()):
+        with pytest.raises(UserError, match=r"takes uint8 of shape \[batch, 3, 16, 16\]"):
+            forward(wrong.numpy())
+
+    small = make_mlp()
+    quantized(small, images)
+    executorch.export(small, images[:1], tmp_path / "int8.pte")
+    assert (counted[1].integers, counted[1].floats, counted[1].left) == (3, 0, [])
+    agreement, largest = differences(small, tmp_path / "int8.pte", images)
+    assert agreement >= 0.97
+    assert largest < 0.01
+    stored = (tmp_path / "int8.pte").read_bytes()
+    assert len(stored) < 0.35 * sum(4 * p.numel() for p in small.parameters())
+    assert integer_weight(small.head)[0].numpy().tobytes() in stored  # the integers of training
+
+    few, many = executorch.load(tmp_path / "int8.pte", 1), executorch.load(tmp_path / "int8.pte", 2)
+    want = few(images.numpy())
+    wrong_ones: list[int] = []
+
+    def ask(number: int) -> None:
+        for _ in range(3):
+            if not np.array_equal((few, many)[number % 2](images[number:].numpy()), want[number:]):
+                wrong_ones.append(number)
+
+    askers = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    for asker in askers:
+        asker.start()
+    for asker in askers:
+        asker.join()
+    assert not wrong_ones
+
+
+def test_what_can_not_be_is_said(
+    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "net.pte"
+    with pytest.raises(UserError, match=r"max_batch_size=0: give a whole number of samples from 1"):
+        executorch.export(make_mlp(), images, path, max_batch_size=0)
+    anything = Shipped(make_mlp(), Preprocess([0.5] * 3, [0.25] * 3, (16, 16), "any"))
+    with pytest.raises(UserError, match=r"target\.input_size=any: target=executorch has to know the largest picture"):
+        executorch.export(anything, images.byte(), path)
+    one = quantized(nn.Sequential(nn.Flatten(), nn.Linear(768, 2)).eval(), images, LayerPlan(activation="none"))
+    with pytest.raises(UserError, match=r"no layer of this net in integers.*target\.executorch\.integers=false"):
+        executorch.export(one, images, path)
+    with pytest.raises(UserError, match="which has no convolution or linear layer that it knows"):
+        executorch.export(nn.Flatten(), images, path)
+    path.write_bytes(b"torn")
+    with pytest.raises(UserError, match="can't be read as an ExecuTorch program"):
+        executorch.load(path)
+    monkeypatch.setattr("lathe.export.executorch.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install executorch"):
+        executorch.load(path)
+    assert os.listdir(tmp_path) == ["net.pte"]
+
+
+@pytest.mark.slow
+def test_too_much_memory_is_refused(tmp_path: Path) -> None:
+    net = GPT(vocab_size=2048, max_length=256, width=8, depth=1, heads=1).eval()
+    with pytest.raises(UserError, match=r"max_batch_size=2000 reserves \d\.\d GiB whenever the file is loaded"):
+        executorch.export(net, torch.zeros(1, 256, dtype=torch.int64), tmp_path / "net.pte", max_batch_size=2000)
+
+
+@pytest.mark.slow
+def test_a_resnet_in_a_fresh_process(
+    make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]
+) -> None:
+    net, path = make_resnet(), tmp_path / "net.pte"
+    with torch.no_grad():
+        net.blocks[0].conv2.weight[3] = 0  # a pruned channel, of which only a bias is left
+    quantized(net, images)
+    executorch.export(net, images[:1], path)
+    assert (counted[0].integers, counted[0].floats, counted[0].left) == (10, 0, [])
+    agreement, largest = differences(net, path, images)
+    assert agreement >= 0.97
+    assert largest < 0.02
+
+    np.save(tmp_path / "x.npy", images.numpy())
+    code = (
+        "import numpy; from lathe.export import executorch; import sys;"
+        f"numpy.save('y.npy', executorch.load({str(path)!r}, 1)(numpy.load('x.npy'))); assert 'lathe.nets' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)
+    assert done.stderr == ""
+    np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), executorch.load(path, 1)(images.numpy()))
+
+
+@pytest.mark.slow
+def test_pictures_in_a_transformer(images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
+    torch.manual_seed(0)
+    vit = ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=32, depth=1, heads=2, pool="token").eval()
+    quantized(vit, images)
+    executorch.export(vit, images[:1], tmp_path / "net.pte")
+    assert (counted[0].integers, counted[0].floats, counted[0].left) == (8, 0, [])
+    assert differences(vit, tmp_path / "net.pte", images)[1] < 0.1
+
+
+@pytest.mark.slow
+def test_sequences_of_every_length(tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
+    torch.manual_seed(0)
+    path, gpt = tmp_path / "net.pte", GPT(vocab_size=64, max_length=16, width=32, depth=1, heads=2).eval()
+    ids = torch.randint(0, 64, (70, 12))
+    for tolerance in (1e-5, 0.1):  # as floats, as integers
+        executorch.export(gpt, ids[:1], path)
+        forward = executorch.load(path, 1)
+        for batch, time in ((1, 1), (3, 5), (64, 12), (70, 2)):
+            with torch.no_grad():
+                want = gpt(ids[:batch, :time]).numpy()
+            assert np.abs(forward(ids[:batch, :time].numpy()) - want).max() < tolerance * np.abs(want).max()
+        with pytest.raises(UserError, match=r"takes int64 of shape \[batch, up to 12\]"):
+            forward(np.zeros((1, 13), dtype=np.int64))
+        if tolerance < 0.1:
+            quantized(gpt, ids)
+    assert [(found.integers, found.floats, found.left) for found in counted] == [(0, 7, []), (7, 0, [])]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation_bits=4)])
+def test_other_plans(
+    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any], plan: LayerPlan
+) -> None:
+    net = quantized(make_mlp(), images, plan)
+    executorch.export(net, images[:1], tmp_path / "net.pte")
+    assert (counted[0].integers, counted[0].floats, counted[0].left) == (3, 0, [])
+    assert differences(net, tmp_path / "net.pte", images)[1] < 0.15
+
+
+class Separable(nn.Module):
+    """Convolutions of one channel each, of groups, and results that nothing rounds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Conv2d(3, 8, 3, padding=1), nn.Linear(8, 10)
+        self.single, self.grouped = nn.Conv2d(8, 8, 3, groups=8), nn.Conv2d(8, 8, 3, groups=2)
+        self.last = nn.Conv2d(8, 8, 3, groups=8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.single(torch.relu(self.first(x))))
+        return self.head(torch.tanh(self.last(nn.functional.gelu(self.grouped(x)))).mean((2, 3)))
+
+
+@pytest.mark.slow
+def test_what_has_no_integer_kernel_stays_float(images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
+    torch.manual_seed(0)
+    net = quantized(Separable().eval(), images)
+    executorch.export(net, images[:1], tmp_path / "net.pte")
+    assert (counted[0].integers, counted[0].floats, counted[0].left) == (4, 1, [])
+    assert differences(net, tmp_path / "net.pte", images)[1] < 0.01
+
+
+@pytest.mark.slow
+def test_resnet18_is_a_quarter_of_its_float_file(tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
+    torch.manual_seed(0)
+    net, x = ResNet(depth=18).eval(), torch.randn(8, 3, 32, 32)
+    get("executorch").export(net, x[:1], tmp_path / "float.pte")
+    quantized(net, x)
+    get("executorch").export(net, x[:1], tmp_path / "int8.pte")
+    assert (counted[1].integers, counted[1].floats) == (21, 0)
+    assert (tmp_path / "int8.pte").stat().st_size < 0.26 * (tmp_path / "float.pte").stat().st_size
+    assert differences(net, tmp_path / "int8.pte", x, (1, 8))[1] < 0.02

@@ -1,0 +1,104 @@
+"""Preprocessing in the graph: the bits of training, and torch's own resizing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import interpolate
+
+from lathe import export
+from lathe.data import Normalizer
+from lathe.errors import UserError
+from lathe.export.preprocess import Preprocess, Shipped, check_input_size, filter_matrix
+
+MEAN, STD = [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]
+SIZES = [(16, 16), (1, 1), (1, 40), (7, 9), (33, 5), (224, 150), (17, 16)]
+
+
+def pixels(*shape: int) -> Tensor:
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.uint8)
+
+
+def make(input_size: Any = None) -> Preprocess:
+    return Preprocess(MEAN, STD, (16, 16), input_size)
+
+
+def resized(x: Tensor) -> Tensor:
+    """What the graph has to compute, by torch's own antialiased filter."""
+    return Normalizer(MEAN, STD, 3)(interpolate(x.float(), size=(16, 16), mode="bilinear", antialias=True))
+
+
+def test_without_resizing_it_is_normalisation_to_the_bit() -> None:
+    every = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(1, 3, 16, 16)
+    for x in (every, pixels(5, 3, 16, 16)):
+        assert torch.equal(make()(x), Normalizer(MEAN, STD, 3)(x))
+        assert torch.equal(make([16, 16])(x), Normalizer(MEAN, STD, 3)(x))
+        assert torch.equal(make("any")(x), Normalizer(MEAN, STD, 3)(x))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_resizing_is_torchs_antialiased_filter(size: tuple[int, int]) -> None:
+    x = pixels(3, 3, *size)
+    for found in (make("any")(x), make(size)(x)):
+        assert found.shape == (3, 3, 16, 16)
+        torch.testing.assert_close(found, resized(x), rtol=0, atol=1e-5)
+
+
+def test_each_row_of_a_filter_sums_to_one() -> None:
+    for source, size in ((3, 16), (16, 16), (100, 16), (1, 4)):
+        weights = filter_matrix(source, size)
+        assert weights.shape == (size, source)
+        torch.testing.assert_close(weights.sum(1), torch.ones(size))
+    assert torch.equal(filter_matrix(16, 16), torch.eye(16))
+
+
+@pytest.fixture
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(3, 4, 3, stride=3), nn.Flatten(), nn.Linear(100, 5)).eval().requires_grad_(False)
+
+
+@pytest.fixture
+def exported(net: nn.Module, tmp_path: Path) -> Callable[[Any], Any]:
+    """A function that exports the net behind preprocessing with ONNX, as a function of pixels."""
+
+    def make_file(input_size: Any) -> Any:
+        shipped = Shipped(net, make(input_size))
+        sides = shipped.preprocess.input_size if isinstance(shipped.preprocess.input_size, tuple) else (16, 16)
+        onnx = export.get("onnx")
+        onnx.export(shipped, torch.zeros(2, 3, *sides, dtype=torch.uint8), tmp_path / "net.onnx")
+        run = onnx.load(tmp_path / "net.onnx", 1)
+        return lambda x: torch.from_numpy(run(x.numpy()))
+
+    return make_file
+
+
+def test_pictures_of_every_size_in_one_file(exported: Callable[[Any], Any], net: nn.Module) -> None:
+    run = exported("any")
+    for batch, size in enumerate(SIZES, 1):
+        x = pixels(batch, 3, *size)
+        torch.testing.assert_close(run(x), net(resized(x)), rtol=0, atol=1e-5)
+
+
+def test_pictures_of_one_other_size(exported: Callable[[Any], Any], net: nn.Module) -> None:
+    run = exported([40, 24])
+    x = pixels(5, 3, 40, 24)
+    torch.testing.assert_close(run(x), net(resized(x)), rtol=0, atol=1e-5)
+    with pytest.raises(Exception, match="invalid dimensions"):
+        run(pixels(5, 3, 24, 40))
+
+
+@pytest.mark.parametrize("given", [[0, 3], [3], [3, 4, 5], "all", 2.5, [True, 3], True, [1.5, 2], [-1, 3], {"a": 1}, [4097, 8]])
+def test_sizes_that_are_none(given: Any) -> None:
+    with pytest.raises(UserError, match=r"^target\.input_size=.*: give \[height, width\] in pixels"):
+        check_input_size(given, (8, 8))
+
+
+def test_sizes_that_are_some() -> None:
+    assert check_input_size(None, (8, 9)) == (8, 9)
+    assert check_input_size("any", (8, 9)) == "any"
+    assert check_input_size([4, 5], (8, 9)) == (4, 5)
+    assert check_input_size(32, (8, 9)) == (32, 32)

@@ -1,0 +1,44 @@
+"""The process that knows nothing of the net."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from helpers import environment
+from torch import nn
+
+from lathe import export
+from lathe.export import manifest
+
+
+def probe(job: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [sys.executable, "-m", "lathe.export.probe", str(job)], capture_output=True, text=True, env=environment()
+    )
+
+
+def test_it_answers_each_input_and_says_what_it_cannot_open(tmp_path: Path) -> None:
+    folder, job = tmp_path / "onnx", tmp_path / "job"
+    folder.mkdir()
+    job.mkdir()
+    net = nn.Linear(3, 2).eval()
+    export.get("onnx").export(net, torch.zeros(2, 3), folder / "model.onnx")
+    content = {"target": "onnx", "file": "model.onnx", "classes": None, "preprocess": None, "input": {"dtype": "float32", "shape": []},
+               "output": {"shape": []}}  # fmt: skip
+    manifest.write(folder, content, ["model.onnx"])
+    (job / "job.json").write_text(json.dumps({"folder": str(folder), "threads": 1}))
+    inputs = [torch.randn(n, 3) for n in range(1, 12)]  # more than ten: names of files are no numbers
+    for number, x in enumerate(inputs):
+        np.save(job / f"in_{number}.npy", x.numpy())
+    done = probe(job)
+    assert done.returncode == 0, done.stderr
+    for number, x in enumerate(inputs):
+        torch.testing.assert_close(torch.from_numpy(np.load(job / f"out_{number}.npy")), net(x).detach(), rtol=0, atol=1e-6)
+    (folder / "model.onnx").unlink()
+    done = probe(job)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.endswith("model.onnx is missing: export the run again with scripts/export.py.")

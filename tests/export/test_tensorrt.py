@@ -1,0 +1,206 @@
+"""What TensorRT is given. No engine is built: ONNX Runtime runs the graphs, and a stand-in of its Python interface holds the calls."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantize import LayerPlan, integer_weight
+from lathe.errors import UserError
+from lathe.export import tensorrt
+from lathe.export.onnx_graph import load, write
+from lathe.export.preprocess import Preprocess, Shipped
+from lathe.nets import GPT
+
+onnx: Any = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+Make = Callable[[], nn.Module]
+Quantized = Callable[..., nn.Module]
+
+
+def test_what_is_missing_is_said(make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"tensorrt": None, "torch_tensorrt": None}
+    monkeypatch.setattr("lathe.export.tensorrt.importlib.util.find_spec", lambda name: found.get(name, 1))
+    with pytest.raises(UserError, match=r"tensorrt can't be imported.*pip install tensorrt"):
+        tensorrt.export(make_mlp(), images, tmp_path / "net.engine")
+    with pytest.raises(UserError, match="pip install torch-tensorrt, or use through=onnx"):
+        tensorrt.export(make_mlp(), images, tmp_path / "net.engine", through="torch_tensorrt")
+    found["tensorrt"] = 1
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for call in (
+        lambda: tensorrt.export(make_mlp(), images, tmp_path / "net.engine"),
+        lambda: tensorrt.load(tmp_path / "net.engine"),
+    ):
+        with pytest.raises(UserError, match="torch finds no NVIDIA GPU"):
+            call()
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [({"through": "trtexec"}, "through=trtexec: choose auto, torch_tensorrt, onnx"), ({"half": 1}, "half=1: choose true or false"),
+     ({"max_batch_size": True}, "max_batch_size=True: give a whole number"), ({"typical_batch_size": 65}, "from 1 to max_batch_size=64"),
+     ({"workspace": 0}, "workspace=0: give bytes from 1")],
+)  # fmt: skip
+def test_options_that_can_not_be(make_mlp: Make, images: Tensor, tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        tensorrt.export(make_mlp(), images, tmp_path / "net.engine", **options)
+
+
+def test_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.export.tensorrt.importlib.util.find_spec", lambda name: 1)
+    assert tensorrt.chosen("auto", quantized=False, half=True) == "torch_tensorrt"
+    assert tensorrt.chosen("auto", quantized=True, half=False) == "onnx"
+    assert tensorrt.chosen("onnx", quantized=False, half=False) == "onnx"
+    with pytest.raises(UserError, match="half=true does not fit a quantized net"):
+        tensorrt.chosen("auto", quantized=True, half=True)
+    with pytest.raises(UserError, match="takes no quantized net: use through=onnx"):
+        tensorrt.chosen("torch_tensorrt", quantized=True, half=False)
+
+
+def test_shapes() -> None:
+    pixels, ids = torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 12, dtype=torch.int64)
+    assert tensorrt.profile(pixels, 64, None) == ((1, 3, 8, 8), (64, 3, 8, 8), (64, 3, 8, 8))
+    assert tensorrt.profile(ids, 16, 4) == ((1, 1), (4, 12), (16, 12))
+
+
+def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+    net, path = quantized(make_resnet(), images), tmp_path / "net.onnx"
+    write(tensorrt.prepared(net, images, half=False), images, path)
+    graph = onnx.load(path).graph
+    stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    stored |= {
+        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t) for node in graph.node if node.op_type == "Constant"
+    }
+    readers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    assert (
+        len(readers) == 10 * 3 + 3 * 4 - 3 * 2
+    )  # ten layers' inputs and weights, both sides of three sums, three of which are read by layers too
+    for node in readers:
+        assert stored[node.input[2]].dtype == np.int8
+        assert (stored[node.input[2]] == 0).all()
+    assert not any(array.dtype in (np.uint8, np.int32) for array in stored.values())
+    np.testing.assert_array_equal(stored["head.integers"], integer_weight(net.head)[0].numpy())
+    source = net.blocks[0].conv2.input_quantizer
+    wanted = float(source.scale) * 255 / 127  # behind a ReLU: half of the values are never used
+    assert any(array.ndim == 0 and np.isclose(array, wanted, rtol=1e-6, atol=0) for array in stored.values())
+    forward = load(path, 1)
+    for batch in (1, 5, 64):
+        with torch.no_grad():
+            want = net(images[:batch]).numpy()
+        got = forward(images[:batch].numpy())
+        assert (got.argmax(1) == want.argmax(1)).mean() >= 0.97
+        assert np.abs(got - want).max() < 0.1 * np.abs(want).max()
+
+
+def test_few_bits_keep_their_ranges(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+    net = quantized(make_mlp(), images, LayerPlan(weight_bits=4, activation_bits=4))
+    write(tensorrt.prepared(net, images, half=False), images, tmp_path / "net.onnx")
+    with torch.no_grad():
+        want = net(images).numpy()
+    got = load(tmp_path / "net.onnx", 1)(images.numpy())
+    rows = np.abs(got - want).max(1)
+    assert np.quantile(rows, 0.25) < 1e-6  # exact, but where a rounding falls to the other side
+    assert rows.max() < 0.15 * np.abs(want).max()
+
+
+def test_token_ids_and_what_has_no_integers(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+    torch.manual_seed(0)
+    ids = torch.randint(0, 64, (16, 12))
+    gpt = quantized(GPT(vocab_size=64, max_length=16, width=32, depth=1, heads=2).eval(), ids)
+    found = tensorrt.prepared(gpt, ids, half=False)
+    assert type(found.embed.token) is nn.Embedding
+    torch.testing.assert_close(found.embed.token.weight, gpt.embed.token.weight_quantizer(gpt.embed.token.weight))
+    with pytest.raises(UserError, match="no activations whose range follows each input"):
+        tensorrt.prepared(quantized(make_mlp(), images, LayerPlan(activation="dynamic")), images, half=False)
+    with pytest.raises(UserError, match=r"no layer of this net in integers.*target\.tensorrt\.integers=false"):
+        tensorrt.prepared(quantized(make_mlp(), images, LayerPlan(activation="none", group_size=32)), images, half=False)
+
+
+def test_half_is_in_the_graph(make_mlp: Make, tmp_path: Path) -> None:
+    net = Shipped(make_mlp(), Preprocess([0.5] * 3, [0.25] * 3, (16, 16), (24, 24)))
+    pixels = torch.randint(0, 256, (33, 3, 24, 24), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    write(tensorrt.prepared(net, pixels, half=True), pixels, tmp_path / "net.onnx")
+    assert next(net.parameters()).dtype == torch.float32
+    stored = {tensor.name: tensor.data_type for tensor in onnx.load(tmp_path / "net.onnx").graph.initializer}
+    assert stored["net.head.weight"] == onnx.TensorProto.FLOAT16
+    with torch.no_grad():
+        want = net(pixels).numpy()
+    got = load(tmp_path / "net.onnx", 1)(pixels.numpy())
+    assert got.dtype == np.float32
+    assert 0 < np.abs(got - want).max() < 0.02 * np.abs(want).max()
+
+
+class StandIn(ModuleType):
+    """The part of TensorRT's Python interface that builds an engine, as NVIDIA documents it; the engine is the graph."""
+
+    def __init__(self, problem: str | None) -> None:
+        super().__init__("tensorrt")
+        self.asked: list[Any] = []
+        self.NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
+        self.BuilderFlag, self.MemoryPoolType = SimpleNamespace(TF32="tf32"), SimpleNamespace(WORKSPACE="workspace")
+        asked, ask = self.asked, lambda name: lambda *given: self.asked.append((name, *given))
+
+        class Logger:
+            ERROR = 1
+
+            def __init__(self, least: int) -> None: ...
+
+        class Builder:
+            def __init__(self, logger: Logger) -> None: ...
+
+            def create_network(self, flags: int) -> Any:
+                asked.append(("network", flags))
+                return SimpleNamespace(get_input=lambda index: SimpleNamespace(name="input"))
+
+            def create_builder_config(self) -> Any:
+                return SimpleNamespace(
+                    clear_flag=ask("clear"), set_memory_pool_limit=ask("memory"), add_optimization_profile=lambda p: None
+                )
+
+            def create_optimization_profile(self) -> Any:
+                return SimpleNamespace(set_shape=ask("shape"))
+
+            def build_serialized_network(self, network: Any, config: Any) -> memoryview | None:
+                return None if problem == "build" else memoryview(network.graph)
+
+        class OnnxParser:
+            def __init__(self, network: Any, logger: Logger) -> None:
+                self.network = network
+
+            def parse(self, graph: bytes) -> bool:
+                self.network.graph = graph
+                return problem != "parse"
+
+            def get_error(self, index: int) -> str:
+                return "unknown operator"
+
+        self.Logger, self.Builder, self.OnnxParser = Logger, Builder, OnnxParser
+
+
+@pytest.mark.parametrize(("problem", "sentence"), [("parse", r"\(unknown operator\)"), ("build", "TensorRT built no engine")])
+def test_what_tensorrt_does_not_take_is_said(monkeypatch: pytest.MonkeyPatch, problem: str, sentence: str) -> None:
+    monkeypatch.setitem(sys.modules, "tensorrt", StandIn(problem))
+    with pytest.raises(UserError, match=sentence):
+        tensorrt.built(b"graph", ((1, 4), (8, 4), (8, 4)), None)
+
+
+def test_what_the_builder_is_asked(images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trt, path = StandIn(None), tmp_path / "net.engine"
+    monkeypatch.setitem(sys.modules, "tensorrt", trt)
+    monkeypatch.setattr(tensorrt, "available", lambda: None)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(768, 2))
+    tensorrt.export(net, images, path, through="onnx", max_batch_size=32, typical_batch_size=8, workspace=2**20)
+    onnx.checker.check_model(onnx.load_model_from_string(path.read_bytes()))
+    assert os.listdir(tmp_path) == ["net.engine"]
+    assert trt.asked == [
+        ("network", 2), ("clear", "tf32"), ("memory", "workspace", 2**20),
+        ("shape", "input", (1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16)),
+    ]  # fmt: skip

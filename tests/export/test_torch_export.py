@@ -1,0 +1,208 @@
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantize import LayerPlan
+from lathe.errors import UserError
+from lathe.export import get
+from lathe.export.preprocess import Preprocess, Shipped
+from lathe.nets import GPT, CifarResNet, ViT
+
+Make = Callable[[], nn.Module]
+Quantized = Callable[..., nn.Module]
+target = get("torch_export")
+RELU = b"torch.ops.aten.relu.default"
+
+
+def shipped(net: nn.Module, input_size: str | None = None) -> nn.Module:
+    return Shipped(net, Preprocess([0.5] * 3, [0.25] * 3, (16, 16), input_size))
+
+
+def pixels(batch: int, height: int = 16, width: int = 16) -> Tensor:
+    return torch.randint(0, 256, (batch, 3, height, width), generator=torch.Generator().manual_seed(batch), dtype=torch.uint8)
+
+
+def answers(path: Path, net: nn.Module, inputs: list[Tensor], atol: float = 1e-6) -> None:
+    run = target.load(path, 1)
+    for x in inputs:
+        with torch.no_grad():
+            np.testing.assert_allclose(run(x.numpy()), net(x).numpy(), atol=atol, err_msg=str(x.shape))
+
+
+def in_a_fresh_process(path: Path, x: Tensor) -> np.ndarray:
+    """By torch alone."""
+    np.save(path.parent / "x.npy", x.numpy())
+    code = (
+        f"import torch, numpy, sys; import torch.ao.quantization.fx._decomposed; f = torch.export.load({str(path)!r}).module();"
+        "numpy.save('y.npy', f(torch.from_numpy(numpy.load('x.npy'))).numpy()); assert 'lathe' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=path.parent, check=True, timeout=120)
+    return np.load(path.parent / "y.npy")
+
+
+def test_pictures_in_batches_of_any_size(make_mlp: Make, make_resnet: Make, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt2"
+    for net in (shipped(make_mlp()), shipped(make_resnet())):
+        target.export(net, pixels(4), path)
+        answers(path, net, [pixels(batch) for batch in (1, 2, 7)])
+    vit = ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool="token").eval()
+    target.export(shipped(vit), pixels(1), path)
+    answers(path, shipped(vit), [pixels(batch) for batch in (1, 5)])
+
+
+def test_pictures_of_any_size(make_mlp: Make, tmp_path: Path) -> None:
+    net = shipped(make_mlp(), "any")
+    target.export(net, pixels(2), tmp_path / "model.pt2")
+    answers(tmp_path / "model.pt2", net, [pixels(1, 9, 30), pixels(3, 40, 16)])
+
+
+def test_token_ids_of_any_length(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = GPT(vocab_size=64, max_length=16, width=16, depth=1, heads=2).eval()
+    target.export(net, torch.zeros(2, 16, dtype=torch.int64), tmp_path / "model.pt2")
+    answers(tmp_path / "model.pt2", net, [torch.randint(0, 64, shape) for shape in ((1, 1), (5, 7), (1, 16))])
+
+
+def test_the_file_holds_the_graph_and_nothing_of_this_machine_or_of_the_data(
+    make_mlp: Make, images: Tensor, tmp_path: Path
+) -> None:
+    path, again = tmp_path / "model.pt2", tmp_path / "again.pt2"
+    net = make_mlp().train()
+    target.export(net, images, path)
+    target.export(net, images, again)
+    assert net.training
+    content = path.read_bytes()
+    assert content == again.read_bytes()
+    assert images[0].numpy().tobytes()[:64] not in content
+    for text in (str(Path.home()), str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), ".py", "lathe"):
+        assert text.encode() not in content
+    with zipfile.ZipFile(path) as archive:
+        assert archive.getinfo("archive/data/sample_inputs/model.pt").file_size == 0
+
+
+def test_integers_are_stored_as_such(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+    check_integers(quantized(make_mlp(), images), images, tmp_path)
+
+
+@pytest.mark.slow
+def test_integers_of_convolutions(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+    check_integers(quantized(make_resnet(), images), images, tmp_path)
+    got = in_a_fresh_process(tmp_path / "int8.pt2", images)
+    np.testing.assert_array_equal(got, target.load(tmp_path / "int8.pt2")(images.numpy()))
+
+
+def check_integers(net: nn.Module, images: Tensor, folder: Path) -> None:
+    path = folder / "int8.pt2"
+    target.export(net, images[:1], path)
+    answers(path, net, [images[:1], images[:7]], atol=1e-5)
+    with zipfile.ZipFile(path) as archive:
+        graph = archive.read("archive/models/model.json").decode()
+        tensors = sum(entry.file_size for entry in archive.infolist() if "/data/weights/weight_" in entry.filename)
+    layers = [module for module in net.modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert graph.count("torch.ops.quantized_decomposed.dequantize_per_channel.default") == len(layers)
+    weights = sum(layer.weight.numel() for layer in layers)
+    assert weights < tensors < 1.1 * weights  # a byte each, and scales and biases
+
+
+@pytest.mark.slow
+def test_a_larger_net_of_integers_has_a_quarter_of_its_bytes(images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+    net = CifarResNet(depth=20, width=64).eval()
+    target.export(net, images, tmp_path / "float.pt2")
+    target.export(quantized(net, images[:4]), images, tmp_path / "int8.pt2")
+    assert (tmp_path / "int8.pt2").stat().st_size < 0.27 * (tmp_path / "float.pt2").stat().st_size
+
+
+@pytest.mark.parametrize("plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)])
+def test_other_plans(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, plan: LayerPlan) -> None:
+    net = quantized(make_mlp(), images, plan)
+    target.export(net, images[:1], tmp_path / "net.pt2")
+    if plan.activation == "dynamic":  # ranges are those of the batch
+        answers(tmp_path / "net.pt2", net, [images], atol=1e-3)
+    else:
+        answers(tmp_path / "net.pt2", net, [images[:1], images[:9]], atol=1e-4)
+
+
+def test_clients_may_send_read_only_arrays(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
+    target.export(make_mlp(), images, tmp_path / "net.pt2")
+    x = np.frombuffer(images.numpy().tobytes(), dtype=np.float32).reshape(images.shape)
+    run = target.load(tmp_path / "net.pt2")
+    np.testing.assert_array_equal(run(x), run(images.numpy()))
+    np.testing.assert_array_equal(run(x[::-1]), run(x)[::-1])
+
+
+def test_what_can_not_be_exported_or_read_is_said(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
+    class Sized(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.flatten().view(len(x), -1)
+
+    with pytest.raises(UserError, match=r"can't trace Sized for inputs of any size .* write x\.shape\[0\]"):
+        target.export(Sized(), images, tmp_path / "net.pt2")
+    with pytest.raises(UserError, match=r"net\.pt is no name for an exported program: end it with \.pt2"):
+        target.export(make_mlp(), images, tmp_path / "net.pt")
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="there is no such file"):
+        target.load(tmp_path / "net.pt2")
+    path = tmp_path / "net.pt2"
+    target.export(make_mlp(), images, path)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(
+        UserError, match=r"can't be read as a program of target=torch_export \(BadZipFile\): export the run again"
+    ):
+        target.load(path)
+
+
+@pytest.mark.parametrize(
+    ("record", "change", "what"),
+    [
+        ("data/sample_inputs/model.pt", lambda text: b"\x80\x02cos\nsystem\n.", "it holds data/sample_inputs/model.pt, a pickle"),
+        ("data/weights/model_weights_config.json", lambda text: text.replace(b'"use_pickle": false', b'"use_pickle": true'), "a pickle"),
+        ("models/model.json", lambda text: text.replace(RELU, b"torch.os.system"), "the operator torch.os.system"),
+        ("models/model.json", lambda text: text.replace(RELU, b"torch.ops.load_library"), "torch.ops.load_library"),
+        ("models/model.json", lambda text: text.replace(b"Symbol('", b"exec('"), r"the size exec\('s"),
+        ("data/constants/opaque_obj_0", lambda text: b"\x80\x02cos\nsystem\n.", "data/constants/opaque_obj_0"),
+    ],
+)  # fmt: skip
+def test_code_in_an_archive_is_refused(
+    make_mlp: Make, images: Tensor, tmp_path: Path, record: str, change: Callable[[bytes], bytes], what: str
+) -> None:
+    target.export(make_mlp(), images, tmp_path / "net.pt2")
+    with zipfile.ZipFile(tmp_path / "net.pt2") as source, zipfile.ZipFile(tmp_path / "bad.pt2", "w") as bad:
+        for name in {*source.namelist(), f"archive/{record}"}:
+            text = source.read(name) if name in source.namelist() else b""
+            changed = change(text) if name == f"archive/{record}" else text
+            assert name != f"archive/{record}" or changed != text
+            bad.writestr(name, changed)
+    with pytest.raises(UserError, match=what):
+        target.load(tmp_path / "bad.pt2")
+
+
+def test_sizes_are_arithmetic_alone() -> None:
+    from lathe.export.pt2_archive import check
+
+    def checked(expression: str) -> None:
+        from io import BytesIO
+
+        buffer = BytesIO()
+        with zipfile.ZipFile(buffer, "w") as archive:
+            archive.writestr("archive/models/model.json", json.dumps({"x": [{"expr_str": expression}]}))
+        check(buffer)
+
+    for good in (
+        "s77",
+        "2*s0 + 1",
+        "Mul(Integer(2), Symbol('s77', positive=True))",
+        "FloorDiv(Symbol('u0'), Integer(-3))",
+        "s0 <= 4",
+    ):
+        checked(good)
+    for bad in ("exec(chr(105))", "s0.__class__", "(lambda: 1)()", "Symbol('os')", "[x for x in s0]", "__import__"):
+        with pytest.raises(ValueError, match="it holds the size"):
+            checked(bad)

@@ -1,0 +1,156 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+from lathe.export import get
+from lathe.export.preprocess import Preprocess, Shipped
+from lathe.nets import GPT, ViT
+
+Make = Callable[[], nn.Module]
+Quantized = Callable[..., nn.Module]
+target = get("torchscript")
+# the tests' own calls
+pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.load` is:DeprecationWarning")
+
+
+def shipped(net: nn.Module, input_size: str | None = None) -> nn.Module:
+    return Shipped(net, Preprocess([0.5] * 3, [0.25] * 3, (16, 16), input_size))
+
+
+def pixels(batch: int, height: int = 16, width: int = 16) -> Tensor:
+    return torch.randint(0, 256, (batch, 3, height, width), generator=torch.Generator().manual_seed(batch), dtype=torch.uint8)
+
+
+def answers(path: Path, net: nn.Module, inputs: list[Tensor], atol: float = 1e-5) -> None:
+    run = target.load(path, 1)
+    for x in inputs * 2:  # a graph that was optimised answers the second time
+        with torch.no_grad():
+            np.testing.assert_allclose(run(x.numpy()), net(x).numpy(), atol=atol, err_msg=str(x.shape))
+
+
+@pytest.mark.parametrize(
+    ("method", "freeze", "fuse"),
+    [("trace", True, True), ("trace", True, False), ("trace", False, False), ("script", True, True), ("script", False, False)],
+)
+def test_a_residual_net_with_each_option(make_resnet: Make, tmp_path: Path, method: str, freeze: bool, fuse: bool) -> None:
+    net = shipped(make_resnet())
+    target.export(net, pixels(2), tmp_path / "net.pt", method=method, freeze=freeze, fuse=fuse)
+    answers(tmp_path / "net.pt", net, [pixels(batch) for batch in (1, 2, 7, 3, 5, 4)])
+    module = torch.jit.load(str(tmp_path / "net.pt"))
+    assert ("batch_norm" in str(module.inlined_graph)) is not freeze
+
+
+@pytest.mark.parametrize("method", ["trace", "script"])
+def test_a_plain_net(make_mlp: Make, images: Tensor, tmp_path: Path, method: str) -> None:
+    net = make_mlp().train()
+    target.export(net, images[:1], tmp_path / "net.pt", method=method)
+    assert net.training
+    assert not hasattr(type(net), "__jit_unused_properties__")
+    answers(tmp_path / "net.pt", net.eval(), [images[:1], images[:7]])
+
+
+@pytest.mark.parametrize("pool", ["mean", "token"])
+def test_a_vision_transformer(tmp_path: Path, pool: str) -> None:
+    torch.manual_seed(0)
+    net = shipped(ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool=pool).eval())
+    target.export(net, pixels(1), tmp_path / "net.pt")
+    answers(tmp_path / "net.pt", net, [pixels(1), pixels(5)])
+    with pytest.raises(UserError, match=r"method=script: ViT has Python code that TorchScript lacks \(.*\): set method=trace"):
+        target.export(net, pixels(1), tmp_path / "script.pt", method="script")
+    assert not (tmp_path / "script.pt").exists()
+
+
+def test_token_ids_of_any_length(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = GPT(vocab_size=64, max_length=16, width=16, depth=1, heads=2).eval()
+    target.export(net, torch.zeros(2, 16, dtype=torch.int64), tmp_path / "net.pt")
+    answers(tmp_path / "net.pt", net, [torch.randint(0, 64, shape) for shape in ((1, 1), (5, 7), (1, 16))])
+
+
+def test_where_onednn_fuses_wrongly_nothing_is_fused(make_resnet: Make, tmp_path: Path) -> None:
+    """Scaling pictures of every size divides by a tensor of one number, of which oneDNN makes other values, or an error."""
+    net = shipped(make_resnet(), "any")
+    with pytest.warns(UserWarning, match="oneDNN can't fuse this net rightly, so its file runs without it"):
+        target.export(net, pixels(2), tmp_path / "net.pt")
+    answers(tmp_path / "net.pt", net, [pixels(1, 9, 30), pixels(2, 16, 16), pixels(3, 40, 16)])
+
+
+def test_kernels_are_fused_for_the_first_shapes_and_in_no_other_module(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:
+    from lathe.export.torchscript import PLANS
+
+    target.export(make_resnet(), images[:1], tmp_path / "net.pt")
+    run = target.load(tmp_path / "net.pt", 1)
+    fused = []
+    for batch in range(1, PLANS + 3):
+        for _ in range(3):
+            run(images[:batch].numpy())
+        fused.append("oneDNNFusionGroup" in str(torch.jit.last_executed_optimized_graph()))
+    assert fused == [True] * PLANS + [False] * 2
+    run(images[:2].numpy())
+    assert "oneDNNFusionGroup" in str(torch.jit.last_executed_optimized_graph())
+    assert not torch.jit.onednn_fusion_enabled()
+
+
+def test_a_quantized_net_ships_the_floats_that_its_integers_stand_for(
+    make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized
+) -> None:
+    net = quantized(make_resnet(), images)
+    target.export(shipped(net), pixels(1), tmp_path / "net.pt")
+    got = target.load(tmp_path / "net.pt")(pixels(64).numpy())
+    with torch.no_grad():
+        want = shipped(net)(pixels(64)).numpy()
+    assert np.abs(got - want).max() < 0.2 * want.std()
+    assert "FakeQuantize" not in str(torch.jit.load(str(tmp_path / "net.pt")).graph)
+
+
+def test_the_file_holds_nothing_of_this_machine_or_of_the_data(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:
+    path = tmp_path / "net.pt"
+    for method in ("trace", "script"):
+        target.export(make_resnet(), images, path, method=method)
+        content = path.read_bytes()
+        assert images[0].numpy().tobytes()[:64] not in content
+        for text in (str(Path.home()), str(Path(torch.__file__).parent), str(Path(__file__).parents[2]), "debug_pkl"):
+            assert text.encode() not in content
+
+
+@pytest.mark.slow
+def test_torch_alone_reads_the_file(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:
+    net = make_resnet()
+    target.export(net, images, tmp_path / "net.pt")
+    np.save(tmp_path / "x.npy", images.numpy())
+    code = (
+        "import torch, numpy, sys; numpy.save('y.npy', torch.jit.load('net.pt')(torch.from_numpy(numpy.load('x.npy'))).detach())"
+    )
+    subprocess.run([sys.executable, "-c", f"{code}; assert 'lathe' not in sys.modules"], cwd=tmp_path, check=True, timeout=120)
+    with torch.no_grad():
+        np.testing.assert_allclose(np.load(tmp_path / "y.npy"), net(images).numpy(), atol=1e-5)
+
+
+def test_what_can_not_be_is_said(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
+    class Sized(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cat([x.mean((1, 2, 3)), torch.zeros(len(x))]) if len(x) else x
+
+    path = tmp_path / "net.pt"
+    with pytest.raises(UserError, match=r"target\.torchscript\.method=jit is unknown: choose trace or script"):
+        target.export(make_mlp(), images, path, method="jit")
+    with pytest.raises(UserError, match=r"fuse=true needs weights that are constants: set target\.torchscript\.freeze=true"):
+        target.export(make_mlp(), images, path, freeze=False)
+    with pytest.raises(
+        UserError, match=r"would not compute the net for an input of shape \[1, 3, 16, 16\].* write x\.shape\[0\]"
+    ):
+        target.export(Sized(), images, path)
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="there is no such file"):
+        target.load(path)
+    target.export(make_mlp(), images, path, fuse=False)
+    path.write_bytes(path.read_bytes()[:2000])
+    with pytest.raises(UserError, match="can't be read as TorchScript"):
+        target.load(path)

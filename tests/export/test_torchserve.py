@@ -1,0 +1,143 @@
+"""The archive for TorchServe, which itself runs in tests/test_torchserve_script.py."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from archives import PIXELS, archived, pictures, shipped
+from torch import Tensor, nn
+
+from lathe.errors import UserError
+from lathe.export import get
+from lathe.export.torchserve import sources
+
+pytest.importorskip("model_archiver")
+Make = Callable[[], nn.Module]
+
+
+def test_an_archive_holds_what_serves_and_nothing_of_lathe_or_this_machine(tmp_path: Path) -> None:
+    secret = torch.rand(2, 1, 8, 8) + 0.123456
+    net = shipped()
+    get("torchserve").export(
+        net.net, secret, tmp_path / "m.mar", facts=PIXELS, payload="onnx", workers=2, batch_size=7, max_batch_delay=9, response_timeout=11
+    )  # fmt: skip
+    assert os.listdir(tmp_path) == ["m.mar"]
+    with zipfile.ZipFile(tmp_path / "m.mar") as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    assert set(files) == {"MAR-INF/MANIFEST.json", "facts.json", "model-config.yaml", "model.onnx", *sources()}
+    manifest = json.loads(files["MAR-INF/MANIFEST.json"])["model"]
+    assert (manifest["handler"], manifest["configFile"]) == ("lathe_serving_torchserve_handler.py", "model-config.yaml")
+    assert files["model-config.yaml"].decode().splitlines() == [
+        "minWorkers: 2", "maxWorkers: 2", "batchSize: 7", "maxBatchDelay: 9", "responseTimeout: 11", "deviceType: cpu",
+    ]  # fmt: skip
+    rows = [row.tobytes() for row in secret.numpy().reshape(-1, 8)]
+    for name, content in files.items():
+        assert not any(row in content for row in rows)
+        for place in (Path.home(), tmp_path, Path(__file__).parents[2]):
+            assert str(place).encode() not in content, name
+        if name.endswith(".py"):
+            assert not re.search(rb"^\s*(from|import) lathe\b(?!_)", content, re.MULTILINE)
+            imported = {match.split(b".")[0] for match in re.findall(rb"^\s*(?:from|import) ([\w.]+)", content, re.MULTILINE)}
+            others = {word.decode() for word in imported} - set(sys.stdlib_module_names) - {Path(name).stem for name in files}
+            assert others <= {"numpy", "torch", "PIL", "onnxruntime"}
+
+
+def test_parity_in_a_process_without_lathe(folder: Path, tmp_path: Path) -> None:
+    pixels = pictures(5)[:, None]
+    np.save(tmp_path / "x.npy", pixels)
+    code = (
+        "import sys; sys.modules['lathe'] = None; sys.path.insert(0, sys.argv[1]); import numpy as np;"
+        "import lathe_serving_torchserve_handler as h; np.save('y.npy', h.Model(sys.argv[1], 1).logits(np.load('x.npy')))"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], cwd=tmp_path, check=True, timeout=120)
+    with torch.no_grad():
+        want = shipped()(torch.from_numpy(pixels)).numpy()
+    np.testing.assert_allclose(np.load(tmp_path / "y.npy"), want, atol=1e-5)
+    modules = set(sys.modules)
+    forward = get("torchserve").load(folder.with_suffix(".mar"), 1)
+    np.testing.assert_allclose(forward(pixels[:1]), want[:1], atol=1e-5)
+    assert not any(name.startswith("lathe_") for name in set(sys.modules) - modules)
+
+
+def test_integers_stay_integers(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Callable[..., nn.Module]) -> None:
+    net = quantized(make_mlp(), images)
+    folder = archived(tmp_path / "m.mar", net, images[:2])
+    facts = json.loads((folder / "facts.json").read_text())
+    assert facts["payload"] == {"kind": "onnx", "file": "model.onnx"}
+    assert (folder / "model.onnx").read_bytes().count(b"QuantizeLinear") >= 3
+    with torch.no_grad():
+        want = net(images).numpy()
+    got = get("torchserve").load(tmp_path / "m.mar", 1)(images.numpy())
+    assert (got.argmax(1) == want.argmax(1)).mean() >= 0.95
+    assert np.abs(got - want).max() < 0.1 * np.abs(want).max()
+    with pytest.raises(UserError, match="payload=torchscript holds floats alone, and this net is quantized"):
+        get("torchserve").export(net, images[:2], tmp_path / "other.mar", payload="torchscript")
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"payload": "onyx"}, r"target\.torchserve\.payload=onyx: choose one of torch_export, onnx"),
+        ({"workers": 0}, r"target\.torchserve\.workers=0: give a whole number from 1\."),
+        ({"threads": 0.5}, r"target\.torchserve\.threads=0\.5: give a whole number from 1\."),
+        ({"max_batch_delay": -1}, r"target\.torchserve\.max_batch_delay=-1: give a whole number from 0\."),
+    ],
+)
+def test_options_that_can_not_be_are_said(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        get("torchserve").export(shipped(), torch.zeros(2, 1, 8, 8, dtype=torch.uint8), tmp_path / "m.mar", **options)
+    assert not os.listdir(tmp_path)
+
+
+def test_a_missing_archiver_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.export.torchserve.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install torch-model-archiver"):
+        get("torchserve").export(shipped(), torch.zeros(2, 1, 8, 8, dtype=torch.uint8), tmp_path / "m.mar")
+
+
+def changed(path: Path, name: str, content: bytes) -> Path:
+    """A copy of an archive with another file of that name."""
+    other = path.with_name("other.mar")
+    with zipfile.ZipFile(path) as source, zipfile.ZipFile(other, "w") as sink:
+        for entry in source.namelist():
+            if entry != name:
+                sink.writestr(entry, source.read(entry))
+        sink.writestr(name, content)
+    return other
+
+
+def test_archives_that_are_not_lathe_s_are_not_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, load = tmp_path / "m.mar", get("torchserve").load
+    with pytest.raises(UserError, match="there is no such file"):
+        load(path)
+    path.write_bytes(b"torn")
+    with pytest.raises(UserError, match="can't be read as an archive"):
+        load(path)
+    shutil.copy(folder.with_suffix(".mar"), path)
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    code = b"raise SystemExit('this ran')\n"
+    for name in ("lathe_serving_torchserve_handler.py", "json.py", "numpy.py"):
+        with pytest.raises(UserError, match="holds another handler than this Lathe's"):
+            load(changed(path, name, code))
+    with pytest.raises(UserError, match="can't be read as an archive"):
+        load(changed(path, "facts.json", b'{"payload": {"kind": "torch_export", "file": "../../model.pt2"}}'))
+    with pytest.raises(UserError, match=r"the torch_export payload, made with torch .*, can't be loaded"):
+        load(changed(path, "model.pt2", b"torn"))
+    assert not os.listdir(temporary)
+    forward = load(path)
+    assert forward(pictures(1)[:, None]).shape == (1, 4)
+    assert len(os.listdir(temporary)) == 1
+    del forward
+    assert not os.listdir(temporary)

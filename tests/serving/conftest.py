@@ -1,0 +1,51 @@
+"""A run with an export, which the tests of the server share."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import ROOT, SMALL, new_run
+from omegaconf import OmegaConf
+
+from lathe import export
+from lathe.export import manifest
+from lathe.export.bundle import open_bundle
+from lathe.run import train
+from lathe.serving.options import read
+from lathe.shippable import open_shippable
+
+
+@pytest.fixture(scope="session")
+def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MLP on digits and its export to ONNX, with the manifest that scripts/export.py writes but without its comparison."""
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=1")
+    train(cfg)
+    run = Path(cfg["paths"]["run_dir"])
+    found = open_shippable(run)
+    folder = run / "exports/onnx"
+    folder.mkdir(parents=True)
+    export.get("onnx").export(found.net, found.example, folder / "model.onnx")
+    manifest.write(folder, {"target": "onnx", "file": "model.onnx", **found.facts}, ["model.onnx"])
+    return run
+
+
+@pytest.fixture(scope="session")
+def bare(served_run: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """The export without a server: uint8 `[n, 1, 8, 8]` to logits `[n, 10]`."""
+    return open_bundle(served_run / "exports/onnx", 1)
+
+
+@pytest.fixture(scope="session")
+def digits() -> np.ndarray:
+    """Distinct images, uint8 `[512, 1, 8, 8]`."""
+    return np.random.default_rng(0).integers(0, 256, (512, 1, 8, 8), dtype=np.uint8)
+
+
+@pytest.fixture
+def options() -> Callable[..., Any]:
+    """The options of configs/serve.yaml with some of them changed."""
+    given = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/serve.yaml"))
+    assert isinstance(given, dict)
+    return lambda **changes: read({**given, "export": "onnx", **changes}, "a_run")

@@ -1,0 +1,204 @@
+"""Every form of a request's body, with the array that comes out."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+from request_bodies import ANY, GREY, PIXELS, THREE, WORDS, as_json, decoded, facts, file_of, npy, refused, text
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (file_of(GREY), "image/png"),
+        (file_of(GREY), "Image/PNG; name=x"),
+        (npy(GREY), "application/x-npy"),
+        (npy(np.asfortranarray(GREY)), "application/x-npy"),
+        (npy(GREY[None]), "application/x-npy"),
+        (npy(GREY[:, :, None]), "application/x-npy"),
+        (as_json(image=GREY.tolist()), "application/json; charset=utf-8"),
+        (as_json(image=GREY[None].tolist()), "application/json"),
+        (as_json(image=GREY[:, :, None].tolist()), "application/json"),
+        (as_json(image=text(file_of(GREY))), "application/json"),
+        (as_json(image="data:image/png;base64," + text(file_of(GREY))), "application/json"),
+        (GREY.tobytes(), "application/octet-stream"),
+    ],
+)
+def test_a_grey_image_in_every_form(body: bytes, kind: str) -> None:
+    array, single = decoded(body, kind)
+    assert single
+    assert array.shape == (1, 1, 4, 5)
+    assert np.array_equal(array[0, 0], GREY)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (npy(np.stack([PIXELS, PIXELS[::-1]])), "application/x-npy"),
+        (npy(np.stack([PIXELS, PIXELS[::-1]]).transpose(0, 3, 1, 2)), "application/x-npy"),
+        (as_json(images=[PIXELS.tolist(), PIXELS[::-1].tolist()]), "application/json"),
+        (as_json(images=[text(file_of(PIXELS)), text(file_of(PIXELS[::-1]))]), "application/json"),
+        (PIXELS.transpose(2, 0, 1).tobytes() + PIXELS[::-1].transpose(2, 0, 1).tobytes(), "application/octet-stream"),
+    ],
+)
+def test_several_colour_images_in_every_form(body: bytes, kind: str) -> None:
+    array, single = decoded(body, kind, THREE)
+    assert not single
+    assert array.shape == (2, 3, 4, 5)
+    assert np.array_equal(array[0], PIXELS.transpose(2, 0, 1))
+    assert np.array_equal(array[1], PIXELS[::-1].transpose(2, 0, 1))
+
+
+def test_several_grey_images_need_no_channel_axis() -> None:
+    both = np.stack([GREY, GREY[::-1]])
+    for body, kind in ((npy(both), "application/x-npy"), (as_json(images=both.tolist()), "application/json")):
+        array, single = decoded(body, kind)
+        assert not single
+        assert np.array_equal(array[:, 0], both)
+    assert decoded(as_json(images=[GREY.tolist()]), "application/json")[1] is False  # several that are one stay a list
+    assert decoded(npy(GREY[None]), "application/x-npy")[1] is True
+
+
+def test_colours_follow_the_net() -> None:
+    array, _ = decoded(file_of(GREY), "image/png", THREE)
+    assert np.array_equal(array[0], np.stack([GREY] * 3))
+    array, _ = decoded(file_of(PIXELS), "image/png")
+    assert np.array_equal(array[0, 0], np.asarray(Image.fromarray(PIXELS).convert("L")))
+
+
+def test_jpeg() -> None:
+    body = file_of(np.full((4, 5), 90, np.uint8), "JPEG", quality=95)
+    for kind in ("image/jpeg", "image/jpg"):
+        array, single = decoded(body, kind)
+        assert single
+        assert np.abs(array.astype(int) - 90).max() <= 2
+    assert np.abs(decoded(as_json(image=text(body)), "application/json")[0].astype(int) - 90).max() <= 2
+
+
+def test_pictures_are_scaled_but_arrays_are_not() -> None:
+    large = np.kron(GREY, np.ones((8, 8), np.uint8))
+    array, _ = decoded(file_of(large), "image/png")
+    assert array.shape == (1, 1, 4, 5)
+    assert np.abs(array[0, 0].astype(int) - GREY).max() <= 40  # the filter is wider than a block
+    assert np.corrcoef(array[0, 0].ravel(), GREY.ravel())[0, 1] > 0.99
+    flat, _ = decoded(file_of(np.full((50, 70), 77, np.uint8)), "image/png")
+    assert (flat == 77).all()
+    for body, kind in ((npy(large), "application/x-npy"), (as_json(image=large.tolist()), "application/json")):
+        status, sentence = refused(body, kind)
+        assert status == 413 if kind == "application/json" else status == 422
+        assert kind == "application/json" or "shape [32, 40], but the net takes [4, 5] or [1, 4, 5] or [n, 1, 4, 5]" in sentence
+
+
+def test_nets_for_any_size_take_pictures_as_they_are() -> None:
+    image = np.random.default_rng(0).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+    planes = image.transpose(2, 0, 1)
+    for body, kind, shape in (
+        (file_of(image), "image/png", None),
+        (npy(image), "application/x-npy", None),
+        (npy(planes), "application/x-npy", None),
+        (as_json(image=image.tolist()), "application/json", None),
+        (planes.tobytes(), "application/octet-stream", " 7 , 9 "),
+    ):
+        array, single = decoded(body, kind, ANY, shape)
+        assert single
+        assert np.array_equal(array[0], planes)
+    several, single = decoded(as_json(images=[text(file_of(image))] * 2), "application/json", ANY)
+    assert (several.shape, single) == ((2, 3, 7, 9), False)
+    assert refused(as_json(images=[text(file_of(image)), text(file_of(image[:5]))]), "application/json", ANY)[0] == 422
+    assert refused(planes.tobytes(), "application/octet-stream", ANY) == (
+        422,
+        "This net takes images of any size: say theirs in the header X-Shape: height,width.",
+    )
+    assert refused(planes.tobytes(), "application/octet-stream", ANY, "7,8")[0] == 422
+    assert refused(planes.tobytes(), "application/octet-stream", ANY, "999999999,999999999")[0] == 413
+    assert refused(planes.tobytes(), "application/octet-stream", ANY, "0,9")[0] == 413
+    assert refused(planes.tobytes(), "application/octet-stream", ANY, "7x9")[0] == 400
+    assert refused(npy(np.zeros((3, 101, 100), np.uint8)), "application/x-npy", ANY)[0] == 413
+
+
+def test_sixteen_bits_and_one_bit_and_palettes() -> None:
+    deep = (GREY.astype(np.uint16) << 8) + 200
+    assert np.array_equal(decoded(file_of(deep), "image/png")[0][0, 0], GREY)
+    out = io.BytesIO()
+    Image.fromarray(GREY > 100).save(out, "PNG")
+    assert np.array_equal(decoded(out.getvalue(), "image/png")[0][0, 0], np.where(GREY > 100, 255, 0))
+    out = io.BytesIO()
+    Image.fromarray(PIXELS).quantize(60).save(out, "PNG")
+    assert np.abs(decoded(out.getvalue(), "image/png", THREE)[0][0].astype(int) - PIXELS.transpose(2, 0, 1)).max() <= 8
+
+
+def test_what_is_transparent_lies_on_white() -> None:
+    ink = np.zeros((4, 5, 4), np.uint8)
+    ink[1, 1:3, 3] = 255  # opaque black on transparent black
+    array, _ = decoded(file_of(ink), "image/png")
+    expected = np.full((4, 5), 255)
+    expected[1, 1:3] = 0
+    assert np.array_equal(array[0, 0], expected)
+
+
+def test_a_photo_is_turned_as_the_camera_was_held() -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6  # the camera stood on its side: rows of the file are columns of the scene
+    for kind in ("PNG", "JPEG"):
+        body = file_of(np.kron(np.array([[0, 255]], np.uint8), np.ones((16, 16), np.uint8)), kind, exif=turned)
+        array, _ = decoded(body, f"image/{kind.lower()}", facts(1, 32, 16))
+        assert array[0, 0, :12].max() < 30
+        assert array[0, 0, 20:].min() > 225
+
+
+def test_binary_has_whole_samples() -> None:
+    assert decoded(GREY.tobytes() * 5, "application/octet-stream")[0].shape == (5, 1, 4, 5)
+    assert decoded(GREY.tobytes(), "application/octet-stream", shape="4,5")[1] is True
+    assert refused(GREY.tobytes()[:-1], "application/octet-stream") == (
+        422,
+        "The body has 19 bytes: send a multiple of 20, the uint8 pixels of images [1, 4, 5].",
+    )
+    assert refused(GREY.tobytes() * 6, "application/octet-stream")[0] == 413
+    assert refused(GREY.tobytes(), "application/octet-stream", shape="5,4") == (
+        422,
+        "X-Shape is 5,4, but the net takes 4,5: scale the images.",
+    )
+    sentence = "The body is a file of type {}: declare that as its Content-Type."
+    padded = npy(GREY) + bytes(-len(npy(GREY)) % 20)  # as long as samples would be
+    assert refused(padded, "application/octet-stream") == (415, sentence.format("application/x-npy"))
+    assert refused(file_of(GREY), "application/octet-stream") == (415, sentence.format("image/png"))
+
+
+def test_types_and_bodies() -> None:
+    status, sentence = refused(b"x", "text/html")
+    assert status == 415
+    assert sentence == (
+        "Content-Type 'text/html' is not taken: declare one of image/png, image/jpeg, application/x-npy, application/json, "
+        "application/octet-stream."
+    )
+    assert "(none)" in refused(b"x", "")[1]
+    assert refused(b"x", "image/png", WORDS)[0] == 415
+    for kind in ("image/png", "application/x-npy", "application/json", "application/octet-stream"):
+        assert refused(b"", kind)[0] == 400
+    assert refused(bytes(200_001), "image/png") == (413, "The body has 200001 bytes, more than 200000: send less at a time.")
+    status, sentence = refused(file_of(GREY), "image/png", facts(4, 4, 5))
+    assert (status, "send an array as application/x-npy" in sentence) == (415, True)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "shape", "single"),
+    [
+        (as_json(tokens=[3, 1, 49]), "application/json", None, True),
+        (as_json(tokens=[[3, 1, 49]]), "application/json", None, False),
+        (npy(np.array([3, 1, 49], np.int32)), "application/x-npy", None, True),
+        (npy(np.array([[3, 1, 49]], ">u2")), "application/x-npy", None, False),
+        (np.array([3, 1, 49], "<i8").tobytes(), "application/octet-stream", None, True),
+        (np.array([3, 1, 49], "<i8").tobytes(), "application/octet-stream", "1,3", False),
+    ],
+)
+def test_token_ids_in_every_form(body: bytes, kind: str, shape: str | None, single: bool) -> None:
+    array, alone = decoded(body, kind, WORDS, shape)
+    assert alone is single
+    assert array.tolist() == [[3, 1, 49]]
+
+
+def test_a_net_without_a_longest_sequence_has_the_servers() -> None:
+    endless = {"input": {**WORDS["input"], "longest": None}}
+    assert decoded(as_json(tokens=[1] * 64), "application/json", endless)[0].shape == (1, 64)
+    assert refused(as_json(tokens=[1] * 65), "application/json", endless)[0] == 413

@@ -1,0 +1,272 @@
+"""Batches, deadlines and workers that die, with threads for worker processes."""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from litserve.utils import LitAPIStatus
+
+from lathe.errors import UserError
+from lathe.serving.api import FAILED
+from lathe.serving.channel import WorkerEnd
+from lathe.serving.engine import Engine
+from lathe.serving.limits import BadRequest
+
+Batch = list[tuple[int, np.ndarray]]
+
+
+class Crew:
+    """Starts threads that answer as workers do. `compute(batch)` gives one answer per request; None: the worker dies."""
+
+    def __init__(self, compute: Callable[[Batch], list[Any] | None], refusals: list[str | None] | None = None) -> None:
+        self.compute, self.refusals, self.started, self.batches = compute, refusals or [], 0, []  # type: ignore[var-annotated]
+
+    def launch(self, index: int) -> tuple[Any, socket.socket]:
+        ours, theirs = socket.socketpair()
+        process = Worker()
+        refusal = self.refusals.pop(0) if self.refusals else None
+        self.started += 1
+        threading.Thread(target=self._work, args=(WorkerEnd(theirs), theirs, process, refusal), daemon=True).start()
+        return process, ours
+
+    def _work(self, end: WorkerEnd, theirs: socket.socket, process: "Worker", refusal: str | None) -> None:
+        try:
+            end.put(refusal)
+            while True:
+                batch = end.exchange()
+                self.batches.append([len(inputs) for _, inputs in batch])
+                answers = self.compute(batch)
+                if answers is None:
+                    break
+                for (number, _), answer in reversed(list(zip(batch, answers, strict=True))):
+                    end.send((number, (answer, LitAPIStatus.OK, None, 0)), 0)
+        except EOFError:
+            pass
+        theirs.close()
+        process.end()
+
+
+class Worker:
+    """As much of a process as the engine looks at."""
+
+    def __init__(self) -> None:
+        self.sentinel, self._write = os.pipe()
+        self.exitcode: int | None = None
+        self.killed = False
+        self._over = threading.Event()
+
+    def end(self) -> None:
+        if self.exitcode is None:
+            self.exitcode = 0
+            os.close(self._write)
+            self._over.set()
+
+    def kill(self) -> None:
+        self.killed = True
+        self.end()
+
+    def join(self, timeout: float | None = None) -> None:
+        self._over.wait(timeout)
+
+
+def same(batch: Batch) -> list[Any]:
+    return [inputs.astype(np.float32) for _, inputs in batch]
+
+
+def sample(value: int, rows: int = 1) -> np.ndarray:
+    return np.full((rows, 2), value, np.uint8)
+
+
+def play(engine: Engine, scene: Callable[[Engine], Coroutine[Any, Any, None]]) -> None:
+    async def whole() -> None:
+        try:
+            await engine.start()
+            await scene(engine)
+        finally:
+            await engine.stop()
+
+    asyncio.run(asyncio.wait_for(whole(), 30))
+
+
+async def refused(status: int, call: Coroutine[Any, Any, Any]) -> str:
+    with pytest.raises(BadRequest) as caught:
+        await call
+    assert caught.value.status == status
+    return caught.value.sentence
+
+
+def test_everybody_gets_their_own_answer_in_batches(options: Callable[..., Any]) -> None:
+    crew = Crew(same)
+
+    async def scene(engine: Engine) -> None:
+        found = await asyncio.gather(*(engine.predict(sample(i, 1 + i % 3), 10) for i in range(100)))
+        for i, logits in enumerate(found):
+            assert logits.tolist() == [[i, i]] * (1 + i % 3)
+        assert all(sum(rows) <= 8 for rows in crew.batches)
+        assert sum(len(rows) for rows in crew.batches) == 100
+        assert len(crew.batches) < 40  # 199 samples
+
+    play(Engine(crew.launch, options(max_batch_size=8)), scene)
+
+
+def test_more_samples_than_a_batch_are_computed_alone(options: Callable[..., Any]) -> None:
+    crew = Crew(same)
+
+    async def scene(engine: Engine) -> None:
+        await asyncio.gather(*(engine.predict(sample(1, rows), 10) for rows in (1, 9, 2)))
+        assert crew.batches == [[1], [9], [2]]
+
+    play(Engine(crew.launch, options(max_batch_size=4)), scene)
+
+
+def test_a_lone_client_is_not_held_up_but_several_are_gathered(options: Callable[..., Any]) -> None:
+    crew = Crew(same)
+
+    async def scene(engine: Engine) -> None:
+        began = time.monotonic()
+        for _ in range(5):
+            await engine.predict(sample(1), 10)
+        assert time.monotonic() - began < 1
+        crew.batches.clear()
+        await asyncio.gather(*(engine.predict(sample(i), 10) for i in range(4)))
+        began = time.monotonic()
+        late = asyncio.create_task(engine.predict(sample(1), 10))
+        await asyncio.sleep(0.1)
+        await asyncio.gather(late, *(engine.predict(sample(i), 10) for i in range(3)))
+        assert time.monotonic() - began < 1  # as many as before are here: no need to wait for the rest of batch_timeout
+        assert crew.batches == [[1, 1, 1, 1], [1, 1, 1, 1]]
+        began = time.monotonic()
+        await engine.predict(sample(1), 10)  # once: the last batch held four
+        assert 1 < time.monotonic() - began < 4
+        await engine.predict(sample(1), 10)
+        assert time.monotonic() - began < 4
+
+    play(Engine(crew.launch, options(max_batch_size=8, batch_timeout=2.0)), scene)
+
+
+def test_a_full_queue_refuses_all_but_the_urgent(options: Callable[..., Any]) -> None:
+    go = threading.Event()
+
+    def compute(batch: Batch) -> list[Any]:
+        go.wait()
+        return same(batch)
+
+    async def scene(engine: Engine) -> None:
+        first = asyncio.create_task(engine.predict(sample(0), 10))
+        await asyncio.sleep(0.2)
+        waiting = [asyncio.create_task(engine.predict(sample(i), 10)) for i in (1, 2)]
+        await asyncio.sleep(0)
+        assert "2 requests wait already" in await refused(503, engine.predict(sample(3), 10))
+        urgent = asyncio.create_task(engine.predict(sample(9), 10, urgent=True))
+        await asyncio.sleep(0)
+        assert [int(request.inputs[0, 0]) for request in engine.waiting] == [9, 1, 2]
+        go.set()
+        found = await asyncio.gather(first, *waiting, urgent)
+        assert [logits[0, 0] for logits in found] == [0, 1, 2, 9]
+
+    play(Engine(Crew(compute).launch, options(max_batch_size=1, max_queue=2)), scene)
+
+
+def test_a_dead_worker_is_replaced_and_only_what_it_held_is_refused(options: Callable[..., Any]) -> None:
+    def compute(batch: Batch) -> list[Any] | None:
+        return None if batch[0][1][0, 0] == 66 else same(batch)
+
+    crew = Crew(compute)
+
+    async def scene(engine: Engine) -> None:
+        poison, *others = (asyncio.create_task(engine.predict(sample(i), 10)) for i in (66, 1, 2, 3))
+        assert "died" in await refused(503, poison)
+        assert [(await other)[0, 0] for other in others] == [1, 2, 3]
+        assert crew.started == 2
+        assert engine.metrics.restarts._value.get() == 1
+
+    play(Engine(crew.launch, options(max_batch_size=1)), scene)
+
+
+def test_a_hung_worker_is_killed_and_replaced(options: Callable[..., Any]) -> None:
+    hang = threading.Event()
+
+    def compute(batch: Batch) -> list[Any]:
+        if batch[0][1][0, 0] == 66:
+            hang.wait(20)
+        return same(batch)
+
+    crew = Crew(compute)
+
+    async def scene(engine: Engine) -> None:
+        assert "within 0.5 seconds" in await refused(504, engine.predict(sample(66), 0.5))
+        assert (await engine.predict(sample(7), 10))[0, 0] == 7
+        assert crew.started == 2
+        hang.set()
+
+    play(Engine(crew.launch, options(max_batch_size=1, request_timeout=0.5)), scene)
+
+
+def test_who_gave_up_is_not_computed(options: Callable[..., Any]) -> None:
+    go = threading.Event()
+
+    def compute(batch: Batch) -> list[Any]:
+        go.wait()
+        return same(batch)
+
+    crew = Crew(compute)
+
+    async def scene(engine: Engine) -> None:
+        first = asyncio.create_task(engine.predict(sample(0), 10))
+        await asyncio.sleep(0.2)
+        await refused(504, engine.predict(sample(1), 0.05))
+        assert len(engine.waiting) == 0
+        go.set()
+        await first
+        assert (await engine.predict(sample(2), 10))[0, 0] == 2
+        assert crew.batches == [[1], [1]]
+
+    play(Engine(crew.launch, options(max_batch_size=1)), scene)
+
+
+def test_a_failed_input_is_told_alone(options: Callable[..., Any]) -> None:
+    def compute(batch: Batch) -> list[Any]:
+        return [FAILED if inputs[0, 0] == 13 else inputs for _, inputs in batch]
+
+    async def scene(engine: Engine) -> None:
+        good, bad = engine.predict(sample(1), 10), engine.predict(sample(13), 10)
+        found, sentence = await asyncio.gather(good, refused(500, bad))
+        assert found[0, 0] == 1
+        assert "failed on this input" in sentence
+
+    play(Engine(Crew(compute).launch, options()), scene)
+
+
+def test_stopping_tells_those_who_wait(options: Callable[..., Any]) -> None:
+    go = threading.Event()
+
+    def compute(batch: Batch) -> list[Any]:
+        go.wait(20)
+        return same(batch)
+
+    crew = Crew(compute)
+
+    async def scene() -> None:
+        engine = Engine(crew.launch, options(max_batch_size=1))
+        await engine.start()
+        calls = [asyncio.create_task(engine.predict(sample(i), 10)) for i in range(3)]
+        await asyncio.sleep(0.2)
+        asyncio.get_running_loop().call_later(0.2, go.set)
+        await engine.stop()
+        for call in calls:
+            assert "stopping" in await refused(503, call)
+
+    asyncio.run(asyncio.wait_for(scene(), 30))
+
+
+def test_a_net_that_cant_be_loaded_is_one_sentence(options: Callable[..., Any]) -> None:
+    crew = Crew(same, refusals=["the file is gone: export again."])
+    with pytest.raises(UserError, match="the file is gone: export again"):
+        play(Engine(crew.launch, options()), lambda engine: asyncio.sleep(0))
+    assert crew.started == 1

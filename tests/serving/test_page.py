@@ -1,0 +1,157 @@
+"""The web page: what it may load, and what a person sees in a real browser. test_page_served.py has a real server behind it."""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browsing import THREE, draw, lines, open_browser, open_tab
+from PIL import Image
+
+from lathe.serving.page import page
+
+DIGITS = {"run": "a_run", "target": "onnx", "checkpoint": "best", "integers": False, "classes": [str(i) for i in range(10)],
+          "preprocess": {"in_graph": True, "mean": [0.3], "std": [0.4], "size": [8, 8]},
+          "input": {"dtype": "uint8", "shape": ["batch", 1, 8, 8], "layout": "NCHW"}}  # fmt: skip
+PHOTOS = {**DIGITS, "classes": ["cat", "dog"], "preprocess": {**DIGITS["preprocess"], "mean": [0.5] * 3, "size": [32, 32]},
+          "input": {"dtype": "uint8", "shape": ["batch", 3, "height", "width"], "layout": "NCHW"}}  # fmt: skip
+WORDS = {**DIGITS, "classes": None, "preprocess": None,
+         "input": {"dtype": "int64", "shape": ["batch", "time"], "layout": "NT", "longest": 64, "vocab_size": 256}}  # fmt: skip
+
+
+class Elements(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, str] = {}
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        tag, attributes = self.found[-1] if self.found else ("", {})
+        self.texts.setdefault(str(attributes.get("id") or tag), data)
+
+
+@pytest.mark.parametrize("facts", [DIGITS, PHOTOS, WORDS])
+def test_the_page_loads_nothing_and_runs_nothing_but_its_own(facts: dict[str, Any]) -> None:
+    text = page(facts)
+    elements = Elements(text)
+    outside = [
+        value for _, attributes in elements.found for name, value in attributes.items() if name in ("src", "href", "action")
+    ]
+    assert outside == ["data:,"]
+    assert not re.search(r"https?:|@import|url\(", text)
+    assert [name for _, attributes in elements.found for name in attributes if name.startswith("on") or name == "style"] == []
+    policy = next(attributes["content"] for tag, attributes in elements.found if attributes.get("http-equiv"))
+    for name in ("script", "style"):
+        digest = base64.b64encode(hashlib.sha256(elements.texts[name].encode()).digest()).decode()
+        assert f"{name}-src 'sha256-{digest}';" in str(policy)
+    assert str(policy).startswith("default-src 'none';")
+    assert "__" not in text.replace("__proto__", "")
+
+
+def test_names_cant_end_the_element_that_they_stand_in() -> None:
+    text = page({**DIGITS, "run": "</title></script><script>alert(1)</script>"})
+    assert text.count("<script") == page(DIGITS).count("<script")
+    data = json.loads(Elements(text).texts["data"])
+    assert data["about"][0] == "run </title></script><script>alert(1)</script>"
+
+
+def test_the_script_is_told_what_the_net_takes() -> None:
+    def told(facts: dict[str, Any]) -> dict[str, Any]:
+        return dict(json.loads(Elements(page(facts)).texts["data"]))
+
+    assert told(DIGITS) == {"kind": "image", "draw": True, "size": [8, 8], "ink": "white",
+                            "about": ["run a_run", "onnx of best.ckpt, floats", "grey, 8 x 8 pixels", "10 classes"]}  # fmt: skip
+    assert (told(PHOTOS)["draw"], told(PHOTOS)["size"], told(PHOTOS)["about"][2]) == (
+        False,
+        [32, 32],
+        "3 channels, pixels of any size",
+    )
+    assert told({**DIGITS, "preprocess": {**DIGITS["preprocess"], "mean": [0.9]}})["ink"] == "black"
+    assert (told(WORDS)["kind"], told(WORDS)["vocab_size"], told(WORDS)["longest"]) == ("tokens", 256, 64)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    with open_tab(browser) as found:
+        yield found
+
+
+def show(tab: Any, facts: dict[str, Any], answer: Any, status: int = 200) -> list[Any]:
+    """Opens the page of `facts` in front of a server that always gives the same answer, and returns what it will have been asked."""
+    seen: list[Any] = []
+
+    def respond(route: Any) -> None:
+        seen.append(route.request)
+        route.fulfill(status=status, json=answer, headers={"Server-Timing": "total;dur=1.25"})
+
+    tab.route("http://page.test/**", lambda route: route.fulfill(body=page(facts), content_type="text/html"))
+    tab.route("http://page.test/predict**", respond)
+    tab.goto("http://page.test/")
+    return seen
+
+
+def test_a_net_of_tokens_has_a_field_for_them(tab: Any) -> None:
+    rows = [{"class": "31", "index": 31, "probability": 0.75}, {"class": "7", "index": 7, "probability": 0.0001}]
+    seen = show(tab, WORDS, {"predictions": rows})
+    field = tab.get_by_label("Token ids")
+    field.fill("3, 1 [49]")
+    tab.get_by_role("button", name="Predict").click()
+    assert lines(tab) == [("31", "75.0 %"), ("7", "< 0.1 %")]
+    assert (seen[0].post_data_json, seen[0].headers["content-type"]) == ({"tokens": [3, 1, 49]}, "application/json")
+    assert tab.locator("#time").inner_text().endswith("1.3 ms of it in the server")
+    field.fill("3 cats")
+    field.press("Enter")
+    assert tab.get_by_role("alert").inner_text() == "cats is no token id: give whole numbers from 0, with spaces between."
+    assert len(seen) == 1
+
+
+def test_a_net_of_photos_has_no_pen_and_a_narrow_screen_has_one_column(tab: Any, tmp_path: Path) -> None:
+    seen = show(tab, PHOTOS, {"predictions": [{"class": "cat <b>", "index": 0, "probability": 0.6}]})
+    tab.set_viewport_size({"width": 360, "height": 700})
+    assert not tab.locator("#drawing").is_visible()
+    assert not tab.get_by_label("Fit to frame").is_visible()
+    Image.fromarray(np.zeros((40, 30, 3), np.uint8)).save(tmp_path / "photo.png")
+    tab.get_by_label("Choose a file").set_input_files(tmp_path / "photo.png")
+    assert lines(tab) == [("cat <b>", "60.0 %")]
+    assert seen[0].post_data_buffer == (tmp_path / "photo.png").read_bytes()
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 360
+    cards = [card.bounding_box() for card in tab.locator(".card").all()]
+    assert cards[0]["x"] == cards[1]["x"]
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_server_that_fails_is_told_of(tab: Any, broken: bool) -> None:
+    show(tab, DIGITS, {"error": "Too many requests wait: try again."}, status=503)
+    if broken:
+        tab.route("http://page.test/predict**", lambda route: route.abort())
+        draw_without_answer(tab)
+        sentence = "The server does not answer: see whether it still runs."
+    else:
+        draw(tab, THREE)
+        sentence = "Too many requests wait: try again."
+    tab.locator("#error").wait_for()
+    assert tab.get_by_role("alert").inner_text() == sentence
+
+
+def draw_without_answer(tab: Any) -> None:
+    box = tab.locator("#drawing").bounding_box()
+    tab.mouse.move(box["x"] + 50, box["y"] + 50)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + 50, box["y"] + 150)
+    tab.mouse.up()

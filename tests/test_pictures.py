@@ -1,0 +1,70 @@
+"""Pictures as arrays: layouts, scaling, and what their headers say. The kinds of files are held in tests/serving/test_decode.py."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from lathe.pictures import PictureError, TooLarge, arranged, picture_size, read_picture, scaled
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "size", "one", "expected"),
+    [
+        ((5, 1, 4, 6), 1, None, None, ((5, 1, 4, 6), False)),
+        ((5, 4, 6, 3), 3, None, None, ((5, 3, 4, 6), False)),
+        ((3, 4, 6), 3, None, None, ((1, 3, 4, 6), True)),
+        ((4, 6, 3), 3, None, None, ((1, 3, 4, 6), True)),
+        ((3, 6, 3), 3, None, None, ((1, 3, 6, 3), True)),  # both would fit: channels first
+        ((3, 6, 3), 3, (3, 6), None, ((1, 3, 3, 6), True)),  # the size decides
+        ((5, 4, 6), 1, None, None, ((5, 1, 4, 6), False)),
+        ((1, 4, 6), 1, None, None, ((1, 1, 4, 6), True)),
+        ((1, 4, 6), 1, None, False, ((1, 1, 4, 6), False)),
+        ((5, 4, 6), 1, None, True, None),
+        ((4, 6), 1, (4, 6), None, ((1, 1, 4, 6), True)),
+        ((4, 6), 1, (6, 4), None, None),
+        ((4, 6), 3, None, None, None),
+        ((4, 6), 1, None, False, None),
+        ((0, 1, 4, 6), 1, None, None, None),
+        ((2, 5, 1, 4, 6), 1, None, None, None),
+        ((6,), 1, None, None, None),
+    ],
+)
+def test_layouts(shape: tuple[int, ...], channels: int, size: Any, one: Any, expected: Any) -> None:
+    array = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
+    found = arranged(array, channels, size, one)
+    assert (found and (found[0].shape, found[1])) == expected
+    if found:
+        assert sorted(found[0].ravel().tolist()) == list(range(array.size))
+        assert np.shares_memory(found[0], array)  # a file on disk stays there
+
+
+def test_scaling_is_that_of_the_graphs_up_to_rounding() -> None:
+    """Pillow's filter and torch's antialiased one, which exports with target.input_size compute, are the same."""
+    picture = np.random.default_rng(0).integers(0, 256, (3, 19, 31), dtype=np.uint8)
+    for size in ((8, 8), (40, 16), (19, 7)):
+        exact = interpolate(torch.from_numpy(picture)[None].float(), size=size, mode="bilinear", antialias=True)[0].numpy()
+        found = scaled(picture, size)
+        assert (found.shape, found.dtype) == ((3, *size), np.uint8)
+        assert np.abs(found - exact).max() <= 1.01  # it rounds after each axis
+    assert scaled(picture, (19, 31)) is picture
+
+
+def test_a_header_tells_the_size_without_the_pixels() -> None:
+    out, turned = io.BytesIO(), Image.Exif()
+    turned[0x0112] = 8
+    noise = np.random.default_rng(0).integers(0, 256, (20, 30), dtype=np.uint8)
+    Image.fromarray(noise).save(out, "JPEG", exif=turned, quality=95)
+    cut = out.getvalue()[:-300]
+    assert picture_size(io.BytesIO(cut), "JPEG", 600) == (30, 20)
+    assert read_picture(io.BytesIO(out.getvalue()), "JPEG", 1, 600).shape == (1, 30, 20)
+    with pytest.raises(PictureError, match="can't be read as a JPEG image"):
+        read_picture(io.BytesIO(cut), "JPEG", 1, 600)
+    with pytest.raises(TooLarge, match="has 20 x 30 pixels, more than 599"):
+        picture_size(io.BytesIO(cut), "JPEG", 599)
+    with pytest.raises(PictureError, match="can't be read as a PNG image"):
+        picture_size(io.BytesIO(cut), "PNG", 600)
