@@ -14,6 +14,7 @@ from lathe import export
 from lathe.run import train
 from lathe.rundir import RunDir
 
+WHOLE = ["onnx", "onnx/manifest.json", "onnx/model.onnx", "onnx/parity.json"]  # what target=onnx leaves in exports/
 CNN = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64")
 
 
@@ -31,6 +32,12 @@ def request(run: RunDir, *overrides: str) -> dict[str, Any]:
     cfg["trainer"] |= asked["trainer"]
     cfg["paths"]["run_dir"] = str(run.path)
     return {**cfg, "strategy": asked["strategy"], "request": asked}
+
+
+def left(run: RunDir) -> list[str]:
+    """What lies in the run's exports."""
+    exports = run.path / "exports"
+    return sorted(str(path.relative_to(exports)) for path in exports.rglob("*")) if exports.exists() else []
 
 
 def targets() -> list[str]:

@@ -23,7 +23,7 @@ from lathe.config import changes
 from lathe.errors import UserError
 
 # What may differ between a run and its continuation without making it another experiment.
-NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra")
+NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "data.class_names")
 PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics", "scikit-learn")
 
 

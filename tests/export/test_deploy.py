@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from lathe.compression.quantize import LayerPlan, integer_weight, quantize, quantized_layers
 from lathe.errors import UserError
 from lathe.export.deploy import deployable
-from lathe.export.dialects import Inductor, Onnx
+from lathe.export.dialects import Inductor, Onnx, Xnnpack
 from lathe.nets import GPT, ViT
 
 Make = Callable[[], nn.Module]
@@ -33,6 +33,25 @@ def test_folded_integers_compute_what_was_simulated(
     # a rounding or two falls to the other side; the whole effect of quantization is much larger
     assert (got - want).abs().mean() < 0.2 * (plain - want).abs().mean()
     assert (got.argmax(1) == want.argmax(1)).float().mean() >= 0.99
+
+
+@pytest.mark.parametrize(
+    "plan", [LayerPlan(), LayerPlan(weight_bits=4, activation_bits=4), LayerPlan(activation="none", group_size=9)]
+)
+def test_signed_integers_stand_for_the_same_values(
+    make_resnet: Make, images: Tensor, plan: LayerPlan, quantized: Quantized
+) -> None:
+    net = quantized(make_resnet(), images, plan)
+    want, dialect = run(net, images), Xnnpack()
+    found = deployable(net, images[:2], dialect)
+    layers = [layer for layer in found.modules() if hasattr(layer, "integers")]
+    for layer in layers:
+        dialect.prepare(layer)
+        assert layer.offset is None or layer.offset.is_floating_point()
+        assert layer.integers.is_floating_point() == (plan.activation == "none")
+    assert len(layers) == 10
+    got = run(found, images)
+    assert (got - want).abs().mean() < 0.3 * (run(make_resnet(), images) - want).abs().mean()  # roundings to the other side
 
 
 def test_the_net_stays_as_it_is_and_no_norm_is_left(make_resnet: Make, images: Tensor, quantized: Quantized) -> None:

@@ -153,6 +153,7 @@ with fresh_folder(Path(sys.argv[1])) as folder:
 """
 
 
+@pytest.mark.slow
 def test_a_killed_export_leaves_what_was_there_and_is_cleaned_up(tmp_path: Path) -> None:
     path = tmp_path / "onnx"
     write(path, "earlier")

@@ -58,7 +58,7 @@ def test_what_is_exported_is_what_was_trained(runs: Any, kind: str, target: str)
     folder = run.path / "exports" / target
     report = json.loads((folder / "parity.json").read_text())
     for what in ("held_out", "odd_inputs"):
-        assert report[what]["relative"] <= report["tolerance"] <= 0.05
+        assert report[what]["relative"] <= report["tolerance"] <= 0.1
     assert report["held_out"]["agreement"] >= report["least_agreement"] >= 0.97
     assert report["samples"] == (64 if kind == "gpt" else 297)
     metric = report["metric"]

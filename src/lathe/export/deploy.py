@@ -185,7 +185,13 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
         bias = torch.round(bias / offset_scale).to(torch.int32)
     elif bias is not None:
         bias = bias.float()
-    if not dialect.one_channel and isinstance(layer, nn.Conv2d) and layer.in_channels == 1 and source is not None and scale.dim() == 1:
+    if (
+        not dialect.one_channel
+        and isinstance(layer, nn.Conv2d)
+        and layer.in_channels == 1
+        and source is not None
+        and scale.dim() == 1
+    ):
         integers = F.pad(integers, (0, 0, 0, 0, 0, 1))
         full = tuple(integers.shape)
     if scale.dim() == 2:  # groups lie along the flattened input

@@ -7,6 +7,7 @@ each row of its input once more and gives floats (`lathe.export.xnnpack_graph`).
 import importlib.util
 import warnings
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +45,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: in
     stay as they are.
 
     Layers that XNNPACK has no integer kernel for keep the values of their integers as floats: those whose activations are not rounded,
-    those with groups of weights, and convolutions of one channel each whose result is not rounded.
+    those with groups of weights, and convolutions that read one channel each and whose result is not rounded.
 
     Raises:
         UserError: ExecuTorch is missing, pictures of every size are to be taken, a quantized net has no ranges yet or no layer that XNNPACK
@@ -56,6 +57,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: in
     check_bounds(net, "executorch", max_batch_size)
     given, quantized = largest(example, max_batch_size), bool(quantized_layers(net))
     with whole(path) as temporary, torch.no_grad(), quiet():
+        import_module("executorch.kernels.quantized")  # registers operators, for roundings that XNNPACK does not take
         program = _integer_program(net, given) if quantized else _traced(net, copied(net), given)
         lowered, found = _lowered(program)
         _judge(found, quantized)

@@ -4,6 +4,7 @@ Inductor stores them so only where every shape is known; where the batch is free
 of a ResNet-18 at batch 1. The layout hardly depends on the batch, and where oneDNN wants another one for some batch it makes it itself.
 """
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ class PackConvolutions(CustomGraphPass):
             return
         for number, node in enumerate(graph.find_nodes(op="call_function", target=ops._convolution_pointwise.default)):
             x, stored, _, padding, stride, dilation, groups = node.args[:7]
-            weight = getattr(net, stored.target) if stored.op == "get_attr" else None
+            weight = attrgetter(str(stored.target))(net) if stored.op == "get_attr" else None
             sides = x.meta["val"].shape[1:]
             if weight is None or weight.is_mkldnn or not _keeps_layout(sides):
                 continue

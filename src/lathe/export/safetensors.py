@@ -19,7 +19,6 @@ from lathe.export.weights import content_of, fill
 suffix = ".safetensors"
 computes = False
 integers: bool | None = None
-wants_config = True  # export is given the net's node of the run's configuration
 VERSION = 1
 KEY = "lathe"  # of the header's metadata
 SCALE = "_scale"  # behind the name of a weight of integers: the name of their scale

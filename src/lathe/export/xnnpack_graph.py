@@ -37,11 +37,12 @@ def share_roundings(program: ExportedProgram) -> None:
 
 
 def without_kernel(program: ExportedProgram) -> list[str]:
-    """Names of the modules whose integers XNNPACK can't take: convolutions of one channel each whose result is not rounded."""
+    """Names of the modules whose integers XNNPACK can't take: convolutions that read one channel each, such as a gray
+    picture's first, and whose result is not rounded."""
     return [
         list(node.meta["nn_module_stack"].values())[-1][0]
         for node in _integer_gemms(program)
-        if _is(node, "conv2d.default") and _is_depthwise(node) and not _rounded_next(node)
+        if _is(node, "conv2d.default") and _reads_one_channel(node) and not _rounded_next(node)
     ]
 
 
@@ -94,10 +95,9 @@ def _rounded_next(node: fx.Node) -> bool:
     return len(users) == 1 and _is(users[0], "quantize_per_tensor.default")
 
 
-def _is_depthwise(node: fx.Node) -> bool:
+def _reads_one_channel(node: fx.Node) -> bool:
     weight: Any = node.args[1]
-    groups = node.args[6] if len(node.args) > 6 else 1
-    return bool(groups != 1 and weight.meta["val"].shape[1] == 1)
+    return bool(weight.meta["val"].shape[1] == 1)
 
 
 def _is(node: Any, name: str) -> bool:

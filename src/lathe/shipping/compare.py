@@ -18,9 +18,9 @@ from lathe.shipping import parity
 PROBE, RELOAD = "lathe.export.probe", "lathe.shipping.reload"
 
 # Largest difference of a logit as a share of the largest logit, and share of equal predictions, by the file's arithmetic. Measured of nets
-# of 8 to 56 layers: 3e-6 in float32, where sums are added in another order. In integers 2e-2: biases are rounded to whole units, so that
-# some activations fall on the other side of a rounding boundary, each by a step.
-TOLERANCES = {"float32": (5e-5, 0.999), "float16": (2e-2, 0.99), "int8": (0.05, 0.97)}
+# of 8 to 56 layers: 3e-6 in float32, where sums are added in another order. In integers 2e-2, and 5e-2 where channels were removed before:
+# biases are rounded to whole units, so that some activations fall on the other side of a rounding boundary, each by a step.
+TOLERANCES = {"float32": (5e-5, 0.999), "float16": (2e-2, 0.99), "int8": (0.1, 0.97)}
 WIDEST = 0.5  # of few bits, whose steps are larger: their predictions are what can be compared
 
 
