@@ -151,7 +151,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5, help=f"each of {CALLS[1]} calls at batch 1 and {CALLS[32]} at batch 32")
     parser.add_argument(
-        "--test-size", type=int, default=2000, help="held-out images that each export is compared on; more than 2000 are compared only if target.samples says so"
+        "--test-size",
+        type=int,
+        default=2000,
+        help="held-out images that each export is compared on; more than 2000 are compared only if target.samples says so",
     )
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what the verdicts are taken from")
     parser.add_argument("--folder", type=Path, help="where the run and its exports are kept and looked for")

@@ -68,3 +68,15 @@ def test_a_header_tells_the_size_without_the_pixels() -> None:
         picture_size(io.BytesIO(cut), "JPEG", 599)
     with pytest.raises(PictureError, match="can't be read as a PNG image"):
         picture_size(io.BytesIO(cut), "PNG", 600)
+
+
+def test_a_jpeg_of_endless_scans_is_refused() -> None:
+    """Each scan of a progressive JPEG takes a pass over all pixels, and may be a few bytes."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    assert read_picture(io.BytesIO(content), "JPEG", 3, 4096).shape == (3, 64, 64)
+    last = content.rindex(b"\xff\xda")
+    bomb = content[:-2] + content[last:-2] * 100 + content[-2:]
+    with pytest.raises(PictureError, match="has more than 100 scans"):
+        read_picture(io.BytesIO(bomb), "JPEG", 3, 4096)

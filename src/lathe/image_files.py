@@ -1,7 +1,8 @@
 """Images in a folder or a .npy file: found and checked by their headers at first, read one after the other later. Imports no torch."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,15 @@ MOST = 2**28  # pixels of a picture; a small file that unpacks to more is an acc
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file with images of one `size`, height and width. `array` is `[n, channels, height, width]` on disk, None for PNG and JPEG."""
+    """A file with `count` images of one `size`, height and width. `opened` maps `[n, channels, height, width]` on disk, None for PNG and
+    JPEG."""
 
     path: Path
     channels: int
     size: tuple[int, int]
-    array: Array | None = None
+    count: int = 1
+    opened: Callable[[], Array] | None = None  # a map that is held costs a file descriptor, of which a folder may need too many
     numbered: bool = False  # images are called by their number, not by the file
-
-    @property
-    def count(self) -> int:
-        """How many images."""
-        return 1 if self.array is None else len(self.array)
 
     @property
     def names(self) -> Iterator[str]:
@@ -44,8 +42,10 @@ class ImageFile:
         Raises:
             UserError: its pixels are damaged.
         """
-        if self.array is not None:
-            yield from map(np.ascontiguousarray, self.array)
+        if self.opened is not None:
+            array = self.opened()
+            require(len(array) == self.count, f"input={self.path} has changed since its header was read: start again.")
+            yield from map(np.ascontiguousarray, array)
             return
         kind = SUFFIXES[self.path.suffix.lower()]
         try:
@@ -94,6 +94,11 @@ def open_array(path: Path, channels: int, one: bool | None = None) -> ImageFile:
     Raises:
         UserError: it is none.
     """
+    count, _, height, width = _mapped(path, channels, one).shape
+    return ImageFile(path, channels, (height, width), count, partial(_mapped, path, channels, one), numbered=one is False)
+
+
+def _mapped(path: Path, channels: int, one: bool | None) -> Array:
     try:
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
@@ -107,8 +112,7 @@ def open_array(path: Path, channels: int, one: bool | None = None) -> ImageFile:
             f"input={path} has shape {list(array.shape)}, but the net takes images of {channels} channels: give "
             f"[n, height, width, {channels}] or [n, {channels}, height, width]."
         )
-    height, width = found[0].shape[2:]
-    return ImageFile(path, channels, (height, width), found[0], numbered=one is False)
+    return found[0]
 
 
 def _unreadable(path: Path, kind: str, error: Exception) -> UserError:

@@ -13,6 +13,7 @@ Array = np.ndarray[Any, Any]
 READERS: dict[str, type[ImageFile.ImageFile]] = {"PNG": PngImageFile, "JPEG": JpegImageFile}
 SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
 COLOURS = {1: "L", 3: "RGB"}
+SCANS = 100  # of a JPEG at most: a progressive one has ten or so, and its thumbnail some of its own
 ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)  # the EXIF tag of how the camera was held, and its values that swap height and width
 
 
@@ -61,6 +62,9 @@ def read_picture(file: IO[bytes], kind: str, channels: int, most: int) -> Array:
         PictureError: as `open_picture`, or its pixels are damaged.
     """
     first = open_picture(file, kind, most)
+    # each scan of a progressive JPEG takes a pass over all pixels, and may be 33 bytes
+    if kind == "JPEG" and _scans(file) > SCANS:
+        raise PictureError(f"has more than {SCANS} scans, which no encoder writes")
     try:
         first.verify()  # checksums, which decoding does not look at; a verified picture has to be opened again
         file.seek(0)
@@ -75,6 +79,14 @@ def read_picture(file: IO[bytes], kind: str, channels: int, most: int) -> Array:
     except Exception as error:
         raise PictureError(f"can't be read as a {kind} image") from error
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _scans(file: IO[bytes]) -> int:
+    """How often a scan begins; within one, these two bytes can't stand."""
+    file.seek(0)
+    found = file.read().count(b"\xff\xda")
+    file.seek(0)
+    return found
 
 
 def _orientation(image: Image.Image) -> int:

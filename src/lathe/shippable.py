@@ -15,7 +15,7 @@ from lathe.compression.ptq import quantize_static
 from lathe.compression.quantize import describe, quantized_layers, strip
 from lathe.config import require
 from lathe.data.checks import check_class_names
-from lathe.export.inputs import takes_any_size
+from lathe.export.inputs import takes_any_size, takes_any_time
 from lathe.export.preprocess import ANY, Preprocess, Shipped
 from lathe.rundir import open_run
 from lathe.score import open_data, open_run_net
@@ -171,16 +171,6 @@ def _tokens(
     facts["input"] = {"name": "input", "dtype": "int64", "shape": ["batch", time], "layout": "NT",
                       "longest": length, "vocab_size": int(cfg["data"]["vocab_size"])}  # fmt: skip
     return net, torch.zeros(2, length, dtype=torch.int64)
-
-
-@torch.no_grad()
-def takes_any_time(net: nn.Module, length: int) -> bool:
-    """Whether a net of token ids takes fewer than `length` of them."""
-    try:
-        net(torch.zeros(2, max(1, length // 2), dtype=torch.int64))
-    except (RuntimeError, ValueError, AssertionError, IndexError):  # what layers of fixed sizes raise
-        return False
-    return length > 1
 
 
 def calibrated(net: nn.Module, data: Any) -> nn.Module:

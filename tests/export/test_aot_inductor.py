@@ -90,7 +90,7 @@ def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.Mon
     with pytest.raises(UserError, match=r"does not say what it takes, so Lathe did not make it"):
         opened({"AOTI_DEVICE_KEY": "cpu"})
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
-    with pytest.raises(UserError, match=r"was compiled for a CPU with AVX-512, which this one lacks"):
+    with pytest.raises(UserError, match=r"was compiled for a CPU with AVX512, which this one lacks"):
         opened({**IMAGES, "AOTI_CPU_ISA": "AVX512 AVX512_VNNI"})
 
 

@@ -1,8 +1,12 @@
+import io
 import json
+import struct
 import subprocess
 import sys
+import warnings
 import zipfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -206,3 +210,63 @@ def test_sizes_are_arithmetic_alone() -> None:
     for bad in ("exec(chr(105))", "s0.__class__", "(lambda: 1)()", "Symbol('os')", "[x for x in s0]", "__import__"):
         with pytest.raises(ValueError, match="it holds the size"):
             checked(bad)
+
+
+@pytest.mark.parametrize("way", ["entries of one name", "two directories"])
+def test_what_torch_reads_is_what_was_looked_at(make_mlp: Make, tmp_path: Path, way: str) -> None:
+    """Python's reader of archives and torch's can be made to see other entries in one file."""
+    path, ran = tmp_path / "model.pt2", tmp_path / "ran"
+    target.export(shipped(make_mlp()), pixels(2), path)
+    evil = io.BytesIO()
+    torch.save(_Touch(ran), evil)
+    with zipfile.ZipFile(path) as archive:
+        content = {name: archive.read(name) for name in archive.namelist()}
+    name = next(name for name in content if name.endswith("data/sample_inputs/model.pt"))
+    good, bad = packed(content), packed({**content, name: evil.getvalue()})
+    if way == "two directories":
+        path.write_bytes(behind(bad, good))
+    else:
+        with zipfile.ZipFile(path, "w") as archive, warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of the name that is there already
+            for entry, data in content.items():
+                for copy in [evil.getvalue(), data, data] if entry == name else [data]:
+                    archive.writestr(entry, copy)
+    with suppress(UserError):  # a file of which torch would see the good entries may be opened
+        target.load(path, 1)
+    assert not ran.exists()
+
+
+class _Touch:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> object:
+        return Path.touch, (self.path,)
+
+
+def packed(content: dict[str, bytes]) -> bytes:
+    found = io.BytesIO()
+    with zipfile.ZipFile(found, "w") as archive:
+        for name, data in content.items():
+            archive.writestr(zipfile.ZipInfo(name), data)
+    return found.getvalue()
+
+
+def behind(first: bytes, second: bytes) -> bytes:
+    """An archive whose end record leads to the directory of `first`, while that of `second` lies just before it, where Python looks."""
+    cut = []
+    for archive in (first, second):
+        end = archive.rindex(b"PK\5\6")
+        size, offset = struct.unpack("<II", archive[end + 12 : end + 20])
+        cut.append((archive[:offset], bytearray(archive[offset : offset + size]), archive[end:]))
+    (files, directory, _), (others, following, end_record) = cut
+    assert len(directory) == len(following)
+    # Python takes what lies before the directory that it found for a prefix, and moves every offset by it
+    moved, place = len(files) - len(others), 0
+    while place < len(following):
+        lengths = struct.unpack("<HHH", following[place + 28 : place + 34])
+        (offset,) = struct.unpack("<I", following[place + 42 : place + 46])
+        following[place + 42 : place + 46] = struct.pack("<I", offset + moved)
+        place += 46 + sum(lengths)
+    end_record = end_record[:12] + struct.pack("<II", len(directory), len(files)) + end_record[20:]
+    return files + directory + others + following + end_record

@@ -198,6 +198,15 @@ def test_token_ids_in_every_form(body: bytes, kind: str, shape: str | None, sing
     assert array.tolist() == [[3, 1, 49]]
 
 
+def test_a_net_of_one_length_takes_no_other() -> None:
+    fixed = {"input": {**WORDS["input"], "shape": ["batch", 4]}}
+    assert decoded(as_json(tokens=[1, 2, 3, 4]), "application/json", fixed)[0].tolist() == [[1, 2, 3, 4]]
+    assert refused(as_json(tokens=[1, 2]), "application/json", fixed) == (
+        422,
+        "A sequence has 2 token ids, but the net takes 4: send as many.",
+    )
+
+
 def test_a_net_without_a_longest_sequence_has_the_servers() -> None:
     endless = {"input": {**WORDS["input"], "longest": None}}
     assert decoded(as_json(tokens=[1] * 64), "application/json", endless)[0].shape == (1, 64)

@@ -1,6 +1,7 @@
 """Batches, deadlines and workers that die, with threads for worker processes."""
 
 import asyncio
+import errno
 import os
 import socket
 import threading
@@ -187,6 +188,25 @@ def test_a_dead_worker_is_replaced_and_only_what_it_held_is_refused(options: Cal
         assert engine.metrics.restarts._value.get() == 1
 
     play(Engine(crew.launch, options(max_batch_size=1)), scene)
+
+
+def test_a_worker_that_cant_be_started_is_tried_again(options: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
+    crew = Crew(lambda batch: None if len(crew.batches) == 1 else same(batch))
+    launches: list[int] = []
+
+    def launch(index: int) -> tuple[Any, socket.socket]:
+        launches.append(index)
+        if len(launches) == 2:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return crew.launch(index)
+
+    async def scene(engine: Engine) -> None:
+        await refused(503, engine.predict(sample(1), 5))  # the worker dies with it
+        assert (await engine.predict(sample(2), 5)).tolist() == [[2, 2]]
+
+    play(Engine(launch, options()), scene)
+    assert len(launches) == 3
+    assert "Worker 0 could not be started (Too many open files): starting another." in capfd.readouterr().err
 
 
 def test_a_hung_worker_is_killed_and_replaced(options: Callable[..., Any]) -> None:

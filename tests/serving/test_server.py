@@ -70,7 +70,7 @@ def test_health_metrics_info_and_page(server: Served, served_run: Path) -> None:
 
 
 def test_what_is_not_there(server: Served) -> None:
-    for path in ("/nothing", "/docs", "/openapi.json", "/redoc", "/shutdown"):
+    for path in ("/nothing", "/docs", "/openapi.json", "/redoc", "/shutdown", "/predict/"):
         found = server.ask("GET", path)
         assert found.status == 404
         assert path in found.sentence
@@ -102,6 +102,17 @@ def test_what_cant_be_read_is_refused_in_one_sentence(server: Served) -> None:
     assert status(bytes(64), "text/plain") == 415
     assert status(bytes(64), BINARY, "/predict?top_k=0") == 400
     assert status(bytes(64 * 257), BINARY) == 413
+
+
+def test_an_offer_of_another_protocol_is_declined(server: Served, digits: np.ndarray, bare: Callable[..., np.ndarray]) -> None:
+    """Java's client and curl --http2 offer HTTP/2 with each request."""
+    with server.connect() as connection:
+        for image in digits[:2, None]:
+            sent = message("POST", "/predict", image.tobytes(), content_type=BINARY, accept=BINARY, x_api_key=KEY,
+                           connection="Upgrade, HTTP2-Settings", upgrade="h2c", http2_settings="AAA")  # fmt: skip
+            found = ask(connection, sent)
+            assert found.status == 200
+            np.testing.assert_allclose(np.frombuffer(found.body, "<f4"), bare(image)[0], rtol=1e-5, atol=1e-5)
 
 
 def test_a_port_in_use_and_an_export_that_is_not_there(server: Served, served_run: Path) -> None:

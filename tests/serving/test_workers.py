@@ -75,7 +75,9 @@ def test_a_hung_worker_and_a_full_queue(served_run: Path) -> None:
             def one(_: int) -> Answer:
                 return server.ask("POST", "/predict", bytes(64), content_type=BINARY)
 
-            answers = list(pool.map(one, range(8)))
+            first = pool.submit(one, 0)
+            time.sleep(0.5)  # the worker holds it; three fit into the queue
+            answers = [*pool.map(one, range(7)), first.result()]
             statuses = sorted(answer.status for answer in answers)
             assert statuses == [503] * 4 + [504] * 4  # one with the worker and three in the queue waited for nothing
             for answer in answers:
@@ -112,6 +114,7 @@ def test_a_stop_answers_what_was_accepted(
             for i in range(12)
         ]
         wait_for(lambda: server.metric("lathe_queue") >= 8)
+        time.sleep(0.5)  # the last of the twelve may still be on their way
         number = signal.SIGINT if everywhere else signal.SIGTERM
         if everywhere:
             os.kill(worker, number)

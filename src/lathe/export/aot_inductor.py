@@ -202,8 +202,14 @@ class _Takes:
             raise UserError(
                 f"{path} does not say what it takes, so Lathe did not make it: export the run again with scripts/export.py."
             )
-        if "AVX512" in metadata.get("AOTI_CPU_ISA", "") and torch.backends.cpu.get_cpu_capability() != "AVX512":
-            raise UserError(f"{path} was compiled for a CPU with AVX-512, which this one lacks: export the run again, here.")
+        has = {
+            "AVX512": torch.backends.cpu.get_cpu_capability() == "AVX512",
+            "AVX512_VNNI": torch.cpu._is_vnni_supported(),
+            "AMX_TILE": torch.cpu._is_amx_tile_supported(),
+        }
+        lacking = next((name for name in metadata.get("AOTI_CPU_ISA", "").split() if not has.get(name, True)), None)
+        if lacking:
+            raise UserError(f"{path} was compiled for a CPU with {lacking}, which this one lacks: export the run again, here.")
         self.name, self.dtype, self.values = path.name, np.dtype(metadata[DTYPE]), int(metadata[VALUES])
         self.sides = list(zip(*([int(word) for word in metadata[key].split()] for key in (SMALLEST, LARGEST)), strict=True))
 

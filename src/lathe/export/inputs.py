@@ -18,12 +18,23 @@ def takes_any_size(net: nn.Module) -> bool:
     return isinstance(net, Shipped) and net.preprocess.input_size == ANY
 
 
+@torch.no_grad()
+def takes_any_time(net: nn.Module, length: int) -> bool:
+    """Whether a net of token ids takes fewer than `length` of them."""
+    try:
+        net(torch.zeros(2, max(1, length // 2), dtype=torch.int64))
+    except (RuntimeError, ValueError, AssertionError, IndexError):  # what layers of fixed sizes raise
+        return False
+    return length > 1
+
+
 def dynamic_axes(net: nn.Module, example: Tensor) -> tuple[dict[int, Any]]:
     """Which axes may differ at each call: the batch, the time of token ids `[batch, time]` as far as the net takes it, and the sides of
     pictures whose size is free."""
     axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
     if not example.is_floating_point() and example.dim() == 2:
-        axes[1] = torch.export.Dim.AUTO
+        if takes_any_time(net, example.shape[1]):
+            axes[1] = torch.export.Dim.AUTO
     elif takes_any_size(net):
         axes |= {2: torch.export.Dim("height", min=1), 3: torch.export.Dim("width", min=1)}
     return (axes,)

@@ -6,6 +6,7 @@ before torch reads the file.
 """
 
 import ast
+import io
 import json
 import re
 import zipfile
@@ -25,6 +26,7 @@ OPERATORS = re.compile(r"torch\.ops\.(aten\.(?!from_file)|quantized_decomposed\.
 PYTHON = re.compile(
     r"_operator\.(add|sub|mul|floordiv|truediv|mod|pow|neg|eq|ne|lt|le|gt|ge|and_|or_|getitem)|math\.(ceil|floor|trunc)"
 )
+CONTAINERS = (None, "builtins.tuple", "builtins.list", "builtins.dict")
 SYMBOLS = re.compile(r"[suz]\d+")
 FUNCTIONS = re.compile(
     r"Symbol|Integer|Float|Rational|Add|Mul|Pow|Max|Min|Mod|Abs|And|Or|Not|Eq|Ne|Lt|Le|Gt|Ge|(Une|E)quality|(Strict)?(Less|Greater)Than"
@@ -45,9 +47,30 @@ ARITHMETIC = (
 )
 
 
+def checked(path: Path) -> io.BytesIO:
+    """What `check` has looked at, in an archive of its own: in a file that is made for it, torch's reader finds other entries than
+    Python's.
+
+    Raises:
+        ValueError: as `check`.
+    """
+    found = io.BytesIO()
+    with path.open("rb") as file:
+        check(file)
+        with zipfile.ZipFile(file) as source, zipfile.ZipFile(found, "w", zipfile.ZIP_STORED) as copy:
+            for name in source.namelist():
+                copy.writestr(zipfile.ZipInfo(name), source.read(name))
+    found.seek(0)
+    return found
+
+
 def check(path: Path | BinaryIO) -> None:
     """Raises ValueError, whose message names it, for anything in the archive but tensors and a graph of operators."""
     with zipfile.ZipFile(path) as archive:
+        names = [name.lower() for name in archive.namelist()]  # torch's reader does not tell cases apart
+        # of entries with one name, torch may read another than Python
+        _require(len(set(names)) == len(names), "several entries of one name")
+        _require(len({name.partition("/")[0] for name in names}) == 1, "several folders")
         for full in archive.namelist():
             name = full.partition("/")[2]
             if CONFIGS.fullmatch(name):
@@ -73,6 +96,10 @@ def _check_graph(graph: Any) -> None:
             _require(isinstance(value, str) and _is_size(value), f"the size {value}")
         elif key in ("as_custom_obj", "as_opaque_obj", "as_opaque_value"):
             _require(False, f"an object, {value}")
+        elif key in ("in_spec", "out_spec"):
+            kinds = [kind for entry, kind in _entries(json.loads(value)) if entry == "type"] if value else []
+            # of others, such as a defaultdict's, torch imports whatever module they name
+            _require(all(kind in CONTAINERS for kind in kinds), f"the structure {value}")
 
 
 def _entries(node: Any) -> Iterator[tuple[str, Any]]:

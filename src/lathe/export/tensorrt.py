@@ -245,6 +245,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
     (source,) = (name for name in names if engine.get_tensor_mode(name) == tensorrt.TensorIOMode.INPUT)
     (result,) = (name for name in names if name != source)
     least, _, most = (tuple(shape) for shape in engine.get_tensor_profile_shape(source, 0))
+    dtype = np.dtype(tensorrt.nptype(engine.get_tensor_dtype(source)))
 
     def run(x: Array) -> Array:
         given = torch.from_numpy(np.require(x, requirements=["C", "W"])).cuda()
@@ -264,8 +265,10 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
         fits = x.ndim == len(most) and all(
             low <= size <= high for low, size, high in zip(least[1:], x.shape[1:], most[1:], strict=True)
         )
-        if not fits or not x.size:
-            raise UserError(f"{path} takes shapes from {list(least)} to {list(most)}: {list(x.shape)} does not fit.")
+        if not fits or not x.size or x.dtype != dtype:
+            raise UserError(
+                f"{path} takes {dtype} of shapes from {list(least)} to {list(most)}: {x.dtype} of shape {list(x.shape)} does not fit."
+            )
         return in_parts(run, x, most[0])
 
     return forward

@@ -98,11 +98,13 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
 
     path = readable(path, "path")
     try:
-        pt2_archive.check(path)
+        archive = pt2_archive.checked(path)
         with warnings.catch_warnings(), quiet():
             # weights are read into memory that nothing writes to
             warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
-            module = torch.export.load(path).module(check_guards=False)  # guards are Python code; sizes are checked without them
+            module = torch.export.load(archive).module(
+                check_guards=False
+            )  # guards are Python code; sizes are checked without them
     except Exception as error:  # a torn archive, or one of another version of torch
         reason = str(error) if type(error) is ValueError else type(error).__name__
         raise UserError(f"{path} can't be read as a program of target=torch_export ({reason}): export the run again.") from error

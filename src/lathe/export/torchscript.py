@@ -21,7 +21,7 @@ from lathe.errors import UserError
 from lathe.export.calls import Array, on_arrays
 from lathe.export.deploy import copied
 from lathe.export.files import readable, whole
-from lathe.export.inputs import stand_in, takes_any_size
+from lathe.export.inputs import stand_in, takes_any_size, takes_any_time
 from lathe.export.preprocess import Shipped
 from lathe.nets.blocks import Blocks
 
@@ -55,6 +55,9 @@ def export(
     """
     if method not in METHODS:
         raise UserError(f"target.torchscript.method={method} is unknown: choose trace or script.")
+    for option, value in (("freeze", freeze), ("fuse", fuse)):
+        if not isinstance(value, bool):
+            raise UserError(f"target.torchscript.{option}={value}: choose true or false.")
     if fuse and not freeze:
         raise UserError(
             "target.torchscript.fuse=true needs weights that are constants: set target.torchscript.freeze=true, or fuse=false."
@@ -129,7 +132,8 @@ def _trials(net: nn.Module, given: Tensor) -> list[Tensor]:
     for batch in (1, 3):
         shape = [batch, *given.shape[1:]]
         if not given.is_floating_point() and given.dim() == 2:  # token ids
-            found.append(given[:1, : max(1, shape[1] // batch)].repeat(batch, 1))
+            time = max(1, shape[1] // batch) if takes_any_time(net, shape[1]) else shape[1]
+            found.append(given[:1, :time].repeat(batch, 1))
             continue
         if takes_any_size(net):
             shape[-1] += batch

@@ -164,6 +164,7 @@ class Tokens:
     def __init__(self, declared: dict[str, Any], limits: Limits) -> None:
         self.vocab_size, self.limits = int(declared["vocab_size"]), limits
         self.longest = min(int(declared.get("longest") or limits.tokens), limits.tokens)
+        self.exactly = declared["shape"][1] if isinstance(declared["shape"][1], int) else None
 
     def decode(self, body: bytes, kind: str, shape_header: str | None) -> tuple[Array, bool]:
         if kind == JSON:
@@ -190,6 +191,8 @@ class Tokens:
         ids = ids[None] if single else ids
         if len(ids) > self.limits.samples:
             raise BadRequest(413, f"The request has {len(ids)} sequences, more than {self.limits.samples}: send it in parts.")
+        if self.exactly is not None and ids.shape[1] != self.exactly:
+            raise BadRequest(422, f"A sequence has {ids.shape[1]} token ids, but the net takes {self.exactly}: send as many.")
         if ids.shape[1] > self.longest:
             status = 413 if self.longest == self.limits.tokens else 422
             raise BadRequest(

@@ -26,6 +26,7 @@ from lathe.serving.options import Options
 
 Array = np.ndarray[Any, Any]
 Launch = Callable[[int], tuple[BaseProcess, socket]]
+BYTES = 2**30  # of inputs that wait
 LEAVE = 5.0  # seconds for a worker to leave by itself
 
 
@@ -53,7 +54,8 @@ class Engine:
 
     @property
     def full(self) -> bool:
-        return len(self.waiting) >= self.options.max_queue
+        """Whether as many requests wait as may, or inputs of `BYTES`: small pictures become large ones."""
+        return len(self.waiting) >= self.options.max_queue or sum(request.inputs.nbytes for request in self.waiting) >= BYTES
 
     async def start(self) -> None:
         """Returns when all workers have loaded the net.
@@ -107,10 +109,10 @@ class Engine:
         """Starts worker `index`, feeds it until it dies or hangs, and starts the next."""
         failures = 0
         while True:
-            process, end = self.launch(index)
-            self._processes[index] = process
-            channel, why, up = None, "died", False
+            process, channel, why, up = None, None, "died", False
             try:
+                process, end = self.launch(index)
+                self._processes[index] = process
                 channel = await ServerEnd.open(end)
                 refused = await asyncio.wait_for(channel.receive(), self.options.load_timeout)
                 if refused is not None:
@@ -127,6 +129,8 @@ class Engine:
                 pass
             except asyncio.TimeoutError:
                 why = f"had not loaded the net after load_timeout={self.options.load_timeout:g} seconds"
+            except OSError as error:  # too many files, no memory
+                why = f"could not be started ({error.strerror})"
             except UserError as error:
                 why = f"could not load the net ({error})"
                 if not loaded.done():
@@ -134,16 +138,18 @@ class Engine:
             finally:
                 if channel is not None:
                     channel.close()  # tells the worker to leave
-                if not (self._stopping and up):  # one that loads the net would read that too late
+                if process is not None and not (self._stopping and up):  # one that loads the net would read that too late
                     process.kill()
-            await asyncio.to_thread(process.join)
+            if process is not None:
+                await asyncio.to_thread(process.join)
+                why += f", exit code {process.exitcode}"
             if not loaded.done():
-                loaded.set_exception(UserError(f"A worker {why}, exit code {process.exitcode}: what it printed says why."))
+                loaded.set_exception(UserError(f"A worker {why}: what it printed says why."))
             if loaded.exception():
                 return
-            print(f"Worker {index} {why}, exit code {process.exitcode}: starting another.", file=sys.stderr, flush=True)
+            print(f"Worker {index} {why}: starting another.", file=sys.stderr, flush=True)
             self.metrics.restarts.inc()
-            await asyncio.sleep(min(0.1 * (2**failures - 1), 10))  # at once, unless it dies again before it is up
+            await asyncio.sleep(min(0.1 * (2 ** min(failures, 10) - 1), 10))  # at once, unless it dies again before it is up
             failures += 1
 
     async def _attend(self, process: BaseProcess, channel: ServerEnd) -> str:

@@ -74,7 +74,7 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     threads = request["threads"]
     require(threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1),
             f"threads={threads!r}: give a whole number from 1, or null for the cores that each worker has.")  # fmt: skip
-    key = os.environ.get(KEY) or None if request["api_key"] is None else str(request["api_key"])
+    key = os.environ.get(KEY) if request["api_key"] is None else str(request["api_key"])
     where = "api_key" if request["api_key"] is not None else KEY
     require(key is None or (key.isascii() and key.isprintable() and key.strip() == key and key != ""),
             f"{where} is empty or has characters that a header can't carry: use letters, digits and punctuation.")  # fmt: skip

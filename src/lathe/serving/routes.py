@@ -21,6 +21,7 @@ from lathe.serving.page import page
 
 INLINE = 65536  # bytes of a body that is decoded in the event loop: handing it to a thread would take longer
 JSON, BINARY, HTML = "application/json", "application/octet-stream", "text/html; charset=utf-8"
+MOST = 65536  # lines of an answer: they are made in the event loop, while everybody else waits
 GONE = 499  # nobody reads it; /metrics counts it
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -55,14 +56,32 @@ class Routes:
         kind = request.headers.get("content-type", "")
         given = (content, kind, self.facts, self.options.limits, request.headers.get("x-shape"))
         quick = len(content) <= INLINE and not kind.lower().startswith(("image/", "application/json"))  # JSON may hold a picture
-        inputs, single = decode.decode(*given) if quick else await asyncio.to_thread(decode.decode, *given)
-        left = self.options.request_timeout - (time.perf_counter() - began)
-        logits = await self.engine.predict(inputs, max(left, 0.001))
-        found = self._binary(logits) if BINARY in request.headers.get("accept", "") else self._json(logits, top_k, single)
+        if quick:
+            inputs, single = decode.decode(*given)
+        else:
+            inputs, single = await self._in_time(asyncio.to_thread(decode.decode, *given), began)
+        binary = BINARY in request.headers.get("accept", "")
+        if not binary and len(inputs) * min(top_k, self.facts["output"]["shape"][-1]) > MOST:
+            raise BadRequest(
+                413, f"The answer would have more than {MOST} lines: ask for fewer by top_k, or with Accept: {BINARY}."
+            )
+        logits = await self.engine.predict(inputs, self._left(began))
+        found = self._binary(logits) if binary else self._json(logits, top_k, single)
         seconds = time.perf_counter() - began
         found.headers["server-timing"] = f"predict;dur={1000 * seconds:.2f}"  # milliseconds, which browsers show
         self.engine.metrics.latency.observe(seconds)
         return found
+
+    def _left(self, began: float) -> float:
+        return max(self.options.request_timeout - (time.perf_counter() - began), 0.001)
+
+    async def _in_time(self, work: Awaitable[tuple[model.Array, bool]], began: float) -> tuple[model.Array, bool]:
+        """What `work` gives, if it does so before the request's time is over; a thread goes on, but nobody waits for it."""
+        try:
+            return await asyncio.wait_for(work, self._left(began))
+        except asyncio.TimeoutError:
+            seconds = self.options.request_timeout
+            raise BadRequest(504, f"There was no answer within {seconds:g} seconds: send it again later.") from None
 
     def _top_k(self, request: Request) -> int:
         word = request.query_params.get("top_k", str(self.options.top_k))
@@ -150,6 +169,11 @@ class Outermost:
 
         try:
             await self.app(scope, receive, counted)
+        except asyncio.CancelledError:  # stop_timeout is over
+            if not started:
+                await refusal(BadRequest(503, "The server is stopping: send it again later."), close=True)(
+                    scope, receive, counted
+                )
         except Exception:
             if started:
                 raise

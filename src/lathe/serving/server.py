@@ -59,6 +59,7 @@ class Server(LitServer):
                        "max_batch_size": self.options.max_batch_size, "batch_timeout": self.options.batch_timeout},
         }  # fmt: skip
         self.app.router.routes[:] = Routes(self.engine, self.options, self.facts, about).routes()
+        self.app.router.redirect_slashes = False
         self.app.add_exception_handler(HTTPException, _unknown)
 
     def launch(self, index: int) -> tuple[BaseProcess, socket.socket]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from lathe.export.calls import on_arrays
-from lathe.export.pt2_archive import check
+from lathe.export.pt2_archive import checked
 from lathe.serving.answers import answer
 from lathe.serving.decode import BINARY, JSON, NPY, decode
 from lathe.serving.limits import BadRequest, Limits
@@ -57,7 +57,7 @@ class Model:
         facts = self.facts
         if facts["input"] is None:
             raise BadRequest(422, "This archive does not say what its net takes: make it with scripts/export.py.")
-        if isinstance(value, dict | list):  # TorchServe has read the JSON
+        if not isinstance(value, str | bytes | bytearray):  # TorchServe has read the JSON
             value = json.dumps(value)
         body = value.encode() if isinstance(value, str) else bytes(value)
         return decode(body, self._kind(body, content_type), facts, self.limits)
@@ -115,11 +115,11 @@ def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array]
         net = torch.jit.load(str(path), map_location="cpu")
     else:
         importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operators of integers
-        check(path)
+        archive = checked(path)
         with warnings.catch_warnings():
             # weights are read into memory that nothing writes to
             warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
-            net = torch.export.load(path).module(check_guards=False)  # guards are Python code; sizes are checked without them
+            net = torch.export.load(archive).module(check_guards=False)  # guards are Python code; sizes are checked without them
     return on_arrays(net, threads)
 
 

@@ -22,6 +22,7 @@ from lathe.shippable import Shippable, make_preprocess
 IGNORE = -100  # the target of rows that only fill up a batch
 LOGITS = 2**25  # of the held-out data at most, 128 MiB: enough for any image data, and a limit for large vocabularies
 BYTES = 2**26  # of one batch at most, where pictures of another size are large
+INPUTS = 2**30  # bytes of all held-out inputs at most, which lie in memory and in the folder for temporary files
 BATCHES = (1, 2, 3, 7, 16, 33)  # besides those of the data
 SECONDS = 600  # in which the fresh process has to answer
 
@@ -39,14 +40,14 @@ class Held:
 
 
 def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
-    """The first `samples` of a split, or as many as `LOGITS` allows, without rows that only fill up a batch; pictures are scaled to the
-    size that the file takes.
+    """The first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow, without rows that only fill up a batch; pictures are
+    scaled to the size that the file takes.
 
     Raises:
         UserError: normalising the pixels gives other values than training saw.
     """
     held = Held([], [])
-    size, logits = ready.other_size, 0
+    size, logits, inputs = ready.other_size, 0, 0
     for batch in ready.data.eval_loader(split):
         for part in _pieces(_counted(batch), most_of(ready)):
             part = tuple(item[: samples - held.n] if _rows(item) else item for item in part) if samples is not None else part
@@ -65,7 +66,8 @@ def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
             held.batches.append(part)
             held.inputs.append(x)
             logits += ready.logits_of(x)
-            if held.n == samples or logits > LOGITS:
+            inputs += x.nbytes
+            if held.n == samples or logits > LOGITS or inputs > INPUTS:
                 return held
     return held
 
