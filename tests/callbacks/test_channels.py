@@ -189,7 +189,7 @@ def on_a_rank(rank: int, strategy: str, mode: str, importance: str) -> Any:
 @pytest.mark.parametrize(
     ("strategy", "mode", "importance"),
     [
-        ("ddp", "gradual", "random"),
+        pytest.param("ddp", "gradual", "random", marks=pytest.mark.slow),
         pytest.param("ddp", "gradual", "taylor", marks=pytest.mark.slow),
         pytest.param("ddp", "one_shot", "taylor", marks=pytest.mark.slow),
         pytest.param("fsdp", "gradual", "taylor", marks=pytest.mark.slow),

@@ -81,6 +81,7 @@ def test_torchrun_ranks_take_rank_0s_draw(tmp_path: Path) -> None:
     assert len(runs(tmp_path / "logs")) == 1
 
 
+@pytest.mark.slow
 def test_runs_started_in_the_same_second_have_their_own_directories(tmp_path: Path) -> None:
     check(run("-m", "seed=1,2,3", *SMALL, "trainer.fast_dev_run=true", cwd=tmp_path))
     assert len(runs(tmp_path / "logs")) == 3

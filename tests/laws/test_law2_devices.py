@@ -42,6 +42,7 @@ def test_mixing_partners_are_the_same(tmp_path: Path) -> None:
     _compare(tmp_path, *SMALL, "data.augment.mixup=0.4", "data.augment.cutmix=0.4")
 
 
+@pytest.mark.slow
 def test_another_seed_is_another_experiment(tmp_path: Path) -> None:
     """So that the equalities above can fail."""
     one, _ = _losses(tmp_path / "one", *SMALL, "seed=0")

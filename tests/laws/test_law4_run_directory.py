@@ -73,7 +73,14 @@ def test_a_plain_net_opens_a_checkpoint(trained: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "overrides", [("compile=default",), ("precision=64-true",), ("precision=bf16-true",), ("strategy=ddp",)], ids=str
+    "overrides",
+    [
+        pytest.param(("compile=default",), marks=pytest.mark.slow),
+        ("precision=64-true",),
+        ("precision=bf16-true",),
+        ("strategy=ddp",),
+    ],
+    ids=str,
 )
 def test_names_are_plain_under_every_choice(tmp_path: Path, overrides: tuple[str, ...]) -> None:
     words = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "trainer.max_epochs=1", "trainer.limit_train_batches=3",

@@ -120,7 +120,11 @@ TYPED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TYPED)
+# They start two processes; the sentences have tests of their own beside the strategies.
+ON_RANKS = ("more stages than blocks", "heads that do not divide", "a net without a tensor plan")
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ON_RANKS)) for name in TYPED])
 def test_typed(cli: Cli, tmp_path: Path, name: str) -> None:
     arguments, words = TYPED[name]
     _one_sentence(cli("trainer.max_epochs=1", "trainer.enable_model_summary=false", *arguments), *words)
@@ -218,6 +222,7 @@ def test_a_mistake_on_two_processes_is_said_once(tmp_path: Path) -> None:
     assert runs(tmp_path / "logs") == []
 
 
+@pytest.mark.slow
 def test_a_sweep_goes_on_after_a_job_that_fails(tmp_path: Path) -> None:
     done = run("-m", *SMALL, "trainer.max_epochs=1", "optimizer.momentum=-1.0,0.9", cwd=tmp_path)
     assert done.returncode == 1

@@ -28,6 +28,10 @@ def test_the_key_of_the_command_comes_before_the_environments(
     assert options().api_key is None
     monkeypatch.setenv(KEY, "from-outside")
     assert options().api_key == "from-outside"
+    monkeypatch.setenv(KEY, "")  # of a service whose key was not filled in: open to everybody is not what was meant
+    with pytest.raises(UserError, match=f"^{KEY} is empty"):
+        options()
+    monkeypatch.setenv(KEY, "from-outside")
     assert options(api_key=123).api_key == "123"
     assert "from-outside" not in repr(options())
 
