@@ -53,6 +53,7 @@ def test_ranks_hold_the_ranges_of_one_process(tmp_path: Path) -> None:
     compare(*on_ranks(cases_on, "ddp", DDP_CASES, tmp_path, timeout=120), DDP_CASES)
 
 
+@pytest.mark.slow
 def test_sharded_weights(tmp_path: Path) -> None:
     compare(*on_ranks(cases_on, "fsdp", FSDP_CASES, tmp_path, timeout=120), FSDP_CASES)
 

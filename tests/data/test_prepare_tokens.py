@@ -247,6 +247,7 @@ def test_it_says_what_to_type_next(corpus: Path, capsys: pytest.CaptureFixture[s
     assert "41 files" in out
 
 
+@pytest.mark.slow
 def test_the_command_writes_it_or_says_a_mistake_in_one_line(corpus: Path, tmp_path: Path) -> None:
     def script(*arguments: str) -> subprocess.CompletedProcess[str]:
         return run(*arguments, cwd=tmp_path, script="scripts/prepare_tokens.py", LATHE_DATA_DIR=str(tmp_path / "data"))

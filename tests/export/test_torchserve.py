@@ -52,6 +52,7 @@ def test_an_archive_holds_what_serves_and_nothing_of_lathe_or_this_machine(tmp_p
             assert others <= {"numpy", "torch", "PIL", "onnxruntime"}
 
 
+@pytest.mark.slow
 def test_parity_in_a_process_without_lathe(folder: Path, tmp_path: Path) -> None:
     pixels = pictures(5)[:, None]
     np.save(tmp_path / "x.npy", pixels)

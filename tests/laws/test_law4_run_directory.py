@@ -76,7 +76,7 @@ def test_a_plain_net_opens_a_checkpoint(trained: Path, name: str) -> None:
     "overrides",
     [
         pytest.param(("compile=default",), marks=pytest.mark.slow),
-        ("precision=64-true",),
+        pytest.param(("precision=64-true",), marks=pytest.mark.slow),
         ("precision=bf16-true",),
         ("strategy=ddp",),
     ],
