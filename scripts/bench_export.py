@@ -153,8 +153,8 @@ def main() -> None:
     parser.add_argument(
         "--test-size",
         type=int,
-        default=2000,
-        help="held-out images that each export is compared on; more than 2000 are compared only if target.samples says so",
+        default=1000,
+        help="held-out images that each export is compared on; more than 1000 are compared only if target.samples says so",
     )
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what the verdicts are taken from")
     parser.add_argument("--folder", type=Path, help="where the run and its exports are kept and looked for")
