@@ -54,6 +54,18 @@ def test_signed_integers_stand_for_the_same_values(
     assert (got - want).abs().mean() < 0.3 * (run(make_resnet(), images) - want).abs().mean()  # roundings to the other side
 
 
+def test_inductor_gets_a_channel_of_zeros_beside_a_single_one(quantized: Quantized) -> None:
+    """Its integer kernel for one channel gives wrong answers; ONNX Runtime's is right and keeps what it has."""
+    torch.manual_seed(0)
+    x = torch.randn(8, 1, 6, 6)
+    net = quantized(nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, groups=4)).eval(), x)
+    found = deployable(net, x[:2], Inductor())
+    assert [tuple(found[index].integers.shape) for index in (0, 2)] == [(4, 2, 3, 3), (4, 1, 3, 3)]
+    assert found[0].integers[:, 1].count_nonzero() == 0
+    torch.testing.assert_close(run(found, x), run(net, x), rtol=1e-5, atol=1e-5)
+    assert tuple(deployable(net, x[:2], Onnx())[0].integers.shape) == (4, 1, 3, 3)
+
+
 def test_the_net_stays_as_it_is_and_no_norm_is_left(make_resnet: Make, images: Tensor, quantized: Quantized) -> None:
     net = quantized(make_resnet(), images).train()
     before = {name: (type(module), module.training) for name, module in net.named_modules()}

@@ -29,5 +29,7 @@ def test_which_axes_may_differ() -> None:
     assert dynamic_axes(shipped([20, 30]), pixels)[0].keys() == {0}
     assert dynamic_axes(shipped("any"), pixels)[0].keys() == {0, 2, 3}
     assert dynamic_axes(nn.Identity(), ids)[0].keys() == {0, 1}
+    one_length = nn.Sequential(nn.Embedding(5, 2), nn.Flatten(), nn.Linear(18, 3))
+    assert dynamic_axes(one_length, ids)[0].keys() == {0}
     assert takes_any_size(shipped("any"))
     assert not takes_any_size(nn.Identity())

@@ -73,6 +73,8 @@ def test_a_bad_request_does_not_spoil_its_batch(folder: Path, serve: Callable[..
         (b'{"image": [[1, 2], [3]]}', "application/json", 422, "unequal"),
         ({"picture": [[1]]}, "application/json", 422, "image"),
         ([1, 2], "application/json", 422, "JSON"),
+        (None, "application/json", 422, "JSON"),
+        (300_000_000, "application/json", 422, "JSON"),
         (good[:60], "image/png", 400, "can't be read"),
         (bomb, "image/png", 413, "3000 x 3000"),
         (bytes(huge), "", 400, "header"),

@@ -1,11 +1,12 @@
 """A run with an export, which the tests of the server share."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browsing import open_browser, open_tab
 from helpers import ROOT, SMALL, new_run
 from omegaconf import OmegaConf
 
@@ -49,3 +50,15 @@ def options() -> Callable[..., Any]:
     given = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/serve.yaml"))
     assert isinstance(given, dict)
     return lambda **changes: read({**given, "export": "onnx", **changes}, "a_run")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with open_browser() as found:
+        yield found
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    with open_tab(browser) as found:
+        yield found

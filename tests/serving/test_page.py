@@ -4,14 +4,13 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from browsing import THREE, draw, lines, open_browser, open_tab
+from browsing import THREE, draw, lines
 from PIL import Image
 
 from lathe.serving.page import page
@@ -78,18 +77,6 @@ def test_the_script_is_told_what_the_net_takes() -> None:
     )
     assert told({**DIGITS, "preprocess": {**DIGITS["preprocess"], "mean": [0.9]}})["ink"] == "black"
     assert (told(WORDS)["kind"], told(WORDS)["vocab_size"], told(WORDS)["longest"]) == ("tokens", 256, 64)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with open_browser() as found:
-        yield found
-
-
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    with open_tab(browser) as found:
-        yield found
 
 
 def show(tab: Any, facts: dict[str, Any], answer: Any, status: int = 200) -> list[Any]:

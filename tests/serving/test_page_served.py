@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import THREE, draw, lines, open_browser, open_tab, recorded
+from browsing import THREE, draw, lines, recorded
 from helpers import SMALL, new_run
 from PIL import Image
 from served import Served
@@ -22,18 +22,6 @@ from lathe.run import train
 from lathe.shippable import open_shippable
 
 KEY = "a key of the test"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with open_browser() as found:
-        yield found
-
-
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    with open_tab(browser) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")
