@@ -211,14 +211,14 @@ def test_pins_lie_within_the_ranges() -> None:
     assert "torchvision" not in pins
 
 
-def test_every_message_in_the_faq_is_one_that_the_code_has() -> None:
+def test_every_message_on_the_page_of_errors_is_one_that_the_code_has() -> None:
     """A heading quotes a message with … for what varies; each piece between must stand in the sources."""
     texts = []
     for path in (ROOT / "src" / "lathe").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 texts.append(node.value)
-    headings = re.findall(r"^### `(.*)`$", (ROOT / "docs" / "faq.md").read_text(), flags=re.MULTILINE)
+    headings = re.findall(r"^### `(.*)`$", (ROOT / "docs" / "errors.md").read_text(), flags=re.MULTILINE)
     assert len(headings) > 50
     stale = [(heading, piece) for heading in headings for piece in heading.split("…") if not any(piece in text for text in texts)]
     assert stale == []
