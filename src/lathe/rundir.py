@@ -7,7 +7,6 @@ result.json. One process at a time may write to it; a lock says so.
 import errno
 import json
 import os
-import platform
 import secrets
 import shutil
 import sys
@@ -20,11 +19,11 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from lathe.config import changes
+from lathe.environment import describe_environment
 from lathe.errors import UserError
 
 # What may differ between a run and its continuation without making it another experiment.
 NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "data.class_names")
-PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics", "scikit-learn")
 
 
 def disk_sentence(error: OSError) -> str | None:
@@ -255,44 +254,3 @@ def find_launch(log_dir: Path, name: str, launch_id: str, unfinished: bool = Tru
         if not (unfinished and run.complete) and run.readable and run.environment.get("launch_id") == launch_id:
             return run
     return None
-
-
-def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
-    """Versions, hardware, command, git commit and the diff that was not committed."""
-    from importlib import metadata  # here: its imports would weigh on every --help
-
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return {
-        "command": sys.argv,
-        "launch_id": launch_id,
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "cores": os.cpu_count(),
-        "packages": versions,
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_diff": _git("diff", "HEAD"),
-    }
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
-
-
-def _git(*arguments: str) -> str | None:
-    import subprocess  # here, like importlib.metadata
-
-    try:
-        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent)  # noqa: S603, S607
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

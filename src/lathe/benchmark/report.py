@@ -8,7 +8,8 @@ from typing import Any
 
 from lathe.benchmark import plot
 from lathe.benchmark.suites import Case
-from lathe.rundir import describe_environment, write_atomically
+from lathe.environment import describe_environment
+from lathe.rundir import write_atomically
 
 Results = dict[str, list[dict[str, Any]]]
 MIB = 2**20

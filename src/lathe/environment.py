@@ -1,0 +1,50 @@
+"""Where and from what a run was started: what environment.json says. Imports no torch."""
+
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics", "scikit-learn")
+
+
+def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
+    """Versions, hardware, command, git commit and the diff that was not committed."""
+    from importlib import metadata  # here: its imports would weigh on every --help
+
+    versions = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return {
+        "command": sys.argv,
+        "launch_id": launch_id,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "packages": versions,
+        "git_commit": _git("rev-parse", "HEAD"),
+        "git_diff": _git("diff", "HEAD"),
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+
+
+def _git(*arguments: str) -> str | None:
+    import subprocess  # here, like importlib.metadata
+
+    try:
+        done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=10, cwd=Path(__file__).parent)  # noqa: S603, S607
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
