@@ -16,9 +16,9 @@ from lathe.callbacks import AtomicCheckpointIO, Checkpoint
 from lathe.mesh import axes
 from lathe.nets import GPT, MLP, Blocks, CifarResNet, ViT
 from lathe.optim import build_optimizer
-from lathe.run import quiet
 from lathe.strategies import SyncBatchNorm
 from lathe.tasks import ClassificationTask, LanguageModellingTask
+from lathe.trainer import quiet
 
 STEPS = 6
 BATCH = 16

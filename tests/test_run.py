@@ -12,8 +12,9 @@ from lightning.pytorch import Callback
 import lathe.run
 from lathe import rundir
 from lathe.errors import UserError
-from lathe.run import make_callbacks, make_trainer, train, world_size
+from lathe.run import make_callbacks, train
 from lathe.strategies import DDP
+from lathe.trainer import make_trainer, world_size
 
 
 def test_zeros_that_training_would_fill_again_are_told(tmp_path: Path) -> None:

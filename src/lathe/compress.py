@@ -20,9 +20,9 @@ from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.channel_prune import prune_channels
 from lathe.compression.masks import HEAD_RULE, apply_masks, make_masks
 from lathe.config import require
-from lathe.run import quiet
 from lathe.rundir import RunDir
 from lathe.stages import check_compression, methods
+from lathe.trainer import quiet
 
 Figures = dict[str, float]
 BATCHES = 15  # training batches that BatchNorm statistics are estimated on anew

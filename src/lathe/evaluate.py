@@ -13,9 +13,9 @@ from lathe.build import make, make_task
 from lathe.callbacks import Progress
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.config import require
-from lathe.run import make_trainer, quiet
 from lathe.rundir import RunDir, write_atomically
 from lathe.tasks import SPLITS, Task
+from lathe.trainer import make_trainer, quiet
 
 
 def rebuild(cfg: dict[str, Any]) -> tuple[Task, Any, Trainer]:

@@ -3,41 +3,34 @@
 Every function takes the resolved configuration as plain data and runs in each rank.
 """
 
-import logging
-import os
 import time
-import warnings
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe import rundir, stacking, summary
-from lathe.build import call_factory, make, make_task
+from lathe.build import make, make_task
 from lathe.callbacks import (
-    AtomicCheckpointIO,
-    Checkpoint,
     Compression,
     ExactResume,
     Preemption,
-    Progress,
-    Throughput,
     skip_empty_hooks,
 )
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.compression.structure import apply_structure
 from lathe.config import did_you_mean, require
 from lathe.errors import Stopped
+from lathe.finish import finish
 from lathe.loggers import CSVLogger
 from lathe.nets import recompute
 from lathe.stages import methods
-from lathe.strategies import DDP, SyncBatchNorm, compile_net, precision_plugin
+from lathe.strategies import compile_net
 from lathe.tasks import Task
+from lathe.trainer import make_trainer, quiet
 
 
 def train(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -81,19 +74,6 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def quiet() -> None:
-    """Leaves Lightning its warnings and takes its chatter, which says at every start what the configuration says already."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # images on the device need none
-    warnings.filterwarnings(
-        "ignore", message=".*recommended to use `self.log.*sync_dist=True.*"
-    )  # tasks add up the ranks' sums themselves
-    warnings.filterwarnings(
-        "ignore", message=".*treespec, LeafSpec.*"
-    )  # Lightning 2.6 calls torch's tree functions by their older names
-
-
 def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
     """Makes the net recompute and compile what the configuration asks for, in place.
 
@@ -108,54 +88,6 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
             callback.check(task.net)
     recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
     compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
-
-
-def _without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {key: value for key, value in node.items() if key not in keys}
-
-
-def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback], loggers: list[Logger] | None = None) -> Trainer:
-    """Lightning's Trainer for the configuration's `trainer`, `strategy` and `precision` groups, writing below `directory`.
-
-    Raises:
-        UserError: an argument that the Trainer does not take, or a combination that it refuses.
-    """
-    options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing")
-    one_process = cfg["strategy"].get("processes") == "one"
-    if one_process:
-        options["devices"] = 1
-    strategy = make(_without(cfg["strategy"], "processes", "precisions", "compressions"), "strategy")
-    several = world_size() > 1
-    number_format = cfg["precision"]
-    precision = precision_plugin(number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name"))
-    plugins = [AtomicCheckpointIO(read_checkpoint), *precision.pop("plugins", [])]
-    if several and cfg["trainer"].get("sync_batchnorm", False):
-        plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())
-    return call_factory(
-        make({**options, **precision, "_partial_": True}, "trainer"),
-        "trainer",
-        strategy=strategy if strategy is not None else DDP() if several else "auto",
-        plugins=plugins,
-        callbacks=callbacks,
-        logger=loggers or False,
-        default_root_dir=str(directory),
-    )
-
-
-def world_size() -> int:
-    """How many ranks take part, as the launcher has said."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_WORLD_SIZE" in os.environ else 1
-
-
-def device_type(accelerator: str) -> str:
-    """cpu, cuda or mps: what Lightning makes of `trainer.accelerator` on this machine."""
-    if accelerator in ("auto", "gpu"):
-        if torch.cuda.is_available():
-            return "cuda"
-        return "mps" if torch.backends.mps.is_available() else "cpu"
-    return {"gpu": "cuda"}.get(accelerator, accelerator)
 
 
 def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
@@ -230,58 +162,3 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
     restore(task.net, state, f"ckpt_path={path}")
     stacking.tell_what_goes(cfg, task.net, f"ckpt_path={path}")
     return None
-
-
-def finish(
-    cfg: dict[str, Any], run: rundir.RunDir, trainer: Trainer, task: Task, datamodule: Any, callbacks: list[Callback]
-) -> dict[str, Any]:
-    """Tests the best checkpoint and gathers the final figures, keyed by `split/metric` or by their own names.
-
-    A strategy that `reshapes` the net leaves nothing that takes plain weights, and compression may have changed the best ones after
-    training: a new net is built then.
-    """
-    result: dict[str, Any] = {}
-    made = [callback for callback in callbacks if isinstance(callback, Compression)]
-    checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
-    epochs, steps = trainer.current_epoch, trainer.global_step
-    validation = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-    if checkpoint is not None and run.best.exists():
-        validation |= checkpoint.best_metrics
-        changed = False
-        if made:
-            if trainer.is_global_zero:
-                stacking.finalise(cfg, run.best, made)
-            trainer.strategy.barrier()
-            changed = bool(read_checkpoint(run.best).get("finalised", False))
-        if cfg["test"] or changed:
-            if made or getattr(trainer.strategy, "reshapes", False):
-                task = make_task(cfg, train=False)
-                trainer = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, Progress)])
-            restore(task.net, read_checkpoint(run.best), str(run.best))
-        if changed:
-            trainer.validate(task, datamodule=datamodule, verbose=False)
-            validation |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-        if made:
-            result["parameters"] = sum(p.numel() for p in task.net.parameters())
-        result |= {"best_step": checkpoint.best_step, "monitor": checkpoint.monitor}
-    result |= validation
-    if cfg["test"]:
-        trainer.test(task, datamodule=datamodule, verbose=False)
-        result |= {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("test/")}
-    for callback in callbacks:
-        if isinstance(callback, Throughput):
-            result |= callback.summary()
-    for method in made:
-        result |= method.report()
-    objective = cfg["objective"] or (checkpoint.monitor if checkpoint else None)
-    require(objective is None or objective in result,
-            f"objective={objective}: the run has no such figure; {did_you_mean(str(objective), result)}")  # fmt: skip
-    return {
-        **result,
-        "objective": result.get(objective) if objective else None,
-        "epochs": epochs,
-        "steps": steps,
-        "seed": cfg["seed"],
-        "devices": trainer.world_size,
-        "name": cfg["name"],
-    }

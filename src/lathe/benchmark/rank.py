@@ -18,9 +18,10 @@ from lathe import score, stacking
 from lathe.build import make, make_task
 from lathe.callbacks import Throughput, skip_empty_hooks
 from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
-from lathe.run import device_type, make_trainer, prepare, quiet
+from lathe.run import prepare
 from lathe.rundir import write_atomically
 from lathe.telling import sentence_for
+from lathe.trainer import device_type, make_trainer, quiet
 
 LOOK = 0.002  # seconds between looks for a turn
 

@@ -13,12 +13,12 @@ from rich.table import Table
 from lathe import export, measure
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
-from lathe.run import quiet
 from lathe.rundir import RunDir
 from lathe.shipping.compare import compared
 from lathe.shipping.folder import fresh_folder, stoppable
 from lathe.shipping.make import files_in, make, ready_for
 from lathe.shipping.request import check_request, taken, targets_of
+from lathe.trainer import quiet
 
 
 def ship(cfg: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,79 @@
+"""Lightning's Trainer, made from a resolved configuration."""
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+
+from lathe.build import call_factory, make
+from lathe.callbacks import AtomicCheckpointIO
+from lathe.checkpoints import read_checkpoint
+from lathe.strategies import DDP, SyncBatchNorm, precision_plugin
+
+
+def quiet() -> None:
+    """Leaves Lightning its warnings and takes its chatter, which says at every start what the configuration says already."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # images on the device need none
+    warnings.filterwarnings(
+        "ignore", message=".*recommended to use `self.log.*sync_dist=True.*"
+    )  # tasks add up the ranks' sums themselves
+    warnings.filterwarnings(
+        "ignore", message=".*treespec, LeafSpec.*"
+    )  # Lightning 2.6 calls torch's tree functions by their older names
+
+
+def _without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key not in keys}
+
+
+def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback], loggers: list[Logger] | None = None) -> Trainer:
+    """Lightning's Trainer for the configuration's `trainer`, `strategy` and `precision` groups, writing below `directory`.
+
+    Raises:
+        UserError: an argument that the Trainer does not take, or a combination that it refuses.
+    """
+    options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing")
+    one_process = cfg["strategy"].get("processes") == "one"
+    if one_process:
+        options["devices"] = 1
+    strategy = make(_without(cfg["strategy"], "processes", "precisions", "compressions"), "strategy")
+    several = world_size() > 1
+    number_format = cfg["precision"]
+    precision = precision_plugin(number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name"))
+    plugins = [AtomicCheckpointIO(read_checkpoint), *precision.pop("plugins", [])]
+    if several and cfg["trainer"].get("sync_batchnorm", False):
+        plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())
+    return call_factory(
+        make({**options, **precision, "_partial_": True}, "trainer"),
+        "trainer",
+        strategy=strategy if strategy is not None else DDP() if several else "auto",
+        plugins=plugins,
+        callbacks=callbacks,
+        logger=loggers or False,
+        default_root_dir=str(directory),
+    )
+
+
+def world_size() -> int:
+    """How many ranks take part, as the launcher has said."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_WORLD_SIZE" in os.environ else 1
+
+
+def device_type(accelerator: str) -> str:
+    """cpu, cuda or mps: what Lightning makes of `trainer.accelerator` on this machine."""
+    if accelerator in ("auto", "gpu"):
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    return {"gpu": "cuda"}.get(accelerator, accelerator)
