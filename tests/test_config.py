@@ -6,8 +6,9 @@ import pytest
 from helpers import config
 from omegaconf import OmegaConf
 
-from lathe.config import check_types, check_values, did_you_mean, differences, explain, flatten, resolve
+from lathe.config import check_types, check_values, did_you_mean, differences, flatten, resolve
 from lathe.errors import UserError
+from lathe.words import explain
 
 GROUPS = {
     "model": [],

@@ -18,6 +18,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for key in (FULL_ERROR, "HYDRA_FULL_ERROR", "RANK", "SLURM_PROCID"):
         monkeypatch.setenv(key, "x")  # so that what the code sets is taken back after the test
         monkeypatch.delenv(key)
+    monkeypatch.setattr("sys.argv", [str(ROOT / "train.py")])
 
 
 def test_a_mistake_is_one_line_on_stderr_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

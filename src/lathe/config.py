@@ -4,7 +4,7 @@ import copy
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -172,53 +172,6 @@ def check_values(cfg: dict[str, Any]) -> None:
     require(not trainer.get("use_distributed_sampler", False),
             "trainer.use_distributed_sampler=true would shuffle validation and count padded samples twice: leave it false, Lathe's loaders "
             "shard exactly.")  # fmt: skip
-
-
-def _leaves_called(name: str, tree: Any) -> list[str]:
-    """Full keys below `tree` that end in `name`, the shortest first; at most three."""
-    leaves = flatten(OmegaConf.to_container(tree)) if isinstance(tree, DictConfig) else {}
-    return sorted((key for key in leaves if key.endswith(f".{name}")), key=lambda key: (key.count("."), key))[:3]
-
-
-def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = None) -> str | None:
-    """One sentence for what Hydra or OmegaConf found wrong with a command line, or None if `error` is not such a mistake.
-
-    `groups` are what an override may start with, to propose from: the groups with their choices, and the keys at the root with none.
-    """
-    groups = groups or {}
-    if isinstance(error, UserError):
-        return str(error)
-    name, cause = type(error).__name__, error.__cause__
-    if name == "MissingConfigException":
-        group, _, choice = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-        options = getattr(error, "options", None) or groups.get(group)  # Hydra lists none for a choice among several
-        if group and options:
-            return f"{group}={choice}: there is no such choice; {did_you_mean(choice, options)}"
-        return str(error).splitlines()[0]
-    if name == "OverrideParseException":
-        override = getattr(error, "override", "")
-        return f"{override!r} can't be read as an override: write key=value, and quote a value that has spaces or brackets."
-    if name == "ConfigCompositionException":
-        text = str(error)
-        if isinstance(cause, OmegaConfBaseException):
-            key = str(cause.full_key or "")
-            parent = cause.parent_node
-            names = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
-            prefix, _, last = key.rpartition(".")
-            deeper = _leaves_called(last, parent) if not prefix else []
-            hint = f"did you mean {' or '.join(deeper)}?" if deeper else did_you_mean(last, names)
-            where = (f" in {prefix}" if prefix else "") + (f"; {hint}" if hint else "")
-            return f"{key}: there is no such key{where} (to add a new key, put a + before it)"
-        match = re.search(r"Could not override '([^'@]+)", text)
-        if match:
-            word = match.group(1).split("/")[0]
-            return f"{word}: there is no such group or key; {did_you_mean(word, groups)}"
-        return " ".join(text.split()) or None
-    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
-        return f"{error}: write group=choice, such as model=mlp, or ~group to leave a group out."
-    if isinstance(error, OmegaConfBaseException):
-        return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
-    return None
 
 
 def pinned(cfg: dict[str, Any]) -> dict[str, Any]:

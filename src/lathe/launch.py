@@ -25,6 +25,7 @@ from lathe.nodes import Nodes, arriving, read_nodes
 from lathe.outer import Outer, detect_outer
 from lathe.stages import check_compression
 from lathe.telling import one_sentence, tell
+from lathe.words import check_filled_in, check_name, key_of
 
 __all__ = ["launch", "launch_on_run", "one_sentence"]
 
@@ -52,6 +53,8 @@ def _launch(cfg: DictConfig, job: str) -> Any:
         cfg.paths[key] = os.path.abspath(str(cfg.paths[key]))
     typed = resolve(cfg)
     check_typed(typed)
+    check_filled_in(typed["trainer"])
+    check_name(typed["name"])
     check_options(typed["launch"])
     outer = detect_outer()
     nodes = read_nodes(typed["launch"], outer)
@@ -75,7 +78,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
         if run is None:
             resolved = pinned(resolved)
             resolved["resume"] = None
-            typed_words = [item for item in _typed() if _key(item) != "resume"]
+            typed_words = [item for item in _typed() if key_of(item) != "resume"]
             run = rundir.create(log_dir, resolved, typed_words, outer.launch_id if outer else nodes.launch_id)
     try:
         with run.locked(shared=nodes.several), outer or nullcontext():
@@ -116,6 +119,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
     """
     try:
         request = resolve(cfg)
+        check_filled_in(request["trainer"])
         run = rundir.open_run(request["run"], "run")
         resolved = run.config
         resolved["paths"]["run_dir"] = str(run.path)
@@ -142,10 +146,6 @@ def _typed() -> list[str]:
     return [str(item) for item in HydraConfig.get().overrides.task]
 
 
-def _key(override: str) -> str:
-    return override.lstrip("+~").split("=", 1)[0].split("@", 1)[0]
-
-
 def _compose(overrides: list[str]) -> dict[str, Any]:
     return resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides))
 
@@ -157,8 +157,8 @@ def check_typed(resolved: dict[str, Any]) -> None:
         UserError: a value of another type.
     """
     typed, choices = _typed(), HydraConfig.get().runtime.choices
-    groups = [item for item in typed if _key(item) in choices]
-    values = [_key(item) for item in typed if _key(item) not in choices and not item.startswith("~")]
+    groups = [item for item in typed if key_of(item) in choices]
+    values = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
     values = [key for key in values if key != "launch.nodes"]  # a number or min:max, which read_nodes tells apart
     if values:
         check_types(values, resolved, _compose(groups))
@@ -220,7 +220,7 @@ def _continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
         UserError: the command would change anything else; the sentence lists what.
     """
     saved = run.config
-    typed = [item for item in _typed() if _key(item).split(".")[0] not in FREE_ON_RESUME]
+    typed = [item for item in _typed() if key_of(item).split(".")[0] not in FREE_ON_RESUME]
     if typed:
         own = [str(item) for item in OmegaConf.load(run.path / "overrides.yaml")]
         asked = _compose(own + typed)

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from typing import Any
 
 from lathe import rundir
-from lathe.config import explain
 from lathe.errors import Stopped, UserError
 from lathe.group import waited
 from lathe.help import help_text, root_names
+from lathe.words import explain, translate
 
 FULL_ERROR = "LATHE_FULL_ERROR"
 
@@ -28,12 +28,11 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
     def wrapped() -> None:
         os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
         os.environ["HYDRA_FULL_ERROR"] = "1"
-        # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2` would be refused
-        sys.argv[1:] = sorted(sys.argv[1:], key=lambda word: word not in ("-m", "--multirun"))
         if {"-h", "--help"} & set(sys.argv[1:]):
             print(help_text())
             return
         try:
+            sys.argv[1:] = translate(sys.argv[1:], root_names())
             main()
         except Exception as error:
             sys.exit(tell(error))

@@ -116,6 +116,12 @@ TYPED = {
                                          ["compression=qat", "Pipeline", "choose another strategy"]),
     "a budget of everything": (["compression=prune_channels", "compression.prune_channels.share=1.2", *NO_DATA],
                                ["compression.prune_channels.share=1.2"]),
+    "a choice of another group": (["trainer=ddp"], ["trainer=ddp", "strategy=ddp"]),
+    "the Trainer's precision": (["+trainer.precision=bf16-mixed"], ["trainer.precision=bf16-mixed", "precision=bf16-mixed"]),
+    "the Trainer's logger": (["+trainer.logger=false"], ["trainer.logger=False", "logger=tensorboard"]),
+    "a name that leads elsewhere": (["name=../x"], ["name='../x'", "paths.log_dir"]),
+    "the name of the newest run": (["name=latest"], ["name=latest", "choose another name"]),
+    "a sweep of nothing": (["-m", "seed=range(1,1)"], ["seed=range(1,1)", "no job"]),
     "no place to write": (["paths.log_dir=/proc/nowhere"], ["/proc/nowhere", "paths.log_dir"]),
 }  # fmt: skip
 
