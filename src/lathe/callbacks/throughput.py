@@ -34,9 +34,12 @@ class Throughput(Callback):
     Validation, saving a checkpoint and the seam between epochs are not in the time, nor are the first steps. A GPU is waited for
     at the edges of a window and of such a pause, nowhere else.
 
+    Windows end at batches `skip_steps + k * window` counted from the run's first, so that a continued run writes the lines of one that
+    was left alone. A line whose window was interrupted tells what this process saw of it, its warm-up only if there is nothing else.
+
     Args:
         window: batches per measurement; None follows `trainer.log_every_n_steps`.
-        skip_steps: batches at the start of each fit that are not measured: compilation, autotuning, caches.
+        skip_steps: batches at the start of each process that are not measured: compilation, autotuning, caches.
         peak_flops: FLOP/s of one device; None looks the GPU's name up in `lathe.measure.flops`.
     """
 
@@ -54,8 +57,8 @@ class Throughput(Callback):
     def _clear(self) -> None:
         self._on = False
         self._size = 0
-        self._todo = 0  # batches left in the window, or in the warm-up
-        self._warm = False
+        self._seen = 0  # batches of this process
+        self._batches = 0  # of them in the window under way
         self._paused = True  # the time since `_mark` is not training time
         self._mark = self._asked = self._begun = 0.0
         self._seconds = self._waited = 0.0
@@ -80,7 +83,6 @@ class Throughput(Callback):
         self._share = trainer.world_size / self._replicas  # devices that hold one replica together
         self._unit = str(getattr(pl_module, "unit", "samples"))
         self._size = self.window or trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
-        self._todo = self.skip_steps
         self._reducer = trainer.strategy.model if isinstance(trainer.strategy.model, DistributedDataParallel) else None
         if self._reducer is not None:
             self._reducer._set_ddp_runtime_logging_sample_rate(self._size)
@@ -96,7 +98,7 @@ class Throughput(Callback):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._on:
             self._pause()
-            if self._warm and self._size > self._todo:
+            if self._seen > self.skip_steps and self._batches:
                 self._close()
             vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
 
@@ -115,21 +117,23 @@ class Throughput(Callback):
         if not self._on:
             return
         self._units += _count(pl_module, batch)
-        self._todo -= 1
-        if self._todo == 0 and self._cuda:
+        self._seen += 1
+        self._batches += 1
+        since = trainer.fit_loop.epoch_loop.total_batch_idx + 1 - self.skip_steps  # batches of the run since its warm-up
+        edge, warm = since > 0 and since % self._size == 0, self._seen == self.skip_steps
+        if (edge or warm) and self._cuda:
             torch.cuda.synchronize()
         now = perf_counter()
         self._seconds += now - (self._begun if self._paused else self._mark)
         self._paused = False
         self._mark = now
-        if self._todo == 0:
-            if self._warm:
-                figures = {f"throughput/{name}": value for name, value in self._close().items() if value is not None}
-                for logger in trainer.loggers:
-                    logger.log_metrics(figures, step=trainer.global_step)
-            self._warm, self._todo = True, self._size
+        if edge:
+            figures = {f"throughput/{name}": value for name, value in self._close().items() if value is not None}
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, step=trainer.global_step)
+        if edge or warm:
             self._seconds = self._waited = 0.0
-            self._units = 0
+            self._units = self._batches = 0
             # What was spent here is nobody's training time.
             self._mark = perf_counter()
 
@@ -150,16 +154,17 @@ class Throughput(Callback):
         self._pause()
 
     def _close(self) -> dict[str, float | None]:
-        batches = self._size - self._todo
-        sync = None
+        batches, sync = self._batches, None
         if self._reducer is not None and self._seconds:
             data = self._reducer._get_ddp_logging_data()
             nanoseconds = data.get("backward_comm_time", 0) - data.get("backward_compute_comm_overlap_time", 0)
             # All zeros: this build or device has no timer.
             if data.get("backward_comm_time", 0) > 0:
                 sync = min(1.0, max(0.0, nanoseconds * 1e-9 / (self._seconds / batches)))
-        self._windows.append((batches, self._units, self._seconds, self._waited, sync))
-        return self._figures(self._windows[-1:])
+        window = (batches, self._units, self._seconds, self._waited, sync)
+        if self._seen > self.skip_steps:
+            self._windows.append(window)
+        return self._figures([window])
 
     def _figures(self, windows: list[tuple[int, int, float, float, float | None]]) -> dict[str, float | None]:
         batches, units, seconds = sum(w[0] for w in windows), sum(w[1] for w in windows), sum(w[2] for w in windows)
