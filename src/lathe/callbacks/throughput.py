@@ -1,6 +1,7 @@
 """How fast training is, and what it waits for."""
 
 import copy
+import math
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -27,7 +28,8 @@ class Throughput(Callback):
       included. On a GPU it is the host's share: the device may be busy with earlier steps meanwhile.
     - `grad_sync`: share of the time that backward waits for the gradients of other processes after its own computation has ended,
       from the timers of DDP's reducer (events on a GPU) in one sampled step per window. Communication hidden behind backward does
-      not count, waiting for a slower process does. Left out where there is no such timer: one process, or not DDP.
+      not count, waiting for a slower process does. Left out where there is no such timer: one process, or not DDP; nan in a line of
+      which a continued run saw only its first step, which is never sampled.
     - `mfu`: model FLOP/s, three times forward's (PaLM, arXiv:2204.02311, appendix B), over the peak of all devices that share the net.
       Counted on a copy without memory (the meta device), made before a strategy cuts the net. Left out where the peak is not known.
 
@@ -52,6 +54,7 @@ class Throughput(Callback):
             raise UserError(f"callbacks.throughput.peak_flops={peak_flops} is not positive: use null to look it up.")
         self.window, self.skip_steps, self.peak_flops = window, skip_steps, peak_flops
         self._twin: nn.Module | None = None
+        self._timed = False  # whether DDP's reducer has told its times, in this process or before
         self._clear()
 
     def _clear(self) -> None:
@@ -160,7 +163,9 @@ class Throughput(Callback):
             nanoseconds = data.get("backward_comm_time", 0) - data.get("backward_compute_comm_overlap_time", 0)
             # All zeros: this build or device has no timer.
             if data.get("backward_comm_time", 0) > 0:
-                sync = min(1.0, max(0.0, nanoseconds * 1e-9 / (self._seconds / batches)))
+                self._timed, sync = True, min(1.0, max(0.0, nanoseconds * 1e-9 / (self._seconds / batches)))
+            elif self._timed:
+                sync = math.nan
         window = (batches, self._units, self._seconds, self._waited, sync)
         if self._seen > self.skip_steps:
             self._windows.append(window)
@@ -179,6 +184,12 @@ class Throughput(Callback):
             "grad_sync": median(shares) if shares else None,
             "mfu": rate * self._flops_per_unit / (self._peak * self._share) if self._peak and self._flops_per_unit else None,
         }
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"timed": self._timed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._timed = state_dict["timed"]
 
     def summary(self) -> dict[str, float | None]:
         """The same five figures over the whole fit: medians of windows for `step_ms` and `grad_sync`, totals for the others.

@@ -1,0 +1,102 @@
+"""Law 3 for what loggers get: after any deaths, metrics.csv has the lines and columns of the run that was left alone."""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import new_run, rows
+from interruptions import NEVER, Interrupted, Interruption, interruption
+from ranks import on_ranks
+
+import lathe.run
+
+__all__ = ["interruption"]  # a fixture
+
+BASE = ("model=mlp", "model.net.width=8", "model.net.depth=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
+        "trainer.enable_model_summary=false", "trainer.max_epochs=3", "data.batch_size=64", "test=false",
+        "callbacks=[default,device_stats]", "callbacks.lr_monitor.log_momentum=true")  # fmt: skip
+STEPS = 60  # batches: 1300 samples, 20 batches of 64 in each of 3 epochs
+HOOKS = ("on_train_batch_start", "on_train_batch_start", "on_validation_start", "on_validation_end", "on_train_epoch_end")
+VARIANTS = {
+    "each_step": ("trainer.log_every_n_steps=1", "callbacks.throughput.skip_steps=1"),
+    "window": ("trainer.log_every_n_steps=4", "callbacks.throughput.window=3", "callbacks.checkpoint.every_n_train_steps=2"),
+    "accumulate": ("trainer.log_every_n_steps=2", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=7",
+                   "callbacks.throughput.window=5", "callbacks.checkpoint.every_n_train_steps=1"),
+    "val_check": ("trainer.log_every_n_steps=3", "trainer.val_check_interval=7", "callbacks.throughput.skip_steps=4",
+                  "callbacks.checkpoint.every_n_train_steps=5"),
+    "epochs": ("trainer.log_every_n_steps=7", "callbacks.lr_monitor.logging_interval=epoch"),
+}  # fmt: skip
+MEASURED = ("throughput/", "DeviceStatsMonitor.", "seconds")  # what a clock or the machine says
+
+
+def lines(directory: Path) -> dict[str, dict[str, str | None]]:
+    """The filled columns of each step; what is measured, and so never the same twice, as None."""
+    found: dict[str, dict[str, str | None]] = {}
+    for row in rows(directory):
+        found.setdefault(row["step"], {}).update(
+            {key: None if key.startswith(MEASURED) else value for key, value in row.items() if value}
+        )
+    return found
+
+
+def train_through(cfg: dict[str, Any], deaths: list[tuple[str, int]], interruption: Interruption) -> Path:
+    """Trains, dies at each of `deaths` (or goes past it, if a continued run does not meet it again), and trains to the end."""
+    for interruption.hook, interruption.step in [*deaths, ("", NEVER)]:
+        try:
+            lathe.run.train(dict(cfg))
+            break
+        except Interrupted:
+            continue
+    return Path(cfg["paths"]["run_dir"])
+
+
+def moments(seed: object, steps: int) -> list[tuple[str, int]]:
+    chance = random.Random(seed)
+    found = [(chance.choice(HOOKS), chance.randrange(1, steps)) for _ in range(chance.choice((1, 1, 3)))]
+    return sorted(found, key=lambda item: item[1])
+
+
+def compare(tmp_path: Path, name: str, cases: int, interruption: Interruption) -> None:
+    seed = os.environ.get("LATHE_KILL_SEED", "1")
+    steps = STEPS // 3 if name == "accumulate" else STEPS
+    alone = lines(train_through(new_run(tmp_path / "alone", *BASE, *VARIANTS[name]), [], interruption))
+    assert any("throughput/step_ms" in row for row in alone.values()) or name == "epochs"
+    for case in range(cases):
+        deaths = moments(f"{seed} {name} {case}", steps)
+        again = lines(train_through(new_run(tmp_path / str(case), *BASE, *VARIANTS[name]), deaths, interruption))
+        assert again == alone, f"LATHE_KILL_SEED={seed}, case {case}: {deaths}"
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_same_lines_after_random_deaths(tmp_path: Path, name: str, interruption: Interruption) -> None:
+    compare(tmp_path, name, 2, interruption)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_same_lines_after_many_random_deaths(tmp_path: Path, name: str, interruption: Interruption) -> None:
+    compare(tmp_path, name, 20, interruption)
+
+
+def _on_two(rank: int, cfgs: list[dict[str, Any]], deaths: list[list[tuple[str, int]]]) -> None:
+    callback, make = Interruption(), lathe.run.make_callbacks
+    lathe.run.make_callbacks = lambda cfg, task: [*make(cfg, task), callback]
+    for cfg, moments_of_one in zip(cfgs, deaths, strict=True):
+        train_through(cfg, moments_of_one, callback)
+
+
+@pytest.mark.slow
+def test_the_same_lines_on_two_ranks(tmp_path: Path) -> None:
+    """With windows of one batch, every line of which tells of the wait for the other rank, and of several."""
+    seed = os.environ.get("LATHE_KILL_SEED", "1")
+    for name in ("each_step", "val_check"):
+        deaths = [[], *(moments(f"{seed} two {name} {case}", STEPS) for case in range(2))]
+        options = (*BASE, *VARIANTS[name], "strategy=ddp", "trainer.devices=2")
+        cfgs = [new_run(tmp_path / name / str(case), *options) for case in range(len(deaths))]
+        on_ranks(_on_two, cfgs, deaths, timeout=180)
+        alone, *others = [lines(Path(cfg["paths"]["run_dir"])) for cfg in cfgs]
+        assert any("throughput/grad_sync" in row for row in alone.values())
+        for moment, again in zip(deaths[1:], others, strict=True):
+            assert again == alone, f"LATHE_KILL_SEED={seed}, {name}: {moment}"
