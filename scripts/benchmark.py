@@ -11,6 +11,7 @@ from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
+from lathe import trust
 from lathe.benchmark import crew, report, suites
 from lathe.config import check_values, require, resolve
 from lathe.devices import count_processes
@@ -35,6 +36,7 @@ def benchmark(cfg: DictConfig) -> None:
         UserError: an unknown suite, or one that can't run here.
     """
     request = resolve(cfg)
+    trust.allow(request)
     suite = str(request["suite"])
     where = request["output"] or f"{request['paths']['log_dir']}/benchmark/{suite}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     output = Path(where).absolute()

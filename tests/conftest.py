@@ -19,6 +19,7 @@ torch.set_num_threads(1)
 def _clean_state():
     """Each test starts without a composed configuration and leaves torch's global settings as they were."""
     GlobalHydra.instance().clear()
+    os.environ.pop("LATHE_TRUSTED", None)  # what an earlier command in this process trusted
     matmul = torch.get_float32_matmul_precision()
     yield
     torch.set_float32_matmul_precision(matmul)

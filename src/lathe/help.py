@@ -52,4 +52,5 @@ Choices of each group:
 
 {text.strip()}
 
-Flags: -m runs a sweep (-m seed=1,2,3); --cfg job prints the composed configuration without running; --hydra-help lists Hydra's own."""
+Flags: -m runs a sweep (-m seed=1,2,3); --cfg job prints the composed configuration without running; --trust asks
+before parts that a run directory names are built; --hydra-help lists Hydra's own."""

@@ -13,9 +13,9 @@ from typing import Any
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from lathe import rundir
+from lathe import rundir, trust
 from lathe.agent import call, check_options, execute
 from lathe.config import changes, check_types, check_values, differences, pinned, require, resolve
 from lathe.devices import count_processes
@@ -29,7 +29,7 @@ from lathe.words import check_filled_in, check_name, key_of
 
 __all__ = ["launch", "launch_on_run", "one_sentence"]
 
-FREE_ON_RESUME = ("resume", "launch", "hydra")
+FREE_ON_RESUME = ("resume", "launch", "hydra", "trusted")
 
 
 def launch(cfg: DictConfig, job: str) -> Any:
@@ -55,6 +55,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     check_typed(typed)
     check_filled_in(typed["trainer"])
     check_name(typed["name"])
+    trust.allow(typed)
     check_options(typed["launch"])
     outer = detect_outer()
     nodes = read_nodes(typed["launch"], outer)
@@ -120,6 +121,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
     try:
         request = resolve(cfg)
         check_filled_in(request["trainer"])
+        trust.allow(request)
         run = rundir.open_run(request["run"], "run")
         resolved = run.config
         resolved["paths"]["run_dir"] = str(run.path)
@@ -222,7 +224,7 @@ def _continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
     saved = run.config
     typed = [item for item in _typed() if key_of(item).split(".")[0] not in FREE_ON_RESUME]
     if typed:
-        own = [str(item) for item in OmegaConf.load(run.path / "overrides.yaml")]
+        own = run.overrides
         asked = _compose(own + typed)
         lines = []
         for line in differences(_compose(own), asked, rundir.NOT_THE_EXPERIMENT):

@@ -18,12 +18,13 @@ from typing import IO, Any
 
 from omegaconf import OmegaConf
 
-from lathe.config import changes
+from lathe import trust
+from lathe.config import changes, require
 from lathe.environment import describe_environment
 from lathe.errors import UserError
 
 # What may differ between a run and its continuation without making it another experiment.
-NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "data.class_names")
+NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "trusted", "data.class_names")
 
 
 def disk_sentence(error: OSError) -> str | None:
@@ -60,8 +61,9 @@ def write_atomically(path: Path, text: str) -> None:
 class RunDir:
     """The directory of one run."""
 
-    def __init__(self, path: Path | str) -> None:
+    def __init__(self, path: Path | str, where: str | None = None) -> None:
         self.path = Path(path)
+        self.where = where or str(self.path)  # how the user has named it, for sentences
 
     @property
     def last(self) -> Path:
@@ -80,28 +82,44 @@ class RunDir:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The resolved configuration that the run has trained with."""
-        container = OmegaConf.to_container(OmegaConf.load(self.path / "config.yaml"))
-        assert isinstance(container, dict)
-        return {str(key): value for key, value in container.items()}
+        """The resolved configuration that the run has trained with.
+
+        Raises:
+            UserError: it is no configuration, or names what a saved configuration may not build (lathe.trust).
+        """
+        return trust.checked_config(self.path / "config.yaml", self.where)
+
+    @property
+    def overrides(self) -> list[str]:
+        """What was typed when the run was started.
+
+        Raises:
+            UserError: it is no list of overrides.
+        """
+        return trust.checked_overrides(self.path / "overrides.yaml", self.where)
 
     @property
     def result(self) -> dict[str, Any]:
         """The final figures."""
-        return dict(json.loads((self.path / "result.json").read_text()))
+        return trust.read_json(self.path / "result.json", f"{self.where}: its result.json")
 
     @property
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and the state of the code at the start."""
-        return dict(json.loads((self.path / "environment.json").read_text()))
+        return trust.read_json(self.path / "environment.json", f"{self.where}: its environment.json")
 
     @property
     def readable(self) -> bool:
-        """Whether config.yaml and environment.json are whole."""
+        """Whether config.yaml and environment.json are whole, and the former names nothing that may not be built."""
         try:
-            return "name" in self.config and "launch_id" in self.environment
+            return "name" in self.known_config and "launch_id" in self.environment
         except Exception:  # a torn YAML file can raise nearly anything
             return False
+
+    @property
+    def known_config(self) -> dict[str, Any]:
+        """The configuration to compare with, not to build from: nothing is imported to check it. Raises as `config`."""
+        return trust.checked_config(self.path / "config.yaml", self.where, kinds=False)
 
     def checkpoint(self, name: str) -> Path:
         """Where checkpoint `name`, `best` or `last`, is: a file, or a folder if ranks wrote their own parts.
@@ -222,15 +240,16 @@ def open_run(path: str | Path, key: str) -> RunDir:
     Raises:
         UserError: it does not exist or is not a run directory.
     """
-    run = RunDir(Path(path).resolve())
+    run = RunDir(Path(path).resolve(), f"{key}={path}")
     if not run.path.exists():
         raise UserError(f"{key}={path}: there is no such directory; logs/latest is the newest run.")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
         raise UserError(
             f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the newest run."
         )
-    if not run.readable:
-        raise UserError(f"{key}={path}: its config.yaml can't be read as a configuration.")
+    trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
+    require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
+    require("name" in run.known_config, f"{key}={path}: its config.yaml can't be read as a configuration.")
     return run
 
 
@@ -243,7 +262,12 @@ def find_runs(log_dir: Path, name: str) -> list[RunDir]:
 def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
     """The newest run of exactly this configuration that has no result yet and that no live process holds."""
     for run in find_runs(log_dir, str(cfg["name"])):
-        if not run.complete and run.readable and not changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT) and not run.busy:
+        if (
+            not run.complete
+            and run.readable
+            and not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT)
+            and not run.busy
+        ):
             return run
     return None
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from lathe import rundir
+from lathe import rundir, trust
 from lathe.errors import Stopped, UserError
 from lathe.group import waited
 from lathe.help import help_text, root_names
@@ -28,6 +28,8 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
     def wrapped() -> None:
         os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
         os.environ["HYDRA_FULL_ERROR"] = "1"
+        trust.ask("--trust" in sys.argv[1:])
+        sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
         if {"-h", "--help"} & set(sys.argv[1:]):
             print(help_text())
             return

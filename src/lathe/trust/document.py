@@ -1,0 +1,93 @@
+"""Reading YAML and JSON that somebody else may have written: mappings, lists, words and numbers, and no more than such a file has."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from lathe.errors import UserError
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 40
+MAX_NODES = 50_000
+
+
+def read_yaml(path: Path, where: str) -> Any:
+    """The content of a YAML file that Lathe has written, without interpolations, tags, anchors or anything else that it never writes.
+
+    `where` begins each sentence, such as `run=logs/latest: its config.yaml`.
+
+    Raises:
+        UserError: the file is no such YAML, or larger than such a file can be.
+        OSError: it can't be read at all.
+    """
+    data = _bytes(path, where, MAX_BYTES)
+    try:
+        text = data.decode()
+        foreign = _foreign(text)
+        content = None if foreign else OmegaConf.to_container(OmegaConf.create(text))
+    except Exception as error:  # a torn or hostile file can fail in nearly any way, also in OmegaConf's own grammar
+        raise UserError(f"{where} can't be read as a configuration.") from error
+    if foreign:
+        raise UserError(f"{where} holds {shown(foreign)}, which Lathe never writes: it is not read.")
+    return content
+
+
+def read_json(path: Path, where: str, max_bytes: int = 50_000_000) -> dict[str, Any]:
+    """The object in a JSON file that Lathe has written.
+
+    Raises:
+        UserError: the file holds no JSON object, or is larger than `max_bytes`.
+        OSError: it can't be read at all.
+    """
+    try:
+        content = json.loads(_bytes(path, where, max_bytes))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where} can't be read as JSON: it is cut off or of another kind.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{where} can't be read: expected a JSON object, got {type(content).__name__}.")
+    return content
+
+
+def shown(text: str) -> str:
+    """Words of a foreign file as they may stand on a terminal, which escape sequences would command."""
+    text = text if len(text) <= 200 else f"{text[:200]}..."
+    return text if text.isascii() and text.isprintable() else ascii(text)
+
+
+def _bytes(path: Path, where: str, limit: int) -> bytes:
+    if path.exists() and not path.is_file():  # opening a pipe would wait for ever
+        raise UserError(f"{where} is no file.")
+    with open(path, "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise UserError(f"{where} has more than {limit} bytes, which no such file has: it is not read.")
+    return data
+
+
+def _foreign(text: str) -> str | None:
+    """What stands in a YAML text that Lathe does not write, told before anything is built from it."""
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
+            return "an anchor or an alias"
+        if isinstance(event, yaml.NodeEvent):
+            nodes += 1
+            tag = getattr(event, "tag", None)
+            if tag is not None:
+                return f"the tag {tag}"
+        if isinstance(event, (yaml.MappingStartEvent, yaml.SequenceStartEvent)):
+            depth += 1
+        elif isinstance(event, (yaml.MappingEndEvent, yaml.SequenceEndEvent)):
+            depth -= 1
+        elif isinstance(event, yaml.ScalarEvent) and "${" in event.value:
+            return f"the interpolation {event.value[:80]}"
+        elif isinstance(event, yaml.ScalarEvent) and event.value == "<<" and event.implicit[0]:
+            return "a merge key"
+        if depth > MAX_DEPTH:
+            return f"more than {MAX_DEPTH} levels"
+        if nodes > MAX_NODES:
+            return f"more than {MAX_NODES} values"
+    return None

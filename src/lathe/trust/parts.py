@@ -1,0 +1,111 @@
+"""The parts that a saved configuration may build, by kind and by name. A closed list: a class is added here once its constructor has been
+read, and takes no path, address, command or function from a word. tests/hostile holds it against the installed packages.
+"""
+
+import re
+
+# Rooms of this project whose classes moved between files: a name may go through any module of its room.
+LATHE: dict[str, tuple[str, str]] = {
+    "task": ("tasks", "ClassificationTask LanguageModellingTask"),
+    "module": ("nets", "CifarResNet DeepMLP GPT MLP ResNet ViT WideResNet"),
+    "optimizer": ("optim", "Muon"),
+    "data": ("data", "DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
+    "data part": ("data", "Augment Cifar Digits Shards Synthetic SyntheticDocuments SyntheticTokens TokenFiles"),
+    "callback": ("callbacks", "Checkpoint EMA ModelSummary NanGuard Preemption Progress Throughput TorchProfiler"),
+    "method": (
+        "callbacks",
+        "Distill Lottery PruneChannels Prune PruneNM PruneStructured PTQDynamic PTQStatic QAT RigL WeightOnly",
+    ),
+    "strategy": ("strategies", "DDP DP DeepSpeed FSDP Horovod ModelSplit Pipeline Tensor ThreeD"),
+}
+# Functions, by their whole names.
+FUNCTIONS: dict[str, str] = {
+    "optimizer": "lathe.optim.build_optimizer lathe.optim.build.build_optimizer",
+    "scheduler": " ".join(
+        f"lathe.optim.schedules.{name}" for name in ("constant", "cosine", "cosine_restarts", "one_cycle", "step")
+    ),
+    "strategy": "lathe.strategies.auto",
+    "logger": "lathe.loggers.csv lathe.loggers.mlflow lathe.loggers.tensorboard lathe.loggers.wandb",
+    "trainer": "lightning.pytorch.Trainer lightning.Trainer lightning.pytorch.trainer.Trainer",
+}
+# Layers and losses of torch.nn. Not here: Module itself, and DataParallel, which is a strategy.
+LAYERS = """
+AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d
+AlphaDropout AvgPool1d AvgPool2d AvgPool3d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d BatchNorm3d Bilinear CELU CTCLoss
+ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d
+ConvTranspose2d ConvTranspose3d CosineEmbeddingLoss CosineSimilarity CrossEntropyLoss CrossMapLRN2d Dropout Dropout1d Dropout2d Dropout3d
+ELU Embedding EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell GaussianNLLLoss
+GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity InstanceNorm1d InstanceNorm2d InstanceNorm3d
+KLDivLoss L1Loss LPPool1d LPPool2d LPPool3d LSTM LSTMCell LayerNorm LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d LazyConv1d LazyConv2d
+LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear
+LeakyReLU Linear LocalResponseNorm LogSigmoid LogSoftmax MSELoss MarginRankingLoss MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d
+MaxUnpool3d Mish ModuleDict ModuleList MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss MultiheadAttention NLLLoss PReLU
+PairwiseDistance PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNCell RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d
+ReflectionPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU Sequential SiLU Sigmoid SmoothL1Loss SoftMarginLoss Softmax
+Softmax2d Softmin Softplus Softshrink Softsign SyncBatchNorm Tanh Tanhshrink Threshold Transformer TransformerDecoder
+TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginLoss Unflatten Unfold Upsample UpsamplingBilinear2d
+UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d
+"""
+OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD SparseAdam"
+# Not here: those that take functions or other schedulers.
+SCHEDULERS = (
+    "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LinearLR MultiStepLR OneCycleLR PolynomialLR "
+    "ReduceLROnPlateau StepLR"
+)
+# Not here: metrics with a pretrained net, which they download.
+METRICS = """
+AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix CosineSimilarity ExactMatch ExplainedVariance F1Score
+FBetaScore HammingDistance HingeLoss JaccardIndex KLDivergence LogCoshError MatthewsCorrCoef MaxMetric MeanAbsoluteError
+MeanAbsolutePercentageError MeanMetric MeanSquaredError MeanSquaredLogError MetricCollection MinMetric PearsonCorrCoef Perplexity
+Precision PrecisionRecallCurve R2Score ROC Recall SpearmanCorrCoef Specificity StatScores SumMetric
+"""
+CLASSIFICATION = """
+AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix ExactMatch F1Score FBetaScore HammingDistance HingeLoss
+JaccardIndex MatthewsCorrCoef Precision PrecisionRecallCurve ROC Recall Specificity StatScores
+"""
+# Not here: those that take folders or functions (ModelCheckpoint, LambdaCallback, BasePredictionWriter, ...).
+CALLBACKS = (
+    "DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler LearningRateMonitor ModelSummary RichModelSummary RichProgressBar "
+    "StochasticWeightAveraging TQDMProgressBar Timer"
+)
+# Not here: those of servers, whose settings could name another server to send keys to. CSVLogger and TensorBoardLogger write files alone.
+LOGGERS = "CSVLogger TensorBoardLogger"
+
+WITHIN = r"(?:\.[a-z][a-z0-9_]*)*"  # modules between a package and a class
+
+
+def _one_of(names: str) -> str:
+    return "(?:" + "|".join(names.split()) + ")"
+
+
+def _patterns() -> dict[str, re.Pattern[str]]:
+    forms: dict[str, list[str]] = {}
+    for kind, (room, names) in LATHE.items():
+        forms.setdefault(kind, []).append(rf"lathe\.{room}{WITHIN}\.{_one_of(names)}")
+    for kind, names in FUNCTIONS.items():
+        forms.setdefault(kind, []).append(_one_of(names.replace(".", r"\.")))
+    prefixes = "(?:Binary|Multiclass|Multilabel)"
+    forms["module"] += [
+        rf"torch\.nn(?:\.modules{WITHIN})?\.{_one_of(LAYERS)}",
+        rf"torchmetrics\.{_one_of(METRICS)}",
+        rf"torchmetrics\.(?:classification|regression|text|aggregation)\.{_one_of(METRICS)}",
+        rf"torchmetrics\.classification\.{prefixes}{_one_of(CLASSIFICATION)}",
+    ]
+    forms["optimizer"].append(rf"torch\.optim(?:\.[a-z_]+)?\.{_one_of(OPTIMIZERS)}")
+    forms["scheduler"].append(rf"torch\.optim\.lr_scheduler\.{_one_of(SCHEDULERS)}")
+    forms["callback"].append(rf"lightning\.pytorch\.callbacks{WITHIN}\.{_one_of(CALLBACKS)}")
+    forms["logger"].append(rf"lightning\.pytorch\.loggers{WITHIN}\.{_one_of(LOGGERS)}")
+    return {kind: re.compile("|".join(patterns)) for kind, patterns in forms.items()}
+
+
+LISTED = _patterns()
+
+
+def listed(name: str, kind: str) -> bool:
+    """Whether `name` is a part of this kind that any saved configuration may build."""
+    return LISTED[kind].fullmatch(name) is not None
+
+
+def kinds_of(name: str) -> list[str]:
+    """The kinds as which `name` is listed."""
+    return [kind for kind in LISTED if listed(name, kind)]
