@@ -52,6 +52,19 @@ def test_a_new_figure_adds_a_column_and_leaves_older_lines_blank_there(path: Pat
     assert lines(path) == ["step,a,b,c", "1,1,,", "2,,2,", "3,3,,4", "4,,,5"]
 
 
+def test_figures_of_an_earlier_step_go_into_its_line(path: Path) -> None:
+    logger = begun(path)
+    for step in (2, 4, 6):
+        logger.log_metrics({"a": step}, step=step)
+    logger.log_metrics({"b": 1}, step=4)
+    logger.log_metrics({"a": 3}, step=3)
+    logger.log_metrics({"a": 0}, step=0)
+    logger.log_metrics({"b": 6}, step=6)  # the newest line is still open
+    logger.log_metrics({"a": 8}, step=8)
+    logger.finalize("success")
+    assert lines(path) == ["step,a,b", "0,0,", "2,2,", "3,3,", "4,4,1", "6,6,6", "8,8,"]
+
+
 def test_numbers_come_back_exactly(path: Path) -> None:
     logger = begun(path)
     values = {

@@ -130,8 +130,9 @@ def test_a_window_reaches_over_the_end_of_an_epoch_only_within_it() -> None:
 def test_evaluation_is_the_mean_over_samples(split: str) -> None:
     it, data = task(), batches(seed=1)
     run, memory = trainer()
-    (run.validate if split == "val" else run.test)(it, loader(data), verbose=False)
+    (returned,) = (run.validate if split == "val" else run.test)(it, loader(data), verbose=False)
     assert len(memory.rows) == 1
+    assert returned == {name: memory.rows[0][1][name] for name in (f"{split}/loss", f"{split}/positive")}
     close(memory.rows[0][1], split, figures(it.net, data))
     close(run.callback_metrics, split, figures(it.net, data))
 

@@ -14,8 +14,9 @@ class CSVLogger(Logger):
     """Writes figures to `path`: a column `step`, counted in optimizer steps, and one for each figure; figures of one step share a line.
 
     The line of the newest step stays open for more figures: `save` (which a checkpoint calls) brings it to disk, and it is written over
-    if more come. A new figure adds a column, for which the file is written anew beside itself and swapped in. `start_step` is where a
-    continued run starts: later lines are dropped, since they will be written again.
+    if more come. A new figure adds a column, for which the file is written anew beside itself and swapped in, as it is for figures of an
+    earlier step: they go into that step's line. `start_step` is where a continued run starts: later lines are dropped, since they will
+    be written again.
     """
 
     def __init__(self, path: Path, start_step: int = 0) -> None:
@@ -58,6 +59,9 @@ class CSVLogger(Logger):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         self.begin()
         key = str(0 if step is None else step)
+        if self._open and int(key) < int(self._open["step"]):
+            self._write_earlier(int(key), metrics)
+            return
         if self._open and self._open["step"] != key:
             self.save()
             self._offset = self._path.stat().st_size
@@ -70,6 +74,16 @@ class CSVLogger(Logger):
             rows = self._read()
             self._columns += fresh
             self._rewrite([*rows[:-1], self._open])
+
+    def _write_earlier(self, step: int, metrics: dict[str, float]) -> None:
+        self.save()
+        rows = self._read()
+        place = sum(int(row["step"]) < step for row in rows)
+        if int(rows[place]["step"]) != step:
+            rows.insert(place, {"step": str(step)})
+        rows[place].update({name: _text(value) for name, value in metrics.items()})
+        self._columns += [name for name in metrics if name not in self._columns]
+        self._rewrite(rows)
 
     @rank_zero_only
     def save(self) -> None:

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
 from lathe.errors import UserError
+from lathe.tasks import logged
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
 SPLITS = ("train", "val", "test")
@@ -49,6 +50,7 @@ class Task(LightningModule):
         self._epoch_sums: dict[str, Tensor] = {}
         self._logged_step = -1
         self._restored: dict[str, list[list[float]]] = {}
+        self._restored_log: list[dict[str, Any]] = []
         self.latest: dict[str, float] = {}
         self.schedule_repeats = 1  # how often a run goes through its schedule; who raises it starts the schedule again
 
@@ -82,6 +84,11 @@ class Task(LightningModule):
     def count_units(self, batch: Any) -> int:
         """How many of `unit` this process's batch holds."""
         return len(batch[0])
+
+    def configure_callbacks(self) -> list[Any]:
+        """None; the first hook that knows the Trainer sees to it that `self.log` writes in the row of its optimizer step."""
+        logged.install(self.trainer)
+        return []
 
     def configure_model(self) -> None:
         """Lets the strategy spread the net over its devices, before the optimizer is built."""
@@ -177,7 +184,8 @@ class Task(LightningModule):
             self._take("train")
         if "train" in self._epoch_sums:
             means = self._means("train", self._epoch_sums.pop("train"))
-            self._report({f"{name}_epoch": value for name, value in means.items()}, monitored=means)
+            self.write({f"{name}_epoch": value for name, value in means.items()})
+            self._monitor(means, logger=False)
 
     def on_validation_epoch_end(self) -> None:
         self._report_split("val")
@@ -187,14 +195,12 @@ class Task(LightningModule):
 
     def _report_split(self, split: str) -> None:
         if split in self._sums:
-            means = self._means(split, self._sums.pop(split))
-            self._report({} if self.trainer.sanity_checking else means, monitored=means)
+            self._monitor(self._means(split, self._sums.pop(split)))
 
-    def _report(self, written: dict[str, float], monitored: dict[str, float]) -> None:
-        if written:
-            self.write(written)
-        # Lightning's own logging only feeds callbacks and the bar: it would count steps in its own way in the loggers.
-        self.log_dict(monitored, logger=False, prog_bar=not self.trainer.testing, rank_zero_only=False)
+    def _monitor(self, means: dict[str, float], logger: bool | None = None) -> None:
+        """Hands figures to callbacks and the bar; with `logger` null to the loggers too, and to what `validate` and `test` return."""
+        exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in means.items()}
+        self.log_dict(exact, logger=logger, prog_bar=not self.trainer.testing, rank_zero_only=False)
 
     def configure_optimizers(self) -> Any:
         if self._make_optimizer is None:
@@ -217,6 +223,7 @@ class Task(LightningModule):
         continued run does not log the step again.
         """
         self._log_step()
+        own = self._own_log()
         for logger in self.trainer.loggers:
             logger.save()
         checkpoint["state_dict"] = {name.removeprefix("net."): value for name, value in checkpoint["state_dict"].items()}
@@ -233,13 +240,27 @@ class Task(LightningModule):
         structure = structure_of(self.net)
         if structure:
             checkpoint["structure"] = structure
-        checkpoint["task"] = {"sums": sums, "logged_step": self._logged_step}
+        checkpoint["task"] = {"sums": sums, "logged_step": self._logged_step, "log": own}
+
+    def _own_log(self) -> list[dict[str, Any]]:
+        """What `self.log` was given and has not reported yet, of each rank, after writing what is due."""
+        connector = self.trainer._logger_connector
+        if self.trainer.state.fn != "fit" or not hasattr(connector, "flush"):
+            return []
+        connector.flush()
+        mine = logged.states(self.trainer, self)
+        if self.trainer.world_size == 1:
+            return [mine]
+        each: list[Any] = [None] * self.trainer.world_size
+        torch.distributed.all_gather_object(each, mine)
+        return each
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = {f"net.{name}": value for name, value in checkpoint["state_dict"].items()}
         state = checkpoint.get("task")
         if state is not None:
             self._logged_step, self._restored = state["logged_step"], state["sums"]
+            self._restored_log = state.get("log", [])
 
     def on_train_start(self) -> None:
         tables = {"window": self._sums, "epoch": self._epoch_sums}
@@ -249,3 +270,6 @@ class Task(LightningModule):
                 rows = torch.cat((rows.sum(0, keepdim=True), torch.zeros_like(rows[:1]).expand(self.trainer.world_size - 1, -1)))
             tables[kind]["train"] = rows[self.trainer.global_rank].clone()
         self._restored = {}
+        if len(self._restored_log) == self.trainer.world_size:  # of another number of ranks, they fit nobody
+            logged.restore(self.trainer, self, self._restored_log[self.trainer.global_rank])
+        self._restored_log = []

@@ -1,0 +1,174 @@
+"""What `self.log` writes: in the row of its optimizer step, and the same in a run that was interrupted.
+
+Lightning 2.6 counts its own steps for loggers: one less than the optimizer's while a step is under way, in the validation after it and in
+`LearningRateMonitor`, and the number of a validation batch in a validation. It writes a step's values after checkpoints are, and forgets
+the means of an epoch that was interrupted. The three parts here replace those of a Trainer, and are all that knows its inner names.
+"""
+
+from operator import attrgetter
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
+from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultCollection, _ResultMetric, _Sync
+from torch import Tensor
+from torchmetrics import Metric
+
+FIELDS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
+
+
+def install(trainer: Trainer) -> None:
+    """Replaces the Trainer's parts, once; a Trainer that is training already keeps its own."""
+    if isinstance(trainer._logger_connector, _Steps):
+        return
+    trainer._logger_connector = _Steps(trainer)
+    loop = trainer.fit_loop.epoch_loop
+    loop.__class__ = _EpochLoop  # a new one would not know the data, which are attached by now
+    loop._results = _Results(training=True)
+
+
+class _EpochLoop(_TrainingEpochLoop):
+    """Whose `_batches_that_stepped`, the step that loggers are given, is the optimizer's: of the step under way, or else of the last."""
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        batches: Any = self.batch_progress.current
+        return self.global_step + int(batches.ready > batches.processed)
+
+    @_batches_that_stepped.setter
+    def _batches_that_stepped(self, value: int) -> None:
+        """Nothing: Lightning's own count."""
+
+
+class _Steps(_LoggerConnector):
+    """Writes at every `log_every_n_steps` optimizer steps, each value once."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        super().__init__(trainer)
+        self._written: tuple[int, dict[str, Any]] = (-1, {})
+
+    @property
+    def should_update_logs(self) -> bool:
+        trainer: Any = self.trainer
+        if trainer.training and trainer.log_every_n_steps:  # not at a stop as well: a continued run has no such row
+            step = trainer.fit_loop.epoch_loop._batches_that_stepped
+            return step % trainer.log_every_n_steps == 0 and not trainer.fit_loop._should_accumulate()
+        return super().should_update_logs
+
+    def update_eval_step_metrics(self, step: int) -> None:
+        super().update_eval_step_metrics(self.trainer.fit_loop.epoch_loop._batches_that_stepped)
+
+    def log_metrics(self, metrics: dict[str, Any], step: int | None = None) -> None:
+        now = self.trainer.global_step if step is None else step
+        if self._written[0] != now:
+            self._written = (now, {})
+        fresh = {name: value for name, value in metrics.items() if not _equal(self._written[1].get(name), value)}
+        self._written[1].update(fresh)
+        super().log_metrics(fresh, step)
+
+    def flush(self) -> None:
+        """Writes now what training has logged for this step or epoch, which a run that continues here would not log again."""
+        if not self.trainer.training or self.trainer._results is None:
+            return
+        if self._first_loop_iter is None:
+            self.log_metrics(self.metrics["log"])
+        else:
+            self.update_train_step_metrics()
+
+
+def _equal(left: Any, right: Any) -> bool:
+    return isinstance(left, Tensor) and isinstance(right, Tensor) and torch.equal(left, right)
+
+
+class _Results(_ResultCollection):
+    """Lightning's table of logged values, which can be filled from a checkpoint before anything is logged."""
+
+    def __init__(self, training: bool) -> None:
+        super().__init__(training)
+        self._restored: set[str] = set()
+
+    def log(self, fx: str, name: str, *args: Any, **kwargs: Any) -> None:
+        key = f"{fx}.{name}"
+        old = self.pop(key) if key in self._restored else None
+        self._restored.discard(key)
+        self._waiting = old  # the entry gets the settings of this call, and what was restored for it
+        super().log(fx, name, *args, **kwargs)
+
+    def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
+        old, self._waiting = self._waiting, None
+        if old is not None and old.is_tensor and self[key].is_tensor:
+            device = self[key].value.device
+            for name in ("value", "cumulated_batch_size"):
+                if hasattr(old, name):
+                    setattr(self[key], name, getattr(old, name).to(device))
+        super().update_metrics(key, value, batch_size)
+
+    _waiting: _ResultMetric | None = None
+
+
+def states(trainer: Trainer, task: LightningModule) -> dict[str, Any]:
+    """This rank's logged values under way, and the states of the task's torchmetrics: plain values and tensors on the CPU."""
+    connector, results = trainer._logger_connector, trainer.fit_loop.epoch_loop._results
+    epoch_ends = trainer.training and connector._first_loop_iter is None
+    entries = {} if epoch_ends else {key: item for key, item in results.items() if not item.has_reset}
+    reset_soon = {id(item.value) for item in results.values() if not item.is_tensor} if epoch_ends else set()
+    return {
+        "entries": {key: _entry(item) for key, item in entries.items()},
+        "metrics": {name: _state(metric) for name, metric in _metrics(task).items() if id(metric) not in reset_soon},
+    }
+
+
+def _entry(item: _ResultMetric) -> dict[str, Any]:
+    plain: dict[str, Any] = {name: getattr(item.meta, name) for name in FIELDS}
+    plain |= {"reduce_fx": item.meta.reduce_fx.__name__, "sync": item.meta.sync.should, "alone": item.meta.sync.rank_zero_only}
+    for name in ("value", "cumulated_batch_size", "_forward_cache"):
+        found = getattr(item, name, None)
+        plain[name] = found.detach().cpu().clone() if isinstance(found, Tensor) else None
+    return plain
+
+
+def restore(trainer: Trainer, task: LightningModule, saved: dict[str, Any]) -> None:
+    """Puts back what `states` gave, at the start of training."""
+    metrics = _metrics(task)
+    for name, state in saved["metrics"].items():
+        if name in metrics:
+            _load(metrics[name], state)
+    results = trainer.fit_loop.epoch_loop._results
+    if not saved["entries"] or not isinstance(results, _Results):
+        return
+    for key, plain in saved["entries"].items():
+        meta = _Metadata(**{name: plain[name] for name in FIELDS}, reduce_fx=plain["reduce_fx"])
+        meta.sync = _Sync(_should=plain["sync"], fn=trainer.strategy.reduce, rank_zero_only=plain["alone"])
+        item = _ResultMetric(meta, plain["metric_attribute"] is None)
+        if plain["metric_attribute"] is not None:
+            item.value = attrgetter(plain["metric_attribute"])(task)
+        for name in ("value", "cumulated_batch_size", "_forward_cache"):
+            if plain[name] is not None:
+                setattr(item, name, plain[name].to(task.device))
+        item._update_count = 1
+        results[key] = item
+        results._restored.add(key)
+    trainer._logger_connector._first_loop_iter = False  # the epoch goes on: its first batch here is not its first
+
+
+def _metrics(task: LightningModule) -> dict[str, Metric]:
+    return {name: module for name, module in task.named_modules() if isinstance(module, Metric)}
+
+
+def _state(metric: Metric) -> dict[str, Any]:
+    values = {name: getattr(metric, name) for name in metric._defaults}
+    return {
+        "count": metric._update_count,
+        "values": {
+            name: [part.detach().cpu().clone() for part in value] if isinstance(value, list) else value.detach().cpu().clone()
+            for name, value in values.items()
+        },
+    }
+
+
+def _load(metric: Metric, state: dict[str, Any]) -> None:
+    metric._update_count, metric._computed = state["count"], None
+    for name, value in state["values"].items():
+        setattr(metric, name, [part.to(metric.device) for part in value] if isinstance(value, list) else value.to(metric.device))

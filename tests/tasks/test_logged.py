@@ -1,0 +1,86 @@
+"""A user's own `self.log`: rows at the optimizer's steps, the same in an interrupted run, and fit to be monitored."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import SMALL, column, new_run, rows
+from interruptions import Interrupted, Interruption, interruption, same
+
+from lathe.run import train
+
+__all__ = ["interruption"]  # a fixture
+
+OWN = ("model._target_=own_parts.Logging", "+callbacks.own._target_=own_parts.Note", "logger=tensorboard")
+
+
+def run_of(cfg: dict[str, Any]) -> Path:
+    return Path(cfg["paths"]["run_dir"])
+
+
+def points(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
+    """All scalars of the TensorBoard files."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run_dir / "tensorboard"))
+    events.Reload()
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_every_value_is_in_the_row_of_its_optimizer_step(tmp_path: Path, accumulate: int) -> None:
+    cfg = new_run(tmp_path, *SMALL, *OWN, "trainer.log_every_n_steps=2", "trainer.val_check_interval=0.5",
+                  f"trainer.accumulate_grad_batches={accumulate}", "scheduler=step", "scheduler.milestones=[3]", "callbacks.throughput=null")  # fmt: skip
+    train(cfg)
+    lines = rows(run_of(cfg))
+    steps = [int(line["step"]) for line in lines]
+    assert steps == sorted(set(steps))
+    batches = 1300 // 64
+    total = 2 * -(-batches // accumulate)
+    logged = [line for line in lines if line["own/step"]]
+    assert [int(line["step"]) for line in logged] == list(range(2, total + 1, 2))
+    for line in logged:
+        step = int(line["step"])
+        assert float(line["own/step"]) == float(line["own/note"]) == step
+        assert float(line["lr-SGD/decay"]) == pytest.approx(0.1 if step <= 3 else 0.01)
+        assert line["train/loss"]
+        assert line["own/both_step"]
+    validated = [int(line["step"]) for line in lines if line["val/loss"]]
+    assert validated == [int(line["step"]) for line in lines if line["own/batches"]]
+    assert len(validated) == 4
+    assert column(run_of(cfg), "own/batches") == [2.0] * 8 or column(run_of(cfg), "own/batches") == [4.0] * 4
+    ends = [line for line in lines if line["own/both_epoch"]]
+    assert [int(line["step"]) for line in ends] == [total // 2, total]
+    for line in ends:
+        assert float(line["own/both_epoch"]) == pytest.approx(float(line["train/loss_epoch"]), rel=1e-5)
+        assert float(line["own/seen"]) == pytest.approx(float(line["train/loss_epoch"]), rel=1e-5)
+    for name, found in points(run_of(cfg)).items():
+        if name not in ("epoch", "own/each_step"):  # the one comes with each write, the other with each batch of a validation
+            assert [step for step, _ in found] == [int(line["step"]) for line in lines if line[name]], name
+
+
+@pytest.mark.parametrize(
+    ("hook", "step", "options"),
+    [
+        ("on_train_batch_start", 13, ("callbacks.checkpoint.every_n_train_steps=4",)),
+        ("on_train_batch_start", 12, ("callbacks.checkpoint.every_n_train_steps=10", "trainer.val_check_interval=0.5")),
+        ("on_train_batch_start", 22, ()),
+        ("on_validation_start", 20, ("callbacks.checkpoint.every_n_train_steps=7",)),
+    ],
+)
+def test_an_interrupted_run_writes_the_same_rows(
+    tmp_path: Path, interruption: Interruption, hook: str, step: int, options: tuple[str, ...]
+) -> None:
+    options = (*SMALL, *OWN, "callbacks.throughput=null", *options)
+    whole = new_run(tmp_path / "whole", *options)
+    train(whole)
+    cfg = new_run(tmp_path / "cut", *options)
+    interruption.hook, interruption.step = hook, step
+    with pytest.raises(Interrupted):
+        train(cfg)
+    interruption.step = 10**9
+    train(cfg)
+    same(run_of(cfg), run_of(whole))
+    assert {name: sorted(found) for name, found in points(run_of(cfg)).items()} == {
+        name: sorted(found) for name, found in points(run_of(whole)).items()
+    }
