@@ -202,6 +202,36 @@ def test_auto_continues_the_newest_unfinished_run_of_the_same_configuration(comm
     assert [run.config["resume"] for run in command.runs[1:]] == [None, None]
 
 
+def test_a_sweep_that_is_started_again_keeps_its_finished_jobs(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):
+        assert [command("model=mlp", f"seed={seed}", "resume=auto", mode=RunMode.MULTIRUN) for seed in (1, 2, 3)] == [1, 2, 3]
+        assert sorted(run.config["seed"] for run in command.runs) == [1, 2, 3]
+    assert capsys.readouterr().out.count("is complete;") == 3
+    command("model=mlp", "seed=1", "resume=auto")
+    assert "is a complete run of this configuration; resume=auto starts another" in capsys.readouterr().out
+    assert len(command.runs) == 4
+
+
+def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command) -> None:
+    """`${data.length}` in a model, of data that do not declare it."""
+    command("model=mlp", "+data.length=3", "+model.net.length=${data.length}", "model.net.width=8")
+    assert command.runs[0].config["model"]["net"]["length"] == 3
+
+
+@pytest.mark.parametrize("typed", ["true", "5", "''", "[a]"])
+def test_a_run_is_named_by_a_path(command: Command, capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    assert command.fails(f"resume={typed}", capsys=capsys).startswith("resume=")
+    assert command.fails(f"run={typed}", "split=test", name="evaluate", capsys=capsys).startswith("run=")
+
+
+def test_paths_that_lead_nowhere(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for path in (tmp_path / "a", tmp_path / "a" / "c", "x" * 3000):
+        assert "leads nowhere" in command.fails(f"resume={path}", capsys=capsys)
+    assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=None: expected the path of a run directory")
+
+
 def test_a_run_that_was_moved_is_continued_where_it_lies(command: Command, broken: RunDir) -> None:
     moved = broken.path.with_name("moved")
     broken.path.rename(moved)

@@ -196,6 +196,26 @@ def test_progress_is_drawn_on_a_terminal_unless_it_is_off(
     assert printed.endswith(f"20 predictions in {tmp_path / 'out.csv'}\n")
 
 
+def test_an_output_takes_the_place_of_nothing_that_is_read(run: RunDir, images: Any, tmp_path: Path) -> None:
+    source = save(tmp_path, images[0][:2])
+    (tmp_path / "link.csv").symlink_to(source)
+    Image.fromarray(images[0][0, 0]).save(tmp_path / "seven.png")
+    own = [
+        run.path / "config.yaml",
+        run.path / "checkpoints" / "best.ckpt",
+        run.path / "result.json",
+        run.path / "exports" / "x.csv",
+    ]
+    before = {path: path.read_bytes() for path in (source, tmp_path / "seven.png", *own[:3])}
+    for given, output in [(source, source), (source, tmp_path / "link.csv"), (tmp_path, tmp_path / "seven.png"),
+                          (tmp_path, tmp_path / "new.npy"), *[(source, path) for path in own]]:  # fmt: skip
+        with pytest.raises(UserError, match=r"^output=.* would take the place of .*: name another file\.$"):
+            predict(request(run, given, output))
+    assert {path: path.read_bytes() for path in before} == before
+    predict(request(run, source, tmp_path / "out.csv"))
+    predict(request(run, source, run.path / "predictions.csv"))  # beside the run's own files
+
+
 def test_a_damaged_image_far_back_leaves_no_output(run: RunDir, tmp_path: Path) -> None:
     folder = tmp_path / "png"
     folder.mkdir()

@@ -104,8 +104,9 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "fsync", fails)
-    with pytest.raises(OSError, match="full"):
+    with pytest.raises(OSError, match="full") as caught:
         write_atomically(path, "new")
+    assert caught.value.filename == str(path)  # a write knows of none
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
 
@@ -113,7 +114,8 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("number", "words"),
     [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk quota is used up"), (errno.EROFS, "the disk is read-only"),
-     (errno.EACCES, "writing there is not permitted"), (errno.EPERM, "writing there is not permitted"), (errno.ENOTDIR, "is a file")],
+     (errno.EACCES, "writing there is not permitted"), (errno.EPERM, "writing there is not permitted"), (errno.ENOTDIR, "is a file"),
+     (errno.EEXIST, "no folder stands there"), (errno.ELOOP, "in a circle"), (errno.ENAMETOOLONG, "too long")],
 )  # fmt: skip
 def test_disk_sentences(number: int, words: str) -> None:
     sentence = disk_sentence(OSError(number, "x", "/a/b"))

@@ -1,6 +1,9 @@
 """The exceptions that a user is meant to see."""
 
+import os
 import signal as signals
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 
 class UserError(Exception):
@@ -22,3 +25,14 @@ class Stopped(UserError):
         super().__init__(f"stopped by {signal}{where}")
         self.signal, self.run_dir = signal, run_dir
         self.code = 128 + signals.Signals[signal].value
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Gives an OSError that passes through the name of the file that was written: a full disk is met by a write, which knows of none."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = os.fspath(path)
+        raise

@@ -13,9 +13,12 @@ from lathe.build import make, make_task
 from lathe.callbacks import Progress
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.config import require
-from lathe.rundir import RunDir, write_atomically
+from lathe.image_files import SUFFIXES
+from lathe.rundir import OWN_FILES, RunDir, write_atomically
 from lathe.tasks import SPLITS, Task
 from lathe.trainer import make_trainer, quiet
+
+IMAGES = (*SUFFIXES, ".npy")
 
 
 def rebuild(cfg: dict[str, Any]) -> tuple[Task, Any, Trainer]:
@@ -46,6 +49,24 @@ def check_request(request: dict[str, Any]) -> None:
     if output is not None:
         require(Path(output).absolute().parent.is_dir(), f"output={output}: its folder does not exist.")
         require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
+        check_output(Path(output), Path(request["run"]), request.get("input"))
+
+
+def check_output(output: Path, run: Path, source: str | None) -> None:
+    """An output takes the place of whatever file has its name, but not of what the verb reads.
+
+    Raises:
+        UserError: it is the input, one of the images in the input's folder, or a file of the run.
+    """
+    place = output.resolve()
+    if source is not None:
+        read = Path(source).resolve()
+        image = place.parent == read and place.suffix.lower() in IMAGES
+        require(place != read and not image, f"output={output} would take the place of input={source}: name another file.")
+    home = run.resolve()
+    inside = place.relative_to(home).parts if place.is_relative_to(home) else ()
+    require(not inside or inside[0] not in OWN_FILES, f"output={output} would take the place of the run's own {'/'.join(inside)}: name "
+            "another file.")  # fmt: skip
 
 
 def evaluate(cfg: dict[str, Any]) -> dict[str, float]:

@@ -13,12 +13,14 @@ from typing import Any
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from lathe import rundir, trust
 from lathe.agent import call, check_options, execute
-from lathe.config import changes, check_types, check_values, differences, pinned, require, resolve
+from lathe.config import changes, check_types, check_values, differences, flatten, pinned, require, resolve
 from lathe.devices import count_processes
+from lathe.direction import check_direction
 from lathe.errors import Stopped, UserError
 from lathe.mesh import data_replicas
 from lathe.nodes import Nodes, arriving, read_nodes
@@ -69,6 +71,9 @@ def _launch(cfg: DictConfig, job: str) -> Any:
         run, resolved = _find_run(typed, outer, nodes)
         check_values(resolved)
         check_compression(resolved)
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            hydra = HydraConfig.get()
+            check_direction(resolved, OmegaConf.to_container(hydra.sweeper), hydra.overrides.hydra)  # type: ignore[arg-type]
         processes = count_processes(resolved, outer, nodes)
         for count in range(nodes.least, nodes.most + 1):
             check_batch_size(resolved, outer.world_size if outer else processes * count)
@@ -163,7 +168,21 @@ def check_typed(resolved: dict[str, Any]) -> None:
     values = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
     values = [key for key in values if key != "launch.nodes"]  # a number or min:max, which read_nodes tells apart
     if values:
-        check_types(values, resolved, _compose(groups))
+        check_types(values, resolved, _defaults(groups))
+
+
+def _defaults(groups: list[str]) -> dict[str, Any]:
+    """The configuration of these groups; what follows a key that is only typed (`+data.channels=1`) is left open, as null."""
+    tree = compose(config_name=HydraConfig.get().job.config_name, overrides=groups)
+    leaves: dict[str, Any] = flatten(OmegaConf.to_container(tree))
+    for key, value in leaves.items():
+        if isinstance(value, str) and ("${" in value or value == "???"):
+            try:
+                found = OmegaConf.select(tree, key)
+                leaves[key] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+            except OmegaConfBaseException:
+                leaves[key] = None
+    return leaves
 
 
 def check_batch_size(cfg: dict[str, Any], world: int) -> None:
@@ -188,7 +207,7 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
     found = None
     if resume == "auto":
         require(nodes.launch_id is None, f"resume=auto and launch.id={nodes.launch_id} both look for a run: leave resume out.")
-        found = rundir.find_unfinished(log_dir, cfg)
+        found = rundir.find_unfinished(log_dir, cfg) or _complete_already(log_dir, cfg)
     elif resume is not None:
         run = rundir.open_run(resume, "resume")
         return run, _continued(run, cfg)
@@ -207,6 +226,17 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
     if not found.complete:
         print(f"{'Continuing' if found.last.exists() or not nodes.several else 'Joining'} {found.path}")
     return found, _at_home(found, found.config, cfg)
+
+
+def _complete_already(log_dir: Path, cfg: dict[str, Any]) -> rundir.RunDir | None:
+    """A sweep that is started again keeps its finished jobs: a second run of the same seed would count twice in an average."""
+    found = rundir.find_complete(log_dir, cfg)
+    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN:
+        return found
+    print(
+        f"{found.path} is a complete run of this configuration; resume=auto starts another (under -m it keeps the complete one)."
+    )
+    return None
 
 
 def _at_home(run: rundir.RunDir, own: dict[str, Any], cfg: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from omegaconf import OmegaConf
 from lathe import trust
 from lathe.config import changes, require
 from lathe.environment import describe_environment
-from lathe.errors import UserError
+from lathe.errors import UserError, naming
 
 # What may differ between a run and its continuation without making it another experiment.
 NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "trusted", "data.class_names")
@@ -39,6 +39,9 @@ def disk_sentence(error: OSError) -> str | None:
         errno.EPERM: "writing there is not permitted: choose another place",
         errno.ENOENT: "the folder above it can't hold it: choose another place",
         errno.ENOTDIR: "a part of that path is a file: choose another place",
+        errno.EEXIST: "something that is no folder stands there: choose another place",
+        errno.ELOOP: "its links lead round in a circle: choose another place",
+        errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
     }
     if error.errno not in reasons:
         return None
@@ -49,13 +52,18 @@ def write_atomically(path: Path, text: str) -> None:
     """Writes the whole of `text` or nothing: readers never see half a file, whatever kills the writer."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w") as file:
+        with naming(path), open(temporary, "w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+# What stands in a run directory, besides what loggers make: nobody else may write there.
+OWN_FILES = ("config.yaml", "overrides.yaml", "environment.json", "metrics.csv", "result.json", "receipt.json", "receipt.md", ".lock",
+             "checkpoints", "exports")  # fmt: skip
 
 
 class RunDir:
@@ -240,8 +248,14 @@ def open_run(path: str | Path, key: str) -> RunDir:
     Raises:
         UserError: it does not exist or is not a run directory.
     """
-    run = RunDir(Path(path).resolve(), f"{key}={path}")
-    if not run.path.exists():
+    if not isinstance(path, (str, Path)) or not str(path).strip():
+        raise UserError(f"{key}={path}: expected the path of a run directory; logs/latest is the newest run.")
+    try:
+        run = RunDir(Path(path).resolve(), f"{key}={path}")
+        there = run.path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long or holds a null byte
+        raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {_reason(error)}; logs/latest is the newest run.") from error
+    if not there:
         raise UserError(f"{key}={path}: there is no such directory; logs/latest is the newest run.")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
         raise UserError(
@@ -251,6 +265,10 @@ def open_run(path: str | Path, key: str) -> RunDir:
     require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
     require("name" in run.known_config, f"{key}={path}: its config.yaml can't be read as a configuration.")
     return run
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror if isinstance(error, OSError) else error)[:200]
 
 
 def find_runs(log_dir: Path, name: str) -> list[RunDir]:
@@ -268,6 +286,14 @@ def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
             and not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT)
             and not run.busy
         ):
+            return run
+    return None
+
+
+def find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
+    """The newest complete run of exactly this configuration."""
+    for run in find_runs(log_dir, str(cfg["name"])):
+        if run.complete and run.readable and not changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT):
             return run
     return None
 

@@ -14,6 +14,8 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
 
+from lathe.errors import naming
+
 
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and moves it there, so that a file under its final name is always whole.
@@ -34,7 +36,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.tmp")
         try:
-            with open(temporary, "wb") as file:
+            with naming(target), open(temporary, "wb") as file:
                 torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
@@ -44,6 +46,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
                 shutil.rmtree(folder, ignore_errors=True)
         except RuntimeError as error:
             if isinstance(error.__context__, OSError):
+                error.__context__.filename = str(target)
                 raise error.__context__ from None  # torch hides a full disk behind a complaint about positions
             raise
         finally:

@@ -13,7 +13,7 @@ from lathe.data.archive import ARCHIVES, PIXELS, Archive, read_archive
 from lathe.data.checks import check_number
 from lathe.data.download import check, download, locked
 from lathe.data.splits import Images, Split, Splits, stratified_split
-from lathe.errors import UserError
+from lathe.errors import UserError, naming
 
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 
@@ -124,7 +124,7 @@ class Cifar:
     def _save(self, split: str, records: Images) -> None:
         handle, temporary = tempfile.mkstemp(dir=self.data_dir, prefix=f".{self.name}-{split}-", suffix=".npy")
         try:
-            with os.fdopen(handle, "wb") as file:
+            with naming(self._path(split)), os.fdopen(handle, "wb") as file:
                 np.save(file, records)
             os.chmod(temporary, 0o644)  # mkstemp makes it private; data is for the whole group
             os.replace(temporary, self._path(split))

@@ -9,7 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-from lathe.errors import UserError
+from lathe.errors import UserError, naming
 
 BLOCK = 2**20
 TRIES = 3  # connections that may break off before the user is told
@@ -123,7 +123,7 @@ def _copy(response: http.client.HTTPResponse, part: Path, have: int, total: int 
     )
     # a connection that breaks leaves what has arrived; the caller compares the size with the announced one
     broken = (http.client.IncompleteRead, ConnectionError, TimeoutError)
-    with Progress(*columns) as progress, part.open("ab" if have else "wb") as file, contextlib.suppress(*broken):
+    with naming(part), Progress(*columns) as progress, part.open("ab" if have else "wb") as file, contextlib.suppress(*broken):
         bar = progress.add_task(part.stem, completed=have, total=total)
         while block := response.read(BLOCK):
             file.write(block)

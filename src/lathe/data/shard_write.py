@@ -13,7 +13,7 @@ from PIL import Image, UnidentifiedImageError
 from lathe.data.checks import check_number
 from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
 from lathe.data.splits import Source, stratified_split
-from lathe.errors import UserError
+from lathe.errors import UserError, naming
 
 Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and its class
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -160,7 +160,7 @@ def write_shards(
             pattern = f"{partial}/{name}-%06d.tar"
             count = 0
             stats = Statistics()
-            with ShardWriter(pattern, maxcount=shard_size, maxsize=2**62, verbose=0, post=written.append,
+            with naming(output), ShardWriter(pattern, maxcount=shard_size, maxsize=2**62, verbose=0, post=written.append,
                              mtime=0, user="", group="") as writer:  # fmt: skip
                 for count, (image, label) in enumerate(samples, 1):
                     shape = shape or image.shape

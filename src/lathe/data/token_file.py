@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from lathe.data.base import SPLITS
 from lathe.data.tokens import Tokens
-from lathe.errors import UserError
+from lathe.errors import UserError, naming
 
 FORMAT, VERSION = "lathe tokens", 1
 HEADER = 128  # bytes before the first id
@@ -42,13 +42,15 @@ class TokenWriter:
         self.count = 0
         self.documents = 0
         self._hash = hashlib.sha256()
+        self.path = path
         self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 - `close` closes it
         self._file.write(header(self.dtype, 0))
 
     def write(self, ids: NDArray[np.integer], ends: bool) -> None:
         """Appends ids [n]; `ends` says that a document is complete with them."""
         data = ids.astype(self.dtype).tobytes()
-        self._file.write(data)
+        with naming(self.path):
+            self._file.write(data)
         self._hash.update(data)
         self.count += len(ids)
         self.documents += ends
@@ -56,9 +58,10 @@ class TokenWriter:
     def close(self) -> dict[str, Any]:
         """{"tokens", "documents", "sha256"}, the last of all bytes behind the header."""
         if not self._file.closed:
-            self._file.seek(0)
-            self._file.write(header(self.dtype, self.count))
-            self._file.close()
+            with naming(self.path):
+                self._file.seek(0)
+                self._file.write(header(self.dtype, self.count))
+                self._file.close()
         return {"tokens": self.count, "documents": self.documents, "sha256": self._hash.hexdigest()}
 
 

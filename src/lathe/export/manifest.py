@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import UserError
+from lathe.errors import UserError, naming
 
 NAME = "manifest.json"
 VERSION = 1
@@ -22,7 +22,8 @@ def write(folder: Path, content: dict[str, Any], files: Sequence[str]) -> dict[s
     manifest = {"version": VERSION, **content, "files": hashes}
     temporary = folder / f".{os.getpid()}.{NAME}"
     try:
-        temporary.write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
+        with naming(folder / NAME):
+            temporary.write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
         os.replace(temporary, folder / NAME)
     finally:
         temporary.unlink(missing_ok=True)

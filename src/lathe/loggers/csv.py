@@ -9,6 +9,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lathe.errors import naming
+
 
 class CSVLogger(Logger):
     """Writes figures to `path`: a column `step`, counted in optimizer steps, and one for each figure; figures of one step share a line.
@@ -90,7 +92,7 @@ class CSVLogger(Logger):
         """Brings the open line to disk."""
         if not self._open:
             return
-        with open(self._path, "r+", newline="") as file:
+        with naming(self._path), open(self._path, "r+", newline="") as file:
             file.seek(self._offset)
             file.truncate()
             csv.DictWriter(file, self._columns, restval="", extrasaction="ignore").writerow(self._open)
@@ -111,7 +113,7 @@ class CSVLogger(Logger):
         """Writes all lines; the last stays open."""
         temporary = self._path.with_suffix(".csv.tmp")
         try:
-            with open(temporary, "w", newline="") as file:
+            with naming(self._path), open(temporary, "w", newline="") as file:
                 writer = csv.DictWriter(file, self._columns, restval="")
                 writer.writeheader()
                 writer.writerows(rows[:-1])

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lathe.errors import UserError
+from lathe.errors import UserError, naming
 from lathe.strategies.full_state import map_spread, parameters_by_id
 
 META = "meta.pt"
@@ -70,7 +70,7 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
         sweep(path)
     dcp.save(dict(spread), storage_writer=FileSystemWriter(str(folder)))  # returns once every rank has written
     if writes:
-        with open(folder / META, "wb") as file:
+        with naming(folder / META), open(folder / META, "wb") as file:
             torch.save({"checkpoint": rest, "spread": paths}, file)
             file.flush()
             os.fsync(file.fileno())
