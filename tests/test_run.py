@@ -120,7 +120,9 @@ def test_a_crashed_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pyt
     assert column(run_of(cfg).path, "val/loss") == column(run_of(whole).path, "val/loss")
 
 
-def test_weights_alone_are_taken_from_a_checkpoint(done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_alone_are_taken_from_a_checkpoint(
+    done: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     started: list[dict[str, torch.Tensor]] = []
 
     class Start(Callback):
@@ -134,6 +136,14 @@ def test_weights_alone_are_taken_from_a_checkpoint(done: Any, tmp_path: Path, mo
     for path, name in ((source.path, "best"), (source.last, "last")):
         result = train(new_run(tmp_path, *SMALL, f"ckpt_path={path}", "trainer.max_epochs=1"))
         wanted = weights(source.path, name)
+        told = [line for line in capsys.readouterr().out.splitlines() if line.startswith("ckpt_path=")]
+        assert len(told) == 1
+        for words in (
+            f"{name}.ckpt: a new run from these weights alone (of step ",
+            f"resume={source.path} goes on",
+            "ckpt_mode=trainer",
+        ):
+            assert words in told[0]
         assert started[-1].keys() == wanted.keys()
         assert all(torch.equal(started[-1][key], wanted[key]) for key in wanted)
         assert result["epochs"] == 1

@@ -11,6 +11,7 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, LambdaCallback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe import rundir, stacking, summary
 from lathe.build import make, make_task
@@ -160,5 +161,18 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
         apply_structure(task.net, state.get("structure", {}))
         return path
     restore(task.net, state, f"ckpt_path={path}")
+    _tell_what_is_taken(path, int(state["global_step"]))
     stacking.tell_what_goes(cfg, task.net, f"ckpt_path={path}")
     return None
+
+
+@rank_zero_only
+def _tell_what_is_taken(path: Path, step: int) -> None:
+    home = path.resolve().parent.parent
+    resume = (
+        f"resume={home} goes on with that run"
+        if (home / "config.yaml").is_file()
+        else "resume=<run directory> goes on with a run"
+    )
+    print(f"ckpt_path={path}: a new run from these weights alone (of step {step}); optimizer, schedule and data start anew. {resume}, "
+          "ckpt_mode=trainer takes over all of its state.", flush=True)  # fmt: skip
