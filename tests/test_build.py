@@ -76,7 +76,7 @@ def test_a_task_has_its_net_and_what_trains_it() -> None:
     optimizer = task._make_optimizer(task.net)
     assert isinstance(optimizer, torch.optim.AdamW)
     assert {group["lr"] for group in optimizer.param_groups} == {0.01}
-    scheduler = task._make_scheduler(optimizer, 100)
+    scheduler = task._make_scheduler(optimizer, total_steps=100)
     assert isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
 
 

@@ -9,6 +9,8 @@ from hydra.errors import InstantiationException
 
 from lathe.config import did_you_mean
 from lathe.errors import UserError
+from lathe.optim.build import check_optimizer
+from lathe.optim.foreign import check_scheduler
 
 
 def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -48,14 +50,22 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     """The task of a resolved configuration; without optimizer and scheduler if it is not to be trained.
 
     The learning rate is scaled by the batch that an optimizer step sees, so accumulated batches count.
+
+    Raises:
+        UserError: a part can't be built, or its keys can't work; what can be known without data and devices is told here.
     """
     task = make(cfg["model"], "model", _partial_=True)
     if not train:
         return call_factory(task, "model")
-    accumulate = int(cfg["trainer"].get("accumulate_grad_batches", 1))
-    options = {"batch_size": cfg["data"]["batch_size"] * accumulate} if "batch_size" in cfg["optimizer"] else {}
-    optimizer = make(cfg["optimizer"], "optimizer", **options)
-    scheduler = make(cfg["scheduler"], "scheduler") if cfg.get("scheduler") else None
+    options: dict[str, Any] = {}
+    if cfg["optimizer"].get("batch_size") is not None:
+        options["batch_size"] = cfg["data"]["batch_size"] * int(cfg["trainer"].get("accumulate_grad_batches", 1))
+    optimizer = make(cfg["optimizer"], "optimizer", _partial_=True, **options)
+    check_optimizer(optimizer)
+    scheduler = None
+    if cfg.get("scheduler"):
+        scheduler = make(cfg["scheduler"], "scheduler", _partial_=True, _convert_="all")
+        check_scheduler(scheduler)
     return call_factory(task, "model", optimizer=optimizer, scheduler=scheduler)
 
 

@@ -166,6 +166,10 @@ def check_values(cfg: dict[str, Any]) -> None:
     require(precisions is None or precision in precisions,
             f"precision.name={precision}: strategy {strategy} takes {', '.join(precisions or [])}; choose one of them or another "
             "strategy.")  # fmt: skip
+    fused, clip = cfg["optimizer"].get("fused"), trainer.get("gradient_clip_val")
+    require(precision != "16-mixed" or fused is not True or not clip,
+            f"optimizer.fused=true unscales the gradients of precision=16-mixed in its own step, behind trainer.gradient_clip_val={clip}: "
+            "use optimizer.fused=false, or another precision.")  # fmt: skip
     known = ("auto", "cpu", "gpu", "cuda", "mps", "tpu", "hpu")
     accelerator = trainer["accelerator"]
     require(accelerator in known, f"trainer.accelerator={accelerator!r}: {did_you_mean(str(accelerator), known)}")

@@ -187,7 +187,7 @@ def test_scheduler_gets_the_number_of_optimizer_steps() -> None:
 
 
 def test_a_schedule_without_an_end_is_refused() -> None:
-    it = task(scheduler=lambda optimizer, total: torch.optim.lr_scheduler.ConstantLR(optimizer))
+    it = task(scheduler=lambda optimizer, total_steps: torch.optim.lr_scheduler.ConstantLR(optimizer))
     run, _ = trainer(max_epochs=-1)
     with pytest.raises(UserError, match=r"trainer\.max_epochs=-1 and trainer\.max_steps=-1 have no end"):
         run.fit(it, loader(batches()))

@@ -10,21 +10,28 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lathe.errors import UserError
+from lathe.optim.foreign import refused, try_out
 from lathe.optim.rules import matching_names
 
 SCALES = ("none", "linear", "sqrt")
 
 
-def scaled_lr(lr: float, *, scale_lr: str, batch_size: int, reference_batch_size: int) -> float:
+def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_batch_size: int) -> float:
     """Return `lr`, which was tuned at `reference_batch_size`, as it should be at the global `batch_size`.
 
     `linear` multiplies by the ratio of the batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square root
     (Malladi et al. 2022, arXiv:2205.10287, for Adam), `none` leaves it.
 
-    Raises UserError for another rule, and for a batch or learning rate that is not above zero.
+    Data that declare no batch size leave `batch_size` None.
+
+    Raises UserError for another rule, for a batch or learning rate that is not above zero, and for a rule without a batch size.
     """
     if scale_lr not in SCALES:
         raise UserError(f"optimizer.scale_lr={scale_lr!r} is unknown: take none, linear or sqrt.")
+    if batch_size is None:
+        if scale_lr != "none":
+            raise UserError(f"optimizer.scale_lr={scale_lr} needs data.batch_size, which the data do not declare: use none.")
+        batch_size = reference_batch_size
     for key, value in (("lr", lr), ("batch_size", batch_size), ("reference_batch_size", reference_batch_size)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise UserError(f"optimizer.{key}={value!r} must be a number above 0: set optimizer.{key} to one.")
@@ -77,24 +84,21 @@ def _check_known(kind: type[Optimizer], keys: Iterable[str]) -> None:
         raise UserError(f"optimizer.{unknown[0]} is not an option of {kind.__name__}: {hint}")
 
 
-def build_optimizer(
-    net: nn.Module,
+def check_options(
     *,
     kind: type[Optimizer],
     lr: float,
     weight_decay: float,
-    no_decay: Sequence[str] | None,
     scale_lr: str = "none",
     reference_batch_size: int,
-    batch_size: int,
+    batch_size: int | None,
+    no_decay: Sequence[str] | None = None,
     **options: Any,
-) -> Optimizer:
-    """Return `kind` over the parameter groups of `net`; `options` go to `kind`, except those at null.
+) -> tuple[float, dict[str, Any]]:
+    """Return the learning rate and the options that `kind` gets, after trying them out on a weight of nothing: all that can be known
+    without a net.
 
-    An optimizer class whose parameters play different roles (Muon's do) has a static method `roles(net)` that returns one
-    word per parameter name; its groups then carry that word as `role`.
-
-    Raises UserError for what `scaled_lr` and `parameter_groups` refuse, and for options that `kind` does not know or accept.
+    Raises UserError for a `kind` that is no optimizer, for what `scaled_lr` refuses, and for options that `kind` does not know or accept.
     """
     if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
         name = getattr(kind, "__name__", kind)
@@ -107,11 +111,54 @@ def build_optimizer(
     }
     _check_known(kind, ("lr", "weight_decay", *plain))
     rate = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
+    if not hasattr(kind, "roles"):
+        try_out(kind, rate, weight_decay, plain)
+    return rate, plain
+
+
+def check_optimizer(factory: Any) -> None:
+    """Holds what `optimizer` names against what a task can call, and `build_optimizer`'s keys against the optimizer's class.
+
+    Raises UserError for a class of torch's in its place, and for what `check_options` refuses.
+    """
+    function = getattr(factory, "func", factory)
+    if function is build_optimizer:
+        check_options(**factory.keywords)
+    elif inspect.isclass(function):
+        path = f"{function.__module__}.{function.__qualname__}"
+        raise UserError(
+            f"optimizer._target_={path}: expected a function that makes an optimizer from a net, got a class; an optimizer's class "
+            "stands in optimizer.kind.path, beside optimizer._target_=lathe.optim.build_optimizer."
+        )
+
+
+def build_optimizer(
+    net: nn.Module,
+    *,
+    kind: type[Optimizer],
+    lr: float,
+    weight_decay: float,
+    no_decay: Sequence[str] | None,
+    scale_lr: str = "none",
+    reference_batch_size: int,
+    batch_size: int | None = None,
+    **options: Any,
+) -> Optimizer:
+    """Return `kind` over the parameter groups of `net`; `options` go to `kind`, except those at null.
+
+    An optimizer class whose parameters play different roles (Muon's do) has a static method `roles(net)` that returns one
+    word per parameter name; its groups then carry that word as `role`.
+
+    Raises UserError for what `check_options` and `parameter_groups` refuse.
+    """
+    rate, plain = check_options(
+        kind=kind, lr=lr, weight_decay=weight_decay, scale_lr=scale_lr, reference_batch_size=reference_batch_size,
+        batch_size=batch_size, **options,
+    )  # fmt: skip
     roles: Mapping[str, str] = kind.roles(net) if hasattr(kind, "roles") else {}
     patterns = [no_decay] if isinstance(no_decay, str) else list(no_decay or [])
     groups = parameter_groups(net, weight_decay=weight_decay, no_decay=patterns, roles=roles)
     try:
         return kind(groups, lr=rate, weight_decay=weight_decay, **plain)  # type: ignore[call-arg]  # checked above
     except (TypeError, ValueError, RuntimeError) as error:
-        typed = ", ".join(f"optimizer.{key}={value}" for key, value in {"weight_decay": weight_decay, **plain}.items())
-        raise UserError(f"{kind.__name__} refused {typed} ({error}): correct that key.") from error
+        raise refused(kind, weight_decay, plain, error) from error

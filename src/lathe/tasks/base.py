@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
 from lathe.errors import UserError
+from lathe.optim.foreign import build_scheduler, counted_in_steps, wants_length
 from lathe.tasks import logged
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
@@ -26,8 +27,9 @@ class Task(LightningModule):
     read once per logged step or epoch: a read waits for the device, and per-step metric objects cost several times the step of a small
     net. Every rank's sums are added before they are divided, so the figures do not depend on the number of devices.
 
-    `optimizer` makes an Optimizer from the net; `scheduler` makes a scheduler from it and the run's number of optimizer steps. Both are
-    null for evaluation alone. Nothing goes into hyper-parameters: the run directory rebuilds the task from its configuration.
+    `optimizer` makes an Optimizer from the net; `scheduler` makes a scheduler from it, which is stepped after every optimizer step, and
+    gets the run's number of them if it has a parameter `total_steps`. Both are null for evaluation alone. Nothing goes into
+    hyper-parameters: the run directory rebuilds the task from its configuration.
     """
 
     figures: tuple[str, ...] = ("loss",)
@@ -40,7 +42,7 @@ class Task(LightningModule):
         self,
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
-        scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
+        scheduler: Callable[..., LRScheduler] | None = None,
     ) -> None:
         super().__init__()
         self.net = net
@@ -208,12 +210,18 @@ class Task(LightningModule):
         optimizer = self._make_optimizer(self.net)
         if self._make_scheduler is None:
             return optimizer
-        total = self.trainer.estimated_stepping_batches
-        if total == float("inf"):
-            raise UserError(
-                "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of them."
-            )
-        scheduler = self._make_scheduler(optimizer, int(total) // self.schedule_repeats)
+        steps = None
+        if wants_length(self._make_scheduler):
+            total = self.trainer.estimated_stepping_batches
+            if total == float("inf"):
+                raise UserError(
+                    "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of them."
+                )
+            steps = int(total) // self.schedule_repeats
+        scheduler = build_scheduler(self._make_scheduler, optimizer, steps)
+        line = counted_in_steps(self._make_scheduler)
+        if line is not None and self.trainer.is_global_zero:
+            print(line)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

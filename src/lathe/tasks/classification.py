@@ -33,7 +33,7 @@ class ClassificationTask(Task):
         self,
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
-        scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
+        scheduler: Callable[..., LRScheduler] | None = None,
         label_smoothing: float = 0.0,
         init: str | None = None,
     ) -> None:

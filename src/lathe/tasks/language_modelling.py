@@ -63,7 +63,7 @@ class LanguageModellingTask(Task):
         self,
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
-        scheduler: Callable[[Optimizer, int], LRScheduler] | None = None,
+        scheduler: Callable[..., LRScheduler] | None = None,
         init: str | None = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler)

@@ -1,0 +1,145 @@
+"""Optimizers and schedulers that are not Lathe's own: called with what their signature takes, and tried out before training."""
+
+import difflib
+import inspect
+import warnings
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from lathe.errors import UserError
+
+LENGTH = "total_steps"  # the parameter that gets the run's number of optimizer steps
+
+
+def wants_length(factory: Callable[..., Any]) -> bool:
+    """Whether a scheduler is planned for the length of the run: whether it has a parameter `total_steps`."""
+    return LENGTH in inspect.signature(factory).parameters
+
+
+def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
+    """The scheduler that `factory` makes, of the optimizer alone or, where it `wants_length`, of `total_steps` as well.
+
+    Raises:
+        UserError: the factory refuses, or makes something else.
+    """
+    name = _name(factory)
+    try:
+        made = factory(optimizer, **({LENGTH: total_steps} if wants_length(factory) else {}))
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"scheduler: {name} refused {_typed('scheduler', factory)} ({_said(error)}): correct that key."
+        ) from error
+    if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
+        raise UserError(
+            f"scheduler._target_={name}: expected a scheduler that is stepped after every optimizer step, got {type(made).__name__}."
+        )
+    return made
+
+
+def check_scheduler(factory: Any) -> None:
+    """Holds `factory`, a scheduler's class or function with the keys of the configuration, against its signature, and has torch's own
+    schedulers make a few steps with an optimizer of nothing.
+
+    Raises:
+        UserError: it is no scheduler, waits for a metric, lacks a value or does not know a key, or refuses a value.
+    """
+    function, name = getattr(factory, "func", factory), _name(factory)
+    if inspect.isclass(function) and issubclass(function, ReduceLROnPlateau):
+        raise UserError(
+            f"scheduler._target_={name} waits for a metric, and schedulers are stepped after every optimizer step: choose another."
+        )
+    if not callable(function) or (inspect.isclass(function) and not issubclass(function, LRScheduler)):
+        raise UserError(
+            f"scheduler._target_={name}: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got {_kind(function)}."
+        )
+    given: Mapping[str, Any] = getattr(factory, "keywords", {})
+    parameters = inspect.signature(function).parameters
+    names = list(parameters)[1:]  # the first is the optimizer
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    for key in given:
+        if key not in names and not takes_any:
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"its keys are {', '.join(names)}."
+            raise UserError(f"scheduler.{key} is not a key of {name}: {hint}")
+    if LENGTH in given:
+        raise UserError(f"scheduler.{LENGTH}={given[LENGTH]} is known from the run: leave it out.")
+    for key in names:
+        parameter = parameters[key]
+        fixed = parameter.default is not parameter.empty or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        if not fixed and key not in given and key != LENGTH:
+            raise UserError(f"scheduler.{key}: {name} needs a value for it; add +scheduler.{key}=<value>.")
+    if function.__module__.startswith("torch."):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scheduler = build_scheduler(factory, optimizer, 1000)
+            try:
+                for _ in range(3):
+                    optimizer.step()
+                    scheduler.step()
+            except Exception as error:
+                raise UserError(
+                    f"scheduler: {name} refused {_typed('scheduler', factory)} ({_said(error)}): correct that key."
+                ) from error
+
+
+def counted_in_steps(factory: Any) -> str | None:
+    """A line for torch's schedulers, whose documentation counts epochs; None for those that are planned for the run's length."""
+    if wants_length(factory) or not getattr(factory, "func", factory).__module__.startswith("torch."):
+        return None
+    return f"{_name(factory)} is stepped after every optimizer step: {_typed('scheduler', factory)} counts steps, not epochs."
+
+
+def try_out(kind: type[Optimizer], lr: float, weight_decay: float, options: Mapping[str, Any]) -> None:
+    """Has one of torch's own optimizers make a step with a single weight: some values are refused only then.
+
+    Raises:
+        UserError: a value is refused, or is no truth value where one is taken.
+    """
+    for key, value in options.items():
+        parameter = inspect.signature(kind).parameters.get(key)
+        if parameter is not None and "bool" in str(parameter.annotation) and not isinstance(value, bool):
+            raise UserError(f"optimizer.{key}={value!r}: expected true or false.")
+    if not kind.__module__.startswith("torch.") or options.get("capturable"):  # the second runs on GPUs alone
+        return
+    weight = torch.zeros(1, 1, requires_grad=True)
+    weight.grad = torch.ones(1, 1)
+    step: Any = kind.step
+    try:
+        step(kind([weight], lr=lr, weight_decay=weight_decay, **options), lambda: torch.zeros(()))  # type: ignore[call-arg]
+    except Exception as error:
+        raise refused(kind, weight_decay, options, error) from error
+
+
+def refused(kind: type[Optimizer], weight_decay: float, options: Mapping[str, Any], error: Exception) -> UserError:
+    """The sentence for what an optimizer has raised."""
+    typed = ", ".join(f"optimizer.{key}={value}" for key, value in {"weight_decay": weight_decay, **options}.items())
+    return UserError(f"{kind.__name__} refused {typed} ({_said(error)}): correct that key.")
+
+
+def _name(factory: Any) -> str:
+    function = getattr(factory, "func", factory)
+    return str(getattr(function, "__name__", function))
+
+
+def _kind(thing: Any) -> str:
+    if inspect.isclass(thing):
+        return "an optimizer" if issubclass(thing, Optimizer) else f"the class {thing.__name__}"
+    return f"an object of {type(thing).__name__}"
+
+
+def _typed(group: str, factory: Any) -> str:
+    given = factory.keywords if isinstance(factory, partial) else {}
+    return ", ".join(f"{group}.{key}={value}" for key, value in given.items()) or "its defaults"
+
+
+def _said(error: Exception) -> str:
+    kind = "" if isinstance(error, (TypeError, ValueError, RuntimeError)) else f"{type(error).__name__}: "
+    return " ".join(f"{kind}{error}".split())

@@ -1,0 +1,153 @@
+"""Torch's own schedulers and optimizers by their signatures: they act as torch says, or cost one sentence before training."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import SMALL, column, config, new_run, rows
+
+from lathe.build import make_task
+from lathe.errors import UserError
+from lathe.run import train
+
+TORCH = "torch.optim.lr_scheduler."
+
+
+def with_scheduler(name: str, *keys: str) -> dict[str, Any]:
+    """A configuration with a scheduler as a user would type it."""
+    cfg = config("model=mlp", "model.net.width=4", "optimizer.lr=1.0")
+    cfg["scheduler"] = {"_target_": name if "." in name else TORCH + name, "_partial_": True}
+    for key in keys:
+        word, value = key.split("=")
+        cfg["scheduler"][word] = config(f"+scheduler.x={value}")["scheduler"]["x"]
+    return cfg
+
+
+def curve(cfg: dict[str, Any], steps: int, total: int) -> list[float]:
+    """The learning rate of each of `steps` optimizer steps of a run of `total`."""
+    from lathe.optim.foreign import build_scheduler, wants_length
+
+    task = make_task(cfg)
+    optimizer = task._make_optimizer(task.net)
+    scheduler = build_scheduler(task._make_scheduler, optimizer, total if wants_length(task._make_scheduler) else None)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    file = io.BytesIO()
+    torch.save(scheduler.state_dict(), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True).keys() == scheduler.state_dict().keys()
+    return rates
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "rates"),
+    [
+        ("StepLR", ("step_size=2",), [1, 1, 0.1, 0.1, 0.01]),
+        ("ExponentialLR", ("gamma=0.5",), [1, 0.5, 0.25, 0.125, 0.0625]),
+        ("MultiStepLR", ("milestones=[1,3]",), [1, 0.1, 0.1, 0.01, 0.01]),
+        ("CosineAnnealingLR", ("T_max=4",), [1, 0.8535533906, 0.5, 0.1464466094, 0]),
+        ("ConstantLR", ("factor=0.25", "total_iters=2"), [0.25, 0.25, 1, 1, 1]),
+        ("PolynomialLR", ("total_iters=4",), [1, 0.75, 0.5, 0.25, 0]),
+    ],
+)
+def test_torchs_schedulers_follow_their_own_curves(name: str, keys: tuple[str, ...], rates: list[float]) -> None:
+    assert curve(with_scheduler(name, *keys), 5, 100) == pytest.approx(rates)
+
+
+def test_a_scheduler_that_is_planned_gets_the_length_of_the_run() -> None:
+    rates = curve(with_scheduler("OneCycleLR", "max_lr=2.0", "pct_start=0.5"), 9, 9)
+    assert (max(rates), rates.index(max(rates))) == (pytest.approx(2.0, abs=0.1), 4)
+    assert rates[-1] < 1e-4
+
+
+def test_a_run_decays_per_optimizer_step_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=1", "callbacks.lr_monitor.logging_interval=step")
+    cfg["scheduler"] = with_scheduler("StepLR", "step_size=10")["scheduler"]
+    train(cfg)
+    assert column(Path(cfg["paths"]["run_dir"]), "lr-SGD/decay") == pytest.approx([0.1, 0.1, 0.01, 0.01])
+    assert [row["step"] for row in rows(Path(cfg["paths"]["run_dir"])) if row["lr-SGD/decay"]] == ["5", "10", "15", "20"]
+    assert (
+        "StepLR is stepped after every optimizer step: scheduler.step_size=10 counts steps, not epochs."
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("cfg", "sentence"),
+    [
+        (("CosineAnnealingLR",), "scheduler.T_max: CosineAnnealingLR needs a value for it; add +scheduler.T_max=<value>."),
+        (("StepLR", "step_siz=3"), "scheduler.step_siz is not a key of StepLR: did you mean step_size?"),
+        (("StepLR", "step_size=0"), "scheduler: StepLR refused scheduler.step_size=0 ("),
+        (("StepLR", "step_size=abc"), "scheduler: StepLR refused scheduler.step_size=abc ("),
+        (("MultiStepLR", "milestones=3"), "scheduler: MultiStepLR refused scheduler.milestones=3 ("),
+        (("CosineAnnealingLR", "T_max=0"), "scheduler: CosineAnnealingLR refused scheduler.T_max=0 ("),
+        (("OneCycleLR", "max_lr=1.0", "total_steps=5"), "scheduler.total_steps=5 is known from the run: leave it out."),
+        (
+            ("ReduceLROnPlateau",),
+            "scheduler._target_=ReduceLROnPlateau waits for a metric, and schedulers are stepped after every",
+        ),
+        (
+            ("torch.optim.SGD",),
+            "scheduler._target_=SGD: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got an optimizer",
+        ),
+        (
+            ("torch.nn.Linear",),
+            "scheduler._target_=Linear: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got the class",
+        ),
+        (("lathe.optim.schedules.step",), "scheduler.milestones: step needs a value for it; add +scheduler.milestones=<value>."),
+    ],
+)
+def test_a_scheduler_that_cant_work_is_one_sentence_before_training(cfg: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_task(with_scheduler(*cfg))
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("optimizer=adamw", "optimizer.betas=[0.9]"), "AdamW refused "),
+        (("optimizer=adamw", "optimizer.betas=[0.9,0.99,0.999]"), "AdamW refused "),
+        (("optimizer=adamw", "optimizer.betas=0.9"), "AdamW refused "),
+        (("optimizer=adamw", "+optimizer.amsgrad=maybe"), "optimizer.amsgrad='maybe': expected true or false."),
+        (("optimizer.nesterov=maybe",), "optimizer.nesterov='maybe': expected true or false."),
+        (("optimizer.fused=yess",), "optimizer.fused='yess': expected true or false."),
+        (("optimizer.momentum=much",), "SGD refused "),
+        (("optimizer.kind.path=torch.optim.SparseAdam", "optimizer.momentum=null", "optimizer.nesterov=null", "optimizer.foreach=null",
+          "optimizer.fused=null"), "optimizer.weight_decay is not an option of SparseAdam"),
+        (("optimizer.kind.path=torch.optim.Rprop", "optimizer.momentum=null", "optimizer.nesterov=null"), "optimizer.weight_decay is not"),
+        (("optimizer.kind.path=torch.optim.lr_scheduler.StepLR",), "optimizer.kind=StepLR is not an optimizer: "),
+        (("optimizer.kind.path=torch.nn.Linear",), "optimizer.kind=Linear is not an optimizer: "),
+        (("optimizer.lr=0",), "optimizer.lr=0 must be a number above 0"),
+    ],
+)  # fmt: skip
+def test_an_optimizer_that_cant_step_is_one_sentence_before_training(overrides: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make_task(config("model=mlp", "model.net.width=4", *overrides))
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_optimizers_class_in_the_place_of_its_maker_is_told_where_it_belongs() -> None:
+    cfg = config("model=mlp")
+    cfg["optimizer"] = {"_target_": "torch.optim.Adam", "lr": 0.1}
+    with pytest.raises(
+        UserError, match=r"^optimizer\._target_=torch\.optim\.adam\.Adam: expected a function .* got a class; .*kind\.path"
+    ):
+        make_task(cfg)
+
+
+def test_clipping_behind_a_step_that_unscales_is_refused() -> None:
+    from lathe.config import check_values
+
+    words = ("model=mlp", "precision=16-mixed", "optimizer.fused=true")
+    with pytest.raises(UserError, match=r"^optimizer\.fused=true unscales .* trainer\.gradient_clip_val=0\.5: use optimizer\.fused=false"):
+        check_values(config(*words, "trainer.gradient_clip_val=0.5"))
+    check_values(config(*words))
+    check_values(config(*words, "trainer.gradient_clip_val=0"))
