@@ -147,7 +147,9 @@ def test_clipping_behind_a_step_that_unscales_is_refused() -> None:
     from lathe.config import check_values
 
     words = ("model=mlp", "precision=16-mixed", "optimizer.fused=true")
-    with pytest.raises(UserError, match=r"^optimizer\.fused=true unscales .* trainer\.gradient_clip_val=0\.5: use optimizer\.fused=false"):
+    with pytest.raises(
+        UserError, match=r"^optimizer\.fused=true unscales .* trainer\.gradient_clip_val=0\.5: use optimizer\.fused=false"
+    ):
         check_values(config(*words, "trainer.gradient_clip_val=0.5"))
     check_values(config(*words))
     check_values(config(*words, "trainer.gradient_clip_val=0"))
