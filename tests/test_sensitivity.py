@@ -125,7 +125,7 @@ def test_layers_with_one_weight_get_the_same_bits() -> None:
 
 
 @pytest.mark.parametrize(("asked", "sentence"), [
-    ("metric=x", "metric=x: the task reports no such figure"),
+    ("metric=x", "metric=x: the task reports no such metric"),
     ("layers=[nothing]", "layers: nothing matches no convolution"),
     ("latency=x", "latency=x serves a choice under a budget"),
     ("latency=x budget=1", "latency=x can't be read as JSON"),

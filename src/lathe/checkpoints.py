@@ -45,14 +45,22 @@ def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
     return state
 
 
-def restore(net: nn.Module, state: dict[str, Any], key: str) -> None:
-    """Makes a net as its configuration builds it what `state`, a checkpoint's contents, says: its structure, then its weights.
+def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True) -> None:
+    """Makes a net as its configuration builds it what `state`, a checkpoint's contents, says: its structure, then its weights. With
+    `finite`, weights that are no numbers are refused: whatever is computed with them means nothing.
 
     Raises:
-        UserError: they don't fit; the sentence names the first that differs.
+        UserError: they don't fit or are not finite; the sentence names the first.
     """
     apply_structure(net, state.get("structure", {}))
     load_weights(net, state["state_dict"], key)
+    if finite:
+        # an observer's range begins at infinity, so buffers are held against NaN alone
+        bad = [name for name, value in net.named_parameters() if not bool(value.isfinite().all())]
+        bad += [name for name, value in net.named_buffers() if bool(value.isnan().any())]
+        if bad:
+            raise UserError(f"{key} holds weights that are not finite, {bad[0]} first: take another checkpoint, or train anew with "
+                            "callbacks.nan_guard on.")  # fmt: skip
 
 
 def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:

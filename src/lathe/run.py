@@ -23,11 +23,12 @@ from lathe.callbacks import (
 )
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.compression.structure import apply_structure
-from lathe.config import did_you_mean, require
-from lathe.errors import Stopped
-from lathe.finish import finish
+from lathe.config import require
+from lathe.errors import Stopped, UserError
+from lathe.finish import conclude, finish
 from lathe.loggers import CSVLogger
 from lathe.nets import recompute
+from lathe.reported import check_names
 from lathe.stages import methods
 from lathe.strategies import compile_net
 from lathe.tasks import Task
@@ -53,6 +54,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         apply_structure(task.net, state.get("structure", {}))
     loggers = make_loggers(cfg, run.path, state["global_step"] if state else 0)
     callbacks = [LambdaCallback(on_fit_start=lambda trainer, task: begin(run, trainer)), *make_callbacks(cfg, task)]
+    check_names(cfg, task, callbacks)
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, run.path, callbacks, loggers)
     parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy spreads them
@@ -64,12 +66,15 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     except SIGTERMException as error:
         received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
         raise Stopped(received or "SIGTERM", str(run.path)) from error
+    except RuntimeError as error:
+        if not str(error).startswith("Early stopping conditioned on metric"):
+            raise
+        raise UserError(f"callbacks.early_stopping: {str(error).partition(' Pass in')[0]}.") from error
     result = finish(cfg, run, trainer, task, datamodule, callbacks)
-    result = {"parameters": parameters, **result}
-    result["seconds"] = time.monotonic() - began
+    result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
     if trainer.is_global_zero:
         run.finish(result)
-        summary.show(result, run.path)
+        summary.show(result, run)
         if any(isinstance(callback, Compression) for callback in callbacks) and cfg["compression"]["receipt"] != "none":
             stacking.write_receipt(run, cfg)
     return result
@@ -95,7 +100,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     """The callbacks that the configuration lists, and the one that every run needs.
 
     Raises:
-        UserError: a callback monitors a figure that the task does not report.
+        UserError: one can't be built.
     """
     trainer = cfg["trainer"]
     skip = set()
@@ -108,12 +113,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skip}
     callbacks: list[Callback] = [ExactResume(cfg["seed"]), *stacking.make_methods(cfg)]
     for name, node in nodes.items():
-        node = _monitoring(node, task)
-        callbacks.append(make(node, f"callbacks.{name}"))
-        monitor = node.get("monitor")
-        hint = did_you_mean(str(monitor), task.metric_names)
-        known = monitor is None or monitor in task.metric_names
-        require(known, f"callbacks.{name}.monitor={monitor}: the task reports no such figure; {hint}")
+        callbacks.append(make(_monitoring(node, task), f"callbacks.{name}"))
     return callbacks
 
 

@@ -163,7 +163,7 @@ class RunDir:
 
     def finish(self, result: dict[str, Any]) -> None:
         """Writes result.json, which makes the run complete."""
-        write_atomically(self.path / "result.json", json.dumps(result, indent=2, sort_keys=True) + "\n")
+        write_atomically(self.path / "result.json", json.dumps(result, indent=2, sort_keys=True, allow_nan=False) + "\n")
 
     @contextmanager
     def locked(self, shared: bool = False) -> Iterator[None]:

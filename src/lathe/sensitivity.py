@@ -38,7 +38,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
             f"run={request['run']} is quantized already, which leaves nothing to choose: take the run that it came from.")  # fmt: skip
     figures = (*task.figures, *task.derived)
     metric = request["metric"]
-    require(metric in figures, f"metric={metric}: the task reports no such figure; {did_you_mean(str(metric), figures)}")
+    require(metric in figures, f"metric={metric}: the task reports no such metric; {did_you_mean(str(metric), figures)}")
     chosen = layers(task.net, request["layers"])
     bench = _Bench(task, cfg, request)
     baseline = bench.score()

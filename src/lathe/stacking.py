@@ -18,6 +18,9 @@ from lathe.compression.structure import structure_of
 from lathe.rundir import RunDir
 from lathe.stages import methods, windows
 
+# of a checkpoint, beside its weights; `report` is what methods that acted after training told, for a run whose end was interrupted
+KEPT = ("epoch", "global_step", "pytorch-lightning_version", "report")
+
 
 def make_methods(cfg: dict[str, Any]) -> list[Compression]:
     """The callbacks that `compression` lists, in their order, each with its share of the run.
@@ -49,19 +52,20 @@ def finalise(cfg: dict[str, Any], best: Path, made: list[Compression]) -> bool:
     if not late:
         return False
     task = make_task(cfg, train=False)
-    restore(task.net, state, str(best))
+    restore(task.net, state, str(best), finite=False)  # told with the result
     task.net.eval()
     datamodule = score.open_data(cfg)
     changes = [method.finalise(task.net, datamodule) for method in late]
     if not any(changes):
         return False
-    write_weights(best, task.net, state)
+    report = {name: value for method in late for name, value in method.report().items()}
+    write_weights(best, task.net, {**state, "report": report})
     return True
 
 
 def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
     """Writes a checkpoint of `net` as it is: weights and structure, at the step of `state`, without what goes on training."""
-    kept: dict[str, Any] = {name: state[name] for name in ("epoch", "global_step", "pytorch-lightning_version") if name in state}
+    kept: dict[str, Any] = {name: state[name] for name in KEPT if name in state}
     weights = {name: value.detach().clone().contiguous() for name, value in net.state_dict().items()}
     AtomicCheckpointIO().save_checkpoint({**kept, "state_dict": weights, "structure": structure_of(net), "finalised": True}, path)
 

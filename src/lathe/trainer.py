@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 
@@ -42,6 +43,9 @@ def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback]
         UserError: an argument that the Trainer does not take, or a combination that it refuses.
     """
     options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing")
+    kinds = {"enable_checkpointing": CheckpointBase, "enable_progress_bar": ProgressBar, "enable_model_summary": ModelSummary}
+    for key, kind in kinds.items():  # Lightning would put one of its own in the place of a callback that was left out
+        options[key] = any(isinstance(callback, kind) for callback in callbacks)
     one_process = cfg["strategy"].get("processes") == "one"
     if one_process:
         options["devices"] = 1

@@ -1,5 +1,6 @@
 """best.ckpt follows the monitored figure, last.ckpt is the newest state."""
 
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -111,10 +112,38 @@ def test_unmonitored_best_is_the_newest(tiny: SimpleNamespace, tmp_path: Path) -
     assert times.seen == {"best": [6, 12], "last": [6, 12]}
 
 
-def test_a_figure_that_never_came_is_warned_about(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    with pytest.warns(UserWarning, match=r"val/absent was never reported .*so best\.ckpt is the newest state"):
-        _, times = fit(tiny, tmp_path, Checkpoint(monitor="val/absent"), max_epochs=2)
+def test_a_figure_that_never_came_ends_the_run_after_an_epoch(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    sentence = r"^callbacks\.checkpoint\.monitor=val/acc: an epoch and its validation .*; did you mean val/accuracy\?$"
+    with pytest.raises(UserError, match=sentence):
+        fit(tiny, tmp_path, Checkpoint(monitor="val/acc"), max_epochs=2)
+
+
+def test_without_a_validation_best_is_the_newest(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(monitor="val/absent")
+    _, times = fit(tiny, tmp_path, checkpoint, max_epochs=2, limit_val_batches=0)
     assert times.seen["best"] == [12]
+    assert checkpoint.unjudged == "no validation ran"
+
+
+def test_a_figure_of_the_users_own_chooses(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    """Logged in training, where each epoch's end judges it, not a validation that comes before the epoch has its mean."""
+
+    class Own(Callback):
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+            pl_module.log("own", float(trainer.global_step in range(7, 13)), on_step=False, on_epoch=True, batch_size=1)
+
+    checkpoint = Checkpoint(monitor="own")
+    _, times = fit(tiny, tmp_path, checkpoint, Own(), max_epochs=3)
+    assert times.seen["best"] == [6, 12]
+    assert (checkpoint.best_score, checkpoint.best_metrics["own"]) == (1.0, 1.0)
+    assert "val/accuracy" in checkpoint.best_metrics
+
+
+def test_what_is_no_number_is_never_the_best(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    checkpoint = Checkpoint(monitor="val/score")
+    _, times = fit(tiny, tmp_path, checkpoint, Scores(math.nan, 0.1, math.nan), max_epochs=3)
+    assert times.seen["best"] == [6, 12]
+    assert checkpoint.best_score == pytest.approx(0.1)
 
 
 def test_the_record_survives_a_resume(tiny: SimpleNamespace, tmp_path: Path) -> None:

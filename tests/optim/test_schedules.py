@@ -143,7 +143,8 @@ def test_bad_positions_cost_one_sentence(value: float, sentence: str) -> None:
     [
         (
             lambda optimizer: schedules.cosine(optimizer, math.inf),
-            "a scheduler cannot plan a run of inf steps: set trainer.max_epochs or trainer.max_steps.",
+            "a scheduler cannot plan a run of inf steps: set trainer.max_epochs or trainer.max_steps, and "
+            "trainer.limit_train_batches above 0.",
         ),
         (
             lambda optimizer: schedules.cosine(optimizer, 10, min_ratio=2),

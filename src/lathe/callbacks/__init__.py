@@ -1,6 +1,6 @@
 """Lightning adapters: when something acts during a run."""
 
-from lathe.callbacks.checkpoint import Checkpoint
+from lathe.callbacks.checkpoint import Checkpoint, numbers
 from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
 from lathe.callbacks.compression import Compression, compressions
 from lathe.callbacks.ema import EMA
@@ -26,5 +26,6 @@ __all__ = [
     "Throughput",
     "TorchProfiler",
     "compressions",
+    "numbers",
     "skip_empty_hooks",
 ]

@@ -1,11 +1,12 @@
 """best.ckpt and last.ckpt, written whole or not at all, at the moments from which a run continues bit for bit."""
 
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
 from lathe.callbacks.compression import compressions
@@ -14,8 +15,10 @@ from lathe.errors import UserError
 
 
 class Checkpoint(CheckpointBase):
-    """Keeps the best epoch by a monitored figure (of equals the later, which has trained longer), and the newest state. An epoch counts
-    once every method of compression has the net as it will ship: one that was better while it was larger is no result.
+    """Keeps the best epoch by a monitored figure (of equals the later, which has trained longer), and the newest state. A figure is
+    judged when it is reported: after a validation, or at the end of the training epoch. An epoch counts once every method of compression
+    has the net as it will ship: one that was better while it was larger is no result. Where nothing could be judged by the end, best.ckpt
+    is the newest state, and `unjudged` says why.
 
     last.ckpt is written after every `every_n_epochs` epochs (null: after the last alone), and every `every_n_train_steps` optimizer
     steps. Where a validation is due after such a step it is written after the validation, so that a continued run neither misses nor
@@ -25,8 +28,8 @@ class Checkpoint(CheckpointBase):
     while training goes on.
 
     Raises:
-        UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known, or `async` with a
-            checkpoint that ranks write together.
+        UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known, `async` with a
+            checkpoint that ranks write together, or a figure that the first epoch with a validation does not report.
     """
 
     def __init__(
@@ -54,7 +57,11 @@ class Checkpoint(CheckpointBase):
         self.best_score: float | None = None
         self.best_step = 0
         self.best_metrics: dict[str, float] = {}
-        self._saved_step = -1
+        self.latest: dict[str, float] = {}  # every figure of the last epoch that is one of its last weights
+        self.unjudged: str | None = None
+        self._saved_step = self._validated_step = -1
+        self._validated: dict[str, float] = {}  # what the last validation reported
+        self._stopped: list[int | None] | None = None
         self._due = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -89,25 +96,36 @@ class Checkpoint(CheckpointBase):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        self._keep_best(trainer)
+        self._validated_step, self._validated = trainer.global_step, _reported(trainer)
+        self._keep_best(trainer, self._validated)
         if self._due:
             self.save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epoch = trainer.current_epoch + 1
-        last_epoch = epoch == trainer.max_epochs or trainer.should_stop or trainer.global_step == trainer.max_steps
-        unmonitored = self.monitor is None
-        if last_epoch and not unmonitored and self.best_score is None:
-            late = [type(method).__name__ for method in compressions(trainer) if not method.ready(trainer)]
-            reason = (
-                f"{' and '.join(late)} ended with the run" if late else f"{self.monitor} was never reported (no validation ran?)"
-            )
-            rank_zero_warn(f"{reason}, so best.ckpt is the newest state.")
-            unmonitored = True
-        if unmonitored:
+        stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
+        last_epoch = epoch == trainer.max_epochs or stopped or 0 <= trainer.max_steps <= trainer.global_step
+        reported, fresh = _reported(trainer), self._validated_step == trainer.global_step
+        every = {**self._validated, **reported}
+        if self._validated and self.monitor is not None and self.monitor not in every:
+            raise UserError(f"callbacks.checkpoint.monitor={self.monitor}: an epoch and its validation have not reported it; "
+                            f"{did_you_mean(self.monitor, every)}")  # fmt: skip
+        self.latest = every if fresh else reported
+        if self.monitor not in self._validated:
+            self._keep_best(trainer, self.latest)
+        if self.monitor is None:
             self.save(trainer, "best")
+        elif last_epoch and self.best_score is None:
+            late = [type(method).__name__ for method in compressions(trainer) if not method.ready(trainer)]
+            self.keep_newest(trainer, f"{' and '.join(late)} ended with the run" if late else "no validation ran")
+        self._stopped = [trainer.max_epochs, trainer.max_steps] if stopped else None
         if last_epoch or (self.every_n_epochs and epoch % self.every_n_epochs == 0):
             self.save_last(trainer)
+
+    def keep_newest(self, trainer: Trainer, reason: str) -> None:
+        """Writes best.ckpt from the net as it is, which nothing has judged for this `reason`; every rank takes part."""
+        self.best_score, self.best_metrics, self.unjudged = None, {}, reason
+        self.save(trainer, "best")
 
     def save_last(self, trainer: Trainer) -> None:
         """Writes last.ckpt."""
@@ -123,26 +141,52 @@ class Checkpoint(CheckpointBase):
         """Writes checkpoint `name`; every rank takes part."""
         trainer.save_checkpoint(self.path(name))
 
-    def _keep_best(self, trainer: Trainer) -> None:
-        if self.monitor is None or self.monitor not in trainer.callback_metrics:
+    def _keep_best(self, trainer: Trainer, reported: dict[str, float]) -> None:
+        if self.monitor is None or self.monitor not in reported:
             return
         if not all(method.ready(trainer) for method in compressions(trainer)):
             return
-        score = float(trainer.callback_metrics[self.monitor])
-        better = self.best_score is None or (score >= self.best_score if self.mode == "max" else score <= self.best_score)
-        if better:
-            self.best_score, self.best_step = score, trainer.global_step
-            self.best_metrics = {
-                name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")
-            }
+        score, best = reported[self.monitor], self.best_score
+        first = best is None or math.isnan(best)  # anything is better than what is no number
+        if first or (score >= best if self.mode == "max" else score <= best):  # type: ignore[operator]  # not None then
+            self.best_score, self.best_step, self.unjudged = score, trainer.global_step, None
+            self.best_metrics = reported
             self.save(trainer, "best")
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_score": self.best_score, "best_step": self.best_step, "best_metrics": self.best_metrics}
+        return {
+            "best_score": self.best_score,
+            "best_step": self.best_step,
+            "best_metrics": self.best_metrics,
+            "latest": self.latest,
+            "unjudged": self.unjudged,
+            "validated_step": self._validated_step,
+            "stopped": self._stopped,
+        }
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """A run that was stopped early stays so, unless its end was raised meanwhile."""
+        stopped = checkpoint["callbacks"].get(self.state_key, {}).get("stopped")
+        if stopped == [trainer.max_epochs, trainer.max_steps] and self.path("last").exists():
+            trainer.should_stop = True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        if not self.path("last").exists():
+            return  # another run's state, from which this one starts: its best.ckpt is not here
         self.best_score, self.best_step = state_dict["best_score"], state_dict["best_step"]
         self.best_metrics = state_dict["best_metrics"]
+        self.latest, self.unjudged = state_dict.get("latest", {}), state_dict.get("unjudged")  # older runs lack these
+        self._validated_step, self._stopped = state_dict.get("validated_step", -1), state_dict.get("stopped")
+
+
+def _reported(trainer: Trainer) -> dict[str, float]:
+    """What the loop that is at its end, training or validation, has reported: `trainer.callback_metrics` holds older figures as well."""
+    return numbers(trainer._logger_connector.metrics["callback"])
+
+
+def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics as plain numbers, without the learning rates that Lightning's monitor puts among them."""
+    return {name: float(value) for name, value in metrics.items() if not name.startswith("lr-")}
 
 
 def _validation_follows(trainer: Trainer) -> bool:

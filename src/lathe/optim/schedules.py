@@ -45,7 +45,10 @@ def _ratio(key: str, value: float, *, most: float = 1.0) -> float:
 def _whole_run(total_steps: float) -> int:
     """Return the length of the run in steps; Lightning says inf where nothing limits it, and 0 where nothing is trained."""
     if not 0 <= total_steps < math.inf:
-        raise UserError(f"a scheduler cannot plan a run of {total_steps} steps: set trainer.max_epochs or trainer.max_steps.")
+        raise UserError(
+            f"a scheduler cannot plan a run of {total_steps} steps: set trainer.max_epochs or trainer.max_steps, and "
+            "trainer.limit_train_batches above 0."
+        )
     return max(int(total_steps), 1)
 
 
