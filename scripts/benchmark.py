@@ -15,6 +15,7 @@ from lathe import trust
 from lathe.benchmark import crew, report, suites
 from lathe.config import check_values, require, resolve
 from lathe.devices import count_processes
+from lathe.launch import check_typed
 from lathe.telling import one_sentence, tell
 
 OLDER = ("cli", "trainer", "data")
@@ -36,6 +37,7 @@ def benchmark(cfg: DictConfig) -> None:
         UserError: an unknown suite, or one that can't run here.
     """
     request = resolve(cfg)
+    check_typed(cfg, request)
     trust.allow(request)
     suite = str(request["suite"])
     where = request["output"] or f"{request['paths']['log_dir']}/benchmark/{suite}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"

@@ -17,7 +17,7 @@ from lathe.telling import one_sentence, tell
 def main(cfg: DictConfig) -> None:
     try:
         settings = resolve(cfg)
-        check_typed(settings)
+        check_typed(cfg, settings)
         tell_of(*make_shards(settings))
     except Exception as error:
         sys.exit(tell(error))  # here: Hydra would print a line of its own first

@@ -6,6 +6,7 @@ import hydra
 from omegaconf import DictConfig
 
 from lathe.config import resolve
+from lathe.launch import check_typed
 from lathe.telling import one_sentence, tell
 
 
@@ -14,6 +15,7 @@ from lathe.telling import one_sentence, tell
 def main(cfg: DictConfig) -> None:
     try:
         settings = resolve(cfg)
+        check_typed(cfg, settings)
         from lathe.data.prepare_tokens import report  # imports torch: only once the command line is known to be right
 
         report(settings)

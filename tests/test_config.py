@@ -70,49 +70,50 @@ def test_resolve_names_the_key_that_leads_nowhere(tree: Any, sentence: str) -> N
 # types
 
 
+@pytest.fixture(scope="module")
+def own(defaults: dict[str, Any]) -> dict[str, Any]:
+    """`defaults` with a net that no table knows."""
+    return changed(
+        defaults, "model.net", {"_target_": "mine.Net", "width": 16, "rate": 0.1, "on": True, "kinds": ["a"], "how": "x"}
+    )
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("optimizer.lr", 1), ("optimizer.lr", 0.5), ("seed", 0), ("seed", None), ("optimizer.nesterov", False), ("resume", "auto"),
-        ("trainer.devices", "auto"), ("trainer.devices", [0, 1]), ("trainer.limit_train_batches", 3), ("trainer.fast_dev_run", 2),
-        ("trainer.deterministic", "warn"), ("trainer.max_steps", 100), ("optimizer.no_decay", ["norm"]), ("ckpt_path", "a.ckpt"),
-        ("trainer.gradient_clip_val", 1),
-    ],
-)  # fmt: skip
-def test_right_types_pass(defaults: dict[str, Any], key: str, value: Any) -> None:
-    check_types([key], changed(defaults, key, value), defaults)
+    ("key", "value"), [("rate", 1), ("rate", 0.5), ("width", None), ("on", False), ("kinds", ["b", 1]), ("how", "y")]
+)
+def test_right_types_pass(own: dict[str, Any], key: str, value: Any) -> None:
+    check_types([f"model.net.{key}"], changed(own, f"model.net.{key}", value), own)
 
 
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("data.batch_size", "many", "data.batch_size='many' is a word, but it takes a whole number, such as {default}."),
-        ("data.batch_size", 12.5, "data.batch_size=12.5 is a number, but it takes a whole number, such as {default}."),
-        ("data.batch_size", True, "data.batch_size=True is true or false, but it takes a whole number, such as {default}."),
-        ("optimizer.lr", "fast", "optimizer.lr='fast' is a word, but it takes a number, such as 0.1."),
-        ("optimizer.lr", False, "optimizer.lr=False is true or false, but it takes a number, such as 0.1."),
-        ("optimizer.nesterov", 1, "optimizer.nesterov=1 is a whole number, but it takes true or false, such as True."),
-        ("optimizer.no_decay", "norm", "optimizer.no_decay='norm' is a word, but it takes a list, such as ['norm', 'bias']."),
-        ("trainer.accelerator", 3, "trainer.accelerator=3 is a whole number, but it takes a word, such as 'auto'."),
-        ("trainer.devices", 1.5, "trainer.devices=1.5 is a number, but it takes a whole number, such as 1."),
-        ("trainer.limit_val_batches", "all", "trainer.limit_val_batches='all' is a word, but it takes a number, such as 1.0."),
+        ("width", "many", "model.net.width='many' is a word, but it takes a whole number, such as 16."),
+        ("width", 12.5, "model.net.width=12.5 is a number, but it takes a whole number, such as 16."),
+        ("width", True, "model.net.width=True is true or false, but it takes a whole number, such as 16."),
+        ("rate", "fast", "model.net.rate='fast' is a word, but it takes a number, such as 0.1."),
+        ("rate", False, "model.net.rate=False is true or false, but it takes a number, such as 0.1."),
+        ("on", 1, "model.net.on=1 is a whole number, but it takes true or false, such as True."),
+        ("kinds", "norm", "model.net.kinds='norm' is a word, but it takes a list, such as ['a']."),
+        ("how", 3, "model.net.how=3 is a whole number, but it takes a word, such as 'x'."),
+        ("rate", {"x": 1}, "model.net.rate is a group of keys here, but it takes a number, such as 0.1."),
     ],
-)  # fmt: skip
-def test_wrong_types_are_named_with_an_example(defaults: dict[str, Any], key: str, value: Any, sentence: str) -> None:
+)
+def test_wrong_types_of_an_unknown_part_are_named_with_an_example(
+    own: dict[str, Any], key: str, value: Any, sentence: str
+) -> None:
     with pytest.raises(UserError) as caught:
-        check_types([key], changed(defaults, key, value), defaults)
-    assert str(caught.value) == sentence.format(default=defaults["data"]["batch_size"])
+        check_types([f"model.net.{key}"], changed(own, f"model.net.{key}", value), own)
+    assert str(caught.value) == sentence
 
 
-def test_a_group_is_checked_leaf_by_leaf_and_not_in_place_of_a_value(defaults: dict[str, Any]) -> None:
+def test_a_group_is_checked_leaf_by_leaf(own: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"^model\.net\.width='wide' is a word, but it takes a whole number"):
-        check_types(["model.net"], changed(defaults, "model.net.width", "wide"), defaults)
-    with pytest.raises(UserError, match=r"^optimizer\.lr is a group of keys here, but it takes a number, such as 0\.1\.$"):
-        check_types(["optimizer.lr"], changed(defaults, "optimizer.lr", {"x": 1}), defaults)
+        check_types(["model.net"], changed(own, "model.net.width", "wide"), own)
 
 
-def test_only_what_was_typed_is_checked(defaults: dict[str, Any]) -> None:
-    check_types(["seed"], changed(defaults, "optimizer.lr", "fast"), defaults)
+def test_only_what_was_typed_is_checked(own: dict[str, Any]) -> None:
+    check_types(["seed"], changed(own, "model.net.width", "fast"), own)
 
 
 # values
@@ -130,27 +131,53 @@ def test_seeds(defaults: dict[str, Any], value: int) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("seed", -1, "seed=-1: give a whole number from 0 to 4294967295."),
-        ("seed", 2**32, "seed=4294967296: give a whole number"),
-        ("seed", None, "seed=None: give a whole number"),
-        ("ckpt_mode", "weigths", "ckpt_mode='weigths': choose weights or trainer."),
-        ("data.batch_size", 0, "data.batch_size=0: give a whole number above 0."),
-        ("data.batch_size", -8, "data.batch_size=-8: give"),
-        ("trainer.num_nodes", 0, "trainer.num_nodes=0: give a whole number from 1."),
-        ("trainer.accumulate_grad_batches", 0, "trainer.accumulate_grad_batches=0: give"),
-        ("trainer.log_every_n_steps", 0, "trainer.log_every_n_steps=0: give"),
-        ("trainer.devices", 0, "trainer.devices=0: give 1 or more"),
-        ("trainer.devices", -2, "trainer.devices=-2: give 1 or more"),
-        ("trainer.devices", "all", "trainer.devices='all': give a number, auto, or a list"),
+        ("seed", -1, "seed=-1: expected a whole number from 0 to 4294967295, got one out of this range."),
+        ("seed", 2**32, "seed=4294967296: expected a whole number"),
+        ("seed", None, "seed=null: expected a whole number from 0 to 4294967295, got null."),
+        ("ckpt_mode", "weigths", "ckpt_mode=weigths: expected weights or trainer, got a word; did you mean weights?"),
+        ("data.batch_size", 0, "data.batch_size=0: expected a whole number from 1"),
+        ("data.batch_size", 12.5, "data.batch_size=12.5: expected a whole number from 1 to 2147483648, got a number."),
+        ("trainer.num_nodes", 0, "trainer.num_nodes=0: expected a whole number from 1"),
+        ("trainer.accumulate_grad_batches", 0, "trainer.accumulate_grad_batches=0: expected"),
+        ("trainer.devices", -2, "trainer.devices=-2: expected a whole number from 1"),
+        ("trainer.devices", "all", "trainer.devices=all: expected a whole number from 1 to 1000000 or -1, auto or a list"),
         ("trainer.max_epochs", None, "trainer.max_epochs=null needs an end: set trainer.max_steps or trainer.max_time."),
-        ("trainer.accelerator", "gpus", "trainer.accelerator='gpus': did you mean gpu?"),
-        ("trainer.use_distributed_sampler", True, "trainer.use_distributed_sampler=true would shuffle validation"),
+        (
+            "trainer.accelerator",
+            "gpus",
+            "trainer.accelerator=gpus: expected auto, cpu, gpu, cuda, mps, tpu or hpu, got a word; did you",
+        ),
+        (
+            "trainer.use_distributed_sampler",
+            True,
+            "trainer.use_distributed_sampler=true: expected false, as Lathe's loaders shard",
+        ),
+        ("launch.max_restarts", -1, "launch.max_restarts=-1: expected a whole number from 0"),
+        ("launch.timeout", 0, "launch.timeout=0: expected a number above 0, got one out of this range."),
+        ("model", None, "model=None: a run needs this group; choose one of the files in configs/model."),
+        ("trainer.min_epochs", 31, "trainer.min_epochs=31 is above trainer.max_epochs=30, which ends the run first"),
+        ("ckpt_mode", "trainer", "ckpt_mode=trainer says what is taken from ckpt_path, which is null"),
+        ("trainer.devices", [0, 0], "trainer.devices=[0, 0] names a device twice"),
+        ("optimizer.momentum", 0, "optimizer.nesterov=true needs a momentum above 0"),
+        ("trainer.gradient_clip_algorithm", "value", "trainer.gradient_clip_algorithm=value clips nothing with"),
+        ("trainer.check_val_every_n_epoch", None, "trainer.check_val_every_n_epoch=null counts batches across epochs"),
+        ("precision.init_scale", 2.0, "precision.init_scale is of the gradient scaler that precision=16-mixed alone has"),
     ],
 )
 def test_bad_values_are_refused(defaults: dict[str, Any], key: str, value: Any, sentence: str) -> None:
     with pytest.raises(UserError) as caught:
         check_values(changed(defaults, key, value))
     assert str(caught.value).startswith(sentence)
+
+
+def test_combinations_of_three_keys_are_refused() -> None:
+    fused = config("optimizer.fused=true", "precision=16-mixed", "trainer.gradient_clip_val=1.0")
+    with pytest.raises(UserError, match="unscales the gradients of precision=16-mixed in its own step"):
+        check_values(fused)
+    with pytest.raises(UserError, match=r"^optimizer\.foreach=true and optimizer\.fused=true exclude each other"):
+        check_values(config("optimizer.fused=true", "optimizer.foreach=true"))
+    with pytest.raises(UserError, match=r"^callbacks\.ema can't average a net that strategy Pipeline cuts between processes"):
+        check_values(config("callbacks=[default,ema]", "strategy=pipeline"))
 
 
 @pytest.mark.parametrize(("key", "value"), [("max_steps", 10), ("max_time", "00:00:01:00")])

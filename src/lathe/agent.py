@@ -12,7 +12,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.config import require
 from lathe.errors import Stopped, UserError
 from lathe.group import bring_up, leave_note, read_notes, waited
 from lathe.nodes import Nodes
@@ -83,20 +82,6 @@ def _not_met(error: Exception, options: dict[str, Any], nodes: Nodes) -> str:
     if kind == "RendezvousClosedError":
         return f"launch.id={nodes.launch_id}: another node has ended this run: read what it said, then start all of them again."
     return f"launch.endpoint={nodes.endpoint} can't be reached: give host:port of one of the nodes, the same on all of them."
-
-
-def check_options(options: dict[str, Any]) -> None:
-    """The numbers of the configuration's `launch` group.
-
-    Raises:
-        UserError: one that is out of its range.
-    """
-    restarts = options["max_restarts"]
-    whole = isinstance(restarts, int) and not isinstance(restarts, bool)
-    require(whole and restarts >= 0, f"launch.max_restarts={restarts!r}: give a whole number from 0.")
-    for key in ("timeout", "monitor_interval", "join_timeout", "last_call_timeout"):
-        number = isinstance(options[key], (int, float)) and not isinstance(options[key], bool)
-        require(number and options[key] > 0, f"launch.{key}={options[key]!r}: give a number of seconds above 0.")
 
 
 def _launch_config(processes: int, options: dict[str, Any], nodes: Nodes, numa: str | None) -> Any:

@@ -17,14 +17,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe import rundir, trust
-from lathe.agent import call, check_options, execute
-from lathe.config import changes, check_types, check_values, differences, flatten, pinned, require, resolve
+from lathe.agent import call, execute
+from lathe.config import changes, check_composed, check_types, check_values, differences, flatten, pinned, require, resolve
 from lathe.devices import count_processes
 from lathe.direction import check_direction
-from lathe.errors import Stopped, UserError
+from lathe.errors import Stopped
 from lathe.mesh import data_replicas
 from lathe.nodes import Nodes, arriving, read_nodes
 from lathe.outer import Outer, detect_outer
+from lathe.schema import rules
 from lathe.stages import check_compression
 from lathe.telling import one_sentence, tell
 from lathe.words import check_filled_in, check_name, key_of
@@ -51,14 +52,14 @@ def launch(cfg: DictConfig, job: str) -> Any:
 
 
 def _launch(cfg: DictConfig, job: str) -> Any:
-    for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
-        cfg.paths[key] = os.path.abspath(str(cfg.paths[key]))
     typed = resolve(cfg)
-    check_typed(typed)
-    check_filled_in(typed["trainer"])
+    check_filled_in(typed.get("trainer"))
+    check_typed(cfg, typed)
     check_name(typed["name"])
     trust.allow(typed)
-    check_options(typed["launch"])
+    for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
+        cfg.paths[key] = os.path.abspath(cfg.paths[key])
+    typed = resolve(cfg)  # with what follows them
     outer = detect_outer()
     nodes = read_nodes(typed["launch"], outer)
     outer = None if nodes.several else outer  # srun's task on each node is that node's agent
@@ -93,7 +94,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
             if outer is not None:
                 outer.send(resolved)
             result = execute(job, resolved, 1 if outer else processes, resolved["launch"], nodes)
-    except UserError:
+    except BaseException:  # an interrupt and a bug too: a directory that holds nothing is in the way
         if fresh and not run.begun:
             run.remove()
         raise
@@ -125,7 +126,8 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
     """
     try:
         request = resolve(cfg)
-        check_filled_in(request["trainer"])
+        check_filled_in(request.get("trainer"))
+        check_typed(cfg, request)
         trust.allow(request)
         run = rundir.open_run(request["run"], "run")
         resolved = run.config
@@ -138,7 +140,6 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
             resolved["data"]["eval_batch_size"] = request["batch_size"]
         resolved["request"] = request
         check_values(resolved)
-        check_options(request["launch"])
         nodes = read_nodes(request["launch"])
         alone = not nodes.several and nodes.launch_id is None
         require(alone, "launch.nodes and launch.id are for training: a job on a run directory takes one machine; leave them out.")
@@ -157,18 +158,23 @@ def _compose(overrides: list[str]) -> dict[str, Any]:
     return resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides))
 
 
-def check_typed(resolved: dict[str, Any]) -> None:
-    """Holds what was typed against the types of the defaults of the groups that were chosen.
+def check_typed(cfg: DictConfig, resolved: dict[str, Any]) -> None:
+    """Holds the configuration of this verb against what its keys take, and what was typed for parts that no table knows against the types
+    of the defaults of the groups that were chosen.
 
     Raises:
-        UserError: a value of another type.
+        UserError: a value that its key does not take.
     """
-    typed, choices = _typed(), HydraConfig.get().runtime.choices
-    groups = [item for item in typed if key_of(item) in choices]
-    values = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
-    values = [key for key in values if key != "launch.nodes"]  # a number or min:max, which read_nodes tells apart
-    if values:
-        check_types(values, resolved, _defaults(groups))
+    hydra = HydraConfig.get()
+    verb, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, _typed()
+    check_composed(cfg, resolved, verb)
+    values, known = (
+        [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")],
+        rules(resolved, verb),
+    )
+    own = [key for key in values if key not in known]
+    if own:
+        check_types(own, resolved, _defaults([item for item in typed if key_of(item) in choices]), verb)
 
 
 def _defaults(groups: list[str]) -> dict[str, Any]:

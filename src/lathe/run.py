@@ -4,11 +4,13 @@ Every function takes the resolved configuration as plain data and runs in each r
 """
 
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, LambdaCallback
+import lightning
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
@@ -53,7 +55,8 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     if state is not None:
         apply_structure(task.net, state.get("structure", {}))
     loggers = make_loggers(cfg, run.path, state["global_step"] if state else 0)
-    callbacks = [LambdaCallback(on_fit_start=lambda trainer, task: begin(run, trainer)), *make_callbacks(cfg, task)]
+    start = Start(run)
+    callbacks = [*make_callbacks(cfg, task), start]  # the last: every other part has had its chance to refuse
     check_names(cfg, task, callbacks)
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, run.path, callbacks, loggers)
@@ -70,6 +73,11 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         if not str(error).startswith("Early stopping conditioned on metric"):
             raise
         raise UserError(f"callbacks.early_stopping: {str(error).partition(' Pass in')[0]}.") from error
+    except (TypeError, ValueError) as error:
+        if start.begun or not from_lightning(error):
+            raise
+        raise UserError(f"Lightning refuses this run: {' '.join(str(error).split())}") from error
+    start.on_train_start(trainer, task)  # a run of no steps
     result = finish(cfg, run, trainer, task, datamodule, callbacks)
     result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
     if trainer.is_global_zero:
@@ -132,13 +140,27 @@ def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Lo
     return [make(node, f"logger.{name}", run_dir, start_step) for name, node in nodes.items()]
 
 
-def begin(run: rundir.RunDir, trainer: Trainer) -> None:
+class Start(Callback):
     """Marks on disk that data and devices are ready and training begins: from here on, what the run leaves is kept."""
-    for logger in trainer.loggers:
-        if isinstance(logger, CSVLogger):
-            logger.begin()
-    if trainer.is_global_zero:
-        rundir.point_latest(run.path.parent.parent, run.path)
+
+    def __init__(self, run: rundir.RunDir) -> None:
+        self.run, self.begun = run, False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.begun:
+            return
+        self.begun = True
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                logger.begin()
+        if trainer.is_global_zero:
+            rundir.point_latest(self.run.path.parent.parent, self.run.path)
+
+
+def from_lightning(error: BaseException) -> bool:
+    """Whether Lightning's own code raised this, and not a part that it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(lightning.__file__).parent)
 
 
 def start_from(cfg: dict[str, Any], task: Task) -> Path | None:

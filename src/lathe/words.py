@@ -139,14 +139,15 @@ def _check_jobs(overrides: Sequence[str]) -> None:
                     "values such as 1,2,3 or range(1,4), whose end does not count.")  # fmt: skip
 
 
-def check_filled_in(trainer: Mapping[str, Any]) -> None:
+def check_filled_in(trainer: Any) -> None:
     """Refuses keys of the group `trainer` that would not be heard.
 
     Raises:
         UserError: naming the group to use.
     """
     for name, way in FILLED_IN.items():
-        require(name not in trainer, f"trainer.{name}={trainer.get(name)} is not taken from here: {way}.")
+        given = isinstance(trainer, Mapping) and name in trainer
+        require(not given, f"trainer.{name}={trainer[name] if given else ''} is not taken from here: {way}.")
 
 
 def _leaves_called(name: str, tree: Any) -> list[str]:

@@ -54,22 +54,22 @@ TYPED = {
     "unknown key": (["optimizer.lrr=0.1"], ["optimizer.lrr", "did you mean lr?"]),
     "unknown key at the root": (["sed=1"], ["sed", "did you mean seed?"]),
     "a key without its group": (["lr=0.1"], ["lr", "did you mean optimizer.lr?"]),
-    "a group left out": (["~model"], ["model=None", "configs/model"]),
+    "a group left out": (["~model"], ["model is missing", "leave ~model out"]),
     "an unknown choice among several": (["logger=[csv,wandbb]"], ["logger=wandbb", "did you mean wandb?"]),
     "unknown group": (["optmizer=adamw"], ["optmizer", "did you mean optimizer?"]),
     "unknown choice": (["model=rsnet20"], ["model=rsnet20", "did you mean resnet20?"]),
     "not an override": (["optimizer.lr=["], ["optimizer.lr=[", "key=value"]),
-    "a word for a number": (["optimizer.lr=fast"], ["optimizer.lr='fast'", "a number", "0.1"]),
+    "a word for a number": (["optimizer.lr=fast"], ["optimizer.lr=fast", "a number above 0"]),
     "a fraction for a count": (["data.batch_size=12.5"], ["data.batch_size=12.5", "a whole number"]),
     "a number for a switch": (["trainer.enable_progress_bar=3"], ["trainer.enable_progress_bar=3", "true or false"]),
     "a list for a number": (["model.net.width=[1,2]"], ["model.net.width=[1, 2]", "a whole number"]),
     "a negative seed": (["seed=-1"], ["seed=-1", "from 0"]),
-    "no batch": (["data.batch_size=0"], ["data.batch_size=0", "above 0"]),
+    "no batch": (["data.batch_size=0"], ["data.batch_size=0", "from 1"]),
     "indivisible batch": (["data.batch_size=33", "trainer.devices=2", "trainer.accelerator=cpu"],
                           ["data.batch_size=33", "trainer.devices", "multiple of 2"]),
     "more GPUs than there are": (["trainer.accelerator=gpu", "trainer.devices=999"], ["trainer.", "999" if HAS_GPU else "gpu"]),
     "more processes than makes sense": (["trainer.accelerator=cpu", "trainer.devices=999"], ["trainer.devices=999", "use at most"]),
-    "unknown accelerator": (["trainer.accelerator=gpus"], ["trainer.accelerator='gpus'", "did you mean gpu?"]),
+    "unknown accelerator": (["trainer.accelerator=gpus"], ["trainer.accelerator=gpus", "did you mean gpu?"]),
     "several nodes by hand": (["trainer.num_nodes=2"], ["trainer.num_nodes=2", "torchrun or srun"]),
     "no end": (["trainer.max_epochs=null"], ["trainer.max_epochs=null", "trainer.max_steps"]),
     "a metric that no task logs": (["callbacks.checkpoint.monitor=val/acc"],
@@ -90,9 +90,9 @@ TYPED = {
                                                   ["precision.name=16-true", "Pipeline takes"]),
     "unknown activation checkpointing": (["trainer.activation_checkpointing=block"],
                                          ["trainer.activation_checkpointing=block", "did you mean blocks?"]),
-    "unknown hook": (["strategy=ddp", "strategy.comm_hook=fp8"], ["strategy.comm_hook='fp8'", "fp16"]),
+    "unknown hook": (["strategy=ddp", "strategy.comm_hook=fp8"], ["strategy.comm_hook=fp8", "fp16"]),
     "unknown precision": (["precision=fp16"], ["precision=fp16", "16-"]),
-    "unknown compile mode": (["compile=default", "compile.mode=fast"], ["compile.mode='fast'", "default"]),
+    "unknown compile mode": (["compile=default", "compile.mode=fast"], ["compile.mode=fast", "default"]),
     "warm-up longer than the run": (["scheduler.warmup=5000"], ["scheduler.warmup=5000", "optimizer steps"]),
     "wrong facts about the data": (["data.num_classes=7"], ["data.num_classes=7", "10"]),
     "batch larger than the data": (["data.batch_size=5000"], ["data.batch_size=5000", "1300"]),
@@ -100,7 +100,7 @@ TYPED = {
     "no such run": (["resume=logs/nowhere"], ["resume=logs/nowhere", "no such directory"]),
     "not a run": (["resume=."], ["resume=.", "not a run directory"]),
     "no such checkpoint": (["ckpt_path=missing.ckpt"], ["ckpt_path=", "missing.ckpt", "no such file"]),
-    "unknown ckpt_mode": (["ckpt_path=x.ckpt", "ckpt_mode=all"], ["ckpt_mode='all'", "weights or trainer"]),
+    "unknown ckpt_mode": (["ckpt_path=x.ckpt", "ckpt_mode=all"], ["ckpt_mode=all", "weights or trainer"]),
     "unknown method of compression": (["compression=pruning"], ["compression=pruning", "prune"]),
     "methods out of order": (["compression=[qat,prune]"], ["compression=[qat,prune]", "write compression=[prune,qat]"]),
     "a sparsity beyond all": (["compression=prune", "compression.prune.sparsity=1.5", *NO_DATA], ["compression.prune.sparsity=1.5"]),
@@ -111,7 +111,7 @@ TYPED = {
     "a teacher that is not there": (["compression=distill", "compression.distill.teacher=logs/nowhere", *NO_DATA],
                                     ["compression.distill.teacher=logs/nowhere", "no such directory"]),
     "a stage of nothing": (["compression=[prune,qat]", "compression.stages=[prune]"], ["compression.stages", "leaves out qat"]),
-    "no such receipt": (["compression=prune", "compression.receipt=long"], ["compression.receipt='long'", "quick"]),
+    "no such receipt": (["compression=prune", "compression.receipt=long"], ["compression.receipt=long", "quick"]),
     "a strategy that does not take it": (["compression=qat", "strategy=pipeline", "trainer.devices=2", "trainer.accelerator=cpu"],
                                          ["compression=qat", "Pipeline", "choose another strategy"]),
     "a budget of everything": (["compression=prune_channels", "compression.prune_channels.share=1.2", *NO_DATA],
@@ -187,7 +187,7 @@ def test_evaluate_and_predict(cli: Cli, trained: Path, tmp_path: Path) -> None:
     _one_sentence(cli(script=evaluate), "run")
     _one_sentence(cli("run=nowhere", script=evaluate), "run=nowhere", "no such directory")
     _one_sentence(cli(f"run={trained}", "split=tset", script=evaluate), "split=tset", "test")
-    _one_sentence(cli(f"run={trained}", "checkpoint=worst", script=evaluate), "worst", "best, last")
+    _one_sentence(cli(f"run={trained}", "checkpoint=worst", script=evaluate), "worst", "best or last")
     _one_sentence(cli(f"run={trained}", "input=no.npy", "output=o.csv", script=predict), "input=no.npy")
     np.save(tmp_path / "wide.npy", np.zeros((2, 9, 9), np.uint8))
     _one_sentence(cli(f"run={trained}", "input=wide.npy", "output=o.csv", script=predict), "9 x 9", "8 x 8", "resize=true")

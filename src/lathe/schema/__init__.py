@@ -1,0 +1,7 @@
+"""What every key takes: kinds, ranges and choices, in one place. Imports no torch."""
+
+from lathe.schema.check import problems, references, rules
+from lathe.schema.rule import did_you_mean, kind_of
+from lathe.schema.together import contradictions
+
+__all__ = ["contradictions", "did_you_mean", "kind_of", "problems", "references", "rules"]

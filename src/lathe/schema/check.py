@@ -1,0 +1,181 @@
+"""A resolved configuration held against the tables: by the verb's own keys, and in each part by what its `_target_` takes.
+
+Classes that no table knows are left to their own constructors.
+"""
+
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from lathe.schema.callbacks import CALLBACKS
+from lathe.schema.compression import COMPRESSION
+from lathe.schema.data import DATA
+from lathe.schema.loggers import LOGGERS
+from lathe.schema.models import MODELS
+from lathe.schema.optim import OPTIMIZER, OPTIMIZERS, SCHEDULERS
+from lathe.schema.rule import Rule, did_you_mean, flag, path, shown, text, word
+from lathe.schema.strategies import STRATEGIES
+from lathe.schema.trainer import TRAINER
+from lathe.schema.verbs import VERBS, Keys, Part, Parts, Place
+
+CLASSES: dict[str, dict[str, Rule]] = {
+    "lightning.Trainer": TRAINER,
+    "lathe.optim.build_optimizer": OPTIMIZER,
+    "hydra.utils.get_class": {"path": text("the dotted path of a class", r"\w+(\.\w+)+")},
+    **CALLBACKS,
+    **COMPRESSION,
+    **DATA,
+    **LOGGERS,
+    **MODELS,
+    **SCHEDULERS,
+    **STRATEGIES,
+}
+_TARGET = text("the dotted path of a class or function", r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_HYDRA: dict[str, Rule] = {"_recursive_": flag, "_convert_": word("none", "partial", "object", "all")}
+
+
+def canonical(target: str) -> str:
+    """The name in the tables of the class at a dotted path, whose file may be named or left out: lathe.callbacks.ema.EMA is
+    lathe.callbacks.EMA, lightning.pytorch.callbacks.EarlyStopping is lightning.EarlyStopping."""
+    words = target.split(".")
+    root, name = words[0], words[-1]
+    if root in ("lightning", "pytorch_lightning"):
+        return f"lightning.{name}"
+    return f"{root}.{words[1]}.{name}" if root in ("lathe", "torch") and len(words) > 2 else target
+
+
+def takes(part: Mapping[str, Any]) -> dict[str, Rule] | None:
+    """What the class of a part takes, by argument; None where no table knows it."""
+    name = canonical(str(part["_target_"]))
+    if name == "lathe.optim.build_optimizer":
+        kind = part.get("kind")
+        options = OPTIMIZERS.get(canonical(str(kind.get("path"))) if isinstance(kind, Mapping) else "")
+        return None if options is None else OPTIMIZER | options
+    return CLASSES.get(name)
+
+
+def problems(cfg: Mapping[str, Any], verb: str, read: Collection[str] = (), saved: bool = False) -> Iterator[str]:
+    """A sentence for each value of a verb's resolved configuration that nothing takes, and for each key that nothing reads.
+
+    `read` are keys at the root that others interpolate. A `saved` configuration, which an older version may have written, may lack keys
+    and hold others at the root.
+    """
+    tree = VERBS[verb]
+    for key, value in cfg.items():
+        if key in tree:
+            yield from _place(tree[key], key, value, saved)
+        elif not saved and key not in read:
+            yield f"{key}: there is no such key, and nothing reads it; {did_you_mean(key, tree)}"
+    for key, place in tree.items():
+        if key not in cfg and not saved and not _may_be_absent(place):
+            yield f"{key} is missing: leave ~{key} out."
+
+
+def rules(cfg: Mapping[str, Any], verb: str) -> dict[str, Rule]:
+    """The rule of each key that stands in a verb's resolved configuration and that a table knows, by dotted path."""
+    found: dict[str, Rule] = {}
+
+    def visit(place: Place, key: str, value: Any) -> None:
+        if isinstance(place, Rule):
+            found[key] = place
+        if not isinstance(value, Mapping):
+            return
+        for name, item in value.items():
+            inner: Place | None = None
+            if isinstance(place, Keys):
+                inner = place.keys.get(name)
+            elif isinstance(place, Parts):
+                inner = place.settings.get(name, Part())
+            elif "_target_" in value:
+                inner = _TARGET if name == "_target_" else (takes(value) or {}).get(name) or _HYDRA.get(name)
+            if inner is not None:
+                visit(inner, f"{key}.{name}", item)
+            elif isinstance(item, Mapping) and "_target_" in item:
+                visit(Part(), f"{key}.{name}", item)
+
+    for key, value in cfg.items():
+        if key in VERBS[verb]:
+            visit(VERBS[verb][key], key, value)
+    return found
+
+
+def _may_be_absent(place: Place) -> bool:
+    """Hydra leaves out a group whose choice is null."""
+    return isinstance(place, (Keys, Part)) and place.null
+
+
+def _place(place: Place, key: str, value: Any, saved: bool) -> Iterator[str]:
+    if isinstance(place, Rule):
+        sentence = (place | path if saved and key == "paths.run_dir" else place).sentence(key, value)
+        if sentence is not None:
+            yield sentence
+    elif value is None and (isinstance(place, Parts) or place.null):
+        return
+    elif not isinstance(value, Mapping):
+        yield f"{key}={shown(value)}: expected a group of keys; choose one of the files in configs/{key}."
+    elif isinstance(place, Keys):
+        yield from _keys(place, key, value, saved)
+    elif isinstance(place, Part):
+        yield from _part(key, value)
+        missing = [name for name in place.needs if name not in value]
+        if missing and not saved:
+            yield f"{key}.{missing[0]} is missing: leave ~{key}.{missing[0]} out."
+    else:
+        for name, node in value.items():
+            below = f"{key}.{name}"
+            if name in place.settings:
+                yield from _place(place.settings[name], below, node, saved)
+            elif isinstance(node, Mapping) and "_target_" not in node:
+                yield (
+                    f"{below} sets options of a {place.noun} that the run does not have: add {name} to {key}, or set {below}=null."
+                )
+            elif node is not None:
+                yield from _place(Part(), below, node, saved)
+
+
+def _keys(place: Keys, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[str]:
+    for name, item in value.items():
+        if name in place.keys:
+            yield from _place(place.keys[name], f"{key}.{name}", item, saved)
+        else:
+            yield f"{key}.{name}: there is no such key in {key}; {did_you_mean(str(name), place.keys)}"
+    for name in place.keys:
+        if name not in value and name not in place.optional and not saved:
+            yield f"{key}.{name} is missing: leave ~{key}.{name} out."
+
+
+def _part(key: str, part: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with a part and with the parts inside it."""
+    if "_target_" not in part:
+        yield f"{key} has no _target_: leave ~{key}._target_ out, or choose one of the files in configs/{key.split('.')[0]}."
+        return
+    target = part["_target_"]
+    sentence = _TARGET.sentence(f"{key}._target_", target)
+    if sentence is not None:
+        yield sentence
+        return
+    rules = takes(part)
+    for name, value in part.items():
+        below = f"{key}.{name}"
+        if name == "_target_":
+            continue
+        rule = (rules or {}).get(name) or _HYDRA.get(name)
+        if rule is not None:
+            found = rule.sentence(below, value)
+            if found is not None:
+                yield found
+                continue
+        elif rules is not None and not (name in ("_partial_", "_args_") and not value):
+            yield f"{below}: {target} takes no such argument; {did_you_mean(str(name), rules)}"
+            continue
+        if isinstance(value, Mapping) and "_target_" in value:
+            yield from _part(below, value)
+
+
+def references(raw: Any) -> set[str]:
+    """The first words of all keys that the interpolations of an unresolved configuration name."""
+    if isinstance(raw, Mapping):
+        return {name for value in raw.values() for name in references(value)}
+    if isinstance(raw, list):
+        return {name for value in raw for name in references(value)}
+    return set(re.findall(r"\$\{\.*(\w+)[^}:]*\}", raw)) if isinstance(raw, str) else set()
