@@ -29,7 +29,8 @@ from lathe.rundir import (
 
 
 def cfg(name: str = "train", **extra: Any) -> dict[str, Any]:
-    return {"name": name, "seed": 1, "paths": {"run_dir": None}, "resume": None, "launch": {"max_restarts": 0}, **extra}
+    groups: dict[str, Any] = {group: {} for group in rundir.GROUPS}
+    return {**groups, "name": name, "seed": 1, "paths": {"run_dir": None}, "resume": None, "launch": {"max_restarts": 0}, **extra}
 
 
 def new(log_dir: Path, launch_id: str | None = None, **extra: Any) -> RunDir:
@@ -169,6 +170,15 @@ def test_a_run_is_opened_through_the_link(tmp_path: Path) -> None:
     run = new(tmp_path)
     point_latest(tmp_path, run.path)
     assert open_run(tmp_path / "latest", "run").path == run.path.resolve()
+
+
+@pytest.mark.parametrize("group", rundir.GROUPS)
+def test_a_configuration_without_a_group_is_refused(tmp_path: Path, group: str) -> None:
+    for number, content in enumerate((None, "word", [1], 7.5)):
+        run = new(tmp_path, name=f"run{number}")
+        run.save_config({**run.config, group: content})
+        with pytest.raises(UserError, match=f"its config.yaml has no group {group}, which every run has"):
+            open_run(run.path, "run")
 
 
 def test_what_is_not_a_run_directory_is_refused(tmp_path: Path) -> None:

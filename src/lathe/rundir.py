@@ -61,6 +61,8 @@ def write_atomically(path: Path, text: str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+# What every configuration of a run has, as groups of keys.
+GROUPS = ("paths", "data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
 # What stands in a run directory, besides what loggers make: nobody else may write there.
 OWN_FILES = ("config.yaml", "overrides.yaml", "environment.json", "metrics.csv", "result.json", "receipt.json", "receipt.md", ".lock",
              "checkpoints", "exports")  # fmt: skip
@@ -263,7 +265,11 @@ def open_run(path: str | Path, key: str) -> RunDir:
         )
     trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
     require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
-    require("name" in run.known_config, f"{key}={path}: its config.yaml can't be read as a configuration.")
+    saved = run.known_config
+    require("name" in saved, f"{key}={path}: its config.yaml can't be read as a configuration.")
+    for group in GROUPS:
+        require(isinstance(saved.get(group), dict), f"{key}={path}: its config.yaml has no group {group}, which every run has: take a run "
+                                                    "directory as Lathe has written it.")  # fmt: skip
     return run
 
 
