@@ -179,6 +179,32 @@ def test_a_complete_run_is_not_trained_again(command: Command, capsys: pytest.Ca
     assert run.complete
 
 
+@pytest.mark.parametrize("resume", ["path", "auto"])
+def test_a_complete_run_that_lost_its_receipt_gets_it(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], resume: str
+) -> None:
+    import lathe.receipt
+
+    measured: list[tuple[Path, str]] = []
+    monkeypatch.setattr(lathe.receipt, "write", lambda run, cfg, baseline, effort: measured.append((run.path, effort)))
+    typed = ("seed=4", "compression=prune", "compression.receipt=full")
+    command(*typed)
+    (run,) = command.runs
+    run.best.parent.mkdir()
+    run.best.touch()
+    again = (f"resume={run.path}",) if resume == "path" else (*typed, "resume=auto")
+    assert command(*again, job="jobs:never_begins") == 4
+    assert measured == [(run.path, "full")]
+    assert f"{run.path} is complete but for its receipt, which is measured now." in capsys.readouterr().out
+    (run.path / "receipt.json").touch()
+    assert command(f"resume={run.path}", job="jobs:never_begins") == 4
+    assert len(measured) == len(command.runs) == 1
+    for key in ("compression=none", "compression.receipt=none"):  # these owe none
+        command("seed=5", "compression=prune", key)
+        command(f"resume={command.runs[-1].path}", job="jobs:never_begins")
+    assert len(measured) == 1
+
+
 def test_a_failed_continuation_keeps_the_run(command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     (broken.path / "metrics.csv").unlink()  # as if it had been killed before its first line
     command.fails(f"resume={broken.path}", job="jobs:never_begins", capsys=capsys)

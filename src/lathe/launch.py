@@ -26,7 +26,7 @@ from lathe.mesh import data_replicas
 from lathe.nodes import Nodes, arriving, read_nodes
 from lathe.outer import Outer, detect_outer
 from lathe.schema import rules
-from lathe.stages import check_compression
+from lathe.stages import check_compression, methods
 from lathe.telling import one_sentence, tell
 from lathe.words import check_filled_in, check_name, key_of
 
@@ -79,7 +79,12 @@ def _launch(cfg: DictConfig, job: str) -> Any:
         for count in range(nodes.least, nodes.most + 1):
             check_batch_size(resolved, outer.world_size if outer else processes * count)
         if run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT):
-            print(f"{run.path} is complete; raise trainer.max_epochs to train it further.")
+            if _owes_receipt(run):
+                print(f"{run.path} is complete but for its receipt, which is measured now.")
+                with run.locked():
+                    call("lathe.stacking:complete", resolved)
+            else:
+                print(f"{run.path} is complete; raise trainer.max_epochs to train it further.")
             return run.result.get("objective")
         fresh = run is None
         if run is None:
@@ -237,7 +242,7 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
 def _complete_already(log_dir: Path, cfg: dict[str, Any]) -> rundir.RunDir | None:
     """A sweep that is started again keeps its finished jobs: a second run of the same seed would count twice in an average."""
     found = rundir.find_complete(log_dir, cfg)
-    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN:
+    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or _owes_receipt(found):
         return found
     print(
         f"{found.path} is a complete run of this configuration; resume=auto starts another (under -m it keeps the complete one)."
@@ -279,3 +284,10 @@ def _lookup(tree: dict[str, Any], key: str) -> Any:
     for part in key.split("."):
         tree = tree.get(part, {}) if isinstance(tree, dict) else {}
     return tree
+
+
+def _owes_receipt(run: rundir.RunDir) -> bool:
+    """Whether a complete run that was made small was ended before its receipt was measured."""
+    compression = run.config.get("compression") or {}
+    wanted = bool(methods(compression)) and compression.get("receipt", "none") != "none"
+    return wanted and run.best.exists() and not (run.path / "receipt.json").exists()

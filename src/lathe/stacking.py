@@ -17,6 +17,7 @@ from lathe.compression.masks import zero_share
 from lathe.compression.structure import structure_of
 from lathe.rundir import RunDir
 from lathe.stages import methods, windows
+from lathe.trainer import quiet
 
 # of a checkpoint, beside its weights; `report` is what methods that acted after training told, for a run whose end was interrupted
 KEPT = ("epoch", "global_step", "pytorch-lightning_version", "report")
@@ -81,6 +82,12 @@ def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
             f"The run is complete, but its receipt failed ({type(error).__name__}: {words}): python scripts/receipt.py run={run.path}",
             stacklevel=2,
         )
+
+
+def complete(cfg: dict[str, Any]) -> None:
+    """Measures what a complete run has no receipt of, since it was ended before."""
+    quiet()
+    write_receipt(RunDir(cfg["paths"]["run_dir"]), cfg)
 
 
 def tell_what_goes(cfg: dict[str, Any], net: nn.Module, key: str) -> None:
