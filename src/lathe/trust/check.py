@@ -26,7 +26,7 @@ PLACES = [
         (r"callbacks\.[^.\[]+", "callback"),
         (r"callbacks\.[^.\[]+[.\[].+", "module"),
         (r"logger\.[^.\[]+", "logger"),
-        (r"compression\.[^.\[]+", "method"),
+        (r"compression\.(?!stages$|receipt$)[^.\[]+", "method"),
         (r"compression\.[^.\[]+\.teacher(?:\[\d+\])?\.net(?:[.\[].+)?", "module"),
     )
 ]
@@ -87,7 +87,7 @@ def _judged(key: str, name: str, how: str, trusted: list[str], typed: dict[str, 
     kind = kind_at(key.removesuffix(".path") if how == "looked up" else key)
     if kind is None:
         yield Finding(key, name, False, "where no part belongs")
-    elif not NAME.fullmatch(name) or "__" in name or "._" in name or name.startswith("_"):
+    elif not NAME.fullmatch(name) or "__" in name:
         yield Finding(key, name[:200], False, "which is no name of a part")
     elif how == "getter":
         if kind not in GETTERS_AT:

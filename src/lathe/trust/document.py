@@ -11,7 +11,7 @@ from lathe.errors import UserError
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 40
-MAX_NODES = 50_000
+MAX_NODES = 20_000
 
 
 def read_yaml(path: Path, where: str) -> Any:

@@ -1,0 +1,166 @@
+"""A config.yaml from elsewhere builds nothing but parts on the list: nodes that would leave a file, at every key, through every verb."""
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import ROOT
+from hostile_runs import CANARY, NOWHERE, SECRET, TEXTS, gadgets, plant, put
+
+from lathe.errors import UserError
+from lathe.rundir import RunDir, find_unfinished, open_run
+from lathe.trust.check import findings, kind_at
+
+Refusal = Callable[[RunDir], str]
+
+
+HERE = ("model", "model.net", "model.loss", "optimizer", "optimizer.kind", "scheduler", "trainer", "strategy", "data", "data.source",
+        "data.augment", "callbacks.extra", "logger.extra", "compression.extra", "compression.distill.teacher.net")  # fmt: skip
+
+
+def test_a_run_that_nobody_has_touched_opens(foreign: RunDir) -> None:
+    assert open_run(foreign.path, "run").config["seed"] == 42
+
+
+def test_every_gadget_is_refused_at_every_key(foreign: RunDir, refusal: Refusal) -> None:
+    for name, node in gadgets(Path(CANARY).absolute()).items():
+        for key in (*HERE, *NOWHERE):
+            assert list(findings(put({}, key, node), [], {})), (name, key)
+        (foreign.path / "config.yaml").write_text(yaml.safe_dump({"name": "x", "model": {"net": node}}))
+        words = refusal(foreign)
+        assert name in words
+        assert "model.net" in words
+
+
+def test_the_sentence_names_the_part_the_key_and_the_way_out(foreign: RunDir, refusal: Refusal) -> None:
+    plant(foreign, "callbacks.mine", {"_target_": "joblib.load", "filename": "payload.pkl"})
+    assert refusal(foreign) == (
+        f"run={foreign.path}: its config.yaml names `joblib.load` at callbacks.mine, which is not a part that a saved configuration may "
+        "build; if you trust it, add trusted=[joblib.load] or --trust."
+    )
+
+
+def test_a_part_where_none_belongs_is_refused_whatever_it_is(foreign: RunDir, refusal: Refusal) -> None:
+    node = {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1}
+    for key in NOWHERE:
+        for value, place in ((node, key), ([node], f"{key}[0]"), ({"deep": [{"er": node}]}, f"{key}.deep[0].er")):
+            found = [item.key for item in findings(put({}, key, value), ["torch.nn"], {}) if not item.mend]
+            # below a group of named parts, and in a teacher's net, some part belongs
+            assert (place in found) == (kind_at(place) is None), place
+    plant(foreign, "seed", node)
+    assert "names `torch.nn.Linear` at seed, where no part belongs" in refusal(foreign)
+
+
+@pytest.mark.parametrize("text", TEXTS, ids=str)
+def test_yaml_that_lathe_does_not_write_is_refused(foreign: RunDir, text: str, refusal: Refusal) -> None:
+    path = foreign.path / "config.yaml"
+    path.write_text(TEXTS[text](path.read_text()))
+    refusal(foreign)
+    assert not foreign.readable
+    assert find_unfinished(foreign.path.parent.parent, {"name": foreign.path.parent.name}) is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["torch.nn.Linear.__init__", "torch.nn.Linear ", "torch.nn.Linear\x1b[31m", "torch..nn.Linear", ".torch.nn.Linear", "Linear", "",
+     "torch.nn.Linear\n", "torch.nn.Lineaг", "torch.nn.modules._functions.Linear", "lathe.nets._MLP", "os:system", "torch.nn/Linear",
+     5, True, None, 1.5, ["torch.nn.Linear"], {"a": 1}],
+)  # fmt: skip
+def test_names_that_are_none_are_refused(foreign: RunDir, name: Any, refusal: Refusal) -> None:
+    plant(foreign, "model.net", {"_target_": name})
+    refusal(foreign)
+
+
+@pytest.mark.parametrize(
+    ("key", "node"),
+    {
+        "other kinds: a net as a callback": ("callbacks.x", {"_target_": "lathe.nets.MLP"}),
+        "a callback as a net": ("model.net", {"_target_": "lathe.callbacks.EMA"}),
+        "a logger as data": ("data", {"_target_": "lathe.loggers.csv"}),
+        "an optimizer as a net": ("model.net", {"_target_": "torch.optim.SGD"}),
+        "options of Hydra": ("model.net", {"_target_": "lathe.nets.MLP", "_mode_": "x"}),
+        "options without a target": ("model.extra", {"_partial_": True}),
+        "positional words elsewhere": ("optimizer", {"_target_": "lathe.optim.build_optimizer", "_args_": ["x"]}),
+        "partial that is no boolean": ("model.net", {"_target_": "lathe.nets.MLP", "_partial_": "yes"}),
+        "a getter of a function": ("optimizer.kind", {"_target_": "hydra.utils.get_method", "path": "os.system"}),
+        "a getter of a class": ("optimizer.kind", {"_target_": "hydra.utils.get_class", "path": "subprocess.Popen"}),
+        "a getter of nothing": ("optimizer.kind", {"_target_": "hydra.utils.get_class"}),
+        "a getter of a node": ("optimizer.kind", {"_target_": "hydra.utils.get_class", "path": {"_target_": "os.getcwd"}}),
+        "a getter as a callback": ("callbacks.x", {"_target_": "hydra.utils.get_class", "path": "lathe.callbacks.EMA"}),
+        "a getter in a layer": ("model.net.act", {"_target_": "hydra.utils.get_object", "path": "os.system"}),
+        "a function as an init": ("model.init", "os.system"),
+        "a function among inits": ("model.init", ["zero_gamma", "shutil.rmtree"]),
+        "an init with a colon": ("model.init", "os.path:join"),
+        "figures to a stranger's server": (
+            "logger.mlflow",
+            {"_target_": "lathe.loggers.mlflow", "tracking_uri": "http://127.0.0.1:9"},
+        ),
+        "a server by its database": (
+            "logger.mlflow",
+            {"_target_": "lathe.loggers.mlflow", "tracking_uri": "postgresql://127.0.0.1/x"},
+        ),
+    }.values(),
+)
+def test_other_ways_in_are_refused(foreign: RunDir, key: str, node: Any, refusal: Refusal) -> None:
+    plant(foreign, key, node)
+    refusal(foreign)
+
+
+VERBS = {
+    "evaluate": ["run={run}"],
+    "predict": ["run={run}", "input=missing.npy", "output=out.csv"],
+    "export": ["run={run}", "target=weights"],
+    "receipt": ["run={run}"],
+    "compress": ["run={run}", "compression=ptq_static"],
+    "sensitivity": ["run={run}"],
+    "serve": ["run={run}"],
+    "benchmark": ["suite=inference", "run={run}"],
+    "resume": ["resume={run}"],
+    "resume and more": ["resume={run}", "trainer.max_epochs=9"],
+    "ckpt_path": ["ckpt_path={run}"],
+    "teacher": ["compression=distill", "compression.distill.teacher={run}"],
+}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_verb_builds_what_a_foreign_run_names(
+    verb: str, foreign: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    planted = gadgets(Path(CANARY).absolute())
+    plant(foreign, "data.source", planted["builtins.open"])  # a part that every verb would build, first
+    plant(foreign, "model.net", planted["setuptools._distutils.spawn.spawn"])
+    if verb.startswith("resume"):
+        (foreign.path / "result.json").unlink()
+    script = "train.py" if verb in ("resume", "resume and more", "ckpt_path", "teacher") else f"scripts/{verb}.py"
+    small = ["model=mlp", "trainer.accelerator=cpu", "trainer.max_epochs=1"] if verb in ("ckpt_path", "teacher") else []
+    words = [word.format(run=foreign.path) for word in VERBS[verb]]
+    monkeypatch.setattr(sys, "argv", [str(ROOT / script), *small, *words])
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setenv("LATHE_FULL_ERROR", "0")
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    errors = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
+    assert stop.value.code == 1
+    assert len(errors) == 1, errors
+    assert errors[0].startswith("Error: ")
+    assert "not a part that a saved configuration may build" in errors[0]
+    assert not Path(CANARY).exists()
+    assert [path.name for path in Path("logs").glob("*/*")] == []  # no run directory is left
+    assert SECRET not in errors[0]
+
+
+def test_overrides_of_a_foreign_run_only_choose_and_set(foreign: RunDir) -> None:
+    path = foreign.path / "overrides.yaml"
+    for text in ("- hydra.searchpath=[pkg://antigravity]\n", "- +hydra.sweep.dir=x\n", "- hydra/launcher=joblib\n",
+                 "- seed=${oc.env:HOME}\n",
+                 "- [1]\n", "- 1\n", "a: 1\n", "!!python/name:os.system x\n", "- a: &x [*x]\n", "- ~hydra\n"):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"its overrides\.yaml (holds|can't be read)"):
+            open_run(foreign.path, "run").overrides  # noqa: B018
+    path.write_text("- seed=3\n- model=mlp\n")
+    assert foreign.overrides == ["seed=3", "model=mlp"]

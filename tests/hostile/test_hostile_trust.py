@@ -1,0 +1,185 @@
+"""What the user trusts besides the list: `trusted`, the command itself, --trust, packages under src/; and what stands on the list."""
+
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers import ROOT
+from hostile_runs import plant, put
+
+from lathe import trust
+from lathe.errors import UserError
+from lathe.rundir import RunDir, open_run
+from lathe.trust.check import KINDS, findings
+from lathe.trust.own import BASES
+from lathe.trust.parts import CALLBACKS, LAYERS, LOGGERS, METRICS, OPTIMIZERS, SCHEDULERS, listed
+
+Refusal = Callable[[RunDir], str]
+
+
+def test_trusted_names_hold_for_what_they_name(foreign: RunDir, refusal: Refusal) -> None:
+    Path("theirs.py").write_text(
+        "import os, torch\nfrom torch.nn import Linear as Again\nclass Net(torch.nn.Linear): ...\n"
+        "class Other: ...\ndef build(): return Net(1, 1)\nvalue = 3\n"
+    )
+    plant(foreign, "model.net", {"_target_": "theirs.Net"})
+    assert "add trusted=[theirs.Net] or --trust" in refusal(foreign)
+
+    def with_trust(*trusted: str) -> RunDir:
+        trust.allow({"trusted": list(trusted)})
+        return open_run(foreign.path, "run")
+
+    for trusted in ("theirs", "theirs.Net"):
+        assert with_trust(trusted).config["model"]["net"] == {"_target_": "theirs.Net"}
+    for trusted in ("their", "theirs.Ne", "theirs.build"):
+        with pytest.raises(UserError, match="not a part"):
+            with_trust(trusted)
+    for name, why in {
+        "Other": "it is no Module",
+        "os.system": "it is no class or function of a module",
+        "value": "",
+        "Again": "",
+    }.items():
+        plant(foreign, "model.net", {"_target_": f"theirs.{name}"})
+        with pytest.raises(UserError, match=f"takes a torch module, and .*{why}: it is not built"):
+            _ = with_trust("theirs").config
+    plant(foreign, "model.net", {"_target_": "theirs.build"})
+    assert with_trust("theirs").config["model"]["net"]["_target_"] == "theirs.build"
+    plant(foreign, "trusted", ["theirs"])  # what the saved file trusts counts for nothing
+    with pytest.raises(UserError, match="not a part"):
+        with_trust()
+
+
+def test_what_the_command_itself_names_may_stand_at_the_same_key(foreign: RunDir) -> None:
+    node = {"_target_": "theirs.Net"}
+    plant(foreign, "model.net", node)
+    trust.allow({"trusted": [], "model": {"net": node}})
+    assert open_run(foreign.path, "run").known_config["model"]["net"] == node
+    trust.allow({"trusted": [], "callbacks": {"net": node}})
+    with pytest.raises(UserError, match="not a part"):
+        open_run(foreign.path, "run")
+
+
+@pytest.mark.parametrize("trusted", ["timm", [1], ["a b"], ["os; system"], [""], {"a": 1}])
+def test_what_trusted_takes(trusted: Any) -> None:
+    with pytest.raises(UserError, match=r"^trusted=.*expected"):
+        trust.allow({"trusted": trusted})
+
+
+def test_the_flag_asks_on_a_terminal_alone(
+    foreign: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], refusal: Refusal
+) -> None:
+    Path("asked_for.py").write_text("import torch\nclass Net(torch.nn.Linear): ...\n")
+    plant(foreign, "model.net", {"_target_": "asked_for.Net"})
+    trust.ask(True)
+    try:
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+        assert "--trust asks on a terminal, which this is not: add trusted=[asked_for.Net]" in refusal(foreign)
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        monkeypatch.setattr("builtins.input", lambda question: "n")
+        assert "names asked_for.Net: not trusted, so nothing of it was built." in refusal(foreign)
+        assert "  model.net: asked_for.Net\n" in capsys.readouterr().out
+        monkeypatch.setattr("builtins.input", lambda question: "y")
+        assert open_run(foreign.path, "run").config["model"]["net"]["_target_"] == "asked_for.Net"
+    finally:
+        trust.ask(False)
+
+
+def test_another_owner_is_told_in_one_line(
+    foreign: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mine = os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: mine + 7)
+    if foreign.path.stat().st_uid == 0:
+        monkeypatch.setattr(os, "stat", os.stat)
+        os.chown(foreign.path, 4242, -1)
+    open_run(foreign.path, "run")
+    open_run(foreign.path, "run")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith(f"Note: the directory {foreign.path} belongs to another user (")
+
+
+def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lathe.trust import own
+
+    (tmp_path / "src" / "mine" / "deep").mkdir(parents=True)
+    (tmp_path / "src" / "mine" / "__init__.py").write_text("import os\n")
+    (tmp_path / "src" / "mine" / "nets.py").write_text("import torch, shutil\nclass Net(torch.nn.Linear): ...\n")
+    (tmp_path / "src" / "mine" / "deep" / "part.py").write_text("")
+    (tmp_path / "elsewhere.py").write_text("")
+    (tmp_path / "src" / "linked.py").symlink_to(tmp_path / "elsewhere.py")
+    (tmp_path / "src" / "torch").mkdir()
+    (tmp_path / "src" / "torch" / "mine.py").write_text("")
+    monkeypatch.setattr(own, "source_folder", lambda: tmp_path / "src")
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    assert [own.stands_in_src(name) for name in ("mine.nets.Net", "mine.Net", "mine.deep.part.f")] == [True] * 3
+    refused = (
+        "mine",
+        "mine.nets.Net.build",
+        "mine.os.system",
+        "linked.f",
+        "elsewhere.f",
+        "torch.mine.f",
+        "os.system",
+        "lathe.nets.X",
+    )
+    assert [name for name in refused if own.stands_in_src(name)] == []
+    assert own.wrong_kind("mine.nets.Net", "module", False) is None
+    assert own.wrong_kind("mine.nets.shutil", "module", False) is not None
+    assert own.wrong_kind("mine.os", "module", False) is not None
+    assert own.wrong_kind("mine.nets.Net", "callback", False) == "it is no Callback"
+
+
+def test_all_that_ships_may_be_built_again() -> None:
+    """Every choice of every group, as a run that takes it saves it."""
+    for group in sorted(
+        path for path in (ROOT / "configs").iterdir() if path.is_dir() and path.name not in ("local", "target", "hydra")
+    ):
+        for file in sorted(group.glob("*.yaml")):
+            text = file.read_text()
+            if "_target_" not in text:
+                continue
+            content = yaml.safe_load(text)
+            tree = (
+                {key: content.get(key) for key in ("callbacks", "model", "data") if key in content}
+                if group.name in ("debug", "experiment")
+                else {group.name: content}
+            )
+            assert list(findings(tree, [], {})) == [], file
+
+
+OLD = Path(__file__).parent / "names_of_old_runs.yaml"
+
+
+def test_names_that_stand_in_runs_made_earlier_may_be_built() -> None:
+    for key, names in yaml.safe_load(OLD.read_text()).items():
+        for name in names:
+            value = {"_target_": "hydra.utils.get_class", "path": name} if key == "optimizer.kind" else {"_target_": name}
+            assert list(findings(put({}, key, value), [], {})) == [], (key, name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "names"),
+    [("module", "torch.nn", LAYERS), ("module", "torchmetrics", METRICS), ("optimizer", "torch.optim", OPTIMIZERS),
+     ("scheduler", "torch.optim.lr_scheduler", SCHEDULERS), ("callback", "lightning.pytorch.callbacks", CALLBACKS),
+     ("logger", "lightning.pytorch.loggers", LOGGERS)],
+)  # fmt: skip
+def test_what_is_listed_is_of_its_kind_and_takes_no_code(kind: str, place: str, names: str) -> None:
+    assert set(BASES) | {"data part"} == set(KINDS)
+    (base,) = [getattr(importlib.import_module(module), name) for module, name in BASES[kind]]
+    module = importlib.import_module(place)
+    code = {"path", "dirpath", "file", "filename", "url", "command", "cmd", "fn", "func", "lr_lambda", "device_ids", "schedulers"}
+    for name in names.split():
+        assert listed(f"{place}.{name}", kind)
+        found = getattr(module, name, None)
+        if found is None:
+            continue  # a layer of a newer or older torch
+        assert issubclass(found, base), name
+        assert not code & set(inspect.signature(found.__init__).parameters), name
