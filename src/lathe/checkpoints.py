@@ -34,7 +34,7 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
         raise UserError(
             f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."
         ) from error
-    except (RuntimeError, EOFError, ValueError, OSError) as error:
+    except Exception as error:  # a torn or hostile file can fail in nearly any way
         raise UserError(f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another.") from error
     return _checked(state, path, key)
 
@@ -42,7 +42,20 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
 def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict) or "global_step" not in state:
         raise UserError(f"{key}={path} is not a checkpoint of a run: it has no `state_dict` and `global_step`.")
+    odd = next((name for name, value in state["state_dict"].items() if not isinstance(name, str) or not _plain(value)), None)
+    if odd is not None:
+        raise UserError(f"{key}={path} is not a checkpoint of a run: its weight {odd!a} is no plain tensor.")
+    for name, kind in (("global_step", int), ("epoch", int), ("structure", dict), ("callbacks", dict), ("loops", dict)):
+        if name in state and not isinstance(state[name], kind):
+            raise UserError(f"{key}={path} is not a checkpoint of a run: its `{name}` is of type {type(state[name]).__name__}.")
     return state
+
+
+def _plain(value: Any) -> bool:
+    """Whether `value` is a tensor with numbers of its own in memory or on disk: none without storage, sparse or of another class."""
+    return (
+        type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided and not value.is_meta and not value.is_quantized
+    )
 
 
 def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True) -> None:

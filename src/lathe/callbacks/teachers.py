@@ -2,7 +2,6 @@
 nobody trains, and that is part of no checkpoint."""
 
 import copy
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,9 +72,11 @@ def _load(net: nn.Module, path: str) -> None:
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except Exception as error:  # a torn or hostile file can fail in nearly any way
         raise UserError(f"{KEY}.weights={path} can't be read as plain tensors: give a checkpoint, or a state dict.") from error
-    weights = state.get("state_dict", state)
+    weights = state.get("state_dict", state) if isinstance(state, dict) else None
+    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) and not value.is_meta for value in weights.values()):
+        raise UserError(f"{KEY}.weights={path} holds more than plain tensors: give a checkpoint, or a state dict.")
     apply_structure(net, state.get("structure", {}))
     try:
         net.load_state_dict(weights)

@@ -113,11 +113,18 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
     named = {**dict(net.named_parameters(remove_duplicate=False)), **dict(net.named_buffers(remove_duplicate=False))}
     for name, shape in tensors.items():
         fits = name in named and named[name].dim() == len(shape)
-        if not fits or any(new > old for new, old in zip(shape, named[name].shape, strict=True)):
+        if not fits or any(not 0 < new <= old for new, old in zip(shape, named[name].shape, strict=True)):
             has = f"of shape {list(named[name].shape)}" if name in named else "nowhere"
             raise UserError(
                 f"The structure holds {name} with shape {list(shape)}, which the net has {has}: it is that of another net."
             )
+    for path, attributes in modules.items():  # before anything is changed
+        for attribute, value in attributes.items():
+            old = getattr(net.get_submodule(path), attribute)
+            if type(old) is not int or type(value) is not int or not 0 < value <= old:
+                raise UserError(
+                    f"The structure holds {attribute}={value!a} for {path}, which is {old!r:.60}: it is that of another net."
+                )
     new: dict[int, Tensor] = {}
     for name, shape in tensors.items():
         tensor = named[name]

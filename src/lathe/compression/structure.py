@@ -5,6 +5,7 @@ from typing import Any
 from torch import nn
 
 from lathe.compression import channels, quantize
+from lathe.errors import UserError
 
 
 def structure_of(net: nn.Module) -> dict[str, Any]:
@@ -20,8 +21,16 @@ def apply_structure(net: nn.Module, structure: dict[str, Any]) -> None:
     """Makes the changes to a net that has none of them or just these, in place. Values of new tensors come with the weights.
 
     Raises:
-        UserError: the net has no such layers.
+        UserError: the net has no such layers, or `structure` is none that `structure_of` tells.
     """
+    try:
+        _apply(net, structure)
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise UserError(f"The checkpoint's structure can't be applied to {type(net).__name__} ({type(error).__name__}): it is damaged, or "
+                        "that of another net; take another checkpoint.") from error  # fmt: skip
+
+
+def _apply(net: nn.Module, structure: dict[str, Any]) -> None:
     if "channels" in structure and channels.describe(net) != structure["channels"]:
         channels.rebuild(net, structure["channels"])
     if "quantization" in structure and quantize.describe(net) != structure["quantization"]:
