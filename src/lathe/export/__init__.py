@@ -24,6 +24,9 @@ TARGETS = {
 }
 
 
+# Files of these are programs, which run when they are loaded: machine code, or TorchScript, which PyTorch asks to treat as code.
+PROGRAMS = ("aot_inductor", "tensorrt", "torchscript", "torchserve")
+
 # Arguments of `export` that are no options: the verb gives them to targets that take them. `facts` is what the manifest will say, `config`
 # the node of the configuration that builds the net.
 GIVEN = ("facts", "config")

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from lathe import export
+from lathe import export, trust
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
+from lathe.trust.made import made_here
 
 Array = np.ndarray[Any, Any]
 
@@ -31,7 +32,8 @@ def open_bundle(folder: str | Path, threads: int | None = None, key: str = "targ
     """The export in `folder`, with `threads` as its target's `load` takes them.
 
     Raises:
-        UserError: there is no export, it was changed since, its target can't be used here, or it computes nothing.
+        UserError: there is no export, it was changed since, its target can't be used here, it computes nothing, or it is a program from
+            elsewhere that is not trusted.
     """
     folder = Path(folder)
     manifest = manifests.read(folder, key)
@@ -40,8 +42,15 @@ def open_bundle(folder: str | Path, threads: int | None = None, key: str = "targ
         raise UserError(
             f"{key}={manifest['target']} holds weights alone, which compute nothing without their net: choose another target."
         )
+    check_origin(folder, manifest)
     run = target.load(folder / manifest["file"], threads)
     return Bundle(folder, manifest, run)
+
+
+def check_origin(folder: Path, manifest: dict[str, Any]) -> None:
+    """Raises UserError for a program from elsewhere that is not trusted."""
+    if manifest["target"] in export.PROGRAMS and not made_here(manifest):
+        trust.allow_program(str(manifest["target"]), folder)
 
 
 def prepared(manifest: dict[str, Any], inputs: Array) -> Array:

@@ -9,17 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from lathe.errors import UserError, naming
+from lathe.trust.made import signature
 
 NAME = "manifest.json"
 VERSION = 1
 CHUNK = 2**20
+MAX_BYTES = 10_000_000  # of manifest.json
 PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # names of files in the same folder
 
 
 def write(folder: Path, content: dict[str, Any], files: Sequence[str]) -> dict[str, Any]:
     """Writes manifest.json with the size and SHA-256 of `files`, names in `folder`, and returns what it holds."""
     hashes = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in files}
-    manifest = {"version": VERSION, **content, "files": hashes}
+    made = signature(str(content.get("target")), str(content.get("file")), hashes)
+    manifest = {"version": VERSION, **content, "files": hashes, "made": made}
     temporary = folder / f".{os.getpid()}.{NAME}"
     try:
         with naming(folder / NAME):
@@ -45,6 +48,8 @@ def read(folder: str | Path, key: str = "target") -> dict[str, Any]:
         )
     again = "export the run again with scripts/export.py"
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ValueError("too large")
         manifest = json.loads(path.read_text())
         version = manifest["version"]
         files = _described(manifest) if version == VERSION else {}

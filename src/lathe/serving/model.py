@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from lathe.errors import UserError
-from lathe.export.bundle import open_bundle
+from lathe.export.bundle import check_origin, open_bundle
 from lathe.export.manifest import PLAIN
 from lathe.rundir import open_run
 
@@ -37,6 +37,7 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
         raise UserError(missing)
     if not kind.computes:
         raise UserError(f"target={target} holds weights alone, which compute nothing without their net: choose another target.")
+    check_origin(_folder(path, target), found)
     return found
 
 

@@ -18,7 +18,7 @@ from lathe.trust import own
 from lathe.trust.check import GETTERS, KINDS, Finding, findings, kind_at, names_in
 from lathe.trust.document import read_json, read_yaml, shown
 
-__all__ = ["allow", "ask", "checked_config", "checked_overrides", "read_json", "tell_owner"]
+__all__ = ["allow", "allow_program", "ask", "checked_config", "checked_overrides", "read_json", "tell_owner"]
 
 CARRIER = "LATHE_TRUSTED"
 PLAIN_NAME = re.compile(r"[^/\\\0]+")
@@ -47,6 +47,37 @@ def allow(cfg: dict[str, Any]) -> None:
         if not isinstance(item, str) or not ITEM.fullmatch(item):
             raise UserError(f"trusted={item!r}: expected the name of a package or of a part of one, such as trusted=[timm].")
     _carry(trusted, names_in(cfg))
+
+
+def allow_program(target: str, folder: Path) -> None:
+    """Lets the export in `folder`, a program that this user has not made here, be loaded if `target` is trusted or, with --trust, is so
+    now.
+
+    Raises:
+        UserError: it is not.
+    """
+    trusted, typed = _carried()
+    if target in trusted:
+        return
+    words = f"target={target}: {folder} is a program that you have not exported here, and loading it runs it"
+    way = f"add trusted=[{target}]"
+    if not _asks:
+        raise UserError(f"{words}; if you trust it, {way} or --trust, or export the run again.")
+    _answered(
+        f"{words}.",
+        f"{words}, and --trust asks on a terminal, which this is not: {way} if you trust it.",
+        f"{words}: not trusted.",
+    )
+    _carry([*trusted, target], typed)
+
+
+def _answered(question: str, nobody: str, refused: str) -> None:
+    """Asks, and returns if the answer is yes."""
+    if not sys.stdin.isatty():
+        raise UserError(nobody)
+    print(question)
+    if input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+        raise UserError(refused)
 
 
 def _carry(trusted: list[str], typed: dict[str, str]) -> None:
@@ -106,15 +137,12 @@ def _ask_for(found: list[Finding], words: str) -> None:
             f"{words} names {there}, which is not a part that a saved configuration may build; if you trust "
             f"it, add trusted=[{listed}] or --trust."
         )
-    if not sys.stdin.isatty():
-        raise UserError(
-            f"{words} names {listed}, and --trust asks on a terminal, which this is not: add trusted=[{listed}] if you trust them."
-        )
-    print(f"{words} names parts that could run any code as you:")
-    for finding in found:
-        print(f"  {shown(finding.key)}: {shown(finding.name)}")
-    if input("Build them? [y/N] ").strip().lower() not in ("y", "yes"):
-        raise UserError(f"{words} names {listed}: not trusted, so nothing of it was built.")
+    rows = "".join(f"\n  {shown(finding.key)}: {shown(finding.name)}" for finding in found)
+    _answered(
+        f"{words} names parts that could run any code as you:{rows}",
+        f"{words} names {listed}, and --trust asks on a terminal, which this is not: add trusted=[{listed}] if you trust them.",
+        f"{words} names {listed}: not trusted, so nothing of it was built.",
+    )
     trusted, typed = _carried()
     _carry([*trusted, *names], typed)
 
