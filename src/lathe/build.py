@@ -6,11 +6,15 @@ from typing import Any
 
 import hydra
 from hydra.errors import InstantiationException
+from lightning.pytorch import LightningDataModule, LightningModule
+from torch import nn
 
 from lathe.config import did_you_mean
+from lathe.data.foreign import share
 from lathe.errors import UserError
 from lathe.optim.build import check_optimizer
 from lathe.optim.foreign import check_scheduler
+from lathe.tasks import Task
 
 
 def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -46,6 +50,39 @@ def _below(node: Any, path: str) -> Any:
     return node
 
 
+def make_part(node: Any, key: str, kind: type, /, *args: Any, **kwargs: Any) -> Any:
+    """`make` where a `kind` is expected.
+
+    Raises:
+        UserError: as `make`, and for a part of another kind.
+    """
+    if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
+        raise UserError(f"{key}={node!r}: expected a node whose _target_ names {_named(kind)}.")
+    part = make(node, key, *args, **kwargs)
+    if not isinstance(part, kind):
+        if inspect.isfunction(part) or inspect.isclass(part):
+            got = f"the {'class' if inspect.isclass(part) else 'function'} {part.__name__}"
+        else:
+            got = _named(type(part))
+        raise UserError(f"{key}._target_={node['_target_']}: expected {_named(kind)}, got {got}.")
+    return part
+
+
+def _named(kind: type) -> str:
+    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__module__.split('.')[0]} {kind.__name__}"
+
+
+def make_data(cfg: dict[str, Any]) -> Any:
+    """The data module of a resolved configuration, exact on any number of devices, a user's own included.
+
+    Raises:
+        UserError: it can't be built, or is none.
+    """
+    datamodule = make_part(cfg["data"], "data", LightningDataModule)
+    share(datamodule, cfg["seed"])
+    return datamodule
+
+
 def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     """The task of a resolved configuration; without optimizer and scheduler if it is not to be trained.
 
@@ -54,9 +91,12 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     Raises:
         UserError: a part can't be built, or its keys can't work; what can be known without data and devices is told here.
     """
+    if not isinstance(cfg["model"].get("_target_"), str):
+        raise UserError(f"model={cfg['model']!r}: expected a node whose _target_ names {_named(Task)}.")
     task = make(cfg["model"], "model", _partial_=True)
+    _check_task(task.func, cfg["model"]["_target_"])
     if not train:
-        return call_factory(task, "model")
+        return _called(task)
     options: dict[str, Any] = {}
     if cfg["optimizer"].get("batch_size") is not None:
         options["batch_size"] = cfg["data"]["batch_size"] * int(cfg["trainer"].get("accumulate_grad_batches", 1))
@@ -66,7 +106,30 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     if cfg.get("scheduler"):
         scheduler = make(cfg["scheduler"], "scheduler", _partial_=True, _convert_="all")
         check_scheduler(scheduler)
-    return call_factory(task, "model", optimizer=optimizer, scheduler=scheduler)
+    return _called(task, optimizer=optimizer, scheduler=scheduler)
+
+
+def _check_task(kind: Any, target: str) -> None:
+    if not inspect.isclass(kind) or issubclass(kind, Task):
+        return  # a function may make a task
+    if issubclass(kind, LightningModule):
+        raise UserError(
+            f"model._target_={target} is a plain LightningModule, which says neither what its net is nor how a batch's metrics add up: "
+            "derive it from lathe.tasks.Task, with losses and sums in the place of its steps."
+        )
+    if issubclass(kind, nn.Module):
+        raise UserError(f"model._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask, whose net stands in "
+                        "model.net.")  # fmt: skip
+    raise UserError(f"model._target_={target}: expected {_named(Task)}, got the class {kind.__name__}.")
+
+
+def _called(factory: Any, **parts: Any) -> Task:
+    task = call_factory(factory, "model", **parts)
+    if not isinstance(task, Task):
+        raise UserError(f"model._target_={factory.func.__name__}: expected {_named(Task)}, got {_named(type(task))}.")
+    if not isinstance(task.net, nn.Module):
+        raise UserError(f"model.net: expected {_named(nn.Module)}, got {_named(type(task.net))}.")
+    return task
 
 
 def call_factory(factory: Any, key: str, **kwargs: Any) -> Any:

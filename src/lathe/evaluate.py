@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import Callback
 from rich.console import Console
 from rich.table import Table
 
-from lathe.build import make, make_task
+from lathe.build import make_data, make_task
 from lathe.callbacks import Progress
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.config import require
@@ -34,7 +34,7 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Any, Trainer]:
     restore(task.net, read_checkpoint(path), str(path))
     callbacks: list[Callback] = [Progress()] if cfg["trainer"]["enable_progress_bar"] else []
     trainer = make_trainer(cfg, run.path, callbacks)
-    return task, make(cfg["data"], "data"), trainer
+    return task, make_data(cfg), trainer
 
 
 def check_request(request: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe import rundir, stacking, summary
-from lathe.build import make, make_task
+from lathe.build import make, make_data, make_task
 from lathe.callbacks import (
     Compression,
     ExactResume,
@@ -48,7 +48,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     run = rundir.RunDir(cfg["paths"]["run_dir"])
     began = time.monotonic()
     seed_everything(cfg["seed"], workers=True, verbose=False)
-    datamodule = make(cfg["data"], "data")
+    datamodule = make_data(cfg)
     task = make_task(cfg)
     resume = run.last if run.last.exists() else None
     state = read_checkpoint(resume) if resume else None

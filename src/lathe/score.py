@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.build import make, make_task
+from lathe.build import make_data, make_task
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.rundir import open_run
 from lathe.tasks import Task
@@ -39,7 +39,7 @@ def open_net(path: str | Path, key: str = "run") -> nn.Module:
 
 def open_data(cfg: dict[str, Any]) -> Any:
     """The data module of a resolved configuration, set up and without a trainer: batches are global ones, on the CPU."""
-    datamodule = make(cfg["data"], "data")
+    datamodule = make_data(cfg)
     datamodule.prepare_data()
     datamodule.setup("fit")
     return datamodule

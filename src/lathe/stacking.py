@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lathe import receipt, score
-from lathe.build import make, make_task
+from lathe.build import make_part, make_task
 from lathe.callbacks import AtomicCheckpointIO, Compression
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.compression.masks import zero_share
@@ -33,7 +33,9 @@ def make_methods(cfg: dict[str, Any]) -> list[Compression]:
     shares = windows(group)
     made: list[Compression] = []
     for name, node in methods(group).items():
-        method: Compression = make({key: value for key, value in node.items() if key != "kind"}, f"compression.{name}")
+        method: Compression = make_part(
+            {key: value for key, value in node.items() if key != "kind"}, f"compression.{name}", Compression
+        )
         method.window = shares[name]
         if hasattr(method, "open_run"):
             method.open_run = partial(score.open_net, key=f"compression.{name}.teacher")

@@ -15,7 +15,7 @@ from lightning.pytorch.callbacks import Callback
 from torch.nn.parallel import DistributedDataParallel
 
 from lathe import score, stacking
-from lathe.build import make, make_task
+from lathe.build import make_data, make_task
 from lathe.callbacks import Throughput, skip_empty_hooks
 from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
 from lathe.run import prepare
@@ -56,7 +56,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 
 def _fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
     seed_everything(cfg["seed"], workers=True, verbose=False)
-    datamodule, task = make(cfg["data"], "data"), make_task(cfg)
+    datamodule, task = make_data(cfg), make_task(cfg)
     parameters = count_parameters(task.net).total
     callbacks = [*stacking.make_methods(cfg), *callbacks]
     skip_empty_hooks(callbacks)

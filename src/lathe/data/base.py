@@ -94,15 +94,16 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         if self._splits is None:
             self.setup()
         assert self._splits is not None
-        replicas, rank = self._replicas()
+        replicas, rank = replicas_of(self.trainer)
         where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
         return self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)
 
-    def _replicas(self) -> tuple[int, int]:
-        """How many processes see different data, and which of them this is; tensor or pipeline ranks share a replica."""
-        if self.trainer is None:
-            return 1, 0
-        kwargs = getattr(self.trainer.strategy, "distributed_sampler_kwargs", None)
-        if kwargs is not None:
-            return kwargs["num_replicas"], kwargs["rank"]
-        return self.trainer.world_size, self.trainer.global_rank
+
+def replicas_of(trainer: Any) -> tuple[int, int]:
+    """How many processes see different data, and which of them this is; tensor or pipeline ranks share a replica."""
+    if trainer is None:
+        return 1, 0
+    kwargs = getattr(trainer.strategy, "distributed_sampler_kwargs", None)
+    if kwargs is not None:
+        return kwargs["num_replicas"], kwargs["rank"]
+    return trainer.world_size, trainer.global_rank

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lathe.data.base import ExactDataModule
+from lathe.data.base import ExactDataModule, replicas_of
 from lathe.data.buckets import Ints, plan_buckets, round_up
 from lathe.data.checks import check_number
 from lathe.data.order import IGNORED, EpochLoader
@@ -237,7 +237,7 @@ class DocumentDataModule(ExactDataModule[Documents]):
         """The batch with its share of the global count: a loss that is summed over targets and divided by it is, in the mean over
         ranks, the mean over all targets of the global batch."""
         x, y, *count = super().transfer_batch_to_device(batch, device, dataloader_idx)
-        return (x, y, *(number.float() / self._replicas()[0] for number in count))
+        return (x, y, *(number.float() / replicas_of(self.trainer)[0] for number in count))
 
     def open(self) -> dict[str, Documents]:
         """The documents of all splits, checked against what was declared; `cut_tokens` says how much `long=cut` took off each."""

@@ -105,6 +105,10 @@ class EpochLoader(ABC):
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         """This rank's batches of an epoch, from batch `first` on."""
 
+    def epoch_order(self, epoch: int) -> Tensor:
+        """All samples in the order of a training epoch, int64 [n]."""
+        return epoch_permutation(self.seed, epoch, self.n) if self.shuffle else torch.arange(self.n)
+
     def rank_rows(self, epoch: int, extra: int = 0) -> tuple[Tensor, Tensor]:
         """This rank's samples of an epoch, int64 [batches, local batch + extra], and which of them count, bool of the same shape.
 
@@ -112,10 +116,7 @@ class EpochLoader(ABC):
         batch is its mixing partner, whatever the number of ranks.
         """
         total = self._length * self.global_batch_size
-        if self.train:
-            order = epoch_permutation(self.seed, epoch, self.n)[:total] if self.shuffle else torch.arange(total)
-        else:
-            order = torch.arange(total)
+        order = self.epoch_order(epoch)[:total] if self.train else torch.arange(total)
         start = self.rank * self.local_batch_size
         columns = torch.arange(start, start + self.local_batch_size + extra) % self.global_batch_size
         rows = order.view(self._length, self.global_batch_size)[:, columns]
