@@ -11,15 +11,14 @@ from typing import Any
 import lightning
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe import rundir, stacking, summary
-from lathe.build import make, make_data, make_task
+from lathe.attached import make_callbacks, make_loggers
+from lathe.build import make_data, make_task
 from lathe.callbacks import (
     Compression,
-    ExactResume,
     Preemption,
     skip_empty_hooks,
 )
@@ -102,42 +101,6 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
             callback.check(task.net)
     recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
     compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
-
-
-def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
-    """The callbacks that the configuration lists, and the one that every run needs.
-
-    Raises:
-        UserError: one can't be built.
-    """
-    trainer = cfg["trainer"]
-    skip = set()
-    if trainer["fast_dev_run"] or not trainer["enable_checkpointing"]:
-        skip.add("checkpoint")
-    if not trainer["enable_progress_bar"]:
-        skip.add("progress_bar")
-    if not trainer["enable_model_summary"]:
-        skip.add("model_summary")
-    nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skip}
-    callbacks: list[Callback] = [ExactResume(cfg["seed"]), *stacking.make_methods(cfg)]
-    for name, node in nodes.items():
-        callbacks.append(make(_monitoring(node, task), f"callbacks.{name}"))
-    return callbacks
-
-
-def _monitoring(node: dict[str, Any], task: Task) -> dict[str, Any]:
-    """A callback's node with the task's own figure for `monitor: auto`, and for `mode: auto` that figure's direction."""
-    if node.get("monitor") == "auto":
-        node = {**node, "monitor": task.monitor}
-    if node.get("mode") == "auto":
-        node = {**node, "mode": "min" if str(node["monitor"]).rpartition("/")[2] in task.minimised else "max"}
-    return node
-
-
-def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Logger]:
-    """metrics.csv, which every run has, and the loggers that the configuration lists."""
-    nodes = {"csv": {"_target_": "lathe.loggers.csv"}, **{name: node for name, node in cfg["logger"].items() if node is not None}}
-    return [make(node, f"logger.{name}", run_dir, start_step) for name, node in nodes.items()]
 
 
 class Start(Callback):

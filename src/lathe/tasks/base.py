@@ -22,7 +22,8 @@ class Task(LightningModule):
     """A net, an objective and the figures that are reported for it.
 
     A subclass says what its named figures are (`figures`) and computes their sums for a batch (`sums`); `derived` names figures that
-    follow from the means of those (`derive`); of `minimised` lower is better. `monitor` is what chooses the best epoch, `unit` what
+    follow from the means of those (`derive`); `logged` may name what a subclass's own `self.log` reports, such as "val/f1", for callbacks
+    to monitor; of `minimised` lower is better. `monitor` is what chooses the best epoch, `unit` what
     throughput counts. Sums are kept on the device and
     read once per logged step or epoch: a read waits for the device, and per-step metric objects cost several times the step of a small
     net. Every rank's sums are added before they are divided, so the figures do not depend on the number of devices.
@@ -34,6 +35,7 @@ class Task(LightningModule):
 
     figures: tuple[str, ...] = ("loss",)
     derived: tuple[str, ...] = ()
+    logged: tuple[str, ...] = ()
     minimised: tuple[str, ...] = ("loss", "perplexity")
     monitor = "val/loss"
     unit = "samples"
@@ -65,8 +67,13 @@ class Task(LightningModule):
 
     @property
     def metric_names(self) -> list[str]:
-        """Every `split/metric` that this task reports, which a callback may monitor."""
-        return [f"{split}/{figure}" for split in SPLITS for figure in (*self.figures, *self.derived)]
+        """Every metric that this task reports, which a callback may monitor."""
+        return [*(f"{split}/{figure}" for split in SPLITS for figure in self.reported), *self.logged]
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """The figures of each split."""
+        return (*self.figures, *self.derived)
 
     def losses(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """Named loss terms whose sum is trained on. Callbacks wrap this by replacing `objective`."""
