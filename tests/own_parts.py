@@ -1,8 +1,11 @@
-"""Parts as a user would write them: a task and a callback that log values of their own."""
+"""Parts as a user would write them: a task and a callback that log values of their own, and a plain data module."""
 
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+import torch
+from lightning.pytorch import Callback, LightningDataModule, Trainer
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, WeightedRandomSampler
 from torchmetrics import MeanMetric
 
 from lathe.tasks import ClassificationTask
@@ -34,3 +37,50 @@ class Logging(ClassificationTask):
 class Note(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
         pl_module.log("own/note", float(trainer.global_step + 1))
+
+
+class Noisy(Dataset[Any]):
+    """Samples that are drawn anew each time they are asked for."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.x, self.y = x, y
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return self.x[row] + 0.1 * torch.randn(self.x.shape[1:]), self.y[row]
+
+
+class Endless(IterableDataset[Any]):
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        self.samples = list(zip(x, y, strict=True))
+
+    def __iter__(self) -> Any:
+        return iter(self.samples)
+
+
+class Table(LightningDataModule):
+    """Two classes of 4 x 4 images in plain DataLoaders."""
+
+    def __init__(self, kind: str = "table", size: int = 16, n: int = 88, shuffle: bool = True, **options: Any) -> None:
+        super().__init__()
+        y = torch.arange(n) % 2
+        x = torch.randn(n, 1, 4, 4, generator=torch.Generator().manual_seed(0)) + y.view(-1, 1, 1, 1)
+        kinds: dict[str, Any] = {"noisy": Noisy, "endless": Endless}
+        self.data = kinds.get(kind, TensorDataset)(x, y)
+        self.held_out = TensorDataset(x, y)
+        self.kind, self.size, self.shuffle, self.options = kind, size, shuffle, options
+
+    def train_dataloader(self) -> Any:
+        if self.kind == "endless":
+            return DataLoader(self.data, self.size, **self.options)
+        if self.kind == "weighted":
+            return DataLoader(self.data, self.size, sampler=WeightedRandomSampler([1.0] * len(self.data), len(self.data)))
+        return DataLoader(self.data, self.size, shuffle=self.shuffle, **self.options)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.held_out, 10)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(*self.held_out[:7]), 4)

@@ -1,16 +1,16 @@
 """What is attached to a run: its callbacks and loggers, made from the configuration and held against each other."""
 
+import inspect
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import BatchSizeFinder, Callback, EarlyStopping, LearningRateFinder
+from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
 from lightning.pytorch.loggers import Logger
 
 from lathe import stacking
-from lathe.build import make_part
+from lathe.build import make_part, target_of
 from lathe.callbacks import ExactResume
-from lathe.callbacks.monitored import Monitored
-from lathe.config import did_you_mean, require
+from lathe.config import require
 from lathe.errors import UserError
 from lathe.tasks import Task
 
@@ -19,8 +19,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     """The callbacks that the configuration lists, and those that every run needs.
 
     Raises:
-        UserError: a node is no callback, or one that can't work here; two are the same; or a callback monitors a metric that no part of
-            the run can report.
+        UserError: a node is no callback, or one that can't work here, or two are the same.
     """
     trainer = cfg["trainer"]
     skip = set()
@@ -37,31 +36,10 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         twin = next((other for other, known in made.items() if known.state_key == callback.state_key), None)
         require(twin is None, f"callbacks.{twin} and callbacks.{name} are both {callback.state_key}: leave one of them out.")
         require(not isinstance(callback, (LearningRateFinder, BatchSizeFinder)),
-                f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: leave it out, and "
-                "compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).")  # fmt: skip
+                f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: leave it out, "
+                "and compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).")  # fmt: skip
         made[name] = callback
-    methods = stacking.make_methods(cfg)
-    monitors = {f"callbacks.{name}.monitor": str(it.monitor) for name, it in made.items() if getattr(it, "monitor", None)}
-    check_monitors(monitors, task, [*methods, *made.values()])
-    early = {f"callbacks.{name}.monitor": it for name, it in made.items() if isinstance(it, EarlyStopping)}
-    for key, callback in early.items():
-        waits = callback._check_on_train_epoch_end is False and callback.monitor in {f"train/{name}" for name in task.reported}
-        require(not waits, f"{key}={callback.monitor} is known after the epoch's validation: set "
-                           f"{key.removesuffix('monitor')}check_on_train_epoch_end=true.")  # fmt: skip
-    return [ExactResume(cfg["seed"]), *methods, Monitored(monitors, early), *made.values()]
-
-
-def check_monitors(monitors: dict[str, str], task: Task, callbacks: list[Callback]) -> None:
-    """What `monitors`, by their keys, can't come from: where all parts are Lathe's and Lightning's own, the task's metrics are all there
-    are, and elsewhere any part may log a name of its own.
-
-    Raises:
-        UserError: no part reports the metric.
-    """
-    foreign = [part for part in (task, *callbacks) if type(part).__module__.split(".")[0] not in ("lathe", "lightning")]
-    for key, name in monitors.items():
-        hint = did_you_mean(name, task.metric_names)
-        require(bool(foreign) or name in task.metric_names, f"{key}={name}: the task reports no such metric; {hint}")
+    return [ExactResume(cfg["seed"]), *stacking.make_methods(cfg), *made.values()]
 
 
 def _monitoring(name: str, node: Any, task: Task) -> Any:
@@ -94,7 +72,13 @@ def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Lo
 
 
 def make_logger(node: Any, key: str, run_dir: Path, start_step: int) -> Logger:
-    """The logger of a node. Lathe's own take the run's directory and the step that it starts at, Lightning's their own keys alone."""
-    own = isinstance(node, dict) and str(node.get("_target_")).startswith("lathe.")
-    logger: Logger = make_part(node, key, Logger, *((run_dir, start_step) if own else ()))
+    """The logger of a node. A function gets the run's directory and the step that it starts at; a class, such as Lightning's own, its keys
+    alone, and the directory where it takes a `save_dir` that was not given."""
+    kind = target_of(node)
+    if not inspect.isclass(kind):
+        logger: Logger = make_part(node, key, Logger, run_dir, start_step)
+        return logger
+    if "save_dir" in inspect.signature(kind).parameters:
+        node = {"save_dir": str(run_dir), **node}
+    logger = make_part(node, key, Logger)
     return logger

@@ -50,26 +50,35 @@ def _below(node: Any, path: str) -> Any:
     return node
 
 
-def make_part(node: Any, key: str, kind: type, /, *args: Any, **kwargs: Any) -> Any:
-    """`make` where a `kind` is expected.
+def target_of(node: Any) -> Any:
+    """What the `_target_` of a node names; None where there is none, which `make` tells."""
+    try:
+        return hydra.utils.get_object(node["_target_"])
+    except Exception:
+        return None
+
+
+def make_part(node: Any, key: str, kind: type, /, *args: Any, or_none: bool = False, **kwargs: Any) -> Any:
+    """`make` where a `kind` is expected, or with `or_none` a function that may have nothing to give.
 
     Raises:
         UserError: as `make`, and for a part of another kind.
     """
     if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
         raise UserError(f"{key}={node!r}: expected a node whose _target_ names {_named(kind)}.")
+    target = target_of(node)
+    if inspect.isclass(target) and not issubclass(target, kind):
+        raise UserError(f"{key}._target_={node['_target_']}: expected {_named(kind)}, got the class {target.__name__}.")
     part = make(node, key, *args, **kwargs)
-    if not isinstance(part, kind):
-        if inspect.isfunction(part) or inspect.isclass(part):
-            got = f"the {'class' if inspect.isclass(part) else 'function'} {part.__name__}"
-        else:
-            got = _named(type(part))
-        raise UserError(f"{key}._target_={node['_target_']}: expected {_named(kind)}, got {got}.")
+    if not isinstance(part, kind) and not (or_none and part is None):
+        raise UserError(f"{key}._target_={node['_target_']}: expected {_named(kind)}, got {_named(type(part))}.")
     return part
 
 
 def _named(kind: type) -> str:
-    return f"{'an' if kind.__name__[0] in 'AEIO' else 'a'} {kind.__module__.split('.')[0]} {kind.__name__}"
+    home = kind.__module__.split(".")[0]
+    name = kind.__name__ if home == "builtins" else f"{home} {kind.__name__}"
+    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def make_data(cfg: dict[str, Any]) -> Any:

@@ -12,8 +12,9 @@ from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+from lightning.pytorch.strategies import Strategy
 
-from lathe.build import call_factory, make
+from lathe.build import call_factory, make, make_part
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.checkpoints import read_checkpoint
 from lathe.strategies import DDP, SyncBatchNorm, precision_plugin
@@ -49,7 +50,8 @@ def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback]
     one_process = cfg["strategy"].get("processes") == "one"
     if one_process:
         options["devices"] = 1
-    strategy = make(_without(cfg["strategy"], "processes", "precisions", "compressions"), "strategy")
+    spread = _without(cfg["strategy"], "processes", "precisions", "compressions")
+    strategy = make_part(spread, "strategy", Strategy, or_none=True)
     several = world_size() > 1
     number_format = cfg["precision"]
     precision = precision_plugin(number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name"))

@@ -147,6 +147,8 @@ class Checkpoint(CheckpointBase):
         if not all(method.ready(trainer) for method in compressions(trainer)):
             return
         score, best = reported[self.monitor], self.best_score
+        if trainer.world_size > 1:  # a task's metrics are equal on all ranks, those of a user's own self.log need not be
+            score = trainer.strategy.broadcast(score)
         first = best is None or math.isnan(best)  # anything is better than what is no number
         if first or (score >= best if self.mode == "max" else score <= best):  # type: ignore[operator]  # not None then
             self.best_score, self.best_step, self.unjudged = score, trainer.global_step, None

@@ -62,7 +62,7 @@ def share(datamodule: Any, seed: int) -> None:
             return [_eval_loader(loader, datamodule, name) for loader in found]
         return _eval_loader(found, datamodule, name)
 
-    calls = {name: functools.partial(evaluated, name.removesuffix("_dataloader")) for name in HOOKS}
+    calls: dict[str, Any] = {name: functools.partial(evaluated, name.removesuffix("_dataloader")) for name in HOOKS}
     calls |= {"train_dataloader": train, "test_dataloader": lambda: evaluated(datamodule.test_split)}
     for name, hook in hooks.items():
         setattr(datamodule, name, functools.wraps(hook)(calls[name]))

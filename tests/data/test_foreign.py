@@ -1,0 +1,210 @@
+"""A plain LightningDataModule keeps laws 2 and 3: the same batches on any number of devices, every sample once, exact continuation."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import SMALL, column, new_run
+from interruptions import Interrupted, Interruption, interruption, same
+from own_parts import Table
+from ranks import on_ranks
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
+
+from lathe.data.foreign import SharedLoader, share
+from lathe.errors import UserError
+from lathe.run import train
+
+__all__ = ["interruption"]  # a fixture
+
+OWN = (*SMALL[1:], "model=mlp", "model.net.width=4", "model.net.channels=1", "model.net.image_size=4", "model.net.num_classes=2",
+       "trainer.log_every_n_steps=1", "callbacks.throughput=null")  # fmt: skip
+
+
+def shared(replicas: int, rank: int, module: Any = None, **options: Any) -> Any:
+    """A data module as rank `rank` of `replicas` has it."""
+    module = module or Table(**options)
+    strategy = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": replicas, "rank": rank})
+    module.trainer = SimpleNamespace(
+        strategy=strategy, limit_train_batches=1.0, overfit_batches=0, reload_dataloaders_every_n_epochs=0, current_epoch=0
+    )
+    share(module, seed=3)
+    return module
+
+
+def epochs(loader: Any, count: int = 2) -> list[list[torch.Tensor]]:
+    return [[x for x, _ in loader] for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", ["table", "noisy"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_global_batches_are_the_same_on_any_number_of_devices(kind: str, workers: int) -> None:
+    options = {"kind": kind, "num_workers": workers}
+    one = epochs(shared(1, 0, **options).train_dataloader())
+    assert [len(x) for x in one[0]] == [16] * 5 + [8]
+    parts = [epochs(shared(4, rank, **options).train_dataloader()) for rank in range(4)]
+    for epoch in range(2):
+        for number, whole in enumerate(one[epoch]):
+            assert torch.equal(torch.cat([part[epoch][number] for part in parts]), whole)
+    assert not torch.equal(one[0][0], one[1][0])
+    if kind == "table":
+        assert len(torch.cat(one[0]).unique(dim=0)) == 88
+
+
+@pytest.mark.parametrize("kind", ["table", "noisy"])
+def test_a_loader_goes_on_where_its_state_says_and_moves_no_generator(kind: str) -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    whole = [x for epoch in epochs(shared(2, 1, kind=kind).train_dataloader()) for x in epoch]
+    assert torch.equal(before, torch.get_rng_state())
+    loader = shared(2, 1, kind=kind).train_dataloader()
+    for number, _ in enumerate(loader):
+        if number == 3:
+            break
+    other = shared(2, 1, kind=kind).train_dataloader()
+    other.load_state_dict(loader.state_dict())
+    rest = [x for epoch in epochs(other) for x in epoch]
+    assert len(rest) == 2 + 6
+    assert all(torch.equal(left, right) for left, right in zip(rest, whole[4:], strict=True))
+
+
+def test_the_stored_order_and_the_dropped_batch_are_kept() -> None:
+    module = shared(2, 0, shuffle=False, drop_last=True, n=35)
+    (batches,) = epochs(module.train_dataloader(), 1)
+    data = Table(n=35).data.tensors[0]
+    assert [len(x) for x in batches] == [8, 8]
+    assert torch.equal(torch.cat(batches), torch.cat((data[:8], data[16:24])))
+
+
+@pytest.mark.parametrize("n", [7, 8, 9, 20, 21, 40, 41, 88])
+@pytest.mark.parametrize("replicas", [2, 3, 4])
+def test_evaluation_sees_every_sample_once_in_as_many_batches_on_each_rank(n: int, replicas: int) -> None:
+    parts = [[y for _, y in shared(replicas, rank, n=n).val_dataloader()] for rank in range(replicas)]
+    assert len({len(part) for part in parts}) == 1
+    assert all(len(y) for part in parts for y in part)
+    assert max(len(y) for part in parts for y in part) <= -(-10 // replicas)
+    seen = torch.cat([torch.cat([x for x, _ in shared(replicas, rank, n=n).val_dataloader()]) for rank in range(replicas)])
+    assert len(seen) == len(seen.unique(dim=0)) == n
+
+
+def test_on_one_process_evaluation_is_the_users_own_loader() -> None:
+    module = Table()
+    loader = DataLoader(module.data, 10)
+    module.val_dataloader = lambda: loader  # type: ignore[method-assign]
+    assert shared(1, 0, module).val_dataloader() is loader
+
+
+class Odd(Table):
+    """Loaders that can't be shared out."""
+
+    def train_dataloader(self) -> Any:
+        rows = SequentialSampler(self.data)
+        return {
+            "batches": lambda: DataLoader(self.data, batch_sampler=Own(rows, 8, False)),
+            "none": lambda: DataLoader(self.data, batch_size=None),
+            "list": lambda: [DataLoader(self.data, 8)],
+            "distributed": lambda: DataLoader(self.data, 8, sampler=DistributedSampler(self.data, 2, 0)),
+            "twice": lambda: DataLoader(self.data, 8, sampler=RandomSampler(self.data, replacement=True)),
+        }.get(self.kind, super().train_dataloader)()
+
+    val_dataloader = train_dataloader
+
+
+class Own(BatchSampler):
+    """A user's own."""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"kind": "endless"}, "because its Endless is an IterableDataset: use one with __getitem__ and __len__"),
+        ({"kind": "weighted"}, "because its order is that of a WeightedRandomSampler: use shuffle=True or False"),
+        ({"kind": "batches"}, "because its batches are made by the user's own code: give it a batch_size"),
+        ({"kind": "none"}, "because its batches are made by the user's own code: give it a batch_size"),
+        ({"kind": "list"}, "because it is a list: return one torch DataLoader"),
+        ({"kind": "distributed"}, "because it has a DistributedSampler, which counts padded samples twice"),
+        ({"kind": "twice"}, "because its RandomSampler draws another number of samples than there are"),
+        (
+            {"size": 15},
+            "data: train_dataloader's batch_size of 15 samples does not divide by the 2 replicas that share it: use a multiple",
+        ),
+        (
+            {"n": 35},
+            "data: train_dataloader's last batch of 3 samples does not divide by the 2 replicas that share it: use drop_last=True",
+        ),
+    ],
+)
+def test_what_cant_be_exact_is_refused_on_several_devices_only(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        shared(2, 0, Odd(**options)).train_dataloader()
+    assert words in str(caught.value)
+    assert "trainer.devices=1" in str(caught.value)
+    if "last batch" in words or "batch_size of" in words:
+        assert isinstance(shared(1, 0, Odd(**options)).train_dataloader(), SharedLoader)
+        return
+    with pytest.warns(UserWarning, match="train_dataloader stays as it is"):
+        assert not isinstance(shared(1, 0, Odd(**options)).train_dataloader(), SharedLoader)
+    if options["kind"] not in ("list", "weighted"):
+        with pytest.raises(UserError, match="data: val_dataloader can't be shared out exactly among 2 replicas"):
+            list(shared(2, 0, Odd(**options)).val_dataloader())
+
+
+def test_too_few_samples_for_the_ranks_are_refused() -> None:
+    with pytest.raises(UserError, match=r"5 samples in batches of 2 leave a replica without any: use a batch_size of at least 4"):
+        list(shared(2, 0, Small()).val_dataloader())
+
+
+class Small(Table):
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(torch.zeros(5, 1)), 2)
+
+
+# whole runs
+
+
+def plain(folder: Path, kind: str = "noisy", *words: str) -> dict[str, Any]:
+    cfg = new_run(folder, *OWN, *words)
+    cfg["data"] = {"_target_": "own_parts.Table", "kind": kind}
+    cfg["optimizer"]["batch_size"] = None  # as it resolves for data that declare none
+    return cfg
+
+
+def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
+    return train(cfg)
+
+
+def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
+    one, two = plain(tmp_path / "one"), plain(tmp_path / "two", "noisy", "trainer.devices=2")
+    result = train(one)
+    results = on_ranks(result_of, two)
+    losses = [column(Path(cfg["paths"]["run_dir"]), "train/loss") for cfg in (one, two)]
+    assert len(losses[0]) == 12
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for name in ("val/loss", "val/accuracy", "test/loss", "test/accuracy"):
+        assert results[0][name] == pytest.approx(result[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("step", [3, 8])
+def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption, step: int) -> None:
+    words = ("noisy", "callbacks.checkpoint.every_n_train_steps=1")
+    whole, cut = plain(tmp_path / "whole", *words), plain(tmp_path / "cut", *words)
+    train(whole)
+    interruption.hook, interruption.step = "on_train_batch_start", step
+    with pytest.raises(Interrupted):
+        train(cut)
+    interruption.step = 10**9
+    train(cut)
+    same(Path(cut["paths"]["run_dir"]), Path(whole["paths"]["run_dir"]))
+
+
+def test_evaluate_takes_the_split_that_is_asked_for(tmp_path: Path) -> None:
+    from lathe.evaluate import evaluate
+
+    cfg = plain(tmp_path, "table")
+    result = train(cfg)
+    for split in ("val", "test"):
+        request = {"split": split, "checkpoint": "best", "batch_size": None, "output": None, "run": "x"}
+        found = evaluate({**cfg, "request": request})
+        assert found[f"{split}/loss"] == pytest.approx(result[f"{split}/loss"], rel=1e-6)
+    assert result["test/loss"] != pytest.approx(result["val/loss"], rel=1e-3)
