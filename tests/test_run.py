@@ -163,13 +163,6 @@ def test_everything_is_taken_from_a_checkpoint(done: Any, tmp_path: Path) -> Non
     [
         (("ckpt_path=nowhere.ckpt",), r"^ckpt_path=.*nowhere\.ckpt: there is no such file"),
         (("ckpt_path={last}", "model.net.width=8"), r"^ckpt_path=.* does not fit this net: .* there and .* here"),
-<<<<<<< HEAD
-=======
-        (
-            ("callbacks.checkpoint.monitor=val/acuracy",),
-            r"^callbacks\.checkpoint\.monitor=val/acuracy: the task reports no such metric; did you mean val/accuracy\?",
-        ),
->>>>>>> f46fdcc (A plain data module is shared out exactly; parts of another kind are one sentence; any logged name may be monitored)
         (("+trainer.devicess=2",), r"^trainer.*devicess"),
         (("callbacks.checkpoint.mode=maximum",), r"^callbacks\.checkpoint\.mode='maximum'"),
         (("precision.name=17-true",), r"^precision\.name='17-true'"),

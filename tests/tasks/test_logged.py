@@ -7,11 +7,18 @@ import pytest
 from helpers import SMALL, column, new_run, rows
 from interruptions import Interrupted, Interruption, interruption, same
 
+from lathe import trust
 from lathe.run import train
 
 __all__ = ["interruption"]  # a fixture
 
 OWN = ("model._target_=own_parts.Logging", "+callbacks.own._target_=own_parts.Note", "logger=tensorboard")
+
+
+@pytest.fixture(autouse=True)
+def _trusted() -> None:
+    """What `trusted=[own_parts]` on the command line does."""
+    trust.allow({"trusted": ["own_parts"]})
 
 
 def run_of(cfg: dict[str, Any]) -> Path:
