@@ -6,11 +6,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lathe.config import require
+from lathe.serving.hosts import ANY, NAME, address, plain
 from lathe.serving.limits import Limits
 
 KEY = "LATHE_API_KEY"
 WHOLE = {"workers": 1, "max_batch_size": 1, "top_k": 1, "max_body_bytes": 1, "max_pixels": 1, "max_samples": 1, "max_tokens": 1,
          "max_queue": 1, "max_connections": 1, "port": 0}  # fmt: skip
+PROCESSES = 256  # workers, or threads of one, at most: the machine's cores, if it has more
+BATCH_BYTES = 2**30  # of a batch of inputs
+LONGEST = 1e6  # seconds
 SECONDS = (
     "request_timeout",
     "header_timeout",
@@ -30,6 +34,7 @@ class Options:
     target: str
     checkpoint: str
     host: str
+    hosts: tuple[str, ...]
     port: int
     workers: int
     threads: int
@@ -58,39 +63,78 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     target, host = request["export"], request["host"]
     require(isinstance(target, str) and bool(target), "target is none or several: name one export of the run, or module.")
     require(isinstance(host, str) and bool(host), f"host={host!r}: give a name or an address, such as 127.0.0.1.")
+    require(_printable(host), f"host={host!r}: give a name or an address, such as 127.0.0.1.")
+    hosts = request["hosts"]
+    names = hosts if isinstance(hosts, list) else [hosts]
+    require(
+        isinstance(hosts, list) and all(isinstance(name, str) and _host(name) for name in names),
+        f"hosts={hosts!r}: give a list of names or addresses without ports, such as hosts=[example.org], or hosts=['*'] for any.",
+    )
     require(request["checkpoint"] in ("best", "last"), f"checkpoint={request['checkpoint']!r}: choose best or last.")
+    require(
+        request["batch_size"] is None,
+        f"batch_size={request['batch_size']!r}: what comes together is computed together; set max_batch_size for the most.",
+    )
     for name, least in WHOLE.items():
         value = request[name]
         whole = isinstance(value, int) and not isinstance(value, bool)
         require(whole and value >= least, f"{name}={value!r}: give a whole number from {least}.")
     require(request["port"] < 65536, f"port={request['port']}: give a number from 0 (any free port) to 65535.")
     for name in SECONDS:
-        require(_number(request[name]) and request[name] > 0, f"{name}={request[name]!r}: give a number of seconds above 0.")
+        require(
+            _number(request[name]) and 0 < request[name] <= LONGEST,
+            f"{name}={request[name]!r}: give a number of seconds above 0, at most {LONGEST:g}.",
+        )
     wait, longest = request["batch_timeout"], request["request_timeout"]
     require(
         _number(wait) and 0 <= wait < longest,
         f"batch_timeout={wait!r}: give a number of seconds from 0, below request_timeout={longest}.",
     )
     threads = request["threads"]
-    require(threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and threads >= 1),
-            f"threads={threads!r}: give a whole number from 1, or null for the cores that each worker has.")  # fmt: skip
-    key = os.environ.get(KEY) if request["api_key"] is None else str(request["api_key"])
-    where = "api_key" if request["api_key"] is not None else KEY
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    most = max(PROCESSES, cores)
+    require(request["workers"] <= most, f"workers={request['workers']}: give at most {most}, the machine has {cores} cores.")
+    require(threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= most),
+            f"threads={threads!r}: give a whole number from 1 to {most}, or null for the cores that each worker has.")  # fmt: skip
+    given = request["api_key"]
+    where = "api_key" if given is not None else KEY
+    require(given is None or (isinstance(given, (str, int)) and not isinstance(given, bool)), f"{where} is no text: quote it.")
+    key = os.environ.get(KEY) if given is None else str(given)
     require(key is None or (key.isascii() and key.isprintable() and key.strip() == key and key != ""),
             f"{where} is empty or has characters that a header can't carry: use letters, digits and punctuation.")  # fmt: skip
     limits = Limits(request["max_body_bytes"], request["max_pixels"], request["max_samples"], request["max_tokens"])
     same = {name: request[name] for name in ("checkpoint", "host", "port", "workers", "max_batch_size", "top_k", "max_queue",
                                              "max_connections", *SECONDS)}  # fmt: skip
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return Options(
         run=run,
         target=target,
         threads=threads or max(1, cores // request["workers"]),
         batch_timeout=float(wait),
+        hosts=tuple(hosts),
         limits=limits,
         api_key=key,
         **same,
     )
+
+
+def check_batch(options: Options, sample: int) -> None:
+    """Each worker computes the largest batch once, before it takes requests; `sample` is the bytes of one input.
+
+    Raises:
+        UserError: it is larger than any that could come.
+    """
+    require(
+        options.max_batch_size * sample <= BATCH_BYTES,
+        f"max_batch_size={options.max_batch_size} inputs of {sample} bytes are above 1 GiB: give at most {BATCH_BYTES // sample}.",
+    )
+
+
+def _printable(text: str) -> bool:
+    return text.isascii() and text.isprintable() and " " not in text
+
+
+def _host(name: str) -> bool:
+    return name == ANY or NAME.fullmatch(plain(name)) is not None or address(plain(name)) is not None
 
 
 def _number(value: Any) -> bool:

@@ -1,8 +1,8 @@
-"""uvicorn's HTTP protocol with what it lacks against slow and endless clients: a deadline and a size for headers, errors as JSON."""
+"""uvicorn's HTTP protocol with what it lacks against slow, endless and half-closing clients: a deadline and an exact size for headers, one
+reading of a request's framing, answers to clients that have ended their side, errors as JSON."""
 
 import asyncio
 import json
-import sys
 from typing import Any
 
 import httptools
@@ -10,8 +10,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from lathe.serving.metrics import Metrics
 from lathe.serving.options import Options
+from lathe.serving.receiving import LINGER
 
-HEADER_BYTES = 65536
+HEADER_BYTES = (
+    65536  # from a request's first byte to the end of its empty line; as many again for the trailers of a body in chunks
+)
+UPGRADE = (b"upgrade", b"http2-settings")
+UNREADABLE = "This is no HTTP request that can be read: check the request line, the headers and Content-Length."
 
 
 def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
@@ -19,75 +24,162 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
 
     class Protocol(HttpToolsProtocol):
         """A connection has `header_timeout` seconds for the headers of each request; the first ones count from its opening. Of answers that
-        are on their way, a client has to read something every `body_timeout` seconds."""
+        are on their way, a client has to read something every `body_timeout` seconds.
+
+        The parser gets headers line by line and bodies piece by piece, so that it is known where each begins: in one packet there may be
+        the end of a request, and others behind it.
+        """
 
         timer: asyncio.TimerHandle | None = None
-        begun = False  # in the headers of a request
-        size = 0  # of those headers, bytes
-        chunk = b""  # what was received last
-        running: Any = None  # the request that is being answered
         stuck: asyncio.TimerHandle | None = None  # while the client does not read its answers
+        begun = False  # in the headers of a request
+        size = 0  # bytes of those headers, or of a chunk's first line and of the trailers behind the last chunk
+        left = 0  # bytes of the body, or of its chunk, that are to come
+        chunked = False  # in a body in chunks
+        line: bytes | None = b""  # what has come of a chunk's first line; None: in the trailers
+        running: Any = None  # the request that is being answered
+        over = False  # nothing more is read
+        ended = False  # the client has ended its side
+        refusal: tuple[int, str] | None = None  # the last answer, behind those that are due
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self._start()
-            if len(self.connections) > options.max_connections:
+            if len(self.connections) > 2 * options.max_connections:
+                transport.abort()
+            elif len(self.connections) > options.max_connections:
                 self._refuse(503, f"{options.max_connections} connections are open already: connect again later.")
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._end()
-            self.resume_writing()
+            self._unwatch()
             if self.running is not None:  # uvicorn tells the newest request of a pipeline alone
                 self.running.disconnected = True
                 self.running.message_event.set()
             super().connection_lost(exc)
 
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """A client that has sent all it wants to may still read. One that has gone looks the same until it is written to, so what it
+            asked for is computed, once."""
+            self.ended = True
+            if self.begun or self.left or self.chunked:
+                self._refuse(400, "The request ended before its headers or its body did: send the whole of it.")
+            elif self._due():
+                self.cycle.keep_alive = False
+            return self._due()
+
         def data_received(self, data: bytes) -> None:
-            if self.timer is None and (self.cycle is None or self.cycle.response_complete):
+            self._unset_keepalive_if_required()
+            if self.timer is None and not self.over and not self._due():
                 self._start()
-            self.size += len(data)
-            self.chunk = data
-            super().data_received(data)
-            if self.begun and self.size > HEADER_BYTES:
-                self._refuse(431, f"The headers have more than {HEADER_BYTES} bytes: send less.")
+            at = 0
+            while at < len(data) and not self.over:
+                until = at + self.left if self.left else data.find(b"\n", at) + 1 or len(data)
+                piece = data[at:until]
+                at += len(piece)
+                self._feed(piece)
+
+        def _feed(self, piece: bytes) -> None:
+            """A line, a part of one, or bytes of a body."""
+            if self.left:
+                self.left -= len(piece)
+                return self._parse(piece)
+            self.size += len(piece)
+            if self.size > HEADER_BYTES:
+                what = "chunk's size and the trailers" if self.chunked else "request line and the headers"
+                return self._refuse(431, f"The {what} have more than {HEADER_BYTES} bytes: send less.")
+            in_chunks = self.chunked
+            self._parse(piece)
+            if in_chunks and self.chunked and self.line is not None and not self.over:
+                self.line += piece
+                if self.line.endswith(b"\n"):
+                    length = int(self.line.partition(b";")[0], 16)  # which the parser has read as well
+                    self.left, self.size, self.line = (length + 2, 0, b"") if length else (0, self.size, None)
+
+        def _parse(self, piece: bytes) -> None:
+            try:
+                self.parser.feed_data(piece)
+            except httptools.HttpParserUpgrade:
+                self._decline()
+            except httptools.HttpParserError:
+                self._refuse(400, UNREADABLE)
 
         def on_message_begin(self) -> None:
             self.begun = True
             super().on_message_begin()
 
+        def on_header(self, name: bytes, value: bytes) -> None:
+            if self.begun:  # trailers, which the parser tells in the same way, are no headers
+                super().on_header(name, value)
+
         def on_headers_complete(self) -> None:
             self._end()
+            codings = [value for name, value in self.headers if name == b"transfer-encoding"]
+            version = self.parser.get_http_version()
+            if version not in ("1.0", "1.1") or (
+                codings and (version == "1.0" or [one.lower() for one in codings] != [b"chunked"])
+            ):
+                raise ValueError(UNREADABLE)  # the parser passes it on
+            self.scope["state"]["target"] = self.url
             super().on_headers_complete()
+            self.chunked = bool(codings)
+            self.left = next((int(value) for name, value in self.headers if name == b"content-length"), 0)
+            self.size, self.line = 0, b""
+
+        def on_message_complete(self) -> None:
+            self.chunked, self.left, self.size = False, 0, 0
+            super().on_message_complete()
 
         def _start_asgi_task(self, cycle: Any, app: Any) -> None:
             self.running = cycle
             super()._start_asgi_task(cycle, app)
 
-        def _should_upgrade(self) -> bool:
-            return True  # whatever it is to: `handle_websocket_upgrade` declines
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self.transport.is_closing():
+                self._close()
+            elif self.refusal is not None and not self._due():
+                self._say_refusal()
 
-        def handle_websocket_upgrade(self) -> None:
+        def _due(self) -> bool:
+            """Whether there are answers to come."""
+            return self.running is not None and not self.running.response_complete and not self.running.disconnected
+
+        def _should_upgrade(self) -> bool:
+            return True  # whatever it is to: `_decline` declines
+
+        def _decline(self) -> None:
             """Java's client and curl --http2 offer HTTP/2 with a request; behind such an offer httptools takes no body. So the request is
             read again without the offer."""
-            error, method = sys.exc_info()[1], self.parser.get_method()
-            if method == b"CONNECT" or error is None:
-                return self.send_400_response("")
-            kept = [pair for pair in self.headers if pair[0] not in (b"connection", b"upgrade", b"http2-settings")]
-            head = b"".join(name + b": " + value + b"\r\n" for name, value in kept)
+            method = self.parser.get_method()
+            if method == b"CONNECT":
+                return self._refuse(400, UNREADABLE)
+            head = method + b" " + self.url + b" HTTP/" + self.parser.get_http_version().encode() + b"\r\n"
+            for name, value in self.headers:
+                if name == b"connection":
+                    value = b", ".join(word for word in value.split(b",") if word.strip().lower() not in UPGRADE)
+                if name not in UPGRADE:
+                    head += name + b": " + value + b"\r\n"
             self.parser = httptools.HttpRequestParser(self)
-            self.data_received(method + b" " + self.url + b" HTTP/1.1\r\n" + head + b"\r\n" + self.chunk[error.args[0] :])
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+            self._parse(head + b"\r\n")
 
         def pause_writing(self) -> None:
             super().pause_writing()
             self._watch(self.transport.get_write_buffer_size())
 
         def resume_writing(self) -> None:
+            if not self.transport.is_closing():
+                self._unwatch()
+            super().resume_writing()
+
+        def _unwatch(self) -> None:
             if self.stuck is not None:
                 self.stuck.cancel()
                 self.stuck = None
-            super().resume_writing()
 
         def _watch(self, left: int) -> None:
+            self._unwatch()
             self.stuck = self.loop.call_later(options.body_timeout, self._move_on, left)
 
         def _move_on(self, before: int) -> None:
@@ -98,11 +190,16 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             else:
                 self.transport.abort()
 
-        def send_400_response(self, msg: str) -> None:
-            self._refuse(400, "This is no HTTP request that can be read: check the request line, the headers and Content-Length.")
+        def _close(self) -> None:
+            """What is still to be written is, for as long as the client reads it."""
+            self.transport.close()
+            if self.stuck is None:
+                self._watch(self.transport.get_write_buffer_size())
+
+        def timeout_keep_alive_handler(self) -> None:
+            self._close()
 
         def _start(self) -> None:
-            self.size = 0
             self.timer = self.loop.call_later(options.header_timeout, self._late)
 
         def _end(self) -> None:
@@ -115,25 +212,41 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             self.timer = None
             if self.begun:
                 self._refuse(408, f"The headers took longer than {options.header_timeout:g} seconds: send them at once.")
-            elif not self.transport.is_closing():
-                self.transport.close()
+            else:
+                self._close()
 
         def _refuse(self, status: int, sentence: str) -> None:
+            """The connection's last answer. Requests before this one get theirs first."""
             self._end()
-            if self.transport.is_closing():
+            if self.over or self.transport.is_closing():
                 return
-            if self.cycle is not None and not self.cycle.response_complete:
-                if self.cycle.response_started or not self.cycle.more_body or self.pipeline:
-                    self.cycle.keep_alive = False  # it is being answered, and what follows it on this connection can't be read
-                    self.flow.pause_reading()
+            self.over = True
+            cycle = self.cycle
+            if cycle is not None and cycle.more_body and not cycle.response_complete:  # it is the refused request
+                if cycle is not self.running:
+                    self.pipeline.popleft()
+                elif cycle.response_started:  # without waiting for it
+                    cycle.keep_alive = False
                     return
-                self.cycle.disconnected = True  # its own body can't be read: whoever reads it is told to leave
-                self.cycle.message_event.set()
+                cycle.disconnected = True  # whoever reads its body is told to leave
+                cycle.message_event.set()
+            self.refusal = status, sentence
+            if not self._due():
+                self._say_refusal()
+
+        def _say_refusal(self) -> None:
+            assert self.refusal is not None
+            status, sentence = self.refusal
+            self._unset_keepalive_if_required()
             body = json.dumps({"error": sentence}).encode()
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
             self.transport.write(STATUS_LINE[status] + head + body)
             metrics.answered("other", status)
-            self.transport.close()
+            if self.ended or not self.transport.can_write_eof():
+                return self._close()
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self.timer = self.loop.call_later(LINGER, self._close)
 
     return Protocol
 

@@ -20,10 +20,7 @@ async def read(request: Request, most: int, seconds: float) -> bytes:
     """
     too_large = BadRequest(413, f"The body has more than {most} bytes: send less at a time.")
     if int(request.headers.get("content-length", 0)) > most:
-        if request.headers.get("expect", "").lower() != "100-continue":  # else the client waits for leave to send it
-            await discard(request)
-        else:
-            request.state.unread = True
+        await discard(request)
         raise too_large
     chunks: list[bytes] = []
     request.state.unread = True
@@ -53,8 +50,10 @@ async def read(request: Request, most: int, seconds: float) -> bytes:
 
 
 async def discard(request: Request) -> None:
-    """Reads on for a moment, and forgets it."""
+    """Reads on for a moment, and forgets it; not if the client waits for leave to send it."""
     request.state.unread = True
+    if request.headers.get("expect", "").lower() == "100-continue":
+        return
 
     async def drain() -> None:
         while True:

@@ -14,7 +14,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from lathe.serving import answers, auth, decode, model, receiving
+from lathe.serving.bodies import quoted
 from lathe.serving.engine import Engine
+from lathe.serving.hosts import Hosts
 from lathe.serving.limits import BadRequest
 from lathe.serving.options import Options
 from lathe.serving.page import page
@@ -22,6 +24,12 @@ from lathe.serving.page import page
 INLINE = 65536  # bytes of a body that is decoded in the event loop: handing it to a thread would take longer
 JSON, BINARY, HTML = "application/json", "application/octet-stream", "text/html; charset=utf-8"
 MOST = 65536  # lines of an answer: they are made in the event loop, while everybody else waits
+# the page's own policy says what it may load; that nobody may frame it can't be said there
+FOR_BROWSERS = [
+    (b"x-content-type-options", b"nosniff"),
+    (b"x-frame-options", b"DENY"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+]
 GONE = 499  # nobody reads it; /metrics counts it
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -53,8 +61,10 @@ class Routes:
             raise BadRequest(503, f"{self.options.max_queue} requests wait already: send it again later.")
         content = await receiving.read(request, self.options.limits.body, self.options.body_timeout)
         top_k = self._top_k(request)
-        kind = request.headers.get("content-type", "")
-        given = (content, kind, self.facts, self.options.limits, request.headers.get("x-shape"))
+        kind = _only(request, "content-type") or ""
+        if (coding := _only(request, "content-encoding") or "identity").lower() != "identity":
+            raise BadRequest(415, f"Content-Encoding {quoted(coding)} is not taken: send the body as it is.")
+        given = (content, kind, self.facts, self.options.limits, _only(request, "x-shape"))
         quick = len(content) <= INLINE and not kind.lower().startswith(("image/", "application/json"))  # JSON may hold a picture
         if quick:
             inputs, single = decode.decode(*given)
@@ -84,7 +94,11 @@ class Routes:
             raise BadRequest(504, f"There was no answer within {seconds:g} seconds: send it again later.") from None
 
     def _top_k(self, request: Request) -> int:
-        word = request.query_params.get("top_k", str(self.options.top_k))
+        for name in set(request.query_params) - {"top_k"}:
+            raise BadRequest(400, f"{quoted(name)} is no option of a request: the only one is top_k.")
+        word, *more = request.query_params.getlist("top_k") or [str(self.options.top_k)]
+        if more:
+            raise BadRequest(400, f"top_k is given {1 + len(more)} times: give it once.")
         if not (word.isascii() and word.isdigit() and 1 <= len(word) <= 9 and int(word) >= 1):
             raise BadRequest(400, f"top_k is {word[:20]!r}: give a whole number from 1.")
         return int(word)
@@ -121,8 +135,7 @@ class Routes:
         return Response(self.about, media_type=JSON)
 
     async def index(self, request: Request) -> Response:
-        # the page's own policy says what it may load; that nobody may frame it can't be said there
-        return Response(self.page, headers={"content-type": HTML, "x-frame-options": "DENY", "x-content-type-options": "nosniff"})
+        return Response(self.page, headers={"content-type": HTML})
 
     def _guarded(self, path: str, handler: Handler) -> Handler:
         async def endpoint(request: Request) -> Response:
@@ -141,6 +154,14 @@ class Routes:
         return endpoint
 
 
+def _only(request: Request, name: str) -> str | None:
+    """The value of a header, or None. Several are refused, as others on the request's way may have read another of them."""
+    values = request.headers.getlist(name)
+    if len(values) > 1:
+        raise BadRequest(400, f"The request has {len(values)} headers {name}: send one.")
+    return values[0] if values else None
+
+
 def refusal(error: BadRequest, close: bool = False) -> Response:
     """One sentence as JSON. A connection on which some of the request is still under way is closed behind it."""
     headers = {"connection": "close"} if close else {}
@@ -152,10 +173,11 @@ def refusal(error: BadRequest, close: bool = False) -> Response:
 
 
 class Outermost:
-    """Counts every answer, and turns what the inner application can't handle into one sentence; the traceback goes to the log alone."""
+    """Refuses what is not meant for this server, counts every answer, and turns what the inner application can't handle into one sentence;
+    the traceback goes to the log alone."""
 
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
-        self.app, self.engine = app, engine
+    def __init__(self, app: ASGIApp, engine: Engine, hosts: Hosts) -> None:
+        self.app, self.engine, self.hosts = app, engine, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
@@ -164,10 +186,17 @@ class Outermost:
             nonlocal started
             if message["type"] == "http.response.start":
                 started = True
+                message["headers"] = [*message.get("headers", []), *FOR_BROWSERS]
                 self.engine.metrics.answered(scope["path"], message["status"])
             await send(message)
 
         try:
+            try:
+                self.hosts.check(scope)
+            except BadRequest as error:
+                request = Request(scope, receive)
+                await receiving.discard(request)
+                return await refusal(error, close=request.state.unread)(scope, receive, counted)
             await self.app(scope, receive, counted)
         except asyncio.CancelledError:  # stop_timeout is over
             if not started:

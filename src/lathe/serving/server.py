@@ -26,8 +26,10 @@ from lathe.errors import UserError
 from lathe.serving import model
 from lathe.serving import options as serve_options
 from lathe.serving.api import Api
+from lathe.serving.bodies import quoted
 from lathe.serving.channel import WorkerEnd
 from lathe.serving.engine import Engine
+from lathe.serving.hosts import Hosts
 from lathe.serving.limits import BadRequest
 from lathe.serving.options import Options
 from lathe.serving.protocol import options_of
@@ -78,7 +80,10 @@ class Server(LitServer):
             UserError: a worker can't load the net.
         """
         configure_logging("error")
-        config = uvicorn.Config(Outermost(self.app, self.engine), **options_of(self.options, self.engine.metrics))
+        config = uvicorn.Config(
+            Outermost(self.app, self.engine, Hosts(self.options.host, self.options.hosts)),
+            **options_of(self.options, self.engine.metrics),
+        )
         make_loop = config.get_loop_factory() or asyncio.new_event_loop
         loop = make_loop()
         asyncio.set_event_loop(loop)
@@ -139,9 +144,9 @@ class _Uvicorn(uvicorn.Server):
 async def _unknown(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
-        sentence = f"There is nothing at {request.url.path[:100]}: the paths are /, /predict, /health, /metrics and /info."
+        sentence = f"There is nothing at {quoted(request.scope['path'])}: the paths are /, /predict, /health, /metrics and /info."
     elif error.status_code == 405:
-        sentence = f"{request.method[:20]} is not for {request.url.path[:100]}: POST goes to /predict, GET to the others."
+        sentence = f"{request.method} is not for {quoted(request.scope['path'])}: POST goes to /predict, GET to the others."
     else:
         sentence = str(error.detail)
     answer = refusal(BadRequest(error.status_code, sentence))
@@ -158,10 +163,9 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.socket(family, kind, protocol)
-    except OSError as error:
-        raise UserError(
-            f"host={host} is no address of this machine ({error.strerror}): give 127.0.0.1, or 0.0.0.0 for all."
-        ) from error
+    except (OSError, UnicodeError) as error:  # a label of a name is empty, or too long
+        reason = getattr(error, "strerror", None) or "no name can be so"
+        raise UserError(f"host={host} is no address of this machine ({reason}): give 127.0.0.1, or 0.0.0.0 for all.") from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
@@ -188,4 +192,5 @@ def serve(cfg: dict[str, Any]) -> None:
     listener = listen(options.host, options.port)
     with listener:
         facts = model.describe(options.run, options.target, options.checkpoint)
+        serve_options.check_batch(options, model.example(facts).nbytes)
         Server(options, facts).serve(listener)
