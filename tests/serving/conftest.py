@@ -44,7 +44,7 @@ def digits() -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (512, 1, 8, 8), dtype=np.uint8)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def options() -> Callable[..., Any]:
     """The options of configs/serve.yaml with some of them changed."""
     given = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/serve.yaml"))

@@ -67,7 +67,10 @@ def test_every_cut_of_a_request_reads_the_same(options: Callable[..., Any], befo
 
 
 def test_an_offer_of_another_protocol_keeps_the_rest(options: Callable[..., Any]) -> None:
-    offer = HEAD + b"connection: keep-alive, Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: A\r\ncontent-length: 3\r\n\r\nabc"
+    offer = (
+        HEAD
+        + b"connection: keep-alive, Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: A\r\ncontent-length: 3\r\n\r\nabc"
+    )
     for at in range(1, len(offer)):
         found, ended = exchange(options(), offer[:at], offer[at:] + GET)
         assert ([told["body"] for _, told in found], ended) == (["abc", ""], False)

@@ -110,7 +110,7 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
 
         def on_header(self, name: bytes, value: bytes) -> None:
             if self.begun:  # trailers, which the parser tells in the same way, are no headers
-                super().on_header(name, value)
+                super().on_header(name, value.rstrip(b" \t"))  # which the parser leaves there
 
         def on_headers_complete(self) -> None:
             self._end()
@@ -242,9 +242,12 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
             self.transport.write(STATUS_LINE[status] + head + body)
             metrics.answered("other", status)
-            if self.ended or not self.transport.can_write_eof():
-                return self._close()
-            self.transport.write_eof()
+            try:
+                if self.ended or not self.transport.can_write_eof():
+                    return self._close()
+                self.transport.write_eof()
+            except OSError:  # the client has gone
+                return self.transport.abort()
             self.flow.resume_reading()
             self.timer = self.loop.call_later(LINGER, self._close)
 

@@ -1,0 +1,63 @@
+"""The server in this process, on the loopback interface: everything but the workers, in whose place the export computes at once."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import uvicorn
+from served import Answer, ask, message
+
+from lathe.serving.hosts import Hosts
+from lathe.serving.options import Options
+from lathe.serving.protocol import options_of
+from lathe.serving.routes import Outermost
+from lathe.serving.server import Server, listen
+
+
+class Here:
+    """`compute` stands for the workers: inputs of the export to its logits. `loop` makes the event loop."""
+
+    def __init__(self, options: Options, facts: dict[str, Any], compute: Callable[[Any], Any],
+                 loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> None:  # fmt: skip
+        self.options, self.make_loop = options, loop
+        server = Server(options, facts)
+
+        async def predict(inputs: np.ndarray, timeout: float, urgent: bool = False) -> np.ndarray:
+            await asyncio.sleep(0)
+            return np.asarray(compute(inputs), dtype=np.float32)
+
+        server.engine.predict, server.engine.ready = predict, 1  # type: ignore[method-assign]
+        app = Outermost(server.app, server.engine, Hosts(options.host, options.hosts))
+        self.uvicorn = uvicorn.Server(uvicorn.Config(app, **options_of(options, server.engine.metrics)))
+        self.listener = listen(options.host, 0)
+        self.port = self.listener.getsockname()[1]
+        self.thread = threading.Thread(target=self._serve)
+
+    def _serve(self) -> None:
+        loop = self.make_loop()
+        try:
+            loop.run_until_complete(self.uvicorn._serve([self.listener]))
+        finally:
+            loop.close()
+
+    def __enter__(self) -> "Here":
+        self.thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.uvicorn.should_exit = True
+        self.thread.join(30)
+        assert not self.thread.is_alive()
+
+    def connect(self) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def ask(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+        with self.connect() as connection:
+            return ask(connection, message(method, path, body, **headers))
