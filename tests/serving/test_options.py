@@ -1,14 +1,17 @@
 """The keys of configs/serve.yaml."""
 
+import math
 import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers import ROOT
+from omegaconf import OmegaConf
 
 from lathe.errors import UserError
 from lathe.serving.limits import Limits
-from lathe.serving.options import KEY
+from lathe.serving.options import KEY, SECONDS, check_batch, read
 
 
 def test_the_limits_of_the_configuration_are_those_of_the_code(options: Callable[..., Any]) -> None:
@@ -36,6 +39,51 @@ def test_the_key_of_the_command_comes_before_the_environments(
     assert "from-outside" not in repr(options())
 
 
+STRANGE = [
+    "abc",
+    "",
+    -1,
+    0,
+    1.5,
+    True,
+    None,
+    [1],
+    {"a": 1},
+    math.nan,
+    math.inf,
+    -math.inf,
+    10**400,
+    "1",
+    [],
+    ["a b"],
+    "ü",
+    "a\nb",
+]
+NUMBERS = {"port": [0], "batch_timeout": [0, 1.5]}
+TAKEN = {**{name: [1.5] for name in SECONDS}, **NUMBERS, "threads": [None], "batch_size": [None], "hosts": [[]], "host": ["abc", "1"],
+         "api_key": ["abc", "1", None, -1, 0, 10**400], "export": ["abc", "1", "ü", "a\nb"], "max_queue": [10**400], "top_k": [10**400],
+         "max_connections": [10**400], "max_body_bytes": [10**400], "max_pixels": [10**400], "max_samples": [10**400],
+         "max_tokens": [10**400], "max_batch_size": [10**400]}  # fmt: skip
+ELSEWHERE = ("defaults", "run", "trainer", "paths")  # read by the launch
+
+
+@pytest.mark.parametrize("name", [name for name in OmegaConf.load(ROOT / "configs/serve.yaml") if name not in ELSEWHERE])
+def test_every_key_takes_what_it_can_be_alone(options: Callable[..., Any], name: str) -> None:
+    for value in STRANGE:
+        taken = any(type(value) is type(one) and value == one for one in TAKEN.get(name, []))
+        if taken:
+            options(**{name: value})
+            continue
+        with pytest.raises(UserError) as caught:
+            options(**{name: value})
+        word = "target" if name == "export" else name
+        assert re.match(rf"{word}\b[^\n]+\.$", str(caught.value)), (value, str(caught.value))
+    given = dict(OmegaConf.to_container(OmegaConf.load(ROOT / "configs/serve.yaml")), export="onnx")
+    del given[name]
+    with pytest.raises(UserError, match=f"^{name} is left out"):
+        read(given, "a_run")
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -51,8 +99,21 @@ def test_the_key_of_the_command_comes_before_the_environments(
         ({"api_key": ""}, "api_key is empty"),
         ({"export": "[onnx,onnx_int8]", "host": ""}, "host=''"),
         ({"export": None}, "name one export"),
+        ({"workers": 100_000}, "workers=100000: give at most"),
+        ({"trainer": {"devices": 2}}, "trainer.devices=2: one process listens"),
+        ({"trainer": {"accelerator": "gpu"}}, "trainer.accelerator=gpu"),
+        ({"strategy": {"_target_": "lathe.strategies.FSDP"}}, "strategy is for training"),
+        ({"hosts": ["example.org:80"]}, "without ports"),
+        ({"hosts": ["http://example.org"]}, "without ports"),
+        ({"hosts": "example.org"}, "hosts='example.org': give a list"),
     ],
 )
 def test_mistakes(options: Callable[..., Any], changes: dict[str, Any], words: str) -> None:
     with pytest.raises(UserError, match=re.escape(words)):
         options(**changes)
+
+
+def test_a_batch_has_to_fit_into_the_memory(options: Callable[..., Any]) -> None:
+    check_batch(options(max_batch_size=100), 2**20)
+    with pytest.raises(UserError, match=r"^max_batch_size=2000 inputs of 1048576 bytes are above 1 GiB: give at most 1024\.$"):
+        check_batch(options(max_batch_size=2000), 2**20)

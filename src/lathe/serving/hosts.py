@@ -6,10 +6,9 @@ browsers tell whose page it is by Origin and Sec-Fetch-Site. https://fetch.spec.
 """
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
-
-from starlette.types import Scope
+from typing import Any
 
 from lathe.serving.bodies import quoted
 from lathe.serving.limits import BadRequest
@@ -27,7 +26,7 @@ class Hosts:
         self.own = plain(listening)
         self.everywhere = (found := address(self.own)) is not None and found.is_unspecified
 
-    def check(self, scope: Scope) -> None:
+    def check(self, scope: Mapping[str, Any]) -> None:
         """Of an ASGI request, whose `state["target"]` is the target of the request line.
 
         Raises:
@@ -58,7 +57,7 @@ class Hosts:
         # at 0.0.0.0 a machine, or what forwards to it, may have any address
         return found is not None and (found.is_loopback or self.everywhere or (server is not None and found == address(server)))
 
-    def _check_page(self, scope: Scope, host: str) -> None:
+    def _check_page(self, scope: Mapping[str, Any], host: str) -> None:
         fields = {name: value.decode("latin-1").lower() for name, value in scope["headers"]}
         origin, site = fields.get(b"origin"), fields.get(b"sec-fetch-site", "none")
         if origin is not None:

@@ -13,6 +13,7 @@ KEY = "LATHE_API_KEY"
 WHOLE = {"workers": 1, "max_batch_size": 1, "top_k": 1, "max_body_bytes": 1, "max_pixels": 1, "max_samples": 1, "max_tokens": 1,
          "max_queue": 1, "max_connections": 1, "port": 0}  # fmt: skip
 PROCESSES = 256  # workers, or threads of one, at most: the machine's cores, if it has more
+AUTO = "lathe.strategies.auto"
 BATCH_BYTES = 2**30  # of a batch of inputs
 LONGEST = 1e6  # seconds
 SECONDS = (
@@ -60,6 +61,9 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     Raises:
         UserError: a value that can't be.
     """
+    for name in ("export", "host", "hosts", "checkpoint", "batch_size", "batch_timeout", "threads", "api_key", *WHOLE, *SECONDS):
+        require(name in request, f"{name} is left out: give it a value, as configs/serve.yaml does.")
+    _check_alone(request)
     target, host = request["export"], request["host"]
     require(isinstance(target, str) and bool(target), "target is none or several: name one export of the run, or module.")
     require(isinstance(host, str) and bool(host), f"host={host!r}: give a name or an address, such as 127.0.0.1.")
@@ -115,6 +119,16 @@ def read(request: Mapping[str, Any], run: str) -> Options:
         api_key=key,
         **same,
     )
+
+
+def _check_alone(request: Mapping[str, Any]) -> None:
+    """One process listens, on the CPU: its workers are no ranks."""
+    trainer = request["trainer"]
+    device, count = trainer.get("accelerator", "cpu"), trainer.get("devices", 1)
+    require(device == "cpu", f"trainer.accelerator={device}: the server computes on the CPU; leave it out.")
+    require(count == 1, f"trainer.devices={count}: one process listens; say by workers how many compute.")
+    strategy = (request.get("strategy") or {}).get("_target_", AUTO)
+    require(strategy == AUTO, "strategy is for training: the server has workers; leave it out.")
 
 
 def check_batch(options: Options, sample: int) -> None:
