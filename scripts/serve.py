@@ -4,16 +4,13 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from lathe.config import resolve
 from lathe.launch import launch_on_run, one_sentence
-from lathe.serving.options import read
 
 
 @one_sentence
 @hydra.main(version_base="1.3", config_path="../configs", config_name="serve")
 def main(cfg: DictConfig) -> None:
     cfg.export = HydraConfig.get().runtime.choices["target"]  # a group, of which the choice's name alone counts here
-    read(resolve(cfg), "")  # before torch is loaded, and once
     launch_on_run(cfg, "lathe.serving:serve")
 
 

@@ -172,7 +172,9 @@ VERBS: dict[str, dict[str, Place]] = {
         "target": Keys(_targets, tuple(_targets), null=True),
         "export": text("one target") | None,
         "checkpoint": _checkpoint,
+        "batch_size": none,  # what comes together is computed together
         "host": text("a name or an address"),
+        "hosts": items(text("a name or an address")),
         "port": _port,
         "api_key": text("a key") | whole() | None,
         "workers": whole(1, 1024),
@@ -182,7 +184,7 @@ VERBS: dict[str, dict[str, Place]] = {
                          "max_tokens"), count),
         **dict.fromkeys(("request_timeout", "header_timeout", "body_timeout", "keep_alive_timeout", "health_timeout", "stop_timeout",
                          "load_timeout"), _seconds),
-        "trainer": _devices(),
+        "trainer": Keys({"accelerator": word("cpu"), "devices": whole(1, 1)}),  # one process listens
     },
     "benchmark": {
         "trusted": _trusted,
