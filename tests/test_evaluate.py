@@ -1,6 +1,7 @@
 """A run is evaluated from its directory alone, on every split."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lathe.evaluate import evaluate, rebuild
 from lathe.nets import MLP
 from lathe.run import train
 from lathe.rundir import RunDir
+from lathe.tasks import ClassificationTask
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +133,29 @@ def test_a_configuration_of_other_sizes_does_not_fit(run: RunDir) -> None:
     cfg["model"]["net"]["width"] = 32
     with pytest.raises(UserError, match=r"best\.ckpt does not fit this net: .* is \[24, 64\] there and \[32, 64\] here"):
         rebuild(cfg)
+
+
+@pytest.mark.parametrize(("index", "value"), [(0, torch.inf), (-1, torch.nan)])
+def test_weights_that_are_no_numbers_are_refused(run: RunDir, tmp_path: Path, index: int, value: float) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run.path, folder)
+    broken = RunDir(folder)
+    state = torch.load(broken.best, weights_only=True)
+    key = list(state["state_dict"])[index]
+    state["state_dict"][key].view(-1)[0] = value
+    torch.save(state, broken.best)
+    with pytest.raises(UserError, match=rf"best\.ckpt holds weights that are not finite, {key} first: take another checkpoint"):
+        evaluate(request(broken, paths={"run_dir": str(folder)}))
+    assert evaluate(request(broken, "checkpoint=last", paths={"run_dir": str(folder)}))["test/accuracy"] > 0
+
+
+def test_a_metric_that_is_no_number_is_refused(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClassificationTask, "derived", ("wild", "wide"))
+    monkeypatch.setattr(ClassificationTask, "derive", lambda task, means: {"wild": torch.nan, "wide": torch.inf})
+    output = tmp_path / "metrics.json"
+    with pytest.raises(UserError, match=r"best\.ckpt: test/wild is no number, though its weights are: .*precision=32-true"):
+        evaluate(request(run, f"output={output}"))
+    assert not output.exists()
+    monkeypatch.setattr(ClassificationTask, "derive", lambda task, means: {"wild": 1.0, "wide": torch.inf})
+    evaluate(request(run, f"output={output}"))
+    assert json.loads(output.read_text())["test/wide"] is None

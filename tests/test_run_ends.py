@@ -2,6 +2,8 @@
 interrupted after training is completed without more training."""
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,10 @@ import torch
 from helpers import SMALL, column, new_run, rows, weights
 
 from lathe import rundir
-from lathe.errors import UserError
+from lathe.errors import Stopped, UserError
 from lathe.run import train
 from lathe.score import open_run_net
+from lathe.tasks import ClassificationTask
 
 LAST, FIRST = "the last weights, no validation ran", "the initial weights, nothing was trained"
 SHORT = (*SMALL, "trainer.limit_train_batches=6", "trainer.max_epochs=2", "compression.receipt=none")
@@ -192,3 +195,34 @@ def test_what_is_not_finite_is_told_and_null(tmp_path: Path, capsys: pytest.Capt
     assert "not finite" in next(line for line in out.splitlines() if "test/loss" in line)
     with pytest.raises(UserError, match=r"best\.ckpt holds weights that are not finite, .* first: take another checkpoint"):
         open_run_net(run_of(cfg).path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("data.class_names=[a,b]",), r"^data\.class_names has 2 names for data\.num_classes=10: give one for each class\.$"),
+        (
+            ("model.net.num_classes=12",),
+            r"^data\.num_classes=10, but the net gives 12 logits: let model\.net\.num_classes follow the data",
+        ),
+        (("model=resnet20", "model.net.num_classes=7"), r"^data\.num_classes=10, but the net gives 7 logits"),
+    ],
+)
+def test_classes_that_do_not_fit_are_told_before_training(tmp_path: Path, overrides: tuple[str, ...], sentence: str) -> None:
+    cfg = new_run(tmp_path, *(word for word in SHORT if "model.net" not in word), *overrides)
+    with pytest.raises(UserError, match=sentence):
+        train(cfg)
+    assert not run_of(cfg).begun
+
+
+def test_a_signal_during_the_test_stops_a_run_that_is_then_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = train(new_run(tmp_path / "a", *SHORT))
+    cfg = new_run(tmp_path / "b", *SHORT)
+    real = ClassificationTask.test_step
+    with monkeypatch.context() as patch:
+        patch.setattr(ClassificationTask, "test_step", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), real(*args))[1])
+        with pytest.raises(Stopped, match="SIGTERM"):
+            train(cfg)
+    assert not run_of(cfg).complete
+    result = train(cfg)
+    assert (result["steps"], result["test/loss"], result["objective"]) == (whole["steps"], whole["test/loss"], whole["objective"])

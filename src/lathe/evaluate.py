@@ -1,6 +1,7 @@
 """A trained run, rebuilt from its directory: its net on any split, and its figures there."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     """Figures of a split, keyed by `split/metric`; rank 0 prints them and writes them to `output` if that is given.
 
     Raises:
-        UserError: an unknown split, or what `check_request` and `rebuild` raise.
+        UserError: an unknown split, a metric that is no number, or what `check_request` and `rebuild` raise.
     """
     request = cfg["request"]
     split = request["split"]
@@ -88,6 +89,10 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
         for name, value in sorted(figures.items()):
             table.add_row(name, f"{value:.6f}")
         Console().print(table)
-        if request["output"] is not None:
-            write_atomically(Path(request["output"]), json.dumps(figures, indent=2, sort_keys=True) + "\n")
+    lost = sorted(name for name, value in figures.items() if math.isnan(value))
+    require(not lost, f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: the net "
+                      "overflows on this split; try precision=32-true, or another checkpoint.")  # fmt: skip
+    if trainer.is_global_zero and request["output"] is not None:
+        words = {name: value if math.isfinite(value) else None for name, value in figures.items()}  # a perplexity may be infinite
+        write_atomically(Path(request["output"]), json.dumps(words, indent=2, sort_keys=True, allow_nan=False) + "\n")
     return figures

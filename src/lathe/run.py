@@ -60,6 +60,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, run.path, callbacks, loggers)
     parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy spreads them
+    task.check_facts(cfg["data"])
     if state is None and cfg["ckpt_path"] is not None:
         resume = start_from(cfg, task)
     prepare(cfg, task, trainer)
@@ -77,7 +78,10 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
             raise
         raise UserError(f"Lightning refuses this run: {' '.join(str(error).split())}") from error
     start.on_train_start(trainer, task)  # a run of no steps
-    result = finish(cfg, run, trainer, task, datamodule, callbacks)
+    try:
+        result = finish(cfg, run, trainer, task, datamodule, callbacks)
+    except SIGTERMException as error:  # Lightning's own, between two batches of the test
+        raise Stopped("SIGTERM", str(run.path)) from error
     result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
     if trainer.is_global_zero:
         run.finish(result)

@@ -1,6 +1,6 @@
 """What every task shares: optimizers, running sums of its figures, and plain names in checkpoints."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -74,6 +74,9 @@ class Task(LightningModule):
     def reported(self) -> tuple[str, ...]:
         """The figures of each split."""
         return (*self.figures, *self.derived)
+
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        """Raises UserError where the net does not fit what the data declares; called on the CPU before any data is touched."""
 
     def losses(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """Named loss terms whose sum is trained on. Callbacks wrap this by replacing `objective`."""

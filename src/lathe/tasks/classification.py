@@ -1,6 +1,6 @@
 """Image classification: cross-entropy and accuracy."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -44,6 +44,30 @@ class ClassificationTask(Task):
         self._sizes: dict[tuple[int, torch.device], Tensor] = {}
         if init is not None:
             apply_init(net, init)
+
+    @torch.no_grad()
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        """Asks the net for the logits of one empty image.
+
+        Raises:
+            UserError: there are more or fewer than `num_classes`.
+        """
+        sizes = [facts.get(name) for name in ("channels", "image_size", "image_size")]
+        if not all(isinstance(size, int) for size in (*sizes, facts.get("num_classes"))):
+            return
+        modes = {module: module.training for module in self.net.modules()}
+        try:
+            logits = self.net.eval()(torch.zeros(1, *sizes))  # type: ignore[arg-type]  # ints, as asked above
+        except Exception:
+            return  # a net for other images, or another device: its own words come with its first batch
+        finally:
+            for module, mode in modes.items():
+                module.training = mode
+        found, wanted = (logits.shape[-1] if isinstance(logits, Tensor) else None), facts["num_classes"]
+        if found is not None and found != wanted:
+            raise UserError(
+                f"data.num_classes={wanted}, but the net gives {found} logits: let model.net.num_classes follow the data."
+            )
 
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         smoothing = self.label_smoothing if self.training else 0.0
