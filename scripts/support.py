@@ -15,7 +15,7 @@ import hydra
 from hydra import compose
 from omegaconf import DictConfig
 
-from lathe import rundir
+from lathe import files, rundir
 from lathe.agent import execute
 from lathe.config import require, resolve
 from lathe.errors import UserError
@@ -56,7 +56,7 @@ def main(cfg: DictConfig) -> None:
     text = page(cases, request)
     print(text)
     if request["output"] is not None:
-        rundir.write_atomically(Path(request["output"]), text)
+        files.write_atomically(Path(request["output"]), text)
 
 
 def all_cases(request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ def gadgets(canary: Path) -> dict[str, dict[str, Any]]:
         "lightning.pytorch.cli.LightningCLI": {},
         "lathe.agent.call": {"job": f"runpy:run_path({module})", "cfg": {}},
         "lathe.agent.importlib.import_module": {"name": "planted_module"},
-        "lathe.rundir.write_atomically": {"path": str(canary), "text": "x"},
+        "lathe.files.write_atomically": {"path": str(canary), "text": "x"},
         "lathe.build.hydra.utils.instantiate": {"config": {}},
         "lathe.data.unpickle.pickle.load": {},
         "lathe.export.torchscript.load": {"path": str(payload)},

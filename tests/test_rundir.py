@@ -18,7 +18,6 @@ from lathe.errors import UserError
 from lathe.rundir import (
     RunDir,
     create,
-    disk_sentence,
     find_launch,
     find_runs,
     find_unfinished,
@@ -110,25 +109,6 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert caught.value.filename == str(path)  # a write knows of none
     assert path.read_text() == "old"
     assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
-
-
-@pytest.mark.parametrize(
-    ("number", "words"),
-    [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk quota is used up"), (errno.EROFS, "the disk is read-only"),
-     (errno.EACCES, "writing there is not permitted"), (errno.EPERM, "writing there is not permitted"), (errno.ENOTDIR, "is a file"),
-     (errno.EEXIST, "no folder stands there"), (errno.ELOOP, "in a circle"), (errno.ENAMETOOLONG, "too long")],
-)  # fmt: skip
-def test_disk_sentences(number: int, words: str) -> None:
-    sentence = disk_sentence(OSError(number, "x", "/a/b"))
-    assert sentence is not None
-    assert sentence.startswith("/a/b can't be written, ")
-    assert words in sentence
-
-
-def test_a_missing_file_is_a_bug_and_not_a_sentence() -> None:
-    assert disk_sentence(FileNotFoundError(errno.ENOENT, "x", "/a/b")) is None
-    assert disk_sentence(OSError(errno.EIO, "x", "/a/b")) is None
-    assert disk_sentence(FileNotFoundError(errno.ENOENT, "x", "/proc/x")) is not None
 
 
 def test_a_result_makes_a_run_complete_and_reopening_undoes_it(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lathe import receipt, rundir, score, stacking
+from lathe import files, receipt, rundir, score, stacking
 from lathe.callbacks.ptq import inputs_of
 from lathe.checkpoints import read_checkpoint
 from lathe.compression import quantize
@@ -212,7 +212,7 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
         stacking.write_weights(run.best, net, state)
     except OSError as error:
         run.remove()
-        sentence = rundir.disk_sentence(error)
+        sentence = files.disk_sentence(error)
         require(sentence is None, str(sentence))
         raise
     return run

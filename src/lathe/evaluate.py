@@ -14,8 +14,9 @@ from lathe.build import make_data, make_task
 from lathe.callbacks import Progress
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.config import require
+from lathe.files import write_atomically
 from lathe.image_files import SUFFIXES
-from lathe.rundir import OWN_FILES, RunDir, write_atomically
+from lathe.rundir import OWN_FILES, RunDir
 from lathe.tasks import SPLITS, Task
 from lathe.trainer import make_trainer, quiet
 

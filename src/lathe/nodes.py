@@ -12,8 +12,8 @@ from typing import Any
 
 from lathe.config import require
 from lathe.errors import UserError
+from lathe.files import disk_sentence
 from lathe.outer import Outer
-from lathe.rundir import disk_sentence
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from lathe.compression.sensitivity import KINDS, Changed, Found, layers, scan
 from lathe.compression.structure import structure_of
 from lathe.config import did_you_mean, require
 from lathe.errors import UserError
+from lathe.files import write_atomically
 from lathe.measure.plot import lines
-from lathe.rundir import RunDir, write_atomically
+from lathe.rundir import RunDir
 from lathe.tasks import Task
 
 

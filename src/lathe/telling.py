@@ -8,7 +8,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
-from lathe import rundir, trust
+from lathe import files, trust
 from lathe.errors import Stopped, UserError
 from lathe.group import waited
 from lathe.help import help_text, root_names
@@ -70,7 +70,7 @@ def sentence_for(error: BaseException) -> str | None:
 def _foreign_sentence(error: BaseException) -> str | None:
     """A sentence for another library's exception that a user can mend, or None if it is a bug."""
     if isinstance(error, OSError):
-        return rundir.disk_sentence(error)
+        return files.disk_sentence(error)
     note = waited(error)
     if note is not None and note.seconds:
         return f"{note}: another rank did not come (if it was only slow, raise launch.timeout)."

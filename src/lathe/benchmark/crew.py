@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.benchmark.suites import Case, order
-from lathe.rundir import write_atomically
+from lathe.files import write_atomically
 
 LOOK = 0.002  # seconds between looks for a result
 

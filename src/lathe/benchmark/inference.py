@@ -18,10 +18,11 @@ from lathe.config import did_you_mean, require
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
+from lathe.files import disk_sentence, write_atomically
 from lathe.receipt import kept, runtimes, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, Opened, reason
 from lathe.receipt.timing import time_forms
-from lathe.rundir import RunDir, disk_sentence, open_run, write_atomically
+from lathe.rundir import RunDir, open_run
 from lathe.shippable import Shippable, open_shippable
 from lathe.shipping.compare import arithmetic_of
 from lathe.shipping.make import make, ready_for

@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 from lathe import score, stacking
 from lathe.build import make_data, make_task
 from lathe.callbacks import Throughput, skip_empty_hooks
+from lathe.files import write_atomically
 from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
 from lathe.run import prepare
-from lathe.rundir import write_atomically
 from lathe.telling import sentence_for
 from lathe.trainer import device_type, make_trainer, quiet
 

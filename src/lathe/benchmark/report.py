@@ -9,7 +9,7 @@ from typing import Any
 from lathe.benchmark import plot
 from lathe.benchmark.suites import Case
 from lathe.environment import describe_environment
-from lathe.rundir import write_atomically
+from lathe.files import write_atomically
 
 Results = dict[str, list[dict[str, Any]]]
 MIB = 2**20

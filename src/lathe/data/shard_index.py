@@ -122,7 +122,9 @@ def read_index(folder: Path, key: str) -> dict[str, Any]:
         known = index["format"] == FORMAT and index["version"] == VERSION
         counts = [shard["samples"] for name in SPLITS for shard in index["splits"][name]["shards"]]
         known = known and all(isinstance(n, int) for n in (*counts, *index["image"], index["num_classes"]))
-    except (ValueError, KeyError, TypeError):
+        entries = [entry for split in index["splits"].values() for entry in (split["table"], *split["shards"])]
+        known = known and all(Path(entry["file"]).name == entry["file"] and isinstance(entry["bytes"], int) for entry in entries)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         known = False
     if not known:
         raise UserError(f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again with it.")

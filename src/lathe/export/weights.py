@@ -130,6 +130,15 @@ def restore(net: nn.Module, path: str | Path) -> nn.Module:
 
 def fill(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Module:
     """`restore` of a file's content, as `content_of` gives it; `path` is named where it does not fit."""
+    try:
+        return _filled(net, content, path)
+    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # as a stranger may write it
+        raise UserError(
+            f"{path} can't be read as weights ({type(error).__name__}): it is damaged; export the run again."
+        ) from error
+
+
+def _filled(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Module:
     apply_structure(net, content["structure"])
     state = dict(content["state"])
     layers = quantized_layers(net)

@@ -10,8 +10,9 @@ from typing import Any
 from lathe.checkpoints import read_checkpoint
 from lathe.errors import UserError
 from lathe.export.manifest import sha256
+from lathe.files import write_atomically
 from lathe.receipt import page
-from lathe.rundir import RunDir, write_atomically
+from lathe.rundir import RunDir
 
 SECTION = "inference"
 

@@ -164,7 +164,7 @@ def _open(path: Path, key: str) -> tuple[dict[str, Any], Metadata]:
         raise UserError(
             f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."
         ) from error
-    except (RuntimeError, EOFError, ValueError, OSError, KeyError, TypeError) as error:
+    except Exception as error:  # a torn or hostile file can fail in nearly any way
         raise UserError(
             f"{key}={path} can't be read as a sharded checkpoint: it is cut off or of another kind; take another."
         ) from error
