@@ -74,8 +74,11 @@ def _load(net: nn.Module, path: str) -> None:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn or hostile file can fail in nearly any way
         raise UserError(f"{KEY}.weights={path} can't be read as plain tensors: give a checkpoint, or a state dict.") from error
-    weights = state.get("state_dict", state) if isinstance(state, dict) else None
-    if not isinstance(weights, dict) or not all(isinstance(value, Tensor) and not value.is_meta for value in weights.values()):
+    weights: dict[str, Tensor] = state.get("state_dict", state) if isinstance(state, dict) else {"": state}
+    plain = isinstance(weights, dict) and all(
+        isinstance(name, str) and name and isinstance(value, Tensor) and not value.is_meta for name, value in weights.items()
+    )
+    if not plain:
         raise UserError(f"{KEY}.weights={path} holds more than plain tensors: give a checkpoint, or a state dict.")
     apply_structure(net, state.get("structure", {}))
     try:

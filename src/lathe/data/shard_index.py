@@ -123,7 +123,9 @@ def read_index(folder: Path, key: str) -> dict[str, Any]:
         counts = [shard["samples"] for name in SPLITS for shard in index["splits"][name]["shards"]]
         known = known and all(isinstance(n, int) for n in (*counts, *index["image"], index["num_classes"]))
         entries = [entry for split in index["splits"].values() for entry in (split["table"], *split["shards"])]
-        known = known and all(Path(entry["file"]).name == entry["file"] and isinstance(entry["bytes"], int) for entry in entries)
+        known = known and all(
+            Path(entry["file"]).name == entry["file"] != "" and isinstance(entry["bytes"], int) for entry in entries
+        )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         known = False
     if not known:

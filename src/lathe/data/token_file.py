@@ -86,7 +86,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
         assert meta["format"] == FORMAT
     except FileNotFoundError:
         raise UserError(f"{folder} holds no token files, as it has no meta.json: write them with {HOW}.") from None
-    except (ValueError, TypeError, KeyError, AssertionError) as error:
+    except (ValueError, TypeError, KeyError, AssertionError, RecursionError) as error:
         raise UserError(
             f"{path} was not written by scripts/prepare_tokens.py, or is damaged: write it again with {HOW}."
         ) from error

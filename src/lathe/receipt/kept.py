@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +14,10 @@ from lathe.export.manifest import sha256
 from lathe.files import write_atomically
 from lathe.receipt import page
 from lathe.rundir import RunDir
+from lathe.trust import read_json
 
 SECTION = "inference"
+FIGURE = re.compile(r"[A-Za-z0-9_-]+\.svg")
 
 
 def fingerprint(run: RunDir) -> dict[str, Any]:
@@ -31,8 +34,8 @@ def _folder(path: Path) -> str:
 
 def still_true(run: RunDir) -> dict[str, Any] | None:
     """The comparison in the run's receipt if it measured the weights that the run has now, which a new receipt measures as well."""
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        section = json.loads((run.path / "receipt.json").read_text())[SECTION]
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
+        section = read_json(run.path / "receipt.json", str(run.path))[SECTION]
         if section["checkpoint"] == fingerprint(run):
             return dict(section)
     return None
@@ -44,6 +47,8 @@ def put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | No
     found = {key: value for key, value in receipt.items() if key != SECTION}
     if section is not None:
         found[SECTION] = dict(section)
+    if not FIGURE.fullmatch(found["figure"]):  # of a receipt from elsewhere: it would write over another file
+        raise ValueError(f"a figure named {found['figure']!a}")
     texts = {
         found["figure"]: page.figure(found),
         "receipt.md": page.markdown(found),
@@ -64,8 +69,8 @@ def feed(run: RunDir, section: Mapping[str, Any]) -> bool:
     if not path.is_file():
         return False
     try:
-        put(run, json.loads(path.read_text()), section)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        put(run, read_json(path, str(path)), section)
+    except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} can't be read as a receipt of this version of Lathe: python scripts/receipt.py run={run.path} "
                         "measures anew.") from error  # fmt: skip
     return True
