@@ -69,7 +69,8 @@ def finish(
             result |= callback.summary()
     for method in made:
         result |= method.report()
-    return {**result, "seed": cfg["seed"], "name": cfg["name"]}
+    tags = {"tags": cfg["tags"]} if cfg.get("tags") else {}
+    return {**result, "seed": cfg["seed"], "name": cfg["name"], **tags}
 
 
 def _objective(cfg: dict[str, Any], result: dict[str, Any]) -> str | None:

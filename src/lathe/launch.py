@@ -268,6 +268,8 @@ def _continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
         own = run.overrides
         asked = _compose(own + typed)
         lines = []
+        if asked.get("tags") != _compose(own).get("tags"):
+            saved["tags"] = asked["tags"]
         for line in differences(_compose(own), asked, rundir.NOT_THE_EXPERIMENT):
             key = line.split(":", 1)[0]
             new, old = _lookup(asked, key), _lookup(saved, key)

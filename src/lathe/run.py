@@ -27,7 +27,7 @@ from lathe.compression.structure import apply_structure
 from lathe.config import require
 from lathe.errors import Stopped, UserError
 from lathe.finish import conclude, finish
-from lathe.loggers import CSVLogger
+from lathe.loggers import CSVLogger, log_facts, run_facts
 from lathe.nets import recompute
 from lathe.reported import check_names
 from lathe.stages import methods
@@ -53,8 +53,9 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     state = read_checkpoint(resume) if resume else None
     if state is not None:
         apply_structure(task.net, state.get("structure", {}))
-    loggers = make_loggers(cfg, run.path, state["global_step"] if state else 0)
-    start = Start(run)
+    first_step = state["global_step"] if state else 0
+    loggers = make_loggers(cfg, run.path, first_step)
+    start = Start(run, cfg, first_step)
     callbacks = [*make_callbacks(cfg, task), start]  # the last: every other part has had its chance to refuse
     check_names(cfg, task, callbacks)
     skip_empty_hooks(callbacks)
@@ -108,10 +109,11 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
 
 
 class Start(Callback):
-    """Marks on disk that data and devices are ready and training begins: from here on, what the run leaves is kept."""
+    """Marks on disk that data and devices are ready and training begins: from here on, what the run leaves is kept. Loggers are told
+    what the run is."""
 
-    def __init__(self, run: rundir.RunDir) -> None:
-        self.run, self.begun = run, False
+    def __init__(self, run: rundir.RunDir, cfg: dict[str, Any], first_step: int) -> None:
+        self.run, self.cfg, self.first_step, self.begun = run, cfg, first_step, False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.begun:
@@ -120,6 +122,7 @@ class Start(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 logger.begin()
+            log_facts(logger, run_facts(self.cfg), self.cfg.get("tags") or [], self.first_step, str(pl_module.monitor))
         if trainer.is_global_zero:
             rundir.point_latest(self.run.path.parent.parent, self.run.path)
 

@@ -29,7 +29,7 @@ GROUPS = ("paths", "data", "model", "optimizer", "trainer", "strategy", "precisi
 OWN_FILES = ("config.yaml", "overrides.yaml", "environment.json", "metrics.csv", "result.json", "receipt.json", "receipt.md", ".lock",
              "checkpoints", "exports")  # fmt: skip
 # What may differ between a run and its continuation without making it another experiment.
-NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "trusted", "data.class_names")
+NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "trusted", "tags", "data.class_names")
 
 
 class RunDir:

@@ -1,14 +1,17 @@
 """Where figures go. Each function takes the run directory and the optimizer step that the run starts at, and returns a Lightning logger."""
 
+import os
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.errors import UserError
 from lathe.loggers.csv import CSVLogger
+from lathe.loggers.facts import LOGIN, log_facts, run_facts
 
-__all__ = ["CSVLogger", "csv", "mlflow", "tensorboard", "wandb"]
+__all__ = ["CSVLogger", "csv", "log_facts", "mlflow", "run_facts", "tensorboard", "wandb"]
 
 
 def csv(run_dir: Path, start_step: int) -> Logger:
@@ -19,7 +22,9 @@ def csv(run_dir: Path, start_step: int) -> Logger:
 def tensorboard(run_dir: Path, start_step: int) -> Logger:
     """Event files under tensorboard/; points after `start_step` are hidden, as they will be written again."""
     again = (run_dir / "tensorboard").exists()
-    return TensorBoardLogger(str(run_dir), name="tensorboard", version="", purge_step=start_step + 1 if again else None)
+    return TensorBoardLogger(
+        str(run_dir), name="tensorboard", version="", purge_step=start_step + 1 if again else None, default_hp_metric=False
+    )
 
 
 def wandb(
@@ -42,6 +47,8 @@ def wandb(
         raise UserError("logger=wandb needs the wandb package: pip install -e .[wandb].") from error
     from lightning.pytorch.loggers import WandbLogger
 
+    if package.run is not None and package.run.id != run_dir.name:
+        package.finish()  # of an earlier job of a sweep in this process: the logger would go on in it
     settings = package.Settings(console="off", silent=True)
     options: dict[str, Any] = {"group": group, "tags": tags, "settings": settings}
     if not offline:
@@ -57,7 +64,7 @@ def mlflow(
     """MLflow. A continued run goes on in the MLflow run that carries its directory's name.
 
     Raises:
-        UserError: mlflow is not installed.
+        UserError: mlflow is not installed, or its address can't be used.
     """
     try:
         import mlflow as package
@@ -65,6 +72,8 @@ def mlflow(
         raise UserError("logger=mlflow needs the mlflow package: pip install -e .[mlflow].") from error
     from lightning.pytorch.loggers import MLFlowLogger
 
+    if getattr(rank_zero_only, "rank", 0) == 0:
+        _check_address(tracking_uri, experiment_name)
     tag = {"lathe.run": run_dir.name}
     run_id = None
     if start_step and tracking_uri is not None:
@@ -76,3 +85,23 @@ def mlflow(
     return MLFlowLogger(
         experiment_name=experiment_name, run_name=run_name or run_dir.name, tracking_uri=tracking_uri, tags=tag, run_id=run_id
     )
+
+
+def _check_address(tracking_uri: str | None, experiment_name: str) -> None:
+    """Asks MLflow once, without the minutes in which it would try again, before data and devices are ready."""
+    from mlflow import MlflowClient
+
+    retries = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+    before = os.environ.get(retries)
+    os.environ[retries] = before or "1"
+    try:
+        MlflowClient(tracking_uri).get_experiment_by_name(experiment_name)
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise UserError(
+            f"logger.mlflow.tracking_uri={LOGIN.sub('hidden', str(tracking_uri))} can't be used ({LOGIN.sub('hidden', reason)}): give a "
+            "database file such as sqlite:///mlflow.db, or a server's address."
+        ) from error
+    finally:
+        if before is None:
+            del os.environ[retries]

@@ -55,6 +55,7 @@ def _devices(*more: str) -> Keys:
 
 TRAIN: dict[str, Place] = {
     "name": text("a name"),
+    "tags": items(text("a label")),
     "seed": _seed,
     "test": flag,
     "objective": text("a metric such as val/accuracy") | None,

@@ -1,0 +1,93 @@
+"""What a run is, for loggers: its resolved configuration under flat dotted keys, its directory and its tags."""
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+
+from lathe.config import flatten
+
+HIDDEN = "hidden"
+LEFT_OUT = ("hydra", "resume", "trusted")  # of the command, not of the run
+SECRET = {"token", "password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey"}
+SECRET_KEYS = ("api_key", "access_key", "private_key", "secret_key", "auth_key")
+LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+SHORTEST = 6  # characters of a value from the environment that is compared: shorter ones are words like "true"
+CHUNK = 100  # parameters that MLflow takes at once
+
+
+def run_facts(cfg: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """The configuration's leaves by their dotted keys. Hidden are the values of keys that are called like a secret (token, password,
+    api_key), values that a variable of the environment with such a name has, and logins in addresses."""
+    secrets = {value for name, value in environment.items() if _secret(name) and len(value) >= SHORTEST}
+    leaves = flatten({key: value for key, value in cfg.items() if key not in LEFT_OUT})
+    return {key: _shown(key, value, secrets) for key, value in leaves.items()}
+
+
+def _secret(name: str) -> bool:
+    word = name.lower().replace("-", "_")
+    return bool(set(word.split("_")) & SECRET) or any(key in word for key in SECRET_KEYS)
+
+
+def _shown(key: str, value: Any, secrets: set[str]) -> Any:
+    if value is not None and _secret(key.rpartition(".")[2]):
+        return HIDDEN
+    if isinstance(value, str):
+        return HIDDEN if value in secrets else LOGIN.sub(HIDDEN, value)
+    if isinstance(value, (list, tuple)):
+        return [_shown(key, item, secrets) for item in value]
+    if isinstance(value, dict):
+        return {name: _shown(str(name), item, secrets) for name, item in value.items()}
+    return value
+
+
+@rank_zero_only
+def log_facts(logger: Logger, facts: Mapping[str, Any], tags: Sequence[str], start_step: int, metric: str) -> None:
+    """Hands a logger the run's facts and tags. A continued run, which starts at `start_step`, neither repeats nor contradicts what it has
+    told before. `metric` is what TensorBoard's table of runs shows beside them."""
+    if isinstance(logger, MLFlowLogger):
+        _to_mlflow(logger, facts, tags)
+    elif isinstance(logger, TensorBoardLogger):
+        if start_step == 0:  # its files are added to, and hold what the run began with
+            _to_tensorboard(logger, facts, metric)
+    else:
+        logger.log_hyperparams(dict(facts))
+        if isinstance(logger, WandbLogger) and tags:
+            experiment: Any = logger.experiment
+            experiment.tags = tuple(dict.fromkeys((*(experiment.tags or ()), *tags)))
+
+
+def _to_tensorboard(logger: TensorBoardLogger, facts: Mapping[str, Any], metric: str) -> None:
+    from torch.utils.tensorboard.summary import hparams
+
+    plain = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in facts.items()}
+    writer = logger.experiment._get_file_writer()
+    for summary in hparams(plain, {metric: 0.0}):
+        writer.add_summary(summary)
+
+
+def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[str]) -> None:
+    """MLflow keeps a parameter for good: what a continuation has changed (a longer `trainer.max_epochs`) becomes a tag beside it."""
+    from mlflow.entities import Param
+    from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH, MAX_TAG_VAL_LENGTH
+
+    client: Any = logger.experiment
+    known = client.get_run(logger.run_id).data.params
+    told = {re.sub(r"[^\w\-. /]", "_", key): str(value) for key, value in facts.items()}
+    long = [key for key, value in told.items() if len(value) > MAX_PARAM_VAL_LENGTH]
+    if long:
+        rank_zero_warn(
+            f"logger=mlflow: {', '.join(long)} cut at {MAX_PARAM_VAL_LENGTH} characters, all that MLflow takes; config.yaml has the rest."
+        )
+    told = {key: value[:MAX_PARAM_VAL_LENGTH] for key, value in told.items()}
+    fresh = [Param(key, value) for key, value in told.items() if key not in known]
+    for start in range(0, len(fresh), CHUNK):
+        client.log_batch(run_id=logger.run_id, params=fresh[start : start + CHUNK])
+    for key, value in told.items():
+        if known.get(key, value) != value:
+            client.set_tag(logger.run_id, f"changed.{key}"[:250], value[:MAX_TAG_VAL_LENGTH])
+    if tags:
+        client.set_tag(logger.run_id, "tags", ",".join(tags)[:MAX_TAG_VAL_LENGTH])
