@@ -1,10 +1,96 @@
-"""What is told of a disk that takes no file."""
+"""What killed processes leave half-written goes at the next start; what belongs to a living one stays. A disk that takes none is told."""
 
 import errno
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+from helpers import SMALL, new_run
 
+from lathe import files, rundir
 from lathe.files import disk_sentence
+
+
+def dead() -> int:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+def named(process: int, rest: str, machine: str | None = None) -> str:
+    return f".tmp-{machine or re.sub(r'[^0-9A-Za-z_]', '_', platform.node())}-{process}.{rest}"
+
+
+def test_what_dead_processes_left_goes_and_nothing_else(tmp_path: Path) -> None:
+    gone, alive = dead(), os.getppid()
+    for name in (named(gone, "last.ckpt"), named(alive, "last.ckpt"), named(gone, "x.csv", "elsewhere"), ".hidden", "last.ckpt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / named(gone, "onnx")).mkdir()
+    (tmp_path / named(gone, "onnx") / "half").write_text("")
+    (tmp_path / named(gone, "latest")).symlink_to(tmp_path)
+    files.sweep(tmp_path, tmp_path / "nowhere")
+    kept = {named(alive, "last.ckpt"), named(gone, "x.csv", "elsewhere"), ".hidden", "last.ckpt"}
+    assert set(os.listdir(tmp_path)) == kept
+    os.utime(tmp_path / named(gone, "x.csv", "elsewhere"), (1, 1))  # of another machine, and older than a day
+    files.sweep(tmp_path)
+    assert set(os.listdir(tmp_path)) == kept - {named(gone, "x.csv", "elsewhere")}
+
+
+def test_own_files_stay_unless_an_earlier_process_had_the_number(tmp_path: Path) -> None:
+    mine = files.beside(tmp_path / "a.onnx")
+    mine.write_text("")
+    assert mine.suffix == ".onnx"
+    files.sweep(tmp_path)
+    assert mine.exists()
+    os.utime(mine, (1, 1))
+    files.sweep(tmp_path)
+    assert not mine.exists()
+
+
+def test_what_was_put_aside_comes_back_if_nothing_took_its_place(tmp_path: Path) -> None:
+    old = tmp_path / named(dead(), "onnx.old")
+    old.mkdir()
+    (old / "file").write_text("earlier")
+    files.sweep(tmp_path)
+    assert (tmp_path / "onnx" / "file").read_text() == "earlier"
+    again = tmp_path / named(dead(), "onnx.old")
+    again.mkdir()
+    files.sweep(tmp_path)
+    assert os.listdir(tmp_path) == ["onnx"]
+    assert (tmp_path / "onnx" / "file").read_text() == "earlier"
+
+
+def test_a_temporary_folder_of_a_dead_process_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    left = files.scratch_prefix().replace(f"-{os.getpid()}-", f"-{dead()}-") + "abc"
+    (tmp_path / left).mkdir()
+    with files.scratch() as folder:
+        assert os.listdir(tmp_path) == [folder.name]
+        files.sweep(tmp_path)
+        assert folder.is_dir()
+    assert os.listdir(tmp_path) == []
+
+
+def test_any_verb_on_a_run_directory_sweeps_it(tmp_path: Path) -> None:
+    run = rundir.RunDir(new_run(tmp_path, *SMALL)["paths"]["run_dir"])
+    gone = dead()
+    left = [run.path / named(gone, "result.json"), run.path / "checkpoints" / named(gone, "last.ckpt"),
+            run.path / "exports" / named(gone, "onnx")]  # fmt: skip
+    for path in left:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("half")
+    rundir.open_run(run.path, "run")
+    assert not any(path.exists() for path in left)
+    left[0].write_text("half")
+    with run.locked():
+        assert not left[0].exists()
+    (tmp_path / named(gone, "latest")).symlink_to(run.path)
+    rundir.point_latest(tmp_path, run.path)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".tmp-")]
 
 
 @pytest.mark.parametrize(

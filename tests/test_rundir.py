@@ -214,7 +214,8 @@ def test_another_process_that_writes_is_noticed_and_a_killed_one_lets_go(tmp_pat
             run.locked(),
         ):
             pass
-        assert find_unfinished(tmp_path, run.config) is None
+        with pytest.raises(UserError, match=r"^resume=auto: another process is at .*: wait for it, or leave resume out\.$"):
+            find_unfinished(tmp_path, run.config)
         holder.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 10
     while run.busy and time.monotonic() < deadline:

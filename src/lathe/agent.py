@@ -6,13 +6,13 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lathe.errors import Stopped, UserError
+from lathe.files import scratch
 from lathe.group import bring_up, leave_note, read_notes, waited
 from lathe.nodes import Nodes
 from lathe.numa import numa_mode
@@ -50,10 +50,11 @@ def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
             if name.startswith(("torch.distributed.elastic", "torch.multiprocessing")):
                 logging.getLogger(name).setLevel(logging.CRITICAL)
     run_dir = cfg["paths"].get("run_dir")
-    with tempfile.TemporaryDirectory(prefix="lathe-") as name:
-        folder = Path(name)
+    with scratch() as folder:
         try:
-            results = elastic_launch(_launch_config(processes, options, nodes, numa), worker)(job, cfg, name, options["timeout"])
+            results = elastic_launch(_launch_config(processes, options, nodes, numa), worker)(
+                job, cfg, str(folder), options["timeout"]
+            )
             _raise_told(folder)
             return (results or {}).get(0)
         except SignalException as error:

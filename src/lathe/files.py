@@ -1,10 +1,27 @@
-"""Files that are whole or not there, and what a user is told where a disk takes none."""
+"""Files that are whole or not there, what killed processes have left of others, and what a user is told where a disk takes none.
+
+Whatever Lathe writes stands first under a hidden name beside its place that tells machine and process, `.tmp-<machine>-<process>.<name>`
+(for temporary folders elsewhere `lathe-<machine>-<process>-...`), and is moved to its place whole.
+"""
 
 import errno
 import os
+import platform
+import re
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from lathe.errors import naming
+
+_MACHINE = re.sub(r"\W", "_", platform.node()) or "machine"
+_BESIDE = re.compile(r"\.tmp-(\w+)-(\d+)\.(.+?)(\.old)?")
+_ELSEWHERE = re.compile(r"lathe-(\w+)-(\d+)-.+")
+_BEGAN = time.time()
+DAY = 86400.0  # seconds after which what another machine has left is nobody's: its processes can't be asked
 
 
 def disk_sentence(error: OSError) -> str | None:
@@ -28,9 +45,19 @@ def disk_sentence(error: OSError) -> str | None:
     return f"{error.filename or 'a file'} can't be written, {reasons[error.errno]} (paths.log_dir and paths.data_dir say where things go)."
 
 
+def beside(path: Path) -> Path:
+    """Where this process writes what will stand at `path`; in the same folder and with the same suffix."""
+    return path.with_name(f".tmp-{_MACHINE}-{os.getpid()}.{path.name}")
+
+
+def aside(path: Path) -> Path:
+    """Where this process puts what stands at `path` for the moment between two names; it comes back if nothing takes its place."""
+    return path.with_name(f"{beside(path).name}.old")
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes the whole of `text` or nothing: readers never see half a file, whatever kills the writer."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = beside(path)
     try:
         with naming(path), open(temporary, "w") as file:
             file.write(text)
@@ -39,3 +66,72 @@ def write_atomically(path: Path, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch(folder: Path | None = None) -> Iterator[Path]:
+    """A folder of this process's own among the system's temporary files, or in `folder`; removed at the end."""
+    where = Path(tempfile.gettempdir()) if folder is None else folder
+    sweep(where)
+    with tempfile.TemporaryDirectory(dir=where, prefix=scratch_prefix(), ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def scratch_prefix() -> str:
+    """What the names of this process's temporary folders begin with."""
+    return f"lathe-{_MACHINE}-{os.getpid()}-"
+
+
+def sweep(*folders: Path) -> None:
+    """Removes from `folders` what dead processes of this user have left under these names, never what belongs to a living one."""
+    for folder in folders:
+        with suppress(OSError):  # not there, or not ours to read
+            for entry in list(os.scandir(folder)):
+                match = _BESIDE.fullmatch(entry.name) or _ELSEWHERE.fullmatch(entry.name)
+                if match is not None and _abandoned(entry, match.group(1), int(match.group(2))):
+                    _remove(Path(entry.path))
+
+
+def settle(path: Path, aside: Path) -> None:
+    """Brings back what was put aside from `path` if nothing took its place, and else removes it."""
+    if os.path.lexists(aside) and not os.path.lexists(path):
+        with suppress(OSError):  # another process has done so meanwhile
+            os.replace(aside, path)
+    _delete(aside)
+
+
+def _remove(path: Path) -> None:
+    match = _BESIDE.fullmatch(path.name)
+    if match is not None and match.group(4):
+        settle(path.with_name(match.group(3)), path)
+    else:
+        _delete(path)
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+
+
+def _abandoned(entry: os.DirEntry[str], machine: str, process: int) -> bool:
+    found = entry.stat(follow_symlinks=False)
+    if hasattr(os, "getuid") and found.st_uid != os.getuid():
+        return False
+    if machine != _MACHINE:
+        return time.time() - found.st_mtime > DAY
+    if process == os.getpid():
+        return found.st_mtime < _BEGAN - 1.0  # of an earlier process whose number was given again, as in containers
+    return not _lives(process)
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True  # somebody else's
+    return True

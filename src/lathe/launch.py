@@ -6,7 +6,7 @@ torch is imported only once it is certain that there is something to run.
 
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -68,41 +68,44 @@ def _launch(cfg: DictConfig, job: str) -> Any:
         with outer:
             return call(job, outer.receive(typed))
     log_dir = Path(typed["paths"]["log_dir"])
-    with arriving(log_dir) if nodes.launch_id else nullcontext():  # the first node makes the directory that the others find
-        run, resolved = _find_run(typed, outer, nodes)
-        check_values(resolved)
-        check_compression(resolved)
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
-            hydra = HydraConfig.get()
-            check_direction(resolved, OmegaConf.to_container(hydra.sweeper), hydra.overrides.hydra)  # type: ignore[arg-type]
-        processes = count_processes(resolved, outer, nodes)
-        for count in range(nodes.least, nodes.most + 1):
-            check_batch_size(resolved, outer.world_size if outer else processes * count)
-        if run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT):
-            if _owes_receipt(run):
-                print(f"{run.path} is complete but for its receipt, which is measured now.")
-                with run.locked():
-                    call("lathe.stacking:complete", resolved)
-            else:
+    # The first node makes the directory that the others find; of two commands with resume=auto one starts the run.
+    with ExitStack() as held:
+        with arriving(log_dir) if nodes.launch_id or typed["resume"] == "auto" else nullcontext():
+            run, resolved = _find_run(typed, outer, nodes)
+            check_values(resolved)
+            check_compression(resolved)
+            if HydraConfig.get().mode == RunMode.MULTIRUN:
+                hydra = HydraConfig.get()
+                check_direction(resolved, OmegaConf.to_container(hydra.sweeper), hydra.overrides.hydra)  # type: ignore[arg-type]
+            processes = count_processes(resolved, outer, nodes)
+            for count in range(nodes.least, nodes.most + 1):
+                check_batch_size(resolved, outer.world_size if outer else processes * count)
+            complete = run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
+            if run is not None and complete and not _owes_receipt(run):
                 print(f"{run.path} is complete; raise trainer.max_epochs to train it further.")
+                return run.result.get("objective")
+            fresh = run is None
+            if run is None:
+                resolved = pinned(resolved)
+                resolved["resume"] = None
+                typed_words = [item for item in _typed() if key_of(item) != "resume"]
+                run = rundir.create(log_dir, resolved, typed_words, outer.launch_id if outer else nodes.launch_id)
+            held.enter_context(run.locked(shared=nodes.several))
+        if complete:
+            print(f"{run.path} is complete but for its receipt, which is measured now.")
+            call("lathe.stacking:complete", resolved)
             return run.result.get("objective")
-        fresh = run is None
-        if run is None:
-            resolved = pinned(resolved)
-            resolved["resume"] = None
-            typed_words = [item for item in _typed() if key_of(item) != "resume"]
-            run = rundir.create(log_dir, resolved, typed_words, outer.launch_id if outer else nodes.launch_id)
-    try:
-        with run.locked(shared=nodes.several), outer or nullcontext():
-            if not fresh and (run.complete or not nodes.several):
-                run.reopen(resolved)
-            if outer is not None:
-                outer.send(resolved)
-            result = execute(job, resolved, 1 if outer else processes, resolved["launch"], nodes)
-    except BaseException:  # an interrupt and a bug too: a directory that holds nothing is in the way
-        if fresh and not run.begun:
-            run.remove()
-        raise
+        try:
+            with outer or nullcontext():
+                if not fresh and (run.complete or not nodes.several):
+                    run.reopen(resolved)
+                if outer is not None:
+                    outer.send(resolved)
+                result = execute(job, resolved, 1 if outer else processes, resolved["launch"], nodes)
+        except BaseException:  # an interrupt and a bug too: a directory that holds nothing is in the way
+            if fresh and not run.begun:
+                run.remove()
+            raise
     return (result or {}).get("objective")
 
 

@@ -91,7 +91,7 @@ def read_nodes(options: dict[str, Any], outer: Outer | None = None) -> Nodes:
 
 @contextmanager
 def arriving(log_dir: Path) -> Iterator[None]:
-    """Lets one machine at a time look for its launch's run directory and make it if there is none, by a lock on the shared file system.
+    """Lets one command at a time look for a run directory and make it if there is none, by a lock on the (shared) file system.
 
     Raises:
         UserError: the place can't be written to, or its file system has no locks.
@@ -111,6 +111,6 @@ def arriving(log_dir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             raise UserError(
-                f"paths.log_dir={log_dir} is on a file system without locks, which launch.id needs: choose another."
+                f"paths.log_dir={log_dir} is on a file system without locks, which launch.id and resume=auto need: choose another."
             ) from error
         yield

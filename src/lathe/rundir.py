@@ -21,7 +21,7 @@ from lathe import trust
 from lathe.config import changes, require
 from lathe.environment import describe_environment
 from lathe.errors import UserError
-from lathe.files import disk_sentence, write_atomically
+from lathe.files import beside, disk_sentence, sweep, write_atomically
 
 # What every configuration of a run has, as groups of keys.
 GROUPS = ("paths", "data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
@@ -141,7 +141,12 @@ class RunDir:
         """
         with open(self.path / ".lock", "a") as file:
             _lock(file, self.path, shared)
+            self.sweep()
             yield
+
+    def sweep(self) -> None:
+        """Removes what killed processes have left half-written in it."""
+        sweep(self.path, self.path / "checkpoints", self.path / "exports")
 
     @property
     def busy(self) -> bool:
@@ -199,7 +204,8 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
 
 def point_latest(log_dir: Path, target: Path) -> None:
     """Makes `<log_dir>/latest` a link to `target`, in one step, so that it always leads somewhere."""
-    temporary = log_dir / f".latest.{os.getpid()}"
+    temporary = beside(log_dir / "latest")
+    sweep(log_dir)
     try:
         temporary.unlink(missing_ok=True)
         temporary.symlink_to(os.path.relpath(target, log_dir.absolute()), target_is_directory=True)
@@ -221,8 +227,7 @@ def open_run(path: str | Path, key: str) -> RunDir:
         there = run.path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long or holds a null byte
         raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {_reason(error)}; logs/latest is the newest run.") from error
-    if not there:
-        raise UserError(f"{key}={path}: there is no such directory; logs/latest is the newest run.")
+    require(there, f"{key}={path}: there is no such directory; logs/latest is the newest run.")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
         raise UserError(
             f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the newest run."
@@ -234,6 +239,7 @@ def open_run(path: str | Path, key: str) -> RunDir:
     for group in GROUPS:
         require(isinstance(saved.get(group), dict), f"{key}={path}: its config.yaml has no group {group}, which every run has: take a run "
                                                     "directory as Lathe has written it.")  # fmt: skip
+    run.sweep()
     return run
 
 
@@ -248,14 +254,14 @@ def find_runs(log_dir: Path, name: str) -> list[RunDir]:
 
 
 def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
-    """The newest run of exactly this configuration that has no result yet and that no live process holds."""
+    """The newest run of exactly this configuration that has no result yet.
+
+    Raises:
+        UserError: a live process is at it: another run of the same would be a duplicate.
+    """
     for run in find_runs(log_dir, str(cfg["name"])):
-        if (
-            not run.complete
-            and run.readable
-            and not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT)
-            and not run.busy
-        ):
+        if not run.complete and run.readable and not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT):
+            require(not run.busy, f"resume=auto: another process is at {run.path}: wait for it, or leave resume out.")
             return run
     return None
 

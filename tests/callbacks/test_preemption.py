@@ -56,8 +56,8 @@ def test_the_step_is_finished_and_saved(tiny: SimpleNamespace, tmp_path: Path, n
     trainer = tiny.trainer(Checkpoint(monitor=None), preemption, Signals(batch, number), default_root_dir=tmp_path)
     with pytest.raises(SIGTERMException):
         trainer.fit(tiny.Task(), tiny.Loader())
-    assert trainer.global_step == batch + 1
-    assert saved_step(tmp_path) == batch + 1
+    step = batch + 1 if batch < 5 else 7  # an epoch's end is gone through first
+    assert (trainer.global_step, saved_step(tmp_path)) == (step, step)
     assert preemption.received == signal.Signals(number).name
     assert signal.getsignal(number) is before
 

@@ -2,15 +2,18 @@
 
 import os
 import random
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import new_run, rows
 from interruptions import NEVER, Interrupted, Interruption, interruption
+from lightning.pytorch.callbacks import LambdaCallback
 from ranks import on_ranks
 
 import lathe.run
+from lathe.errors import Stopped
 
 __all__ = ["interruption"]  # a fixture
 
@@ -78,6 +81,27 @@ def test_the_same_lines_after_random_deaths(tmp_path: Path, name: str, interrupt
 @pytest.mark.parametrize("name", VARIANTS)
 def test_the_same_lines_after_many_random_deaths(tmp_path: Path, name: str, interruption: Interruption) -> None:
     compare(tmp_path, name, 20, interruption)
+
+
+@pytest.mark.parametrize("step", [19, 20, 21, 60])
+def test_the_same_lines_after_a_signal_at_the_end_of_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Interruption, step: int
+) -> None:
+    """What an epoch's end writes is in no checkpoint that is taken before it."""
+    alone = lines(train_through(new_run(tmp_path / "alone", *BASE), [], interruption))
+    told: list[int] = []
+
+    def tell(trainer: Any, *_: Any) -> None:
+        if trainer.global_step == step - 1 and not told:
+            told.append(step)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    make = lathe.run.make_callbacks
+    monkeypatch.setattr(lathe.run, "make_callbacks", lambda *args: [*make(*args), LambdaCallback(on_train_batch_start=tell)])
+    cfg = new_run(tmp_path / "told", *BASE)
+    with pytest.raises(Stopped):
+        lathe.run.train(cfg)
+    assert lines(train_through(cfg, [], interruption)) == alone
 
 
 def _on_two(rank: int, cfgs: list[dict[str, Any]], deaths: list[list[tuple[str, int]]]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.benchmark.suites import Case, order
-from lathe.files import write_atomically
+from lathe.files import scratch_prefix, write_atomically
 
 LOOK = 0.002  # seconds between looks for a result
 
@@ -22,7 +22,7 @@ class Crew:
 
     def __init__(self, cases: dict[str, dict[str, Any]], processes: int, threads: int) -> None:
         self._turn = 0
-        self.folder = Path(tempfile.mkdtemp(prefix="lathe-benchmark-"))
+        self.folder = Path(tempfile.mkdtemp(prefix=scratch_prefix()))
         cfg = dict(next(iter(cases.values()))["cfg"])  # the launcher reads trainer, launch and paths
         cfg["paths"] = {**cfg["paths"], "run_dir": str(self.folder)}
         for case in cases.values():

@@ -1,7 +1,6 @@
 """The suite `inference`: a finished run's files and its module beside each other, in one process and in turns, all from the same pixels."""
 
 import json
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from lathe.config import did_you_mean, require
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
-from lathe.files import disk_sentence, write_atomically
+from lathe.files import disk_sentence, scratch, write_atomically
 from lathe.receipt import kept, runtimes, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, Opened, reason
 from lathe.receipt.timing import time_forms
@@ -109,9 +108,9 @@ def compare(
     require(not run.busy, f"run={request['run']} is being written to by another process: wait for it, or stop it first.")
     began = time.monotonic()
     try:
-        with torch.random.fork_rng(devices=[]), tempfile.TemporaryDirectory() as folder:
+        with torch.random.fork_rng(devices=[]), scratch() as folder:
             anew = {str(text).lstrip("+~").split(".")[1] for text in request["overrides"]}
-            found = _Comparison(run, request, options, anew, Path(folder), tell).measured()
+            found = _Comparison(run, request, options, anew, folder, tell).measured()
     finally:
         torch.set_num_threads(threads)
     found["seconds"] = time.monotonic() - began

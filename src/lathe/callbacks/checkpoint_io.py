@@ -15,6 +15,7 @@ from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
 
 from lathe.errors import naming
+from lathe.files import aside, beside
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -34,7 +35,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.tmp")
+        temporary = beside(target)
         try:
             with naming(target), open(temporary, "wb") as file:
                 torch.save(checkpoint, file)
@@ -101,9 +102,9 @@ def _put_aside(target: Path) -> Path | None:
         return target.parent / os.readlink(target)
     if not target.is_dir():
         return None
-    aside = target.with_name(f".{target.name}.old")
-    os.replace(target, aside)
-    return aside
+    old = aside(target)
+    os.replace(target, old)
+    return old
 
 
 def snapshot(tree: Any, storages: dict[Any, Any] | None = None) -> Any:

@@ -19,7 +19,8 @@ class Preemption(Callback):
 
     Lightning's own handler starts a collective inside the signal handler, which can meet another rank in the middle of its gradients.
     This one only notes the signal. Every `every_n_steps` optimizer steps the ranks agree whether any of them was signalled, then all
-    stop at the same step.
+    stop at the same step. A stop at an epoch's last step waits for the first of the next: what an epoch's end does (its line, a stop that
+    is due) belongs to no checkpoint, and a continued run would go past it. After the last epoch it stops before the test.
     """
 
     def __init__(self, every_n_steps: int = 10) -> None:
@@ -28,6 +29,7 @@ class Preemption(Callback):
         self.every_n_steps = every_n_steps
         self.received: str | None = None
         self._before: dict[int, Any] = {}
+        self._agreed = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not sooner: Lightning registers its own handlers after on_fit_start, and would call them before this one.
@@ -39,20 +41,28 @@ class Preemption(Callback):
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
         if trainer.fit_loop._should_accumulate():
             return  # gradients that are not yet a step are in no checkpoint
+        if not self._agreed:
+            if trainer.world_size > 1 and trainer.global_step % self.every_n_steps:
+                return
+            self._agreed = self._any_rank(trainer)
+        if self._agreed and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
+            trainer._signal_connector.received_sigterm = True  # Lightning raises SIGTERMException at the end of this step
+
+    def _any_rank(self, trainer: Trainer) -> bool:
         stop = self.received is not None
         if trainer.world_size > 1:
-            if trainer.global_step % self.every_n_steps:
-                return
             # Over all ranks, whatever a strategy's own reduce adds up over: replicas, or some of them.
             shared = torch.tensor(float(stop), device=trainer.strategy.root_device)
             torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
             stop = bool(shared.item())
         if stop:
             self.received = self.received or "SIGTERM"
-            trainer._signal_connector.received_sigterm = True  # Lightning raises SIGTERMException at the end of this step
+        return stop
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._restore()
+        if self._agreed or self._any_rank(trainer):
+            raise SIGTERMException
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._restore()

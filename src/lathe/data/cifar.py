@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -14,6 +13,7 @@ from lathe.data.checks import check_number
 from lathe.data.download import check, download, locked
 from lathe.data.splits import Images, Split, Splits, stratified_split
 from lathe.errors import UserError, naming
+from lathe.files import beside, sweep
 
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 
@@ -122,11 +122,11 @@ class Cifar:
         return records if records.dtype == np.uint8 and records.ndim == 2 and records.shape[1] == 1 + PIXELS else None
 
     def _save(self, split: str, records: Images) -> None:
-        handle, temporary = tempfile.mkstemp(dir=self.data_dir, prefix=f".{self.name}-{split}-", suffix=".npy")
+        sweep(self.data_dir)
+        temporary = beside(self._path(split))
         try:
-            with naming(self._path(split)), os.fdopen(handle, "wb") as file:
+            with naming(self._path(split)), open(temporary, "wb") as file:
                 np.save(file, records)
-            os.chmod(temporary, 0o644)  # mkstemp makes it private; data is for the whole group
             os.replace(temporary, self._path(split))
         except BaseException:
             with contextlib.suppress(OSError):

@@ -13,6 +13,7 @@ from lathe.data.checks import check_number
 from lathe.data.text import find_files, make_tokenizer, read_documents
 from lathe.data.token_file import TokenWriter, write_meta
 from lathe.errors import UserError
+from lathe.files import beside, sweep
 
 
 def split_of(digest: bytes, seed: int, val_share: float, test_share: float) -> str:
@@ -64,7 +65,8 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
     files = find_files(folder, cfg["suffixes"])
     tokenizer = make_tokenizer(cfg["tokenizer"])
     output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_name(f".{output.name}.{os.getpid()}.tmp")
+    sweep(output.parent)
+    temporary = beside(output)
     writers: dict[str, TokenWriter] = {}
     try:
         temporary.mkdir()

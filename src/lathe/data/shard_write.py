@@ -1,6 +1,5 @@
 """Writes shards: from any source of images, from a folder of image files, or an index for tar files that are there already."""
 
-import os
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from lathe.data.checks import check_number
 from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
 from lathe.data.splits import Source, stratified_split
 from lathe.errors import UserError, naming
+from lathe.files import beside, sweep
 
 Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and its class
 SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
@@ -149,7 +149,8 @@ def write_shards(
         from webdataset import ShardWriter
     except ImportError as error:
         raise UserError("writing shards needs webdataset: install it with pip install -e .[shards].") from error
-    partial = output.with_name(f".{output.name}.{os.getpid()}.partial")
+    sweep(output.parent)
+    partial = beside(output)
     partial.mkdir(parents=True)
     try:
         paths: dict[str, list[Path]] = {}

@@ -6,7 +6,6 @@ The code is made for the instruction set of the machine that compiles it. Of a q
 import mmap
 import os
 import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from lathe.export.dialects import Inductor
 from lathe.export.files import readable, whole
 from lathe.export.inputs import dynamic_axes, stand_in
 from lathe.export.onnx_graph import quiet
+from lathe.files import scratch
 
 suffix = ".pt2"
 computes = True
@@ -64,15 +64,15 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
         raise UserError(f"{path} is no name for a compiled package: end it with {suffix}.")
     given = stand_in(example)
     found = deployable(net, given, Inductor()) if quantized_layers(net) else copied(net)
-    with whole(path) as temporary, tempfile.TemporaryDirectory() as folder, torch.no_grad(), _quiet():
+    with whole(path) as temporary, scratch() as folder, torch.no_grad(), _quiet():
         from torch._inductor.package import package_aoti
 
         program = torch.export.export(found, (given,), dynamic_shapes=_axes(net, given))
         files = _compiled(program, given, folder)
-        for file in Path(folder).glob("*.so"):
+        for file in folder.glob("*.so"):
             _blank(file, Path(torch.__file__).parent)
         # without the generated C++, which names this machine's folders and which nothing reads once it is compiled
-        package = Path(folder) / f"model{suffix}"  # the archive has a folder of this name
+        package = folder / f"model{suffix}"  # the archive has a folder of this name
         package_aoti(str(package), [file for file in files if not str(file).endswith(".cpp")])
         shutil.copyfile(package, temporary)
 
@@ -85,7 +85,7 @@ def _axes(net: nn.Module, given: Tensor) -> tuple[dict[int, Any]]:
     return (axes,)
 
 
-def _compiled(program: torch.export.ExportedProgram, given: Tensor, folder: str) -> list[Any]:
+def _compiled(program: torch.export.ExportedProgram, given: Tensor, folder: Path) -> list[Any]:
     """Files of a package in `folder`.
 
     Raises:
@@ -102,7 +102,7 @@ def _compiled(program: torch.export.ExportedProgram, given: Tensor, folder: str)
         "cpp.cxx": (None, _compiler()),
         "post_grad_custom_pre_pass": PackConvolutions(),
         "aot_inductor.package": True,
-        "aot_inductor.output_path": folder,
+        "aot_inductor.output_path": str(folder),
         "aot_inductor.metadata": _signature(program),
     }
     if hasattr(config.aot_inductor, "enable_line_tables"):  # paths of sources, which newer torch puts into the machine code

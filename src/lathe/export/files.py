@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from lathe.errors import UserError
+from lathe.files import beside, sweep
 
 REASONS = {
     errno.ENOSPC: "the disk is full: free some space",
@@ -29,8 +30,9 @@ def whole(path: str | Path) -> Iterator[Path]:
         UserError: the disk is full or can't be written to.
     """
     path = Path(path)
-    temporary = path.with_name(f".{os.getpid()}.{path.name}")
+    temporary = beside(path)
     try:
+        sweep(path.parent)
         with open(temporary, "wb"):  # a place that can't be written to is told of before minutes of work
             pass
         yield temporary

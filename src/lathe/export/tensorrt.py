@@ -8,7 +8,6 @@ Networks are strongly typed: TensorRT computes what the graph says, so that floa
 
 import importlib.util
 import inspect
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from lathe.export.inputs import stand_in
 from lathe.export.onnx_graph import available as onnx_available
 from lathe.export.onnx_graph import write
 from lathe.export.preprocess import Shipped
+from lathe.files import scratch
 
 suffix = ".engine"
 computes = True
@@ -77,8 +77,8 @@ def export(
     shapes = profile(example, max_batch_size, typical_batch_size)
     with whole(path) as temporary, torch.no_grad():
         if way == "onnx":
-            with tempfile.TemporaryDirectory() as folder:
-                graph = Path(folder) / "net.onnx"
+            with scratch() as folder:
+                graph = folder / "net.onnx"
                 write(prepared(net, example, half), example, graph)
                 plan = built(graph.read_bytes(), shapes, workspace)
         else:

@@ -29,6 +29,7 @@ from lathe import export as exports
 from lathe.compression.quantize import quantized_layers
 from lathe.errors import UserError
 from lathe.export.files import readable, whole
+from lathe.files import scratch, scratch_prefix
 
 suffix = ".mar"
 computes = True
@@ -100,8 +101,7 @@ def export(
         )
     facts = facts or {}
     # beside the archive: where the disk is full there, it is said of that place
-    with whole(path) as temporary, tempfile.TemporaryDirectory(dir=temporary.parent, prefix=".mar-") as name:
-        folder = Path(name)
+    with whole(path) as temporary, scratch(temporary.parent) as folder:
         file = f"model{target.suffix}"
         target.export(net, example, folder / file)
         told = {"version": 1, "payload": {"kind": kind, "file": file}, "integers": quantized, "torch": torch.__version__,
@@ -173,7 +173,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
         UserError: there is no such file, it is no archive of Lathe's, or its payload can't be loaded here.
     """
     path = readable(path, "path")
-    folder = Path(tempfile.mkdtemp(prefix="lathe-mar-"))
+    folder = Path(tempfile.mkdtemp(prefix=scratch_prefix()))
     try:
         unpack(path, folder)
         with importable(folder):

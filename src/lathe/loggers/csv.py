@@ -10,6 +10,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.errors import naming
+from lathe.files import beside
 
 
 class CSVLogger(Logger):
@@ -111,7 +112,7 @@ class CSVLogger(Logger):
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         """Writes all lines; the last stays open."""
-        temporary = self._path.with_suffix(".csv.tmp")
+        temporary = beside(self._path)
         try:
             with naming(self._path), open(temporary, "w", newline="") as file:
                 writer = csv.DictWriter(file, self._columns, restval="")

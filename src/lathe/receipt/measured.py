@@ -1,6 +1,5 @@
 """A run's receipt from its directory alone: measured, and written to receipt.json, receipt.md and receipt.svg."""
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from lathe.checkpoints import read_checkpoint
 from lathe.compression.structure import structure_of
 from lathe.config import differences, require
 from lathe.errors import UserError
+from lathe.files import scratch
 from lathe.receipt import facts, kept, page, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, reason
 from lathe.receipt.timing import time_forms
@@ -166,8 +166,8 @@ class _Receipt:
             "memory": self._memory(),
             "figure": "receipt.svg",
         }
-        with tempfile.TemporaryDirectory() as folder:
-            forms, found["files"] = self._forms(Path(folder))
+        with scratch() as folder:
+            forms, found["files"] = self._forms(folder)
             ships = words.shipped(found["files"])
             found["ships"] = ships["target"] if ships else None
             found["bytes_share"] = ships["share"] if ships else None  # what travels, over the dense net's file as it lies on disk

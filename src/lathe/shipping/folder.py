@@ -2,7 +2,6 @@
 
 import errno
 import os
-import re
 import shutil
 import signal
 import threading
@@ -13,6 +12,7 @@ from typing import Any
 
 from lathe.errors import Stopped, UserError
 from lathe.export.files import REASONS
+from lathe.files import aside, beside, settle, sweep
 
 SPARE = 2**20  # bytes: with less than this left, whatever a writer says, the disk is full
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -26,10 +26,10 @@ def fresh_folder(path: Path) -> Iterator[Path]:
     Raises:
         UserError: the disk is full or can't be written to.
     """
-    temporary, old = _beside(path, os.getpid())
+    temporary, old = beside(path), aside(path)
     first = not path.parent.exists()
     try:
-        clean(path)
+        sweep(path.parent)
         temporary.mkdir(parents=True)
         yield temporary
         _put(temporary, path, old)
@@ -43,7 +43,8 @@ def fresh_folder(path: Path) -> Iterator[Path]:
             raise UserError(f"{path} can't be written, {REASONS[errno.ENOSPC]}.") from error
         raise
     finally:
-        _settle(path, temporary, old)
+        shutil.rmtree(temporary, ignore_errors=True)
+        settle(path, old)
         if first:
             with suppress(OSError):  # another export is there by now
                 path.parent.rmdir()
@@ -53,11 +54,6 @@ def disk_is_full(path: Path) -> bool:
     """Whether nothing more can be written there."""
     there = next((folder for folder in path.parents if folder.exists()), None)
     return there is not None and shutil.disk_usage(there).free < SPARE
-
-
-def _beside(path: Path, process: int) -> tuple[Path, Path]:
-    """Where a process makes a new folder, and where it puts the earlier one for the moment between two names."""
-    return path.with_name(f".{path.name}.{process}"), path.with_name(f".{path.name}.{process}.old")
 
 
 def _put(temporary: Path, path: Path, old: Path) -> None:
@@ -72,37 +68,6 @@ def _put(temporary: Path, path: Path, old: Path) -> None:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             shutil.rmtree(old)
-
-
-def _settle(path: Path, temporary: Path, old: Path) -> None:
-    """Removes what is left, and brings back an earlier export if its successor did not get its name."""
-    if old.exists() and not path.exists():
-        os.replace(old, path)
-    shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-
-
-def clean(path: Path) -> None:
-    """Settles what processes that are no more have left beside `path`."""
-    if not path.parent.is_dir():
-        return
-    pattern = re.compile(rf"\.{re.escape(path.name)}\.(\d+)(\.old)?")
-    found = {int(match.group(1)) for entry in path.parent.iterdir() if (match := pattern.fullmatch(entry.name))}
-    for process in found:
-        if not _lives(process):
-            _settle(path, *_beside(path, process))
-
-
-def _lives(process: int) -> bool:
-    if process == os.getpid():
-        return False  # a number that was given again: this process has left nothing yet
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True  # somebody else's
-    return True
 
 
 class _Signalled(BaseException):

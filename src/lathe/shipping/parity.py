@@ -6,7 +6,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +15,7 @@ from torch.nn.functional import interpolate
 
 from lathe.errors import UserError
 from lathe.export.files import REASONS
+from lathe.files import scratch
 from lathe.measure import AgreementMeter
 from lathe.shippable import Shippable, make_preprocess
 
@@ -174,8 +174,7 @@ def answered(command: Sequence[str], job: dict[str, Any], inputs: Sequence[Tenso
         UserError: it ended with a sentence, or did not end.
     """
     try:
-        with tempfile.TemporaryDirectory(prefix="lathe-") as name:
-            folder = Path(name)
+        with scratch() as folder:
             (folder / "job.json").write_text(json.dumps(job))
             for number, x in enumerate(inputs):
                 np.save(folder / f"in_{number}.npy", x.numpy())

@@ -1,0 +1,49 @@
+"""A job script that is started twice: `resume=auto` never makes a duplicate of a run that is under way."""
+
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from helpers import SMALL, command, environment, runs
+
+SLOW = (*SMALL, "model.net.width=512", "trainer.max_epochs=4", "trainer.log_every_n_steps=1", "resume=auto")
+
+
+def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        command(*SLOW, *arguments), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def refused(told: tuple[str, str], directory: Path) -> bool:
+    return told[1] == f"Error: resume=auto: another process is at {directory}: wait for it, or leave resume out.\n"
+
+
+@pytest.mark.slow
+def test_of_several_commands_at_the_same_moment_one_trains_and_the_others_say_so(tmp_path: Path) -> None:
+    processes = [start(tmp_path) for _ in range(3)]
+    told = [process.communicate(timeout=240) for process in processes]
+    (directory,) = runs(tmp_path / "logs")
+    assert sorted(process.returncode for process in processes) == [0, 1, 1], told
+    assert sum(refused(texts, directory) for texts in told) == 2
+    assert (directory / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_under_way_is_not_started_again(tmp_path: Path) -> None:
+    log_dir, long = tmp_path / "logs", "trainer.max_epochs=100000"
+    first = start(tmp_path, long)
+    try:
+        while not any((path / "metrics.csv").exists() for path in runs(log_dir)):
+            assert first.poll() is None
+            time.sleep(0.01)
+        (directory,) = runs(log_dir)
+        second = start(tmp_path, long)
+        assert refused(second.communicate(timeout=120), directory)
+        assert second.returncode == 1
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+    assert runs(log_dir) == [directory]

@@ -1,0 +1,44 @@
+"""scripts/chaos.py: runs that it kills are those that were left alone, and it sees where they are not."""
+
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, SMALL, environment, new_run
+
+import lathe.run
+
+chaos = runpy.run_path(str(ROOT / "scripts" / "chaos.py"), run_name="chaos")
+
+
+@pytest.mark.slow
+def test_four_cases(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "scripts" / "chaos.py"), "--n", "4", "--variants", "mlp,ema,async,qat", "--seed", "3"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^seed 3: 4 of 4 equal after ([4-9]) deaths; torch ", done.stdout, flags=re.MULTILINE)
+
+
+def test_a_name_that_is_no_variant_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["chaos.py", "--variants", "mlp,nosuch"])
+    with pytest.raises(SystemExit):
+        chaos["main"]()
+    assert "--variants nosuch: choose from mlp, resnet" in capsys.readouterr().err
+
+
+def test_what_differs_is_named(tmp_path: Path) -> None:
+    options = (*SMALL, "trainer.limit_train_batches=4", "test=false", "trainer.log_every_n_steps=2")
+    one, again, other = (new_run(tmp_path / name, *options, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    for cfg in (one, again, other):
+        lathe.run.train(cfg)
+    alone, same, else_ = (Path(cfg["paths"]["run_dir"]) for cfg in (one, again, other))
+    assert chaos["differences"](same, alone) == []
+    told = " ".join(chaos["differences"](else_, alone))
+    for word in ("weights of last.ckpt", "weights of best.ckpt", "result.json: seed 2 in place of 1", "metrics.csv: {'step'"):
+        assert word in told
+    (alone / "receipt.md").write_text("")
+    (same / ".tmp-x-1.result.json").write_text("")
+    assert chaos["differences"](same, alone) == ["no receipt.md", "left: .tmp-x-1.result.json"]
