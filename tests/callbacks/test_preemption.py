@@ -157,4 +157,4 @@ def test_the_command_ends_with_143_and_one_sentence(tmp_path: Path) -> None:
     assert err == f"Error: stopped by SIGTERM; continue with: python train.py resume={run}\n"
     assert not (run / "result.json").exists()
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] > 0
-    assert not list(run.rglob("*.tmp"))
+    assert not list(run.rglob(".tmp-*"))

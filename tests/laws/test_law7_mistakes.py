@@ -216,7 +216,7 @@ def test_a_full_disk(cli: Cli, small_disk: Path) -> None:
     words = (word for word in SMALL if not word.startswith("model"))
     result = cli(*words, "trainer.max_epochs=1", "trainer.limit_train_batches=5", f"paths.log_dir={small_disk}")
     _one_sentence(result, "checkpoints/", ".ckpt", "the disk is full", "paths.log_dir")
-    assert [path.name for path in small_disk.rglob("*.tmp")] == []
+    assert [path.name for path in small_disk.rglob(".tmp-*")] == []
     assert list(small_disk.rglob("*.ckpt")) == []
 
 
