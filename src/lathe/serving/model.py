@@ -11,8 +11,10 @@ from lathe.errors import UserError
 from lathe.export.bundle import check_origin, open_bundle
 from lathe.export.manifest import PLAIN
 from lathe.rundir import open_run
+from lathe.serving.described import described
 
 MODULE = "module"
+RECEIPT_BYTES = 2**24
 Array = np.ndarray[Any, Any]
 
 
@@ -38,6 +40,9 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     if not kind.computes:
         raise UserError(f"target={target} holds weights alone, which compute nothing without their net: choose another target.")
     check_origin(_folder(path, target), found)
+    if not described(found):
+        again = "export the run again with scripts/export.py"
+        raise UserError(f"{_folder(path, target) / manifest.NAME} does not describe a net that can be served: {again}.")
     return found
 
 
@@ -85,6 +90,17 @@ def example(facts: dict[str, Any]) -> Array:
 
 
 def receipt(run: Path) -> Any:
-    """The run's receipt, or None."""
+    """The run's receipt, or None. /info shows it, so a link to another file is none.
+
+    Raises:
+        UserError: it can't be read.
+    """
     path = run / "receipt.json"
-    return json.loads(path.read_text()) if path.is_file() else None
+    if not path.is_file() or path.is_symlink():
+        return None
+    try:
+        if path.stat().st_size > RECEIPT_BYTES:
+            raise ValueError("larger than any receipt")
+        return json.loads(path.read_text())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} can't be read as a receipt: make it again with python scripts/receipt.py run={run}.") from error
