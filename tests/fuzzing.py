@@ -1,0 +1,347 @@
+"""Command lines drawn to be wrong, and a warm process that says what became of each."""
+
+import json
+import math
+import os
+import random
+import runpy
+import shutil
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import ROOT, config
+
+import lathe.launch
+import lathe.run
+from lathe.schema import rules
+from lathe.schema.rule import Rule, node
+
+QUICK = (
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=1",
+)
+MLP = ("model=mlp", "model.net.width=16", "model.net.depth=2")
+# What is typed by chance, whatever the key: words, numbers and structures as a shell hands them over.
+JUNK = (
+    "abc", "''", "' '", "'\u00fc\\u0000'", "'a\u0007b'", "x" * 5000, "-1", "0", "0.5", "1e400", "nan", "-inf", "true", "false", "null",
+    "[]", "[1,2]", "[[]]", "{a: 1}", "{_target_: builtins.print}", "{_target_: os.getcwd}", "${oc.env:HOME}", "${nope}", "???",
+    str(10**30), "1_000", "0x10", "2026-01-01", "'12:30'", "yes", "no", "on", "'null'", "'1'", "'1e-3'", "-0.0", "1e-320", "[null]",
+    "{}", "../x", "/dev/null", "'\u202eabc'", "\u00e9", "*", "a.b.c", "auto", "none",
+)  # fmt: skip
+# What a choice needs beside it to be composed and to be small.
+BESIDE = {
+    "model=gpt_nano": ("data=synthetic_tokens",),
+    "data=synthetic_tokens": ("model=gpt_nano",),
+    "data=tokens": ("model=gpt_nano",),
+    "data=documents": ("model=gpt_nano",),
+    "data=document_files": ("model=gpt_nano",),
+    "data=cifar10": (*MLP, "data.source.download=false"),
+    "compression=distill": (*MLP, "compression.distill.teacher=ema"),
+}
+CHOICES = {
+    "model": ("mlp", "deep_mlp", "gpt_nano", "resnet20", "resnet18", "vit_tiny", "wrn40_2"),
+    "data": ("digits", "synthetic", "synthetic_tokens", "documents", "cifar10", "shards", "tokens"),
+    "optimizer": ("sgd", "adamw", "muon"),
+    "scheduler": ("constant", "cosine", "cosine_restarts", "one_cycle", "step"),
+    "callbacks": ("[default,ema,early_stopping,device_stats]",),
+    "compression": ("prune", "prune_nm", "prune_structured", "prune_channels", "lottery", "rigl", "qat", "ptq_static", "ptq_dynamic",
+                    "weight_only", "distill"),
+    "strategy": ("ddp", "fsdp", "pipeline", "tensor", "3d", "model_split", "deepspeed_3", "dp"),
+    "precision": ("16-mixed",),
+    "compile": ("default",),
+    "logger": ("[tensorboard,wandb,mlflow]",),
+    "debug": ("profiler",),
+}  # fmt: skip
+VERBS = {
+    "evaluate": (), "receipt": (), "sensitivity": (), "serve": (), "predict": ("input=a.npy", "output=b.csv"),
+    "compress": ("compression=ptq_static",),
+    "export": ("target=[onnx,executorch,safetensors,tensorrt,torchscript,torchserve]",),
+}  # fmt: skip
+OTHERS = {"make_shards": (), "prepare_tokens": ("input=x",), "benchmark": ("suite=scaling",)}
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A command line, and the key that its last words are about."""
+
+    script: str
+    base: tuple[str, ...]
+    words: tuple[str, ...]
+    key: str
+    rule: Rule | None = field(default=None, hash=False, compare=False)
+    added: bool = False  # a key that nothing can read
+
+    def __str__(self) -> str:
+        return " ".join([self.script, *(repr(word) if " " in word else word for word in (*self.base, *self.words))])[:600]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A key that a choice brings, with what it takes."""
+
+    script: str
+    base: tuple[str, ...]
+    key: str
+    rule: Rule
+
+
+def written(value: Any) -> str:
+    """A value as an override spells it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, str):
+        return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    if isinstance(value, list):
+        return f"[{','.join(written(item) for item in value)}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {written(item)}" for key, item in value.items()) + "}"
+    return str(value)
+
+
+def wrong(rule: Rule) -> list[Any]:
+    """Values that a rule does not take: of other types, beyond each end, beside the choices, lists of other lengths."""
+    found: list[Any] = ["abc", 1.5, -7, 10**30, True, None, [], [1, 2, 3], {"a": 1}, "1e-3", "", math.nan, math.inf]
+    found.append({"_target_": "builtins.print"})
+    for one in rule.kinds():
+        step = 1 if one.kind == "whole" else 1e-3
+        found += [] if one.low is None else [one.low - step]
+        found += [] if one.high is None else [one.high + step]
+        found += [end for end in (one.above, one.below) if end is not None]
+        found += [f"{name}x" for name in one.words] + [name.upper() for name in one.words]
+        if one.item is not None:
+            item = next((bad for bad in wrong(one.item) if not isinstance(bad, dict)), None)
+            found += [[item] * max(one.least, 1), ["ab"] * (one.least + 1), [0.5] * max(one.least - 1, 0)]
+    return [value for value in found if not rule.fits(value)]
+
+
+def right(rule: Rule) -> list[Any]:
+    """Small values that a rule takes: its choices, the lower ends of its ranges, null."""
+    found: list[Any] = [None, True, False, 0, 1, 2, 3, 0.5, 0.9, 1.0, [], [1, 1], [0.5, 0.9], ["a"], ["bias"]]
+    for one in rule.kinds():
+        found += [*one.words, *([] if one.low is None else [one.low]), *one.also]
+        if one.item is not None and one.item.words:
+            found.append([one.item.words[-1]] * max(one.least, 1))
+    return [value for value in found if rule.fits(value)]
+
+
+def combined(place: Place, others: list[Place], choose: random.Random) -> Draw:
+    """Two or three keys of one command line with values that each of them takes."""
+    chosen = [place, *choose.sample(others, min(len(others), choose.choice((1, 2))))]
+    pairs = [(one.key, right(one.rule)) for one in chosen if right(one.rule)]
+    words = tuple(f"{key}={written(choose.choice(values))}" for key, values in pairs)
+    return Draw(place.script, place.base, words, place.key)
+
+
+def bases() -> list[tuple[str, str, tuple[str, ...], str]]:
+    """Command lines that are right: the script, its verb, its words, and the group whose keys they bring (all, where it is empty)."""
+    found: list[tuple[str, str, tuple[str, ...], str]] = [("train.py", "train", (*QUICK, *MLP), "")]
+    for group, names in CHOICES.items():
+        for choice in (f"{group}={name}" for name in names):
+            net = () if group == "model" or choice in BESIDE else MLP
+            words = (*QUICK, *net, *BESIDE.get(choice, ()), choice)
+            found.append(("train.py", "train", words, "callbacks" if group == "debug" else group))
+    found += [(f"scripts/{verb}.py", verb, ("run=RUN", *words), "") for verb, words in VERBS.items()]
+    return found + [(f"scripts/{verb}.py", verb, words, "") for verb, words in OTHERS.items()]
+
+
+def places(lines: list[tuple[str, str, tuple[str, ...], str]]) -> list[Place]:
+    """Every key of these command lines, once for each class or group that reads it."""
+    found: dict[tuple[str, str, str], Place] = {}
+    for script, verb, base, group in lines:
+        cfg = config(*base, name=verb)
+        for key, rule in rules(cfg, verb).items():
+            if group and not key.startswith(f"{group}."):
+                continue
+            parent: Any = cfg
+            for part in key.split(".")[:-1]:
+                parent = parent[part]
+            target = str(parent.get("_target_", key.rpartition(".")[0]))
+            found.setdefault((verb, target, key.rpartition(".")[2]), Place(script, base, key, rule))
+            if "_target_" in parent and key.count(".") > 1:
+                found.setdefault((verb, target, ""), Place(script, base, key.rpartition(".")[0], node | None))
+    return list(found.values())
+
+
+def structural(place: Place, choose: random.Random) -> Draw:
+    """A key taken out, typed twice, put under another, added beside it."""
+    parent, _, name = place.key.rpartition(".")
+    under = f"{parent}." if parent else ""
+    what = choose.choice(("out", "beside", "below", "again", "misspelt", "force", "twice"))
+    if what == "beside":
+        return Draw(place.script, place.base, (f"+{under}qqx=1",), f"{under}qqx", added=True)
+    if what == "force":
+        return Draw(place.script, place.base, (f"++{under}qqx=1",), f"{under}qqx", added=True)
+    if what == "below":
+        return Draw(place.script, place.base, (f"+{place.key}.qqx=1",), f"{place.key}.qqx", place.rule)
+    words = {"out": (f"~{place.key}",), "again": (f"+{place.key}=1",), "misspelt": (f"{under}{name}q=1",),
+             "twice": (f"{place.key}=1", f"{place.key}=abc")}[what]  # fmt: skip
+    return Draw(place.script, place.base, words, place.key, place.rule)
+
+
+def draws(seed: int, count: int, groups: int | None = None) -> Iterator[Draw]:
+    """`count` command lines: the keys in turn, in an order of their own for each seed, with a value that the key's rule refuses, one of
+    JUNK, a change of structure, or several keys with values that each takes. `groups` limits them to the keys of so many choices."""
+    choose = random.Random(seed)
+    lines = bases()
+    every = places(lines if groups is None else choose.sample(lines, groups))
+    choose.shuffle(every)
+    for index in range(count):
+        place = every[index % len(every)]
+        way = choose.random()
+        if way < 0.4:
+            near = [one for one in every if one.base == place.base and one.key != place.key]
+            yield structural(place, choose) if way < 0.2 else combined(place, near, choose)
+            continue
+        bad = wrong(place.rule)
+        value = written(choose.choice(bad)) if way < 0.7 and bad else choose.choice(JUNK)
+        yield Draw(place.script, place.base, (f"{place.key}={value}",), place.key, place.rule)
+
+
+class Reached(BaseException):
+    """Everything before the first training step was accepted, or before the job of another verb."""
+
+
+class Slow(BaseException):
+    """A command line took longer than any may."""
+
+
+@dataclass
+class Outcome:
+    """What became of a command line; `cfg` is the resolved configuration where it was accepted."""
+
+    accepted: bool
+    code: int
+    errors: str
+    seconds: float
+    cfg: dict[str, Any] | None
+    left: list[str]
+
+
+class Warm:
+    """Runs scripts in this process, in a folder of their own, up to the first training step."""
+
+    def __init__(self, folder: Path, run: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.run, self.patch, self.capture = folder, run, patch, capture
+        self.cfg: dict[str, Any] | None = None
+        self.real = lathe.launch.execute
+        self.known: dict[tuple[str, tuple[str, ...]], dict[str, Any] | None] = {}
+        patch.setenv("HYDRA_FULL_ERROR", "0")
+        patch.setenv("LATHE_FULL_ERROR", "0")
+        patch.setattr(lathe.launch, "execute", self._execute)
+        patch.setattr(lathe.run.Start, "on_train_start", self._reach)
+
+    def _execute(self, job: str, cfg: dict[str, Any], processes: int, *options: Any) -> Any:
+        self.cfg = cfg
+        if job != "lathe.run:train" or processes > 1:
+            raise Reached
+        return self.real(job, cfg, processes, *options)
+
+    @staticmethod
+    def _reach(*_: Any) -> None:
+        raise Reached
+
+    def __call__(self, script: str, *arguments: str) -> Outcome:
+        folder = self.folder / "here"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self.patch.chdir(folder)
+        words = [word.replace("RUN", str(self.run)) if word == "run=RUN" else word for word in arguments]
+        self.patch.setattr(sys, "argv", [str(ROOT / script), *words])
+        self.capture.readouterr()
+        self.cfg, code, accepted, began = None, 0, False, time.process_time()
+        with warnings.catch_warnings(), _limited(120):
+            warnings.simplefilter("ignore")
+            try:
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+                accepted = True
+            except Reached:
+                accepted = True
+            except Slow:
+                code = -1
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+                accepted = code == 0
+        left = sorted(str(path.relative_to(folder)) for name in ("config.yaml", "latest") for path in folder.rglob(name))
+        return Outcome(accepted, code, self.capture.readouterr().err, time.process_time() - began, self.cfg, left)
+
+    def baseline(self, script: str, base: tuple[str, ...]) -> dict[str, Any] | None:
+        """The resolved configuration of a command line without anything wrong."""
+        if (script, base) not in self.known:
+            self.known[script, base] = self(script, *base).cfg
+        return self.known[script, base]
+
+
+@contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise Slow
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def fault(draw: Draw, warm: Warm) -> str | None:
+    """What is wrong with the answer to a command line, or None."""
+    found = warm(draw.script, *draw.base, *draw.words)
+    lines = [line for line in found.errors.splitlines() if line.strip()]
+    if found.code == -1:
+        return "took longer than 120 seconds"
+    if found.left:
+        return f"left {found.left}"
+    if found.accepted:
+        return _fault_of_what_was_taken(draw, found, warm)
+    if found.code != 1 or len(lines) != 1 or not lines[0].startswith("Error: "):
+        return f"exit code {found.code}, {len(lines)} lines: {' / '.join(lines)[-1500:]}"
+    if found.seconds > 10:
+        return f"took {found.seconds:.1f} seconds"
+    return None
+
+
+def _fault_of_what_was_taken(draw: Draw, found: Outcome, warm: Warm) -> str | None:
+    if draw.added:
+        return "accepted a key that nothing reads"
+    if found.cfg is None:
+        return None  # a script that goes no way through the launch; its own tests say what it does
+    value = _value(found.cfg, draw.key)
+    if draw.rule is not None and not draw.words[0].startswith("~") and not draw.rule.fits(value):
+        return f"accepted {value!r}, which the schema does not take"
+    same = _plain(found.cfg) == _plain(warm.baseline(draw.script, draw.base))
+    base: Any = warm.baseline(draw.script, draw.base)
+    default = all(_value(base, word.partition("=")[0]) == _value(found.cfg, word.partition("=")[0]) for word in draw.words)
+    typed = any(word.startswith(("+", "~")) for word in draw.words)
+    return f"accepted, and changed nothing: {value!r}" if same and (typed or not default) else None
+
+
+def _value(cfg: Any, key: str) -> Any:
+    value = (cfg or {}).get("request", cfg)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _plain(cfg: dict[str, Any] | None) -> Any:
+    """A configuration without what differs between any two runs."""
+    cfg = json.loads(json.dumps(cfg, default=str, sort_keys=True))
+    if isinstance(cfg, dict):
+        cfg.get("paths", {}).pop("run_dir", None)
+    return cfg
+
+
+def seed() -> int:
+    """LATHE_FUZZ_SEED, or one by the clock."""
+    return int(os.environ.get("LATHE_FUZZ_SEED", time.time_ns() // 1_000_000 % 100_000))
