@@ -142,7 +142,7 @@ def _send(number: int, *processes: int) -> None:
 
 
 def runs(folder: Path) -> list[Path]:
-    return sorted({path.parent.resolve() for path in (folder / "logs").glob("*/*/config.yaml")})
+    return sorted({path.parent.resolve() for path in (folder / "logs").glob("*/[!.]*/config.yaml")})
 
 
 def rows(directory: Path) -> list[dict[str, str]]:

@@ -4,6 +4,7 @@ import errno
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,34 @@ def test_any_verb_on_a_run_directory_sweeps_it(tmp_path: Path) -> None:
     (tmp_path / named(gone, "latest")).symlink_to(run.path)
     rundir.point_latest(tmp_path, run.path)
     assert not [name for name in os.listdir(tmp_path) if name.startswith(".tmp-")]
+
+
+CREATE = """
+import os, signal, sys
+from pathlib import Path
+from lathe.rundir import create
+left, real = int(sys.argv[2]), (os.fsync, os.rename)
+def dying(function):
+    def call(*arguments):
+        global left
+        left -= 1
+        if not left:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments)
+    return call
+os.fsync, os.rename = map(dying, real)
+create(Path(sys.argv[1]), {"name": "train", "paths": {}}, [])
+"""
+
+
+@pytest.mark.parametrize("moment", [1, 2, 3, 4])
+def test_a_kill_leaves_a_whole_run_directory_or_none(tmp_path: Path, moment: int) -> None:
+    killed = subprocess.run([sys.executable, "-c", CREATE, str(tmp_path), str(moment)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert rundir.find_runs(tmp_path, "train") == []
+    assert len(list((tmp_path / "train").iterdir())) == 1
+    cfg = new_run(tmp_path)
+    assert [str(path) for path in (tmp_path / "train").iterdir()] == [cfg["paths"]["run_dir"]]
 
 
 @pytest.mark.parametrize(

@@ -176,30 +176,31 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
     Raises:
         UserError: the place can't be written to. Nothing is left behind then.
     """
-    parent, made = log_dir / str(cfg["name"]), False
+    parent = log_dir.absolute() / str(cfg["name"])
+    while True:
+        path = parent / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
+        if not os.path.lexists(path):
+            break
+    making = RunDir(beside(path))  # a kill leaves no run directory without its files
     try:
-        while True:
-            path = parent / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
-            try:
-                path.mkdir(parents=True)
-                made = True
-                break
-            except FileExistsError:
-                if parent.exists() and not parent.is_dir():
-                    raise
-        run = RunDir(path.absolute())
-        cfg["paths"]["run_dir"] = str(run.path)
-        run.save_config(cfg)
-        write_atomically(run.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
-        write_atomically(run.path / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
+        making.path.mkdir()
+        cfg["paths"]["run_dir"] = str(path)
+        making.save_config(cfg)
+        write_atomically(making.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
+        write_atomically(making.path / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
+        os.rename(making.path, path)
     except OSError as error:
-        if made:
-            RunDir(path).remove()
+        if making.path.exists():
+            making.remove()
+        if error.filename is not None:
+            error.filename = str(error.filename).replace(making.path.name, path.name)
         sentence = disk_sentence(error)
         if sentence is None:
             raise
         raise UserError(sentence) from error
-    return run
+    return RunDir(path)
 
 
 def point_latest(log_dir: Path, target: Path) -> None:
@@ -249,7 +250,7 @@ def _reason(error: Exception) -> str:
 
 def find_runs(log_dir: Path, name: str) -> list[RunDir]:
     """All runs called `name`, newest first."""
-    paths = sorted((path.parent for path in (log_dir / name).glob("*/config.yaml")), key=lambda path: path.name, reverse=True)
+    paths = sorted((path.parent for path in (log_dir / name).glob("[!.]*/config.yaml")), key=lambda path: path.name, reverse=True)
     return [RunDir(path.absolute()) for path in paths]
 
 
