@@ -26,9 +26,6 @@ def quiet() -> None:
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # images on the device need none
     warnings.filterwarnings(
-        "ignore", message=".*recommended to use `self.log.*sync_dist=True.*"
-    )  # tasks add up the ranks' sums themselves
-    warnings.filterwarnings(
         "ignore", message=".*treespec, LeafSpec.*"
     )  # Lightning 2.6 calls torch's tree functions by their older names
 

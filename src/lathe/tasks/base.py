@@ -1,5 +1,7 @@
 """What every task shares: optimizers, running sums of its figures, and plain names in checkpoints."""
 
+import re
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -100,6 +102,8 @@ class Task(LightningModule):
     def configure_callbacks(self) -> list[Any]:
         """None; the first hook that knows the Trainer sees to it that `self.log` writes in the row of its optimizer step."""
         logged.install(self.trainer)
+        names = "|".join(map(re.escape, self.metric_names))  # whose ranks' sums are added up already; a user's own are not
+        warnings.filterwarnings("ignore", message=rf".*recommended to use `self\.log\('({names})', .*sync_dist=True")
         return []
 
     def configure_model(self) -> None:
