@@ -180,6 +180,17 @@ def test_combinations_of_three_keys_are_refused() -> None:
         check_values(config("callbacks=[default,ema]", "strategy=pipeline"))
 
 
+def test_runs_that_an_older_version_took_are_still_read(defaults: dict[str, Any]) -> None:
+    older = changed(changed(defaults, "trainer.min_epochs", 31), "optimizer.momentum", 1.5)
+    older["optimizer"]["foreach"] = older["optimizer"]["fused"] = True
+    check_values(older, "parts")  # evaluated: no optimizer is built
+    check_values(changed(older, "optimizer.momentum", 0.9), "run")  # continued as it began
+    with pytest.raises(UserError, match=r"^optimizer\.momentum=1\.5: expected"):
+        check_values(older, "run")
+    with pytest.raises(UserError, match=r"^precision\.name=16-true: strategy Pipeline takes"):
+        check_values(config("strategy=pipeline", "precision=16-true"), "parts")
+
+
 @pytest.mark.parametrize(("key", "value"), [("max_steps", 10), ("max_time", "00:00:01:00")])
 def test_a_run_may_end_by_steps_or_time_alone(defaults: dict[str, Any], key: str, value: Any) -> None:
     check_values(changed(changed(defaults, "trainer.max_epochs", None), f"trainer.{key}", value))

@@ -4,13 +4,13 @@ import copy
 import os
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.errors import UserError
-from lathe.schema import contradictions, kind_of, problems, references, rules
+from lathe.schema import clashes, contradictions, kind_of, problems, references, rules
 from lathe.schema import did_you_mean as did_you_mean
 
 CPU_PROCESSES_PER_CORE = 4  # more than this on one machine is a typing mistake, not a plan
@@ -93,8 +93,14 @@ def check_composed(cfg: DictConfig, resolved: dict[str, Any], verb: str) -> None
         raise UserError(sentence)
 
 
-def check_values(cfg: dict[str, Any]) -> None:
-    """Holds a training configuration, which may be an older run's, against what its keys take alone and together. Needs no torch.
+READ_AGAIN = ("data", "model", "trainer", "strategy", "precision")  # what a job on a finished run builds
+
+
+def check_values(cfg: dict[str, Any], saved: Literal["run", "parts"] | None = None) -> None:
+    """Holds a training configuration against what its keys take alone and together. Needs no torch.
+
+    Of a `saved` one, which an older version may have taken, a `run` that is continued is held against single keys alone, and what a job on
+    a run directory (`parts`) does not build is left out.
 
     Raises:
         UserError: naming the key, its value and the way out.
@@ -104,7 +110,8 @@ def check_values(cfg: dict[str, Any]) -> None:
             isinstance(cfg.get(group), dict),
             f"{group}={cfg.get(group)!r}: a run needs this group; choose one of the files in configs/{group}.",
         )
-    for sentence in (*problems(cfg, "train", saved=True), *contradictions(cfg)):
+    keys = {key: value for key, value in cfg.items() if saved != "parts" or key in READ_AGAIN}
+    for sentence in (*problems(keys, "train", saved=True), *(contradictions(cfg) if saved is None else clashes(cfg))):
         raise UserError(sentence)
 
 

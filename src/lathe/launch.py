@@ -72,7 +72,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     with ExitStack() as held:
         with arriving(log_dir) if nodes.launch_id or typed["resume"] == "auto" else nullcontext():
             run, resolved = _find_run(typed, outer, nodes)
-            check_values(resolved)
+            check_values(resolved, None if run is None else "run")
             check_compression(resolved)
             if HydraConfig.get().mode == RunMode.MULTIRUN:
                 hydra = HydraConfig.get()
@@ -147,7 +147,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         if request["batch_size"] is not None:
             resolved["data"]["eval_batch_size"] = request["batch_size"]
         resolved["request"] = request
-        check_values(resolved)
+        check_values(resolved, "parts")
         nodes = read_nodes(request["launch"])
         alone = not nodes.several and nodes.launch_id is None
         require(alone, "launch.nodes and launch.id are for training: a job on a run directory takes one machine; leave them out.")

@@ -2,6 +2,6 @@
 
 from lathe.schema.check import problems, references, rules
 from lathe.schema.rule import did_you_mean, kind_of
-from lathe.schema.together import contradictions
+from lathe.schema.together import clashes, contradictions
 
-__all__ = ["contradictions", "did_you_mean", "kind_of", "problems", "references", "rules"]
+__all__ = ["clashes", "contradictions", "did_you_mean", "kind_of", "problems", "references", "rules"]

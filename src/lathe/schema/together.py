@@ -13,7 +13,7 @@ def contradictions(cfg: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each contradiction in a resolved training configuration whose single values are all taken."""
     yield from _lengths(cfg["trainer"])
     yield from _optimizer(cfg)
-    yield from _precision(cfg)
+    yield from clashes(cfg)
     if cfg.get("ckpt_mode") == "trainer" and cfg.get("ckpt_path") is None and cfg.get("resume") is None:
         yield "ckpt_mode=trainer says what is taken from ckpt_path, which is null: set ckpt_path, or leave ckpt_mode out."
     devices = cfg["trainer"].get("devices")
@@ -56,7 +56,8 @@ def _optimizer(cfg: Mapping[str, Any]) -> Iterator[str]:
                f"{cfg['trainer']['gradient_clip_val']}: use optimizer.fused=false, or another precision.")  # fmt: skip
 
 
-def _precision(cfg: Mapping[str, Any]) -> Iterator[str]:
+def clashes(cfg: Mapping[str, Any]) -> Iterator[str]:
+    """Those of precision and strategy, which a job on a finished run chooses anew."""
     precision, taken = cfg["precision"], cfg["strategy"].get("precisions")
     strategy, name = str(cfg["strategy"].get("_target_")).rpartition(".")[2], precision.get("name")
     if taken is not None and name not in taken:
