@@ -108,7 +108,7 @@ COMPRESSION: dict[str, dict[str, Rule]] = {
     "lathe.callbacks.WeightOnly": {
         **_kind,
         **_ptq,
-        "group_size": count | None,
+        "group_size": whole(2, 2**31) | None,
         "bias_correction": flag,
         "batches": whole(1, 1_000_000),
     },

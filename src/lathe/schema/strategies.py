@@ -49,7 +49,7 @@ STRATEGIES: dict[str, dict[str, Rule]] = {
         "max_live_parameters": whole(0, 2**40),
         "log_level": word("debug", "info", "warning", "error"),
     },
-    "lathe.strategies.FSDP": {**_group, **_files, "min_params": whole(0), "cpu_offload": flag, "replicas": _ranks},
+    "lathe.strategies.FSDP": {**_group, **_files, "min_params": whole(1), "cpu_offload": flag, "replicas": _ranks},
     "lathe.strategies.Horovod": _group,
     "lathe.strategies.ModelSplit": {**_group, "devices": items(text("a device"), 1) | None, "split": items(count, 1) | None},
     "lathe.strategies.Pipeline": {**_group, **_pipeline, "stages": _ranks | None, "data": _ranks | None},
