@@ -44,6 +44,7 @@ WRONG = {
         "math.hypot": "callbacks.x._target_=math.hypot: expected a lightning Callback, got a float.",
         "lightning.pytorch.callbacks.LearningRateFinder": "callbacks.x: LearningRateFinder trains for a while with settings of its own",
         "lightning.pytorch.callbacks.BatchSizeFinder": "callbacks.x: BatchSizeFinder trains for a while with settings of its own",
+        "lightning.pytorch.callbacks.GradientAccumulationScheduler": "callbacks.x can't be built: ",
         "lathe.callbacks.Checkpoint": "callbacks.checkpoint and callbacks.x are both Checkpoint: leave one of them out.",
         "lathe.callbacks.Throughput": "callbacks.throughput and callbacks.x are both Throughput: leave one of them out.",
     },
@@ -155,3 +156,10 @@ def test_a_name_that_nothing_logs_is_told_after_the_first_validation(tmp_path: P
     with pytest.raises(UserError, match=rf"^callbacks\.{part}.*own/wors\b"):
         train(cfg)
     assert int(rows(Path(cfg["paths"]["run_dir"]))[-1]["step"]) <= 20
+
+
+def test_a_callback_that_asks_the_task_for_what_it_has_not_is_told(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL)
+    cfg["callbacks"]["x"] = {"_target_": "lightning.pytorch.callbacks.BackboneFinetuning"}
+    with pytest.raises(UserError, match=r"^Lightning refuses this run: 'ClassificationTask' object has no attribute 'backbone'"):
+        train(cfg)

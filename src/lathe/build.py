@@ -7,6 +7,7 @@ from typing import Any
 import hydra
 from hydra.errors import InstantiationException
 from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from lathe.config import did_you_mean
@@ -39,7 +40,10 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
             takes = inspect.signature(hydra.utils.get_object(inner["_target_"])).parameters
             hint = did_you_mean(surplus.group(1), takes)
             raise UserError(f"{full}.{surplus.group(1)}: {inner['_target_']} takes no such argument; {hint}") from error
-        if isinstance(deepest, (TypeError, ImportError, ModuleNotFoundError, AttributeError, ValueError)) or deepest is error:
+        if (
+            isinstance(deepest, (TypeError, ImportError, AttributeError, ValueError, MisconfigurationException))
+            or deepest is error
+        ):
             raise UserError(f"{full} can't be built: {' '.join(str(deepest).split())}") from error
         raise
 

@@ -74,7 +74,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         if not str(error).startswith("Early stopping conditioned on metric"):
             raise
         raise UserError(f"callbacks.early_stopping: {str(error).partition(' Pass in')[0]}.") from error
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, AttributeError) as error:
         if start.begun or not from_lightning(error):
             raise
         raise UserError(f"Lightning refuses this run: {' '.join(str(error).split())}") from error
@@ -130,6 +130,8 @@ class Start(Callback):
 def from_lightning(error: BaseException) -> bool:
     """Whether Lightning's own code raised this, and not a part that it called."""
     frames = traceback.extract_tb(error.__traceback__)
+    if frames and frames[-1].name == "__getattr__":  # a module's: who has asked for what is not there?
+        frames.pop()
     return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(lightning.__file__).parent)
 
 
