@@ -24,7 +24,7 @@ def shown(result: dict[str, Any], cfg: dict[str, Any], best: bool = True) -> lis
         run.best.touch()
     console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        show(result, run, console)
+        show(result, run, cfg, console)
         return console.export_text().splitlines()
 
 

@@ -81,7 +81,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
             for count in range(nodes.least, nodes.most + 1):
                 check_batch_size(resolved, outer.world_size if outer else processes * count)
             complete = run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
-            if run is not None and complete and not _owes_receipt(run):
+            if run is not None and complete and not _owes_receipt(run, resolved):
                 print(f"{run.path} is complete; raise trainer.max_epochs to train it further.")
                 return run.result.get("objective")
             fresh = run is None
@@ -245,7 +245,7 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
 def _complete_already(log_dir: Path, cfg: dict[str, Any]) -> rundir.RunDir | None:
     """A sweep that is started again keeps its finished jobs: a second run of the same seed would count twice in an average."""
     found = rundir.find_complete(log_dir, cfg)
-    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or _owes_receipt(found):
+    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or _owes_receipt(found, cfg):
         return found
     print(
         f"{found.path} is a complete run of this configuration; resume=auto starts another (under -m it keeps the complete one)."
@@ -291,8 +291,8 @@ def _lookup(tree: dict[str, Any], key: str) -> Any:
     return tree
 
 
-def _owes_receipt(run: rundir.RunDir) -> bool:
-    """Whether a complete run that was made small was ended before its receipt was measured."""
-    compression = run.config.get("compression") or {}
+def _owes_receipt(run: rundir.RunDir, cfg: dict[str, Any]) -> bool:
+    """Whether the complete run of `cfg` was made small and ended before its receipt was measured."""
+    compression = cfg.get("compression") or {}
     wanted = bool(methods(compression)) and compression.get("receipt", "none") != "none"
     return wanted and run.best.exists() and not (run.path / "receipt.json").exists()

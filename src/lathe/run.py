@@ -86,7 +86,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
     if trainer.is_global_zero:
         run.finish(result)
-        summary.show(result, run)
+        summary.show(result, run, cfg)
         if any(isinstance(callback, Compression) for callback in callbacks) and cfg["compression"]["receipt"] != "none":
             stacking.write_receipt(run, cfg)
     return result

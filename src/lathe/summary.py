@@ -13,8 +13,8 @@ from lathe.config import flatten
 from lathe.rundir import RunDir
 
 
-def show(result: dict[str, Any], run: RunDir, console: Console | None = None) -> None:
-    """Prints the final figures, where the run lies, and three commands to try next."""
+def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
+    """Prints the final figures of the run of `cfg`, where it lies, and three commands to try next."""
     console = console or Console()
     table = Table(title="Run complete", show_header=False, title_justify="left")
     for name in sorted(key for key in result if key.startswith("test/")) or sorted(
@@ -38,7 +38,7 @@ def show(result: dict[str, Any], run: RunDir, console: Console | None = None) ->
     for note in result.get("notes", []):
         console.print(note, soft_wrap=True, highlight=False, markup=False)
     console.print("Next:")
-    for command in proposals(run, shown):
+    for command in proposals(run, shown, cfg):
         console.print(f"  {command}", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -46,10 +46,10 @@ def _figure(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-def proposals(run: RunDir, shown: Path) -> list[str]:
+def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
     """Commands that make sense after `run`, which lies at `shown` for who types them: its figures on the validation split, the same run
     with half its learning rate, and with other seeds."""
-    cfg, words = run.config, _typed(run)
+    words = _typed(run, cfg)
     found = [["python", "scripts/evaluate.py", f"run={_value(str(shown))}", "split=val"]] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
@@ -58,11 +58,11 @@ def proposals(run: RunDir, shown: Path) -> list[str]:
     return [shlex.join(command) for command in found]
 
 
-def _typed(run: RunDir) -> list[str]:
+def _typed(run: RunDir, cfg: dict[str, Any]) -> list[str]:
     """The overrides that make another run like this one: without what names this one alone, and with the runs that it started from or
     learned from as they were found then, since logs/latest leads elsewhere by now."""
     words = [str(word) for word in OmegaConf.load(run.path / "overrides.yaml")]
-    leaves = flatten(run.config)
+    leaves = flatten(cfg)
     kept = []
     for word in _without(words, "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
         key = _key(word)
