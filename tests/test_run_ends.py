@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, column, new_run, rows, weights
+from helpers import SMALL, check, column, new_run, rows, runs, weights
+from helpers import run as run_command
 
 from lathe import rundir
 from lathe.errors import Stopped, UserError
 from lathe.run import train
-from lathe.score import open_run_net
+from lathe.score import open_data, open_run_net, score
 from lathe.tasks import ClassificationTask
 
 LAST, FIRST = "the last weights, no validation ran", "the initial weights, nothing was trained"
@@ -110,9 +111,11 @@ def test_a_run_that_lost_its_best_checkpoint_says_what_it_tests(tmp_path: Path) 
 
 
 def test_a_state_from_before_this_one_is_completed(tmp_path: Path) -> None:
-    """As older versions left it: trained to the end, best.ckpt the newest, and none of today's words in the checkpoint."""
+    """As older versions left it: trained to the end for an objective that is none, best.ckpt the newest, and none of today's words in the
+    checkpoint."""
     cfg = new_run(tmp_path, *SHORT, "trainer.limit_val_batches=0")
     result = train(cfg)
+    cfg["objective"] = "val/acc"
     run = run_of(cfg)
     for path in (run.last, run.best):
         state = torch.load(path, weights_only=True)
@@ -226,3 +229,22 @@ def test_a_signal_during_the_test_stops_a_run_that_is_then_completed(tmp_path: P
     assert not run_of(cfg).complete
     result = train(cfg)
     assert (result["steps"], result["test/loss"], result["objective"]) == (whole["steps"], whole["test/loss"], whole["objective"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize(("way", "best"), [("trainer.max_steps=4", LAST), ("trainer.max_epochs=0", FIRST)])
+def test_it_ends_so_on_two_ranks(tmp_path: Path, strategy: str, way: str, best: str) -> None:
+    typed = (*SHORT, "trainer.devices=2", f"strategy={strategy}", way)
+    check(run_command(*typed, cwd=tmp_path))
+    (folder,) = runs(tmp_path / "logs")
+    result = strict(folder / "result.json")
+    assert (result["best"], result["objective"], result["devices"]) == (best, None, 2)
+    task, cfg = open_run_net(folder)
+    tested = score(task, task.net, open_data(cfg).eval_loader("test"))
+    assert result["test/loss"] == pytest.approx(tested["loss"], rel=1e-5)
+    (folder / "result.json").unlink()
+    done = check(run_command(f"resume={folder}", cwd=tmp_path))
+    assert "objective is null: there is no val/accuracy" in done.stdout
+    again = strict(folder / "result.json")
+    assert (again["test/loss"], again["steps"], again["best"]) == (result["test/loss"], result["steps"], best)

@@ -45,7 +45,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     """
     quiet()
     run = rundir.RunDir(cfg["paths"]["run_dir"])
-    began = time.monotonic()
+    began, fresh = time.monotonic(), not run.begun
     seed_everything(cfg["seed"], workers=True, verbose=False)
     datamodule = make_data(cfg)
     task = make_task(cfg)
@@ -57,11 +57,12 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     loggers = make_loggers(cfg, run.path, first_step)
     start = Start(run, cfg, first_step)
     callbacks = [*make_callbacks(cfg, task), start]  # the last: every other part has had its chance to refuse
-    check_names(cfg, task, callbacks)
+    if fresh:  # what an older version has let begin is brought to its end
+        check_names(cfg, task, callbacks)
+        task.check_facts(cfg["data"])
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, run.path, callbacks, loggers)
     parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy spreads them
-    task.check_facts(cfg["data"])
     if state is None and cfg["ckpt_path"] is not None:
         resume = start_from(cfg, task)
     prepare(cfg, task, trainer)
