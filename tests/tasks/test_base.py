@@ -175,8 +175,8 @@ def test_metric_names_are_every_figure_of_every_split() -> None:
 def test_scheduler_gets_the_number_of_optimizer_steps() -> None:
     asked = []
 
-    def schedule(optimizer: Any, total: int) -> Any:
-        asked.append(total)
+    def schedule(optimizer: Any, total_steps: int) -> Any:
+        asked.append(total_steps)
         return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
 
     it = task(lr=1.0, scheduler=schedule)
