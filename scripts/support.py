@@ -20,7 +20,7 @@ from lathe.agent import execute
 from lathe.config import require, resolve
 from lathe.errors import UserError
 from lathe.evaluate import evaluate
-from lathe.launch import one_sentence
+from lathe.launch import check_typed, one_sentence
 
 SHORT = (
     "trainer.accelerator=cpu", "trainer.max_epochs=null", "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.5",
@@ -37,6 +37,7 @@ TOLERANCE = 1e-5  # law 2, for full precision; in other formats two processes ro
 @hydra.main(version_base="1.3", config_path="../configs", config_name="support")
 def main(cfg: DictConfig) -> None:
     request = resolve(cfg)
+    check_typed(cfg, request)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     require(request["processes"] >= 2, f"processes={request['processes']}: give at least 2, one is what they are compared with.")
     require(request["part"] in PARTS, f"part={request['part']}: choose one of {', '.join(PARTS)}.")

@@ -345,5 +345,6 @@ def _plain(cfg: dict[str, Any] | None) -> Any:
 
 
 def seed() -> int:
-    """LATHE_FUZZ_SEED, or one by the clock."""
-    return int(os.environ.get("LATHE_FUZZ_SEED", time.time_ns() // 1_000_000 % 100_000))
+    """LATHE_FUZZ_SEED: a number, or `clock` for another one each time; 1 where it is not set, so that a test fails by what was changed."""
+    typed = os.environ.get("LATHE_FUZZ_SEED", "1")
+    return time.time_ns() // 1_000_000 % 1_000_000 if typed == "clock" else int(typed)
