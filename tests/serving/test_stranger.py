@@ -35,7 +35,6 @@ def test_a_strangers_minute(served_run: Path, bare: Callable[..., Any], options:
 def test_a_strangers_half_hour(served_run: Path, bare: Callable[..., Any]) -> None:
     """Beside slow clients that hold up nobody, at a real server; its memory stays as it was."""
     print(f"seed={SEED}")
-    until = time.monotonic() + 30
     with Served(
         served_run, "target=onnx", "threads=1", "workers=2", "header_timeout=2", "body_timeout=2", "max_connections=60"
     ) as server:
@@ -46,7 +45,7 @@ def test_a_strangers_half_hour(served_run: Path, bare: Callable[..., Any]) -> No
                 guest.visit(20)
 
         Stranger(SEED + 9, server.connect, bare).visit(60)
-        before = resident(server.process.pid)
+        before, until = resident(server.process.pid), time.monotonic() + 25
         slow = [threading.Thread(target=drip, args=(server, number, until)) for number in range(12)]
         for thread in slow:
             thread.start()
