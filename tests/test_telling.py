@@ -120,3 +120,13 @@ def test_a_launcher_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("lathe.telling.find_spec", lambda name: None)
     told = sentence_for(MissingConfigException("x"))
     assert told == "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e .[slurm]."
+
+
+def test_ctrl_c_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    with pytest.raises(SystemExit) as ended:
+        one_sentence(main)()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "Error: stopped by Ctrl-C.\n")

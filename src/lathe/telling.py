@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -36,6 +37,9 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
         try:
             sys.argv[1:] = translate(sys.argv[1:], root_names())
             main()
+        except KeyboardInterrupt:  # where no job answers for its signals
+            print("Error: stopped by Ctrl-C.", file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)
         except Exception as error:
             sys.exit(tell(error))
 
