@@ -4,6 +4,7 @@ import copy
 import os
 import re
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -93,6 +94,8 @@ def check_composed(cfg: DictConfig, resolved: dict[str, Any], verb: str) -> None
         raise UserError(sentence)
 
 
+# What the configuration of every run has had from the first version on, and no default stands in for.
+ALWAYS = ("seed", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "precision.name")
 READ_AGAIN = ("data", "model", "trainer", "strategy", "precision")  # what a job on a finished run builds
 
 
@@ -111,7 +114,11 @@ def check_values(cfg: dict[str, Any], saved: Literal["run", "parts"] | None = No
             f"{group}={cfg.get(group)!r}: a run needs this group; choose one of the files in configs/{group}.",
         )
     keys = {key: value for key, value in cfg.items() if saved != "parts" or key in READ_AGAIN}
-    for sentence in (*problems(keys, "train", saved=True), *(contradictions(cfg) if saved is None else clashes(cfg))):
+    there = flatten(cfg)
+    for key in ALWAYS:
+        require(key in there, f"{key} is missing from the configuration, which that of every run has: take a whole one.")
+    # What keys mean together is asked once each is taken alone.
+    for sentence in chain(problems(keys, "train", saved=True), (contradictions if saved is None else clashes)(cfg)):
         raise UserError(sentence)
 
 
