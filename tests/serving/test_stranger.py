@@ -1,6 +1,5 @@
 """A stranger's half hour, shortened: thousands of right and hostile requests, each of which must get what it deserves."""
 
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -11,18 +10,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fuzzing import seed
 from here import Here
 from served import BINARY, Served, message
 from stranger import Stranger
 
 from lathe.serving.model import describe
 
-SEED = random.SystemRandom().randrange(2**32)
+SEED = seed()  # LATHE_FUZZ_SEED, as for the fuzz of law 7
 COMMON = (200, 400, 415, 422, 431)
 
 
 def test_a_strangers_minute(served_run: Path, bare: Callable[..., Any], options: Callable[..., Any]) -> None:
-    print(f"seed={SEED}")
+    print(f"LATHE_FUZZ_SEED={SEED}")
     with Here(options(header_timeout=2, body_timeout=2), describe(str(served_run), "onnx", "best"), bare) as server:
         stranger = Stranger(SEED, server.connect, bare)
         stranger.visit(100)
@@ -34,7 +34,7 @@ def test_a_strangers_minute(served_run: Path, bare: Callable[..., Any], options:
 @pytest.mark.slow
 def test_a_strangers_half_hour(served_run: Path, bare: Callable[..., Any]) -> None:
     """Beside slow clients that hold up nobody, at a real server; its memory stays as it was."""
-    print(f"seed={SEED}")
+    print(f"LATHE_FUZZ_SEED={SEED}")
     with Served(
         served_run, "target=onnx", "threads=1", "workers=2", "header_timeout=2", "body_timeout=2", "max_connections=60"
     ) as server:
