@@ -171,40 +171,6 @@ def test_any_other_change_is_refused_with_a_diff(
     assert not broken.complete
 
 
-def test_a_complete_run_is_not_trained_again(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    command("seed=4")
-    (run,) = command.runs
-    assert command(f"resume={run.path}", job="jobs:never_begins") == 4
-    assert f"{run.path} is complete; raise trainer.max_epochs to train it further." in capsys.readouterr().out
-    assert run.complete
-
-
-@pytest.mark.parametrize("resume", ["path", "auto"])
-def test_a_complete_run_that_lost_its_receipt_gets_it(
-    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], resume: str
-) -> None:
-    import lathe.receipt
-
-    measured: list[tuple[Path, str]] = []
-    monkeypatch.setattr(lathe.receipt, "write", lambda run, cfg, baseline, effort: measured.append((run.path, effort)))
-    typed = ("seed=4", "compression=prune", "compression.receipt=full")
-    command(*typed)
-    (run,) = command.runs
-    run.best.parent.mkdir()
-    run.best.touch()
-    again = (f"resume={run.path}",) if resume == "path" else (*typed, "resume=auto")
-    assert command(*again, job="jobs:never_begins") == 4
-    assert measured == [(run.path, "full")]
-    assert f"{run.path} is complete but for its receipt, which is measured now." in capsys.readouterr().out
-    (run.path / "receipt.json").touch()
-    assert command(f"resume={run.path}", job="jobs:never_begins") == 4
-    assert len(measured) == len(command.runs) == 1
-    for key in ("compression=none", "compression.receipt=none"):  # these owe none
-        command("seed=5", "compression=prune", key)
-        command(f"resume={command.runs[-1].path}", job="jobs:never_begins")
-    assert len(measured) == 1
-
-
 def test_a_failed_continuation_keeps_the_run(command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     (broken.path / "metrics.csv").unlink()  # as if it had been killed before its first line
     command.fails(f"resume={broken.path}", job="jobs:never_begins", capsys=capsys)
@@ -226,16 +192,6 @@ def test_auto_continues_the_newest_unfinished_run_of_the_same_configuration(comm
     command("model=mlp", "seed=8", "trainer.max_epochs=3", "resume=auto")
     assert len(command.runs) == 3
     assert [run.config["resume"] for run in command.runs[1:]] == [None, None]
-
-
-def test_a_sweep_that_is_started_again_keeps_its_finished_jobs(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    for _ in range(2):
-        assert [command("model=mlp", f"seed={seed}", "resume=auto", mode=RunMode.MULTIRUN) for seed in (1, 2, 3)] == [1, 2, 3]
-        assert sorted(run.config["seed"] for run in command.runs) == [1, 2, 3]
-    assert capsys.readouterr().out.count("is complete;") == 3
-    command("model=mlp", "seed=1", "resume=auto")
-    assert "is a complete run of this configuration; resume=auto starts another" in capsys.readouterr().out
-    assert len(command.runs) == 4
 
 
 def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command) -> None:
