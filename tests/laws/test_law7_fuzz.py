@@ -7,8 +7,9 @@ that the key takes. `LATHE_FUZZ_SEED=clock` draws others each time, `LATHE_FUZZ_
 from pathlib import Path
 
 import pytest
-from fuzzing import MLP, QUICK, Warm, draws, fault, seed
+from fuzzing import MLP, QUICK, draws, seed
 from helpers import SMALL, new_run
+from warm import Warm, fault
 
 import lathe.run
 

@@ -1,0 +1,158 @@
+"""A warm process that runs command lines up to the first training step and says what became of each."""
+
+import json
+import runpy
+import shutil
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzzing import Draw
+from helpers import ROOT
+
+import lathe.launch
+import lathe.run
+
+
+class Reached(BaseException):
+    """Everything before the first training step was accepted, or before the job of another verb."""
+
+
+class Slow(BaseException):
+    """A command line took longer than any may."""
+
+
+@dataclass
+class Outcome:
+    """What became of a command line; `cfg` is the resolved configuration where it was accepted."""
+
+    accepted: bool
+    code: int
+    errors: str
+    seconds: float
+    cfg: dict[str, Any] | None
+    left: list[str]
+
+
+class Warm:
+    """Runs scripts in this process, in a folder of their own, up to the first training step."""
+
+    def __init__(self, folder: Path, run: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
+        self.folder, self.run, self.patch, self.capture = folder, run, patch, capture
+        self.cfg: dict[str, Any] | None = None
+        self.real = lathe.launch.execute
+        self.known: dict[tuple[str, tuple[str, ...]], dict[str, Any] | None] = {}
+        patch.setenv("HYDRA_FULL_ERROR", "0")
+        patch.setenv("LATHE_FULL_ERROR", "0")
+        patch.setattr(lathe.launch, "execute", self._execute)
+        patch.setattr(lathe.run.Start, "on_train_start", self._reach)
+
+    def _execute(self, job: str, cfg: dict[str, Any], processes: int, *options: Any) -> Any:
+        self.cfg = cfg
+        if (
+            job != "lathe.run:train" or processes > 1 or options[0]["max_restarts"]
+        ):  # workers of their own know nothing of this class
+            raise Reached
+        return self.real(job, cfg, processes, *options)
+
+    @staticmethod
+    def _reach(*_: Any) -> None:
+        raise Reached
+
+    def __call__(self, script: str, *arguments: str) -> Outcome:
+        folder = self.folder / "here"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        self.patch.chdir(folder)
+        words = [word.replace("RUN", str(self.run)) if word == "run=RUN" else word for word in arguments]
+        self.patch.setattr(sys, "argv", [str(ROOT / script), *words])
+        self.capture.readouterr()
+        self.cfg, code, accepted, began = None, 0, False, time.process_time()
+        with warnings.catch_warnings(), _limited(120):
+            warnings.simplefilter("ignore")
+            try:
+                runpy.run_path(str(ROOT / script), run_name="__main__")
+                accepted = True
+            except Reached:
+                accepted = True
+            except Slow:
+                code = -1
+            except SystemExit as stop:
+                code = int(stop.code or 0)
+                accepted = code == 0
+        left = sorted(str(path.relative_to(folder)) for name in ("config.yaml", "latest") for path in folder.rglob(name))
+        return Outcome(accepted, code, self.capture.readouterr().err, time.process_time() - began, self.cfg, left)
+
+    def baseline(self, script: str, base: tuple[str, ...]) -> dict[str, Any] | None:
+        """The resolved configuration of a command line without anything wrong."""
+        if (script, base) not in self.known:
+            self.known[script, base] = self(script, *base).cfg
+        return self.known[script, base]
+
+
+@contextmanager
+def _limited(seconds: int) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise Slow
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def fault(draw: Draw, warm: Warm) -> str | None:
+    """What is wrong with the answer to a command line, or None."""
+    found = warm(draw.script, *draw.base, *draw.words)
+    lines = [line for line in found.errors.splitlines() if line.strip()]
+    if found.code == -1:
+        return "took longer than 120 seconds"
+    if found.left:
+        return f"left {found.left}"
+    if found.accepted:
+        return _fault_of_what_was_taken(draw, found, warm)
+    if found.code != 1 or len(lines) != 1 or not lines[0].startswith("Error: "):
+        return f"exit code {found.code}, {len(lines)} lines: {' / '.join(lines)[-1500:]}"
+    if found.seconds > 10:
+        return f"took {found.seconds:.1f} seconds"
+    return None
+
+
+def _fault_of_what_was_taken(draw: Draw, found: Outcome, warm: Warm) -> str | None:
+    if draw.added:
+        return "accepted a key that nothing reads"
+    if found.cfg is None:
+        return None  # a script that goes no way through the launch; its own tests say what it does
+    value = _value(found.cfg, draw.key)
+    if draw.rule is not None and not draw.words[0].startswith("~") and not draw.rule.fits(value):
+        return f"accepted {value!r}, which the schema does not take"
+    same = _plain(found.cfg) == _plain(warm.baseline(draw.script, draw.base))
+    base: Any = warm.baseline(draw.script, draw.base)
+    default = all(_value(base, word.partition("=")[0]) == _value(found.cfg, word.partition("=")[0]) for word in draw.words)
+    typed = any(word.startswith(("+", "~")) for word in draw.words)
+    return f"accepted, and changed nothing: {value!r}" if same and (typed or not default) else None
+
+
+def _value(cfg: Any, key: str) -> Any:
+    value = (cfg or {}).get("request", cfg)
+    for part in key.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
+def _plain(cfg: dict[str, Any] | None) -> Any:
+    """A configuration without what differs between any two runs."""
+    cfg = json.loads(json.dumps(cfg, default=str, sort_keys=True))
+    if isinstance(cfg, dict):
+        cfg.get("paths", {}).pop("run_dir", None)
+    return cfg
