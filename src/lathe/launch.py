@@ -56,10 +56,10 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     check_filled_in(typed.get("trainer"))
     check_typed(cfg, typed)
     check_name(typed["name"])
-    trust.allow(typed)
     for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
         cfg.paths[key] = os.path.abspath(cfg.paths[key])
     typed = resolve(cfg)  # with what follows them
+    trust.allow(typed)
     outer = detect_outer()
     nodes = read_nodes(typed["launch"], outer)
     outer = None if nodes.several else outer  # srun's task on each node is that node's agent

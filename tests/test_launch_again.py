@@ -1,0 +1,95 @@
+"""What a launch finds by a key that is only typed, by a path, and under another launcher."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.types import RunMode
+from test_launch import Command, command
+
+from lathe import launch as launching
+from lathe.errors import UserError
+from lathe.outer import Outer
+
+__all__ = ["command"]  # a fixture
+
+
+def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command) -> None:
+    """`${data.length}` in a model, of data that do not declare it."""
+    mine = ("data._target_=mine.Data", "model.net._target_=mine.Net")  # parts of one's own, whose arguments no table knows
+    command("model=mlp", *mine, "+data.length=3", "+model.net.length=${data.length}")
+    assert command.runs[0].config["model"]["net"]["length"] == 3
+
+
+@pytest.mark.parametrize("typed", ["true", "5", "''", "[a]"])
+def test_a_run_is_named_by_a_path(command: Command, capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    assert command.fails(f"resume={typed}", capsys=capsys).startswith("resume=")
+    assert command.fails(f"run={typed}", "split=test", name="evaluate", capsys=capsys).startswith("run=")
+
+
+def test_paths_that_lead_nowhere(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for path in (tmp_path / "a", tmp_path / "a" / "c", "x" * 3000):
+        assert "leads nowhere" in command.fails(f"resume={path}", capsys=capsys)
+    assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=null: expected a run directory")
+
+
+# outer launchers
+
+
+def test_a_sweep_under_an_outer_launcher_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "detect_outer", lambda: Outer("torchrun:1", 0, 0, 2, False))
+    with pytest.raises(UserError, match=r"^A sweep \(-m\) under torchrun or srun would be run once per rank"):
+        command(mode=RunMode.MULTIRUN)
+
+
+class Wire:
+    """Stands in for the process group of two ranks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.box: list[Any] = []
+        monkeypatch.setattr(Outer, "send", lambda outer, cfg: self.box.append(cfg))
+        monkeypatch.setattr(Outer, "receive", lambda outer, typed: self.box[-1])
+        self.patch = monkeypatch
+
+    def rank(self, rank: int, launch_id: str = "torchrun:1", restarted: bool = False) -> None:
+        self.patch.setattr(launching, "detect_outer", lambda: Outer(launch_id, rank, rank, 2, restarted))
+
+
+TWO = ("trainer.accelerator=cpu", "trainer.devices=2")
+
+
+def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = Wire(monkeypatch)
+    wire.rank(0)
+    command(*TWO, "optimizer.lr=0.1")
+    wire.rank(1)
+    other = command(*TWO, "optimizer.lr=0.2")  # as an unseeded sampler gave it
+    (run,) = command.runs
+    assert other["cfg"] == run.config
+    assert run.config["optimizer"]["lr"] == 0.1
+    assert run.environment["launch_id"] == "torchrun:1"
+
+
+def test_a_restart_of_an_outer_launcher_finds_its_run(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wire = Wire(monkeypatch)
+    for launch_id in ("torchrun:1", "torchrun:2"):
+        wire.rank(0, launch_id)
+        command.fails(*TWO, job="jobs:breaks_off", capsys=capsys)
+    first = next(run for run in command.runs if run.environment["launch_id"] == "torchrun:1")
+    wire.rank(0, "torchrun:1", restarted=True)
+    command(*TWO)
+    assert len(command.runs) == 2
+    assert [run.path for run in command.runs if run.complete] == [first.path]
+
+
+def test_the_launcher_has_to_start_as_many_as_the_configuration_says(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Wire(monkeypatch).rank(0)
+    assert "but the launcher started 2 processes" in command.fails("trainer.accelerator=cpu", "trainer.devices=1", capsys=capsys)
