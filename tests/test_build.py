@@ -98,3 +98,9 @@ def test_a_task_without_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     del cfg["scheduler"]
     task = make_task(cfg)
     assert isinstance(task.configure_optimizers(), torch.optim.Optimizer)
+
+
+def test_a_part_that_does_not_fit_into_memory_is_a_sentence() -> None:
+    node = {"_target_": "torch.nn.Linear", "in_features": 10**8, "out_features": 10**8}
+    with pytest.raises(UserError, match=r"^model\.net can't be built: .*memory"):
+        make(node, "model.net")

@@ -10,6 +10,7 @@ from test_launch import Command, command
 from lathe import launch as launching
 from lathe.errors import UserError
 from lathe.outer import Outer
+from lathe.rundir import RunDir
 
 __all__ = ["command"]  # a fixture
 
@@ -33,6 +34,44 @@ def test_paths_that_lead_nowhere(command: Command, tmp_path: Path, capsys: pytes
     for path in (tmp_path / "a", tmp_path / "a" / "c", "x" * 3000):
         assert "leads nowhere" in command.fails(f"resume={path}", capsys=capsys)
     assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=null: expected a run directory")
+
+
+def finished(command: Command, *typed: str, **result: int) -> RunDir:
+    command("model=mlp", *typed)
+    (run,) = command.runs
+    run.finish({**run.result, **result})
+    (run.path / "checkpoints").mkdir()
+    run.last.touch()
+    return run
+
+
+def test_a_refused_continuation_changes_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished(command, steps=5, epochs=30)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    told = command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="jobs:never_begins", capsys=capsys)
+    assert told == "it never began."
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_the_end_that_counts_is_raised(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished(command, "trainer.max_time=00:00:00:10", steps=5, epochs=2)
+    command(f"resume={run.path}")
+    assert "is complete; raise trainer.max_time to train it further." in capsys.readouterr().out
+    assert "trainer.max_time ended this run" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
+    assert "trainer.max_time: " in command.fails(f"resume={run.path}", "trainer.max_time=00:00:00:09", capsys=capsys)
+    assert run.config["trainer"]["max_time"] == "00:00:00:10"
+    command(f"resume={run.path}", "trainer.max_time=00:00:01:00")
+    assert run.config["trainer"]["max_time"] == "00:00:01:00"
+
+
+def test_a_complete_run_without_its_last_state_is_not_trained_from_the_start(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished(command, steps=5, epochs=30)
+    run.last.unlink()
+    assert "last.ckpt is not there" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
+    (run.path / "overrides.yaml").unlink()
+    assert "its overrides.yaml is not there" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
 
 
 # outer launchers

@@ -74,14 +74,14 @@ def test_every_argument_of_the_trainer_is_a_key_or_told() -> None:
     check_filled_in(config()["trainer"])
 
 
-@pytest.mark.parametrize("name", ["train", "a", "resnet20_lr0.1", "2026-11-22", "my run", "größe", "x" * 100])
+@pytest.mark.parametrize("name", ["train", "a", "resnet20_lr0.1", "2026-11-22", "größe", "x" * 100])
 def test_names(name: str) -> None:
     check_name(name)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../x", "/x", "a/b", "a\\b", ".hidden", "a\nb", "a\0", "a ", " a", "a  b", "a,b", "a=b", "a;b", "$HOME", "*", "-x",
+    ["", ".", "..", "../x", "/x", "a/b", "a\\b", ".hidden", "a\nb", "a\0", "a ", " a", "a b", "a,b", "a=b", "a;b", "$HOME", "*", "-x",
      "x" * 101, None, 5, True, ["a"]],
 )  # fmt: skip
 def test_names_that_lie_elsewhere_or_need_quoting(name: Any) -> None:

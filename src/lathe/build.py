@@ -41,10 +41,13 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
             hint = did_you_mean(surplus.group(1), takes)
             raise UserError(f"{full}.{surplus.group(1)}: {inner['_target_']} takes no such argument; {hint}") from error
         if (
-            isinstance(deepest, (TypeError, ImportError, AttributeError, ValueError, MisconfigurationException))
+            isinstance(
+                deepest,
+                (TypeError, ImportError, AttributeError, ValueError, RuntimeError, MemoryError, MisconfigurationException),
+            )
             or deepest is error
         ):
-            raise UserError(f"{full} can't be built: {' '.join(str(deepest).split())}") from error
+            raise UserError(f"{full} can't be built: {' '.join(str(deepest).split())[:500]}") from error
         raise
 
 

@@ -85,7 +85,9 @@ def conclude(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     name = _objective(cfg, result)
     result["objective"] = result.get(name) if name else None
     notes = []
-    if name and result["objective"] is None:
+    if not name:
+        notes.append("objective is null: neither objective nor the monitor of callbacks.checkpoint names a metric.")
+    elif result["objective"] is None:
         reason = "it is not finite" if name in wild else _why(name, result)
         notes.append(f"objective is null: there is no {name}, {reason}; a sweeper that optimises gets no number")
     if wild:

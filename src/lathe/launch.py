@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lathe import rundir, trust
 from lathe.agent import call, execute
 from lathe.config import changes, check_composed, check_types, check_values, differences, flatten, pinned, require, resolve
+from lathe.continued import at_home, continued, end_of, owes_receipt, typed_words
 from lathe.devices import count_processes
 from lathe.direction import check_direction
 from lathe.errors import Stopped
@@ -26,13 +27,11 @@ from lathe.mesh import data_replicas
 from lathe.nodes import Nodes, arriving, read_nodes
 from lathe.outer import Outer, detect_outer
 from lathe.schema import rules
-from lathe.stages import check_compression, methods
+from lathe.stages import check_compression
 from lathe.telling import one_sentence, tell
 from lathe.words import check_filled_in, check_name, key_of
 
 __all__ = ["launch", "launch_on_run", "one_sentence"]
-
-FREE_ON_RESUME = ("resume", "launch", "hydra", "trusted")
 
 
 def launch(cfg: DictConfig, job: str) -> Any:
@@ -81,24 +80,23 @@ def _launch(cfg: DictConfig, job: str) -> Any:
             for count in range(nodes.least, nodes.most + 1):
                 check_batch_size(resolved, outer.world_size if outer else processes * count)
             complete = run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
-            if run is not None and complete and not _owes_receipt(run, resolved):
-                print(f"{run.path} is complete; raise trainer.max_epochs to train it further.")
+            if run is not None and complete and not owes_receipt(run, resolved):
+                print(f"{run.path} is complete; raise {end_of(run)} to train it further.")
                 return run.result.get("objective")
             fresh = run is None
             if run is None:
                 resolved = pinned(resolved)
                 resolved["resume"] = None
-                typed_words = [item for item in _typed() if key_of(item) != "resume"]
-                run = rundir.create(log_dir, resolved, typed_words, outer.launch_id if outer else nodes.launch_id)
+                words = [item for item in typed_words() if key_of(item) != "resume"]
+                run = rundir.create(log_dir, resolved, words, outer.launch_id if outer else nodes.launch_id)
             held.enter_context(run.locked(shared=nodes.several))
         if complete:
             print(f"{run.path} is complete but for its receipt, which is measured now.")
             call("lathe.stacking:complete", resolved)
             return run.result.get("objective")
         try:
-            with outer or nullcontext():
-                if not fresh and (run.complete or not nodes.several):
-                    run.reopen(resolved)
+            reopened = run.reopened(resolved) if not fresh and (run.complete or not nodes.several) else nullcontext()
+            with outer or nullcontext(), reopened:
                 if outer is not None:
                     outer.send(resolved)
                 result = execute(job, resolved, 1 if outer else processes, resolved["launch"], nodes)
@@ -158,14 +156,6 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         sys.exit(tell(error))
 
 
-def _typed() -> list[str]:
-    return [str(item) for item in HydraConfig.get().overrides.task]
-
-
-def _compose(overrides: list[str]) -> dict[str, Any]:
-    return resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides))
-
-
 def check_typed(cfg: DictConfig, resolved: dict[str, Any]) -> None:
     """Holds the configuration of this verb against what its keys take, and what was typed for parts that no table knows against the types
     of the defaults of the groups that were chosen.
@@ -174,7 +164,7 @@ def check_typed(cfg: DictConfig, resolved: dict[str, Any]) -> None:
         UserError: a value that its key does not take.
     """
     hydra = HydraConfig.get()
-    verb, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, _typed()
+    verb, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_words()
     check_composed(cfg, resolved, verb)
     values, known = (
         [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")],
@@ -224,7 +214,7 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
         found = rundir.find_unfinished(log_dir, cfg) or _complete_already(log_dir, cfg)
     elif resume is not None:
         run = rundir.open_run(resume, "resume")
-        return run, _continued(run, cfg)
+        return run, continued(run, cfg)
     elif nodes.launch_id is not None:
         found = rundir.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
         changed = changes(found.config, cfg, str(found.path), rundir.NOT_THE_EXPERIMENT) if found else []
@@ -239,60 +229,15 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
         return None, cfg
     if not found.complete:
         print(f"{'Continuing' if found.last.exists() or not nodes.several else 'Joining'} {found.path}")
-    return found, _at_home(found, found.config, cfg)
+    return found, at_home(found, found.config, cfg)
 
 
 def _complete_already(log_dir: Path, cfg: dict[str, Any]) -> rundir.RunDir | None:
     """A sweep that is started again keeps its finished jobs: a second run of the same seed would count twice in an average."""
     found = rundir.find_complete(log_dir, cfg)
-    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or _owes_receipt(found, cfg):
+    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or owes_receipt(found, cfg):
         return found
     print(
         f"{found.path} is a complete run of this configuration; resume=auto starts another (under -m it keeps the complete one)."
     )
     return None
-
-
-def _at_home(run: rundir.RunDir, own: dict[str, Any], cfg: dict[str, Any]) -> dict[str, Any]:
-    """The run's configuration where it lies now, with this command's restarts."""
-    own["launch"], own["paths"] = cfg["launch"], {**own["paths"], "run_dir": str(run.path)}
-    return own
-
-
-def _continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
-    """The run's own configuration, longer if the command raises its end.
-
-    Raises:
-        UserError: the command would change anything else; the sentence lists what.
-    """
-    saved = run.config
-    typed = [item for item in _typed() if key_of(item).split(".")[0] not in FREE_ON_RESUME]
-    if typed:
-        own = run.overrides
-        asked = _compose(own + typed)
-        lines = []
-        if asked.get("tags") != _compose(own).get("tags"):
-            saved["tags"] = asked["tags"]
-        for line in differences(_compose(own), asked, rundir.NOT_THE_EXPERIMENT):
-            key = line.split(":", 1)[0]
-            new, old = _lookup(asked, key), _lookup(saved, key)
-            if key in ("trainer.max_epochs", "trainer.max_steps") and isinstance(new, int) and (new == -1 or (old or 0) <= new):
-                saved["trainer"][key.split(".")[1]] = new
-            else:
-                lines.append(line)
-        require(not lines, f"resume={cfg['resume']} keeps the run's own configuration, but the command changes {'; '.join(lines)}: leave "
-                           "that out, or start a new run from its weights with ckpt_path.")  # fmt: skip
-    return _at_home(run, saved, cfg)
-
-
-def _lookup(tree: dict[str, Any], key: str) -> Any:
-    for part in key.split("."):
-        tree = tree.get(part, {}) if isinstance(tree, dict) else {}
-    return tree
-
-
-def _owes_receipt(run: rundir.RunDir, cfg: dict[str, Any]) -> bool:
-    """Whether the complete run of `cfg` was made small and ended before its receipt was measured."""
-    compression = cfg.get("compression") or {}
-    wanted = bool(methods(compression)) and compression.get("receipt", "none") != "none"
-    return wanted and run.best.exists() and not (run.path / "receipt.json").exists()

@@ -3,8 +3,11 @@
 Every function takes the resolved configuration as plain data and runs in each rank.
 """
 
+import signal
 import time
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +70,8 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         resume = start_from(cfg, task)
     prepare(cfg, task, trainer)
     try:
-        trainer.fit(task, datamodule=datamodule, ckpt_path=resume, weights_only=True)
+        with interruptible(run, start):
+            trainer.fit(task, datamodule=datamodule, ckpt_path=resume, weights_only=True)
     except SIGTERMException as error:
         received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
         raise Stopped(received or "SIGTERM", str(run.path)) from error
@@ -81,7 +85,8 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"Lightning refuses this run: {' '.join(str(error).split())}") from error
     start.on_train_start(trainer, task)  # a run of no steps
     try:
-        result = finish(cfg, run, trainer, task, datamodule, callbacks)
+        with interruptible(run, start):
+            result = finish(cfg, run, trainer, task, datamodule, callbacks)
     except SIGTERMException as error:  # Lightning's own, between two batches of the test
         raise Stopped("SIGTERM", str(run.path)) from error
     result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
@@ -91,6 +96,18 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         if any(isinstance(callback, Compression) for callback in callbacks) and cfg["compression"]["receipt"] != "none":
             stacking.write_receipt(run, cfg)
     return result
+
+
+@contextmanager
+def interruptible(run: rundir.RunDir, start: "Start") -> Iterator[None]:
+    """Tells a Ctrl-C as a stop: Lightning takes it in, and ends the process without a word."""
+    try:
+        yield
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning leaves it ignored
+        raise Stopped("SIGINT", str(run.path) if start.begun else None) from error
 
 
 def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:

@@ -121,6 +121,21 @@ class RunDir:
         (self.path / "result.json").unlink(missing_ok=True)
         self.save_config(cfg)
 
+    @contextmanager
+    def reopened(self, cfg: dict[str, Any]) -> Iterator[None]:
+        """As `reopen`; what stood there comes back if an error ends the job before training has gone on, which begins by writing
+        metrics.csv anew."""
+        kept = [self.path / name for name in ("config.yaml", "result.json") if (self.path / name).exists()]
+        before, lines = {path: path.read_text() for path in kept}, self.path / "metrics.csv"
+        mark = lines.exists() and lines.stat().st_ino
+        self.reopen(cfg)
+        try:
+            yield
+        except BaseException:
+            for path, text in before.items() if (lines.exists() and lines.stat().st_ino) == mark else ():
+                write_atomically(path, text)
+            raise
+
     def remove(self) -> None:
         """Deletes a directory whose run never began, and the folder above it if that is empty then."""
         shutil.rmtree(self.path, ignore_errors=True)

@@ -5,7 +5,6 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
@@ -61,7 +60,7 @@ def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
 def _typed(run: RunDir, cfg: dict[str, Any]) -> list[str]:
     """The overrides that make another run like this one: without what names this one alone, and with the runs that it started from or
     learned from as they were found then, since logs/latest leads elsewhere by now."""
-    words = [str(word) for word in OmegaConf.load(run.path / "overrides.yaml")]
+    words = run.overrides if (run.path / "overrides.yaml").is_file() else []
     leaves = flatten(cfg)
     kept = []
     for word in _without(words, "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):

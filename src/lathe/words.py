@@ -218,7 +218,7 @@ def check_name(name: Any, reserved: Sequence[str] = ("latest", "benchmark", "slu
     Raises:
         UserError: it would lie elsewhere, be hidden, take the place of something else there, or need quoting in a command.
     """
-    fits = isinstance(name, str) and len(name) <= 100 and re.fullmatch(r"\w[\w.+-]*( [\w.+-]+)*", name) is not None
+    fits = isinstance(name, str) and len(name) <= 100 and re.fullmatch(r"\w[\w.+-]*", name) is not None
     require(
         fits, f"name={name!r} is the folder of the run below paths.log_dir: give letters, digits and . _ - + alone, 100 at most."
     )

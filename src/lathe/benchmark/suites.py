@@ -133,10 +133,10 @@ TRAINING_KEYS = ("strategies", "steps", "batch_size", "accelerator")
 INFERENCE_KEYS = ("run", "targets", "batches", "seconds")
 # What the request's nulls mean.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "scaling": {"strategies": ["ddp", "fsdp"], "rounds": 15, "steps": 30, "warmup": 5, "batch_size": 768, "accelerator": "cpu",
-                "threads": 1},
-    "memory": {"strategies": ["ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3", "tensor", "pipeline"], "rounds": 1,
-               "steps": 3, "warmup": 0, "batch_size": 256, "accelerator": "cpu", "threads": 1},
+    "scaling": {"strategies": ["ddp", "fsdp"],
+                "processes": [1, 2], "rounds": 15, "steps": 30, "warmup": 5, "batch_size": 768, "accelerator": "cpu", "threads": 1},
+    "memory": {"strategies": ["ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3", "tensor", "pipeline"],
+               "processes": [1, 2], "rounds": 1, "steps": 3, "warmup": 0, "batch_size": 256, "accelerator": "cpu", "threads": 1},
     "gpu": {"strategies": ["fsdp", "tensor", "deepspeed_2"], "rounds": 3, "steps": 20, "warmup": 10, "batch_size": 0,
             "accelerator": "gpu", "threads": 1},
     "overhead": {"strategies": [], "rounds": 5, "steps": 10, "warmup": 3, "batch_size": 128, "accelerator": "cpu", "threads": 1},
@@ -155,6 +155,8 @@ def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
     full = {**request, **{key: value for key, value in DEFAULTS[suite].items() if request.get(key) is None}}
     for key in TRAINING_KEYS if suite == INFERENCE else INFERENCE_KEYS:
         require(request.get(key) is None, f"{key}={request.get(key)} has no meaning for suite={suite}: leave it null.")
+    taken = "processes" in DEFAULTS[suite] or request.get("processes") is None
+    require(taken, f"processes={request.get('processes')} has no meaning for suite={suite}: leave it null.")
     least_of = {"rounds": 1, "warmup": 0} if suite == INFERENCE else {"rounds": 1, "steps": 3, "warmup": 0, "threads": 1}
     for key, least in least_of.items():
         require(isinstance(full[key], int) and full[key] >= least, f"{key}={full[key]}: give a whole number from {least}.")

@@ -194,7 +194,7 @@ VERBS: dict[str, dict[str, Place]] = {
         "targets": items(text("a target"), 1) | None,
         "batches": items(count, 1) | None,
         "seconds": _seconds | None,
-        "processes": items(whole(1, 1024), 1),
+        "processes": items(whole(1, 1024), 1) | None,
         "strategies": items(text("a strategy")) | None,
         **dict.fromkeys(("rounds", "steps", "batch_size"), count | None),
         "warmup": whole(0) | None,

@@ -173,6 +173,8 @@ def checked_overrides(path: Path, where: str) -> list[str]:
         OSError: it can't be read.
     """
     words = f"{where}: its overrides.yaml"
+    if not path.is_file():
+        raise UserError(f"{words} is not there: take a run directory as Lathe has written it.")
     content = read_yaml(path, words)
     if not isinstance(content, list) or not all(isinstance(item, str) for item in content):
         raise UserError(f"{words} can't be read as a list of overrides.")
