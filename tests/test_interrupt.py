@@ -1,4 +1,4 @@
-"""Ctrl-C, on the real command."""
+"""Ctrl-C and a time limit: a run that they ended goes on."""
 
 import signal
 import subprocess
@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, command, environment, runs
+from helpers import SMALL, command, environment, new_run, runs
+
+from lathe.run import train
 
 
 @pytest.mark.slow
@@ -25,3 +27,12 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1] == f"Error: stopped by SIGINT; continue with: python train.py resume={run}"
     assert not (run / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_its_time_ended_goes_on_with_more(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=100000", "trainer.max_time=00:00:00:01")
+    steps = train(cfg)["steps"]
+    assert train(cfg)["steps"] == steps  # brought to its end again
+    cfg["trainer"]["max_time"] = "00:00:00:04"
+    assert train(cfg)["steps"] > steps

@@ -7,6 +7,7 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
+from lightning.pytorch.callbacks import Timer
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
 from lathe.callbacks.compression import compressions
@@ -61,7 +62,7 @@ class Checkpoint(CheckpointBase):
         self.unjudged: str | None = None
         self._saved_step = self._validated_step = -1
         self._validated: dict[str, float] = {}  # what the last validation reported
-        self._stopped: list[int | None] | None = None
+        self._stopped: list[float | None] | None = None
         self._due = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -118,7 +119,7 @@ class Checkpoint(CheckpointBase):
         elif last_epoch and self.best_score is None:
             late = [type(method).__name__ for method in compressions(trainer) if not method.ready(trainer)]
             self.keep_newest(trainer, f"{' and '.join(late)} ended with the run" if late else "no validation ran")
-        self._stopped = [trainer.max_epochs, trainer.max_steps] if stopped else None
+        self._stopped = _ends(trainer) if stopped else None
         if last_epoch or (self.every_n_epochs and epoch % self.every_n_epochs == 0):
             self.save_last(trainer)
 
@@ -169,7 +170,7 @@ class Checkpoint(CheckpointBase):
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """A run that was stopped early stays so, unless its end was raised meanwhile."""
         stopped = checkpoint["callbacks"].get(self.state_key, {}).get("stopped")
-        if stopped == [trainer.max_epochs, trainer.max_steps] and self.path("last").exists():
+        if stopped == _ends(trainer) and self.path("last").exists():
             trainer.should_stop = True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -189,6 +190,12 @@ def _reported(trainer: Trainer) -> dict[str, float]:
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics as plain numbers, without the learning rates that Lightning's monitor puts among them."""
     return {name: float(value) for name, value in metrics.items() if not name.startswith("lr-")}
+
+
+def _ends(trainer: Trainer) -> list[float | None]:
+    """What ends the run: epochs, steps, and seconds of `trainer.max_time`, for which Lightning adds a callback."""
+    timers = [callback._duration for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
+    return [trainer.max_epochs, trainer.max_steps, *timers]
 
 
 def _validation_follows(trainer: Trainer) -> bool:
