@@ -150,10 +150,23 @@ def test_early_stopping_watches_training_after_the_epoch(tmp_path: Path) -> None
     assert train(cfg)["epochs"] == 3
 
 
-@pytest.mark.parametrize("part", ["checkpoint", "early_stopping"])
-def test_a_name_that_nothing_logs_is_told_after_the_first_validation(tmp_path: Path, part: str) -> None:
-    cfg = new_run(tmp_path, *SMALL, OWN, STOP, f"callbacks.{part}.monitor=own/wors", f"callbacks.{part}.mode=max")
-    with pytest.raises(UserError, match=rf"^callbacks\.{part}.*own/wors\b"):
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [("checkpoint", "an epoch and its validation have not"), ("early_stopping", "nothing has"), ("twice", "nothing has")],
+)
+def test_a_name_that_nothing_logs_is_told_after_the_first_validation(tmp_path: Path, part: str, said: str) -> None:
+    cfg = new_run(
+        tmp_path,
+        *SMALL,
+        OWN,
+        STOP,
+        *(() if part == "twice" else (f"callbacks.{part}.monitor=own/wors", f"callbacks.{part}.mode=max")),
+    )
+    if part == "twice":
+        cfg["callbacks"]["twice"] = {**cfg["callbacks"]["early_stopping"], "monitor": "own/wors", "mode": "max"}
+    with pytest.raises(
+        UserError, match=rf"^callbacks\.{part}\.monitor=own/wors: {said} reported it.*; did you mean own/worse\?$"
+    ):
         train(cfg)
     assert int(rows(Path(cfg["paths"]["run_dir"]))[-1]["step"]) <= 20
 

@@ -1,12 +1,13 @@
 """The names that a run can report: what a callback may monitor, and what may be its objective."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from lathe.callbacks import Throughput
 from lathe.config import did_you_mean, require
+from lathe.errors import UserError
 from lathe.stages import methods
 
 COUNTS = ("parameters", "best_step", "epochs", "steps", "seed", "devices", "seconds")
@@ -49,8 +50,22 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
             f"objective={objective}: the run reports no such metric; {did_you_mean(objective, known)}")  # fmt: skip
 
 
+def not_reported(cfg: dict[str, Any], callbacks: Sequence[Callback], said: str, reported: Iterable[str]) -> UserError:
+    """The sentence for early stopping that has not found its monitor among the `reported` names, and has `said` so in Lightning's words."""
+    monitor = said.partition("`")[2].partition("`")[0]
+    stops = [callback for callback in callbacks if isinstance(callback, EarlyStopping) and callback.monitor == monitor]
+    key = _name(cfg, stops[0]) if stops else "early_stopping"
+    when = "training epoch" if stops and stops[0]._check_on_train_epoch_end else "validation"
+    known = [name for name in reported if not name.startswith("lr-")]
+    hint = did_you_mean(monitor, known)
+    return UserError(
+        f"callbacks.{key}.monitor={monitor}: nothing has reported it by the end of a {when}{'; ' + hint if hint else '.'}"
+    )
+
+
 def _name(cfg: dict[str, Any], callback: Callback) -> str:
     """The key under `callbacks` that `callback` was made from; its class's name if there is none."""
-    kind = type(callback).__name__
-    nodes = {name: str(node.get("_target_")) for name, node in cfg["callbacks"].items() if isinstance(node, dict)}
-    return next((name for name, target in nodes.items() if target.rpartition(".")[2] == kind), kind)
+    kind, monitor = type(callback).__name__, getattr(callback, "monitor", None)
+    nodes = {name: node for name, node in cfg["callbacks"].items() if isinstance(node, dict)}
+    same = [name for name, node in nodes.items() if str(node.get("_target_")).rpartition(".")[2] == kind]
+    return next((name for name in same if nodes[name].get("monitor") == monitor), same[0] if same else kind)

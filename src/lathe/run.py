@@ -32,7 +32,7 @@ from lathe.errors import Stopped, UserError
 from lathe.finish import conclude, finish
 from lathe.loggers import CSVLogger, log_facts, run_facts
 from lathe.nets import recompute
-from lathe.reported import check_names
+from lathe.reported import check_names, not_reported
 from lathe.stages import methods
 from lathe.strategies import compile_net
 from lathe.tasks import Task
@@ -78,7 +78,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     except RuntimeError as error:
         if not str(error).startswith("Early stopping conditioned on metric"):
             raise
-        raise UserError(f"callbacks.early_stopping: {str(error).partition(' Pass in')[0]}.") from error
+        raise not_reported(cfg, callbacks, str(error), trainer.callback_metrics) from error
     except (TypeError, ValueError, AttributeError) as error:
         if start.begun or not from_lightning(error):
             raise

@@ -41,6 +41,28 @@ def test_the_loss_shown_is_the_last_one(tiny: SimpleNamespace, capsys: pytest.Ca
     assert f"train/loss {losses[-1]:.4g} |" in capsys.readouterr().out
 
 
+def test_a_line_has_the_means_of_its_own_epoch(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    class Means(tiny.Task):
+        def on_train_epoch_end(self) -> None:
+            self.log("train/epoch", float(self.trainer.current_epoch + 1), prog_bar=True)
+
+    tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=3).fit(Means(), tiny.Loader())
+    found = re.findall(r"^epoch (\d)/3 \| step (\d+) .* \| train/epoch (\d)$", capsys.readouterr().out, flags=re.MULTILINE)
+    assert found == [("1", "6", "1"), ("2", "12", "2"), ("3", "18", "3")]
+
+
+def test_the_line_of_an_epoch_after_which_the_run_ends_badly_is_printed(
+    tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Breaks(tiny.Task):
+        def on_train_epoch_end(self) -> None:
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        tiny.trainer(Progress(), enable_progress_bar=True).fit(Breaks(), tiny.Loader())
+    assert capsys.readouterr().out.count("epoch 1/2 | step 6") == 1
+
+
 def test_a_bar_for_a_terminal_reaches_its_end(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)

@@ -2,16 +2,20 @@
 
 import io
 import math
+from typing import Any
 
 import pytest
 import torch
+from helpers import config
 from omegaconf import OmegaConf
 from torch import nn
 
+from lathe.build import make_task
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim import build_optimizer
 from lathe.optim.build import parameter_groups, scaled_lr
+from lathe.schema.check import problems
 
 BASE = {
     "kind": torch.optim.SGD,
@@ -154,11 +158,14 @@ def test_options_arrive_as_plain_values() -> None:
             {"kind": nn.Linear},
             "optimizer.kind=Linear is not an optimizer: set optimizer.kind.path to a class such as torch.optim.SGD.",
         ),
-        ({"momentun": 0.9}, "optimizer.momentun is not an option of SGD: did you mean momentum?"),
+        (
+            {"momentun": 0.9},
+            "optimizer.momentun: SGD takes no such option; leave it out with optimizer.momentun=null; did you mean momentum?",
+        ),
         (
             {"betas": (0.9, 0.99)},
-            "optimizer.betas is not an option of SGD: its options are lr, momentum, dampening, weight_decay, nesterov, "
-            "maximize, foreach, differentiable, fused.",
+            "optimizer.betas: SGD takes no such option; leave it out with optimizer.betas=null; its options are lr, momentum, "
+            "dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused.",
         ),
         (
             {"weight_decay": -1.0},
@@ -195,3 +202,44 @@ def test_a_module_names_what_must_not_decay() -> None:
     groups = parameter_groups(net, weight_decay=0.1, no_decay=["bias"], roles={})
     found = {group["name"]: [tuple(parameter.shape) for parameter in group["params"]] for group in groups}
     assert found == {"decay": [(2, 3), (2, 2)], "no_decay": [(2,), (2, 1), (2,)]}
+
+
+def test_what_a_class_of_another_family_lacks_is_left_out_with_null() -> None:
+    sgd = ("optimizer.kind.path=torch.optim.NAdam", "optimizer.momentum=null", "optimizer.nesterov=null", "optimizer.fused=null")
+    for words in (sgd, ("optimizer=adamw", "optimizer.kind.path=torch.optim.NAdam", "optimizer.betas=null")):
+        cfg = config("model=mlp", "model.net.width=4", *words)
+        assert list(problems(cfg, "train")) == []
+        optimizer = make_task(cfg)._make_optimizer(nn.Linear(2, 2))
+        assert type(optimizer) is torch.optim.NAdam
+        assert (optimizer.defaults["betas"], optimizer.defaults["momentum_decay"]) == ((0.9, 0.999), 0.004)  # the class's own
+
+
+OWN = {"_target_": "lathe.optim.build_optimizer", "_partial_": True, "lr": 0.1, "weight_decay": 0.0,
+       "kind": {"_target_": "hydra.utils.get_class", "path": "torch.optim.SGD"}}  # fmt: skip
+
+
+def test_a_file_of_the_users_own_needs_no_batch() -> None:
+    cfg = config("model=mlp", "model.net.width=4") | {"optimizer": OWN}
+    assert list(problems(cfg, "train")) == []
+    task = make_task(cfg)
+    assert task._make_optimizer(nn.Linear(2, 2)).param_groups[0]["lr"] == 0.1
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"scale_lr": "linear"}, "optimizer.scale_lr=linear needs optimizer.batch_size, the global batch of this run: "),
+        (
+            {"scale_lr": "sqrt", "batch_size": 64},
+            "optimizer.scale_lr=sqrt needs optimizer.reference_batch_size, the global batch that ",
+        ),
+        ({"lr": ...}, "optimizer.lr is missing: lathe.optim.build_optimizer needs kind, lr and weight_decay."),
+        ({"kind": ...}, "optimizer.kind is missing: "),
+        ({"weight_decay": ...}, "optimizer.weight_decay is missing: "),
+    ],
+)
+def test_what_a_file_of_the_users_own_lacks_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    node = {key: value for key, value in (OWN | change).items() if value is not ...}
+    with pytest.raises(UserError) as caught:
+        make_task(config("model=mlp", "model.net.width=4") | {"optimizer": node})
+    assert str(caught.value).startswith(sentence)

@@ -114,8 +114,16 @@ def test_a_class_has_one_name_wherever_it_is_found(target: str, name: str) -> No
         (["+callbacks.ema.x=1"], "callbacks.ema sets options of a callback that the run does not have: add ema to callbacks"),
         (["~launch.timeout"], "launch.timeout is missing: leave ~launch.timeout out."),
         (["~trainer.enable_progress_bar"], "trainer.enable_progress_bar is missing"),
-        (["+optimizer.amsgrad=maybe"], "optimizer.amsgrad: lathe.optim.build_optimizer takes no such argument"),
-        (["optimizer=adamw", "+optimizer.amsgrad=maybe"], "optimizer.amsgrad=maybe: expected true or false, got a word."),
+        (
+            ["+optimizer.amsgrad=maybe"],
+            "optimizer.amsgrad: torch.optim.SGD takes no such option; leave it out with optimizer.amsgrad=null; ",
+        ),
+        (
+            ["optimizer.kind.path=torch.optim.NAdam"],
+            "optimizer.momentum: torch.optim.NAdam takes no such option; leave it out with "
+            "optimizer.momentum=null; did you mean momentum_decay?",
+        ),
+        (["optimizer=adamw", "+optimizer.amsgrad=maybe"], "optimizer.amsgrad=maybe: expected true or false or null, got a word."),
         (["optimizer.lr={_target_: builtins.print}"], "optimizer.lr={'_target_': 'builtins.print'}: expected a number above 0"),
         (["model._target_='a b'"], "model._target_=a b: expected the dotted path of a class or function, got a word."),
         (["scheduler._partial_=false"], "scheduler._partial_=false: expected true"),

@@ -62,6 +62,10 @@ def test_every_value_is_in_the_row_of_its_optimizer_step(tmp_path: Path, accumul
     for line in ends:
         assert float(line["own/both_epoch"]) == pytest.approx(float(line["train/loss_epoch"]), rel=1e-5)
         assert float(line["own/seen"]) == pytest.approx(float(line["train/loss_epoch"]), rel=1e-5)
+    assert [int(line["epoch"]) for line in lines] == [
+        0 if step <= total // 2 else 1 for step in steps
+    ]  # the last one tested as well
+    assert lines[-1]["test/loss"]
     for name, found in points(run_of(cfg)).items():
         if name not in ("epoch", "own/each_step"):  # the one comes with each write, the other with each batch of a validation
             assert [step for step, _ in found] == [int(line["step"]) for line in lines if line[name]], name
@@ -74,6 +78,7 @@ def test_every_value_is_in_the_row_of_its_optimizer_step(tmp_path: Path, accumul
         ("on_train_batch_start", 12, ("callbacks.checkpoint.every_n_train_steps=10", "trainer.val_check_interval=0.5")),
         ("on_train_batch_start", 22, ()),
         ("on_validation_start", 20, ("callbacks.checkpoint.every_n_train_steps=7",)),
+        ("on_test_start", 0, ()),
     ],
 )
 def test_an_interrupted_run_writes_the_same_rows(

@@ -38,6 +38,7 @@ class Progress(RichProgressBar):
         self._outputs: Any = None
         self._batches = 0
         self._started = 0.0
+        self._line = ""  # of the epoch that has just ended, until its metrics are known
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._lines = self.plain if self.plain is not None else not sys.stdout.isatty()
@@ -52,6 +53,7 @@ class Progress(RichProgressBar):
         self._batches, self._started = 0, perf_counter()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._print(trainer, pl_module)
         super().on_train_epoch_start(trainer, pl_module)
         self._batches, self._started = 0, perf_counter()
 
@@ -76,8 +78,22 @@ class Progress(RichProgressBar):
                 f"step {trainer.global_step}",
                 f"{self._batches / seconds:.1f} it/s",
             ]
-            parts += [f"{name} {value:.4g}" for name, value in self.get_metrics(trainer, pl_module).items()]
-            print(" | ".join(parts), flush=True)
+            self._line = " | ".join(parts)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._print(trainer, pl_module)
+        super().on_train_end(trainer, pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._print(trainer, pl_module)
+        super().on_exception(trainer, pl_module, exception)
+
+    def _print(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The line of the epoch that has ended: callbacks come before the task, which logs the epoch's means at its end."""
+        if self._line:
+            metrics = self.get_metrics(trainer, pl_module)
+            print(" | ".join([self._line, *(f"{name} {value:.4g}" for name, value in metrics.items())]), flush=True)
+            self._line = ""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The loss of the last batch, then every `val/` metric and whatever was logged with `prog_bar=True`."""

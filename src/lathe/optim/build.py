@@ -16,27 +16,32 @@ from lathe.optim.rules import matching_names
 SCALES = ("none", "linear", "sqrt")
 
 
-def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_batch_size: int) -> float:
+def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_batch_size: int | None) -> float:
     """Return `lr`, which was tuned at `reference_batch_size`, as it should be at the global `batch_size`.
 
     `linear` multiplies by the ratio of the batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square root
     (Malladi et al. 2022, arXiv:2205.10287, for Adam), `none` leaves it.
 
-    Data that declare no batch size leave `batch_size` None.
+    Data that declare no batch size leave `batch_size` None; a file of the user's own need not have either.
 
-    Raises UserError for another rule, for a batch or learning rate that is not above zero, and for a rule without a batch size.
+    Raises UserError for another rule, for a batch or learning rate that is not above zero, and for a rule without one of the batches.
     """
     if scale_lr not in SCALES:
         raise UserError(f"optimizer.scale_lr={scale_lr!r} is unknown: take none, linear or sqrt.")
-    if batch_size is None:
-        if scale_lr != "none":
-            raise UserError(f"optimizer.scale_lr={scale_lr} needs data.batch_size, which the data do not declare: use none.")
-        batch_size = reference_batch_size
-    for key, value in (("lr", lr), ("batch_size", batch_size), ("reference_batch_size", reference_batch_size)):
+    batches = {"batch_size": batch_size, "reference_batch_size": reference_batch_size}
+    for key, value in {"lr": lr, **{key: value for key, value in batches.items() if value is not None}}.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise UserError(f"optimizer.{key}={value!r} must be a number above 0: set optimizer.{key} to one.")
+    if scale_lr == "none":
+        return lr
+    if batch_size is None:
+        raise UserError(f"optimizer.scale_lr={scale_lr} needs optimizer.batch_size, the global batch of this run: set it, or use "
+                        "none.")  # fmt: skip
+    if reference_batch_size is None:
+        raise UserError(f"optimizer.scale_lr={scale_lr} needs optimizer.reference_batch_size, the global batch that optimizer.lr is meant "
+                        "for: set it, or use none.")  # fmt: skip
     ratio = batch_size / reference_batch_size
-    return lr * {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[scale_lr]
+    return lr * (ratio if scale_lr == "linear" else math.sqrt(ratio))
 
 
 def parameter_groups(
@@ -79,9 +84,14 @@ def _check_known(kind: type[Optimizer], keys: Iterable[str]) -> None:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     unknown = [key for key in keys if key not in known]
     if unknown and not takes_any:
+        key = f"optimizer.{unknown[0]}"
+        if unknown[0] in ("lr", "weight_decay"):
+            raise UserError(
+                f"{key} is not an option of {kind.__name__}, and every group of parameters is given it: choose another class."
+            )
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join(known)}."
-        raise UserError(f"optimizer.{unknown[0]} is not an option of {kind.__name__}: {hint}")
+        raise UserError(f"{key}: {kind.__name__} takes no such option; leave it out with {key}=null; {hint}")
 
 
 def check_options(
@@ -90,8 +100,8 @@ def check_options(
     lr: float,
     weight_decay: float,
     scale_lr: str = "none",
-    reference_batch_size: int,
-    batch_size: int | None,
+    reference_batch_size: int | None = None,
+    batch_size: int | None = None,
     no_decay: Sequence[str] | None = None,
     **options: Any,
 ) -> tuple[float, dict[str, Any]]:
@@ -119,10 +129,13 @@ def check_options(
 def check_optimizer(factory: Any) -> None:
     """Holds what `optimizer` names against what a task can call, and `build_optimizer`'s keys against the optimizer's class.
 
-    Raises UserError for a class of torch's in its place, and for what `check_options` refuses.
+    Raises UserError for a class of torch's in its place, for a key that is missing, and for what `check_options` refuses.
     """
     function = getattr(factory, "func", factory)
     if function is build_optimizer:
+        missing = [key for key in ("kind", "lr", "weight_decay") if key not in factory.keywords]
+        if missing:
+            raise UserError(f"optimizer.{missing[0]} is missing: lathe.optim.build_optimizer needs kind, lr and weight_decay.")
         check_options(**factory.keywords)
     elif inspect.isclass(function):
         path = f"{function.__module__}.{function.__qualname__}"
@@ -138,9 +151,9 @@ def build_optimizer(
     kind: type[Optimizer],
     lr: float,
     weight_decay: float,
-    no_decay: Sequence[str] | None,
+    no_decay: Sequence[str] | None = None,
     scale_lr: str = "none",
-    reference_batch_size: int,
+    reference_batch_size: int | None = None,
     batch_size: int | None = None,
     **options: Any,
 ) -> Optimizer:

@@ -31,6 +31,7 @@ CLASSES: dict[str, dict[str, Rule]] = {
     **STRATEGIES,
 }
 _TARGET = text("the dotted path of a class or function", r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_BUILDER = "lathe.optim.build_optimizer"  # hands what it does not take to the class at `kind`, but for what is null
 _HYDRA: dict[str, Rule] = {"_recursive_": flag, "_convert_": word("none", "partial", "object", "all")}
 
 
@@ -47,11 +48,16 @@ def canonical(target: str) -> str:
 def takes(part: Mapping[str, Any]) -> dict[str, Rule] | None:
     """What the class of a part takes, by argument; None where no table knows it."""
     name = canonical(str(part["_target_"]))
-    if name == "lathe.optim.build_optimizer":
-        kind = part.get("kind")
-        options = OPTIMIZERS.get(canonical(str(kind.get("path"))) if isinstance(kind, Mapping) else "")
-        return None if options is None else OPTIMIZER | options
+    if name == _BUILDER:
+        options = OPTIMIZERS.get(canonical(_kind(part)))
+        return None if options is None else OPTIMIZER | {key: rule | None for key, rule in options.items()}
     return CLASSES.get(name)
+
+
+def _kind(part: Mapping[str, Any]) -> str:
+    """The dotted path of an optimizer's class, empty where there is none."""
+    kind = part.get("kind")
+    return str(kind.get("path")) if isinstance(kind, Mapping) else ""
 
 
 def problems(cfg: Mapping[str, Any], verb: str, read: Collection[str] = (), saved: bool = False) -> Iterator[str]:
@@ -166,7 +172,10 @@ def _part(key: str, part: Mapping[str, Any]) -> Iterator[str]:
                 yield found
                 continue
         elif rules is not None and not (name in ("_partial_", "_args_") and not value):
-            yield f"{below}: {target} takes no such argument; {did_you_mean(str(name), rules)}"
+            if canonical(target) != _BUILDER:
+                yield f"{below}: {target} takes no such argument; {did_you_mean(str(name), rules)}"
+            elif value is not None:
+                yield f"{below}: {_kind(part)} takes no such option; leave it out with {below}=null; {did_you_mean(str(name), rules)}"
             continue
         if isinstance(value, Mapping) and "_target_" in value:
             yield from _part(below, value)

@@ -10,8 +10,8 @@ OPTIMIZER: dict[str, Rule] = {
     "weight_decay": number(0),
     "no_decay": items(text()) | text("a pattern") | None,
     "scale_lr": word("none", "linear", "sqrt"),
-    "reference_batch_size": count,
-    "batch_size": count,
+    "reference_batch_size": count | None,
+    "batch_size": count | None,
 }
 _position = whole(0) | number(0, below=1)  # optimizer steps, or a share of the run
 _schedule = {"_partial_": only[True], "warmup": _position}

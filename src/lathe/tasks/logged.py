@@ -66,6 +66,11 @@ class _Steps(_LoggerConnector):
             self._written = (now, {})
         fresh = {name: value for name, value in metrics.items() if not _equal(self._written[1].get(name), value)}
         self._written[1].update(fresh)
+        if (
+            fresh and self.trainer.state.fn != "fit"
+        ):  # the row of the last step: Lightning counts on after its epoch, if it saw the end
+            epochs: Any = self.trainer.fit_loop.epoch_progress.current
+            fresh.setdefault("epoch", max(0, epochs.processed - 1))
         super().log_metrics(fresh, step)
 
     def flush(self) -> None:
