@@ -4,6 +4,8 @@ interrupted after training is completed without more training."""
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -218,11 +220,21 @@ def test_classes_that_do_not_fit_are_told_before_training(tmp_path: Path, overri
     assert not run_of(cfg).begun
 
 
+@contextmanager
+def default_signal() -> Iterator[None]:
+    """As in a fresh process: torch's elastic agent, which other tests have run in this one, leaves a handler of its own."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_a_signal_during_the_test_stops_a_run_that_is_then_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = train(new_run(tmp_path / "a", *SHORT))
     cfg = new_run(tmp_path / "b", *SHORT)
     real = ClassificationTask.test_step
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, default_signal():
         patch.setattr(ClassificationTask, "test_step", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), real(*args))[1])
         with pytest.raises(Stopped, match="SIGTERM"):
             train(cfg)

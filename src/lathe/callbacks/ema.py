@@ -153,16 +153,16 @@ class EMA(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         net = pl_module.get_submodule("net")
         _refuse_parts(trainer, net)
-        steps = trainer.estimated_stepping_batches
-        if 0 < steps <= self.start_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
-            raise UserError(
-                f"callbacks.ema.start_step={self.start_step} is not below the run's {steps:g} optimizer steps, nothing would be averaged: "
-                "lower it or train longer."
-            )
         self._bind(net)
         self._install()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        steps = trainer.estimated_stepping_batches  # not sooner: it makes the loader, which then misses its restored position
+        if 0 < steps < self.start_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            raise UserError(
+                f"callbacks.ema.start_step={self.start_step} is above the run's {steps:g} optimizer steps, nothing would be averaged: "
+                "lower it or train longer."
+            )
         if self._step < 0:
             self._step = trainer.global_step
         elif trainer.global_step > self._step:
