@@ -1,6 +1,7 @@
 """A warm process that runs command lines up to the first training step and says what became of each."""
 
 import json
+import os
 import runpy
 import shutil
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from fuzzing import Draw
 from helpers import ROOT
 
@@ -75,7 +77,7 @@ class Warm:
         self.patch.setattr(sys, "argv", [str(ROOT / script), *words])
         self.capture.readouterr()
         self.cfg, code, accepted, began = None, 0, False, time.process_time()
-        with warnings.catch_warnings(), _limited(120):
+        with warnings.catch_warnings(), _limited(120), _left_alone():
             warnings.simplefilter("ignore")
             try:
                 runpy.run_path(str(ROOT / script), run_name="__main__")
@@ -95,6 +97,29 @@ class Warm:
         if (script, base) not in self.known:
             self.known[script, base] = self(script, *base).cfg
         return self.known[script, base]
+
+
+@contextmanager
+def _left_alone() -> Iterator[None]:
+    """Brings back what a command sets in its process for good: environment, signals, process group and torch's switches."""
+    environment, dtype = dict(os.environ), torch.get_default_dtype()
+    deterministic, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    benchmark, threads = torch.backends.cudnn.benchmark, torch.get_num_threads()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    handlers = {number: signal.getsignal(number) for number in numbers}
+    try:
+        yield
+    finally:
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()
+        os.environ.clear()
+        os.environ.update(environment)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warns)
+        torch.backends.cudnn.benchmark = benchmark
+        torch.set_num_threads(threads)
 
 
 @contextmanager
