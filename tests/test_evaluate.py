@@ -10,6 +10,7 @@ import torch
 from helpers import SMALL, column, config, new_run
 from torch import Tensor
 
+from lathe import trust
 from lathe.build import make
 from lathe.checkpoints import load_weights, read_checkpoint
 from lathe.errors import UserError
@@ -17,6 +18,7 @@ from lathe.evaluate import evaluate, rebuild
 from lathe.nets import MLP
 from lathe.run import train
 from lathe.rundir import RunDir
+from lathe.score import open_data, open_run_net, score
 from lathe.tasks import ClassificationTask
 
 
@@ -159,3 +161,37 @@ def test_a_metric_that_is_no_number_is_refused(run: RunDir, tmp_path: Path, monk
     monkeypatch.setattr(ClassificationTask, "derive", lambda task, means: {"wild": 1.0, "wide": torch.inf})
     evaluate(request(run, f"output={output}"))
     assert json.loads(output.read_text())["test/wide"] is None
+
+
+def test_validation_gives_a_tasks_own_metrics_too(tmp_path: Path) -> None:
+    trust.allow({"trusted": ["own_parts"]})
+    cfg = new_run(tmp_path, *SMALL, "model._target_=own_parts.Logging", "trainer.max_epochs=1", "trainer.limit_val_batches=1")
+    train(cfg)
+    run = RunDir(cfg["paths"]["run_dir"])
+    figures = evaluate(request(run, "split=val"))
+    n, accuracy, loss = by_hand_of(run)
+    assert figures["val/accuracy"] == pytest.approx(accuracy, abs=1e-6)  # of the whole split, though training saw a batch of it
+    assert figures["val/loss"] == pytest.approx(loss, rel=1e-5)
+    assert figures["own/batches"] == -(-n // run.config["data"]["batch_size"])
+    assert figures["own/worse"] == 0.0
+    assert set(evaluate(request(run, "split=test"))) == {"test/accuracy", "test/loss"}
+
+
+def by_hand_of(run: RunDir) -> tuple[int, float, float]:
+    task, cfg = open_run_net(run.path)
+    data = open_data(cfg)
+    n = sum(int((y != -100).sum()) for _, y in data.eval_loader("val"))
+    found = score(task, task.net, data.eval_loader("val"))
+    return n, found["accuracy"], found["loss"]
+
+
+def test_the_path_of_the_run_can_be_copied(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    folder = tmp_path / "a-folder-with-a-name-of-more-than-forty-letters" / "and [bold] another"
+    shutil.copytree(run.path, folder)
+    figures = evaluate(request(run, paths={"run_dir": str(folder)}, request={**request(run)["request"], "run": str(folder)}))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{folder}, best.ckpt"
+    assert any(f"{figures['test/loss']:.6f}" in line for line in lines)

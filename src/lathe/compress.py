@@ -183,7 +183,7 @@ def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Figures:
     require(method.options.importance != "taylor",
             "compression.prune_channels.importance=taylor needs gradients: choose another here, or prune in train.py.")  # fmt: skip
     example = inputs_of(datamodule, 1)[0][: method.latency_batch]
-    shares = prune_channels(net, example, seed=datamodule.seed, **vars(method.options))
+    shares = prune_channels(net, example, seed=getattr(datamodule, "seed", 0), **vars(method.options))
     reestimate_batchnorm(net, inputs_of(datamodule, BATCHES))
     return {f"prune_channels/{name}_share": share for name, share in shares.items()}
 

@@ -5,8 +5,9 @@ import math
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.console import Console
 from rich.table import Table
 
@@ -82,15 +83,24 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     require(split in SPLITS, f"split={split}: choose one of {', '.join(SPLITS)}.")
     check_request(request)
     task, datamodule, trainer = rebuild(cfg)
-    datamodule.test_split = split
-    trainer.test(task, datamodule=datamodule, verbose=False)
+    has = is_overridden(f"{split}_dataloader", datamodule, LightningDataModule)
+    require(has, f"split={split}: {type(datamodule).__name__} has no {split}_dataloader.")
+    if split == "val":  # as training validates, a task's own metrics included, and as much of the split as of the others
+        trainer.limit_val_batches = trainer.limit_test_batches
+        trainer.validate(task, datamodule=datamodule, verbose=False)
+    else:
+        datamodule.test_split = split
+        trainer.test(task, datamodule=datamodule, verbose=False)
     figures = {name.replace("test/", f"{split}/", 1): float(value) for name, value in trainer.callback_metrics.items()}
     if trainer.is_global_zero:
-        table = Table(title=f"{request['run']}, {request['checkpoint']}.ckpt", show_header=False, title_justify="left")
+        table, console = Table(show_header=False), Console()
         for name, value in sorted(figures.items()):
             table.add_row(name, f"{value:.6f}")
-        Console().print(table)
-    lost = sorted(name for name, value in figures.items() if math.isnan(value))
+        title = f"{request['run']}, {request['checkpoint']}.ckpt"
+        console.print(title, soft_wrap=True, markup=False, highlight=False)  # whole, to be copied
+        console.print(table)
+    # a user's own metric may be NaN, where there was nothing to count
+    lost = sorted(name for name in figures if math.isnan(figures[name]) and name.partition("/")[2] in task.reported)
     require(not lost, f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: the net "
                       "overflows on this split; try precision=32-true, or another checkpoint.")  # fmt: skip
     if trainer.is_global_zero and request["output"] is not None:

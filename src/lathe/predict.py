@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lathe import export
 from lathe.config import require
 from lathe.data import Normalizer
+from lathe.data.checks import check_declared
 from lathe.errors import UserError
 from lathe.evaluate import check_request, rebuild
 from lathe.export import manifest as manifests
@@ -24,6 +25,7 @@ from lathe.pictures import scaled
 from lathe.shippable import class_names, is_image
 
 MODULE = "module"
+BATCH = 64  # images, for a data module that declares no batch
 Array = np.ndarray[Any, Any]
 Write = Callable[[Array], None]
 
@@ -40,13 +42,15 @@ def predict(cfg: dict[str, Any]) -> int:
     devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
     require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device.")
     check_request(request)
+    check_declared(facts, request["run"])
     require(is_image(cfg), f"run={request['run']}: its data are not images, and prediction takes images: choose another run.")
     size: tuple[int, int] | None = (facts["image_size"], facts["image_size"])
     if target != MODULE:
         size = check_export(cfg)
         require(size is not None or not request["resize"], f"resize=true: target={target} scales images itself; leave it false.")
     files = find_images(Path(request["input"]), facts["channels"])
-    images = Images(files, size, request["resize"], request["batch_size"] or facts.get("eval_batch_size") or facts["batch_size"])
+    batch_size = request["batch_size"] or facts.get("eval_batch_size") or facts.get("batch_size") or BATCH
+    images = Images(files, size, request["resize"], batch_size)
     names = class_names(cfg) if facts.get("class_names") else None
     run = run_module if target == MODULE else run_export
     with (
@@ -117,9 +121,10 @@ def check_size(file: ImageFile, found: tuple[int, ...], size: tuple[int, int] | 
 
 def run_module(cfg: dict[str, Any], images: Images, write: Write) -> None:
     """Has the run's own net answer, on the device and in the precision that `cfg` asks for."""
-    task, data, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
+    facts = cfg["data"]
+    task, _, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
     trainer.callbacks.append(Written(write))  # type: ignore[attr-defined]
-    batches = Normalized(images, Normalizer(data.mean, data.std, data.channels))
+    batches = Normalized(images, Normalizer(facts["mean"], facts["std"], facts["channels"]))
     trainer.predict(task, dataloaders=batches, return_predictions=False)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lathe.build import make_data, make_task
 from lathe.checkpoints import read_checkpoint, restore
+from lathe.data.base import ExactDataModule
 from lathe.rundir import open_run
 from lathe.tasks import Task
 
@@ -41,7 +42,9 @@ def open_data(cfg: dict[str, Any]) -> Any:
     """The data module of a resolved configuration, set up and without a trainer: batches are global ones, on the CPU."""
     datamodule = make_data(cfg)
     datamodule.prepare_data()
-    datamodule.setup("fit")
+    # a user's own may open each split in its stage
+    for stage in ("fit",) if isinstance(datamodule, ExactDataModule) else ("fit", "validate", "test"):
+        datamodule.setup(stage)
     return datamodule
 
 

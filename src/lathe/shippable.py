@@ -14,7 +14,7 @@ from lathe.callbacks.ptq import inputs_of
 from lathe.compression.ptq import quantize_static
 from lathe.compression.quantize import describe, quantized_layers, strip
 from lathe.config import require
-from lathe.data.checks import check_class_names
+from lathe.data.checks import check_class_names, check_declared
 from lathe.export.inputs import takes_any_size, takes_any_time
 from lathe.export.preprocess import ANY, Preprocess, Shipped
 from lathe.rundir import open_run
@@ -105,10 +105,11 @@ def open_shippable(
     the place of the run's own, None leaves that.
 
     Raises:
-        UserError: it is no run, has no such checkpoint, or `input_size` can't be.
+        UserError: it is no run, has no such checkpoint, does not declare what its net takes, or `input_size` can't be.
     """
     run = open_run(path, key)
     run.checkpoint(checkpoint)
+    check_declared(run.config["data"], path)
     task, cfg = open_run_net(run.path, key, checkpoint)
     if eval_batch_size is not None:
         cfg["data"]["eval_batch_size"] = eval_batch_size

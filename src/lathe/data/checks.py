@@ -1,10 +1,14 @@
-"""What a user may type for a number, and for the names of classes."""
+"""What a user may type for a number and for the names of classes, and which facts of its data a net's input follows from."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
+from typing import Any
 
 from lathe.errors import UserError
+
+IMAGE_FACTS = ("channels", "image_size", "mean", "std", "num_classes")
+TOKEN_FACTS = ("length", "vocab_size")
 
 
 def check_number(key: str, value: object, least: float, most: float | None = None, whole: bool = True) -> None:
@@ -41,3 +45,26 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str
     if twice:
         raise UserError(f"data.class_names has {twice[0]} twice: give each class a name of its own.")
     return list(names)
+
+
+def undeclared(data: Mapping[str, Any]) -> str | None:
+    """What is missing in a run's `data` to know what its net takes, as the end of a sentence; None if nothing is. A data module of the
+    user's own need not declare any of it."""
+    images, tokens = ([key for key in keys if data.get(key) is None] for keys in (IMAGE_FACTS, TOKEN_FACTS))
+    if not images or not tokens:
+        return None
+    if len(images) == len(IMAGE_FACTS) and len(tokens) == len(TOKEN_FACTS):
+        return f"neither {_listed(images)}, which images need, nor {_listed(tokens)}, which tokens need"
+    return f"no {_listed(tokens if len(images) == len(IMAGE_FACTS) else images)}"
+
+
+def check_declared(data: Mapping[str, Any], run: object) -> None:
+    """Raises UserError naming the facts that the data of `run` does not declare, if what its net takes does not follow from the others."""
+    missing = undeclared(data)
+    if missing is not None:
+        raise UserError(f"run={run}: its data declare {missing}, so nobody knows what its net takes: let the data module's class have them "
+                        "as arguments and give them under data (of this run: in its config.yaml).")  # fmt: skip
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))

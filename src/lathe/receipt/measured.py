@@ -14,6 +14,7 @@ from lathe.build import make_task
 from lathe.checkpoints import read_checkpoint
 from lathe.compression.structure import structure_of
 from lathe.config import differences, require
+from lathe.data.checks import undeclared
 from lathe.errors import UserError
 from lathe.files import scratch
 from lathe.receipt import facts, kept, page, words
@@ -165,6 +166,7 @@ class _Receipt:
             "layers": facts.layers(self.net, sample),
             "memory": self._memory(),
             "figure": "receipt.svg",
+            "undeclared": undeclared(self.cfg["data"]),
         }
         with scratch() as folder:
             forms, found["files"] = self._forms(folder)

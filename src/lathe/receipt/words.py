@@ -63,6 +63,8 @@ def _file(receipt: Mapping[str, Any]) -> list[str]:
     if packed["bytes"] < PACKED * row["bytes"]:
         found.append(f"Its weights alone, packed into their bits for torch (weights), have {packed['bytes']:,} bytes, "
                      f"{packed['gzipped']:,} after gzip; {row['target']} stores at least a byte for each.")  # fmt: skip
+    if receipt.get("undeclared"):
+        return [*found, f"No export ships it, for its data declare {receipt['undeclared']}."]
     return [*found, f"python scripts/export.py run=<run directory> target={row['target']} ships it."]
 
 
@@ -153,7 +155,8 @@ def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:
         "of dense there: of the time of the dense float32 net in the same runtime: what compression has gained. The columns before it hold "
         "what the runtime gains for any net, too.",
         "compiled: torch.compile with inductor and frozen weights, for the one batch size; bf16 by autocast.",
-        "Files take what the net takes and were kept only to be measured; scripts/export.py puts the preprocessing of pixels in front.",
+        "Files take what the net takes and were kept only to be measured"
+        + ("." if receipt.get("undeclared") else "; scripts/export.py puts the preprocessing of pixels in front."),
         "MACs count matrix products, convolutions and attention of one sample. MACs with non-zero weights are what zeros would save on "
         "hardware that skips them.",
         "Peak memory counts tensors, the net's own included.",

@@ -1,0 +1,147 @@
+"""Every verb on a run of a plain LightningDataModule, which declares nothing about its data: it works, or says which facts are missing."""
+
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from data.test_foreign import OWN
+from helpers import ROOT, config
+from own_parts import Table
+from torch.utils.data import DataLoader
+
+from lathe import rundir, trust
+from lathe.receipt import measured
+from lathe.run import train
+from lathe.rundir import RunDir
+from lathe.score import open_data
+from lathe.shippable import open_shippable
+
+IMAGES = {"channels": 1, "image_size": 4, "mean": [0.5], "std": [0.5], "num_classes": 2}
+Call = Callable[..., tuple[int, str, str]]
+
+
+class Staged(Table):
+    """Opens each split in its stage, as tutorials do, and takes facts that it has no use for."""
+
+    def __init__(self, num_classes: int = 2, channels: int = 1, image_size: int = 4, mean: Any = None, std: Any = None) -> None:
+        super().__init__()
+
+    def setup(self, stage: str) -> None:
+        names = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}[stage]
+        for name in names:
+            setattr(self, name, self.held_out)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train, 16, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.val, 10)
+
+    def test_dataloader(self) -> Any:
+        return DataLoader(self.test, 10)
+
+
+def made(folder: Path, **facts: Any) -> RunDir:
+    cfg = config(*OWN, "trainer.max_epochs=1", f"paths.log_dir={folder}")
+    cfg["data"] = {"_target_": "data.test_foreign_verbs.Staged", **facts}
+    cfg["optimizer"]["batch_size"] = None
+    rundir.create(folder, cfg, [])
+    trust.allow({"trusted": ["data"]})
+    train(cfg)
+    return RunDir(cfg["paths"]["run_dir"])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return made(tmp_path_factory.mktemp("logs"))
+
+
+@pytest.fixture(autouse=True)
+def _trusted() -> None:
+    trust.allow({"trusted": ["data"]})
+
+
+@pytest.fixture
+def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Runs a script's main in this process: exit code, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+    np.save(tmp_path / "images.npy", np.zeros((3, 4, 4), np.uint8))
+
+    def call(script: str, *words: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", [script, *words, "trusted=[data]"])
+        code = 0
+        try:
+            runpy.run_path(str(ROOT / "scripts" / f"{script}.py"), run_name="__main__")
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, *capfd.readouterr()
+
+    return call
+
+
+NEITHER = (
+    "its data declare neither channels, image_size, mean, std and num_classes, which images need, nor length and vocab_size, which tokens "
+    "need, so nobody knows what its net takes"
+)
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("export", ["target=onnx"]),
+        ("predict", ["input=images.npy", "output=out.csv"]),
+        ("serve", ["target=module"]),
+        ("benchmark", ["suite=inference"]),
+    ],
+)
+def test_verbs_that_need_facts_name_them(run: RunDir, verb: Call, script: str, words: list[str]) -> None:
+    code, _, errors = verb(script, f"run={run.path}", *words)
+    assert (code, errors.count("\n")) == (1, 1), errors
+    assert errors.startswith(f"Error: run={run.path}: {NEITHER}: let the data module's class have them as arguments")
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        ("compress", ["compression=prune"]),
+        ("compress", ["compression=prune_channels"]),
+        ("sensitivity", []),
+        ("evaluate", ["split=val"]),
+        ("evaluate", ["split=test"]),
+    ],
+)
+def test_verbs_that_need_none_work(run: RunDir, verb: Call, script: str, words: list[str]) -> None:
+    options = ["trainer.accelerator=cpu", *(["compression.receipt=none"] if script == "compress" else [])]
+    code, _, errors = verb(script, f"run={run.path}", *words, *options)
+    assert code == 0, errors
+
+
+def test_a_receipt_promises_no_export(run: RunDir, verb: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(measured.EFFORTS, "quick", measured.Effort(repeats=5, warmup=1, seconds=1.0))
+    with torch.compiler.set_stance("force_eager"):
+        code, _, errors = verb("receipt", f"run={run.path}", "effort=quick", "trainer.accelerator=cpu")
+    assert code == 0, errors
+    text = (run.path / "receipt.md").read_text()
+    assert "No export ships it, for its data declare neither channels" in text
+    assert "scripts/export.py" not in text
+
+
+def test_with_its_facts_it_ships_and_predicts(tmp_path: Path, verb: Call) -> None:
+    run = made(tmp_path / "logs", **IMAGES)
+    ready = open_shippable(run.path)
+    pixels = torch.randint(0, 256, (2, 1, 4, 4), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.allclose(ready.net(pixels), ready.trained((pixels / 255 - 0.5) / 0.5), atol=1e-5)
+    code, _, errors = verb("predict", f"run={run.path}", "input=images.npy", "output=out.csv", "trainer.accelerator=cpu")
+    assert code == 0, errors
+    assert len((tmp_path / "out.csv").read_text().splitlines()) == 4
+
+
+def test_every_split_is_opened(run: RunDir) -> None:
+    data = open_data(run.config)
+    assert [sum(len(y) for _, y in data.eval_loader(split)) for split in ("val", "test")] == [88, 88]
