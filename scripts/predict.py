@@ -1,7 +1,6 @@
 """Predicts classes of images with a run: python scripts/predict.py run=logs/latest input=images.npy output=predictions.csv"""
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lathe.launch import launch_on_run, one_sentence
@@ -10,9 +9,6 @@ from lathe.launch import launch_on_run, one_sentence
 @one_sentence
 @hydra.main(version_base="1.3", config_path="../configs", config_name="predict")
 def main(cfg: DictConfig) -> None:
-    cfg.export = HydraConfig.get().runtime.choices[
-        "target"
-    ]  # target= is a group, whose choice is a name here, without its options
     launch_on_run(cfg, "lathe.predict:predict")
 
 

@@ -1,7 +1,6 @@
 """Serves a finished run over HTTP: python scripts/serve.py run=logs/latest target=onnx_int8"""
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from lathe.launch import launch_on_run, one_sentence
@@ -10,7 +9,6 @@ from lathe.launch import launch_on_run, one_sentence
 @one_sentence
 @hydra.main(version_base="1.3", config_path="../configs", config_name="serve")
 def main(cfg: DictConfig) -> None:
-    cfg.export = HydraConfig.get().runtime.choices["target"]  # a group, of which the choice's name alone counts here
     launch_on_run(cfg, "lathe.serving:serve")
 
 

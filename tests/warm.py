@@ -21,6 +21,7 @@ from helpers import ROOT
 
 import lathe.launch
 import lathe.run
+from lathe.benchmark import crew, inference
 
 
 class Reached(BaseException):
@@ -55,6 +56,8 @@ class Warm:
         patch.setenv("LATHE_FULL_ERROR", "0")
         patch.setattr(lathe.launch, "execute", self._execute)
         patch.setattr(lathe.run.Start, "on_train_start", self._reach)
+        patch.setattr(crew, "run", self._reach)
+        patch.setattr(inference, "compare", self._reach)
 
     def _execute(self, job: str, cfg: dict[str, Any], processes: int, *options: Any) -> Any:
         self.cfg = cfg

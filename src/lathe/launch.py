@@ -131,6 +131,8 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         UserError: as `launch`.
     """
     try:
+        if "export" in cfg:
+            _name_export(cfg)
         request = resolve(cfg)
         check_filled_in(request.get("trainer"))
         check_typed(cfg, request)
@@ -154,6 +156,16 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
         sys.exit(tell(error))
+
+
+def _name_export(cfg: DictConfig) -> None:
+    """Fills in `export` with the name that `target=` chose: a group, of which the choice's name alone counts where a run is used.
+
+    Raises:
+        UserError: `export` itself was typed, which would be ignored.
+    """
+    require(cfg.get("export") is None, f"export={cfg.get('export')} is filled in from target=: write target={cfg.get('export')}.")
+    cfg.export = HydraConfig.get().runtime.choices["target"]
 
 
 def check_typed(cfg: DictConfig, resolved: dict[str, Any]) -> None:

@@ -100,6 +100,13 @@ def test_a_directory_goes_with_whatever_ends_a_run_before_its_first_step(warm: W
     assert list(warm.folder.rglob("config.yaml")) == []
 
 
+@pytest.mark.parametrize("script", ["scripts/serve.py", "scripts/predict.py"])
+def test_what_a_script_fills_in_is_not_typed(warm: Warm, script: str) -> None:
+    more = ("input=x", "output=y") if "predict" in script else ()
+    found = warm(script, "run=RUN", *more, "export=onnx")
+    assert (found.code, found.errors) == (1, "Error: export=onnx is filled in from target=: write target=onnx.\n")
+
+
 def test_a_few_command_lines_by_chance(warm: Warm) -> None:
     number = seed()
     print(f"LATHE_FUZZ_SEED={number}")
