@@ -53,6 +53,14 @@ def test_a_refused_continuation_changes_nothing(command: Command, capsys: pytest
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
 
+def test_a_continuation_that_began_stays_unfinished(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where metrics.csv keeps its inode, as it may by chance when it is replaced twice."""
+    run = finished(command, steps=5, epochs=30)
+    assert command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="jobs:breaks_off", capsys=capsys) == "it broke off."
+    assert not run.complete
+    assert run.config["trainer"]["max_epochs"] == 40
+
+
 def test_the_end_that_counts_is_raised(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished(command, "trainer.max_time=00:00:00:10", steps=5, epochs=2)
     command(f"resume={run.path}")

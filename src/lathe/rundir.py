@@ -127,12 +127,12 @@ class RunDir:
         metrics.csv anew."""
         kept = [self.path / name for name in ("config.yaml", "result.json") if (self.path / name).exists()]
         before, lines = {path: path.read_text() for path in kept}, self.path / "metrics.csv"
-        mark = lines.exists() and lines.stat().st_ino
+        mark = lines.exists() and lines.stat().st_mtime_ns  # not its inode, which a file that takes its place may be given again
         self.reopen(cfg)
         try:
             yield
         except BaseException:
-            for path, text in before.items() if (lines.exists() and lines.stat().st_ino) == mark else ():
+            for path, text in before.items() if (lines.exists() and lines.stat().st_mtime_ns) == mark else ():
                 write_atomically(path, text)
             raise
 
