@@ -113,8 +113,9 @@ def _left_alone() -> Iterator[None]:
     try:
         yield
     finally:
+        deepspeed = sys.modules.get("deepspeed.comm.comm")  # keeps a group of its own
         if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+            (deepspeed if deepspeed is not None and deepspeed.cdb is not None else torch.distributed).destroy_process_group()
         os.environ.clear()
         os.environ.update(environment)
         for number, handler in handlers.items():

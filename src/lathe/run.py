@@ -30,7 +30,7 @@ from lathe.compression.structure import apply_structure
 from lathe.config import require
 from lathe.errors import Stopped, UserError
 from lathe.finish import conclude, finish
-from lathe.loggers import CSVLogger, log_facts, run_facts
+from lathe.loggers import CSVLogger, ended_on_error, log_facts, run_facts
 from lathe.nets import recompute
 from lathe.reported import check_names, not_reported
 from lathe.stages import methods
@@ -48,6 +48,11 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     """
     quiet()
     run = rundir.RunDir(cfg["paths"]["run_dir"])
+    with ended_on_error(run.path):
+        return _train(cfg, run)
+
+
+def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     began, fresh = time.monotonic(), not run.begun
     seed_everything(cfg["seed"], workers=True, verbose=False)
     datamodule = make_data(cfg)

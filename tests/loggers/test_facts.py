@@ -63,6 +63,23 @@ def test_wandb_has_the_configuration_and_tags(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.slow
+def test_a_failed_run_leaves_no_wandb_run_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Interruption
+) -> None:
+    """The next run of a sweep would end it, after its directory has gone, or go on in it."""
+    import wandb as package
+
+    ends: list[int | None] = []
+    end = package.finish
+    monkeypatch.setattr(package, "finish", lambda exit_code=None: (ends.append(exit_code), end(exit_code)))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    interruption.hook, interruption.step = "on_test_start", 1
+    with pytest.raises(Interrupted):
+        train(new_run(tmp_path, *WORDS, "logger=wandb"))
+    assert (ends, package.run) == ([1], None)
+
+
+@pytest.mark.slow
 @quiet
 def test_mlflow_has_the_configuration_and_a_longer_continuation_does_not_contradict_it(
     tmp_path: Path, interruption: Interruption

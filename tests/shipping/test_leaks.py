@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,11 +26,14 @@ def haystack(mlp: RunDir, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 @pytest.mark.usefixtures("here")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COMPILED)) for name in targets()])
-def test_no_file_holds_training_data_or_paths(haystack: RunDir, name: str) -> None:
+def test_no_file_holds_training_data_or_paths(
+    haystack: RunDir, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also of integers, whose ranges come from training data."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a name that is found, unlike /tmp
     ship(request(haystack, f"target={name}", "target.samples=3"))
     wanted = needles(open_shippable(haystack.path).data)
-    places = {str(place).encode() for place in (Path.home(), Path.cwd(), ROOT, haystack.path, sys.prefix)}
+    places = {str(place).encode() for place in (Path.home(), Path.cwd(), ROOT, haystack.path, sys.prefix, tmp_path)}
     for path in (haystack.path / "exports" / name).iterdir():
         for text in contents(path):
             assert [what for what, needle in wanted.items() if needle in text] == [], path

@@ -124,16 +124,16 @@ def test_a_signal_leaves_the_earlier_export(runs: Any, tmp_path: Path, name: str
     before = (run.path / "exports" / "onnx" / "manifest.json").read_bytes()
     process = subprocess.Popen(command(f"run={run.path}", script="scripts/export.py"), cwd=tmp_path, env=environment(),
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
-    half = run.path / "exports" / f".onnx.{process.pid}"
     deadline = time.monotonic() + 120
-    while not half.exists() and time.monotonic() < deadline:
+    while not (half := list((run.path / "exports").glob(f".tmp-*-{process.pid}.onnx"))) and time.monotonic() < deadline:
         time.sleep(0.01)
+    assert half
     process.send_signal(getattr(signal, name))
     _, errors = process.communicate(timeout=60)
     assert (run.path / "exports" / "onnx" / "manifest.json").read_bytes() == before
     open_bundle(run.path / "exports" / "onnx")
     if name == "SIGKILL":
-        assert half.exists()
+        assert half[0].exists()
         ship(request(run, "target=onnx", "target.samples=5"))
     else:
         assert process.returncode == 128 + getattr(signal, name)

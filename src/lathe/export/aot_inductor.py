@@ -70,7 +70,8 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
         program = torch.export.export(found, (given,), dynamic_shapes=_axes(net, given))
         files = _compiled(program, given, folder)
         for file in folder.glob("*.so"):
-            _blank(file, Path(torch.__file__).parent)
+            _blank(file, Path(torch.__file__).parent, b"torch")
+            _blank(file, folder, b"model")
         # without the generated C++, which names this machine's folders and which nothing reads once it is compiled
         package = folder / f"model{suffix}"  # the archive has a folder of this name
         package_aoti(str(package), [file for file in files if not str(file).endswith(".cpp")])
@@ -123,12 +124,12 @@ def _compiled(program: torch.export.ExportedProgram, given: Tensor, folder: Path
     return files
 
 
-def _blank(file: Path, folder: Path) -> None:
-    """Shortens the folder, which messages of torch's headers name, to its last part, in a text of the same length."""
-    path, last = os.fsencode(folder), os.fsencode(folder.name)
+def _blank(file: Path, folder: Path, name: bytes) -> None:
+    """Puts `name` for the folder, which the messages of torch's headers tell of the source, in a text of the same length."""
+    path = os.fsencode(folder)
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as code:
         while (place := code.find(path)) >= 0:
-            code[place : place + len(path)] = last + b"/" * (len(path) - len(last))
+            code[place : place + len(path)] = name.ljust(len(path), b"/")
 
 
 def _signature(program: torch.export.ExportedProgram) -> dict[str, str]:

@@ -1,6 +1,9 @@
 """Where figures go. Each function takes the run directory and the optimizer step that the run starts at, and returns a Lightning logger."""
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from lathe.errors import UserError
 from lathe.loggers.csv import CSVLogger
 from lathe.loggers.facts import LOGIN, log_facts, run_facts
 
-__all__ = ["CSVLogger", "csv", "log_facts", "mlflow", "run_facts", "tensorboard", "wandb"]
+__all__ = ["CSVLogger", "csv", "ended_on_error", "log_facts", "mlflow", "run_facts", "tensorboard", "wandb"]
 
 
 def csv(run_dir: Path, start_step: int) -> Logger:
@@ -56,6 +59,20 @@ def wandb(
     return WandbLogger(
         name=name or run_dir.name, project=project, save_dir=str(run_dir), id=run_dir.name, offline=offline, **options
     )
+
+
+@contextmanager
+def ended_on_error(run_dir: Path) -> Iterator[None]:
+    """Ends the W&B run that a failed run leaves open in this process, and marks it as failed: its directory may go, and the next run of a
+    sweep has its own."""
+    try:
+        yield
+    except BaseException:
+        package = sys.modules.get("wandb")
+        if package is not None and package.run is not None and package.run.id == run_dir.name:
+            with suppress(Exception):  # the run's own error is told
+                package.finish(exit_code=1)
+        raise
 
 
 def mlflow(
