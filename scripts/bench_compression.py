@@ -2,7 +2,7 @@
 
     python scripts/bench_compression.py --rounds 3
 
-Every round has a seed. A dense ResNet-20 of width 8 is trained on scikit-learn's digits at 32x32; each method then starts from its weights
+Every round has a seed. A dense ResNet-20 of width 8 is trained on the digits at 32x32; each method then starts from its weights
 and trains as long again. Figures are those of the test split for the epoch that validation chose, as differences from the dense run of the
 same seed, in points; sizes are those of the receipt. The last rows are a synthetic task that a small net can't learn alone: a teacher, the
 small net, and the small net with the teacher. Runs go through the real commands, as many at a time as `--jobs` says, one thread each.

@@ -68,7 +68,7 @@ def test_floors_import_only_floors_below() -> None:
 
 
 def test_launch_imports_no_torch() -> None:
-    heavy = "{'torch', 'lightning', 'numpy', 'sklearn'}"
+    heavy = "{'torch', 'lightning', 'numpy'}"
     run(sys.executable, "-c", f"import sys, lathe.launch; late = {heavy} & set(sys.modules); assert not late, late")
 
 

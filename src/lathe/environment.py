@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics", "scikit-learn")
+PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics")
 
 
 def describe_environment(launch_id: str | None = None) -> dict[str, Any]:

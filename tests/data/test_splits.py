@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lathe.data import Digits, Split
+from lathe.data import Split
 from lathe.data.splits import stratified_split
 from lathe.errors import UserError
 
@@ -41,26 +41,3 @@ def test_a_split_reads_its_own_rows() -> None:
     found, labels = Split(images, np.array([5, 6, 7]), np.array([2, 0])).read()
     assert np.array_equal(found, images[[2, 0]])
     assert labels.tolist() == [7, 5]
-
-
-def test_digits_are_the_images_of_scikit_learn() -> None:
-    from sklearn.datasets import load_digits
-
-    splits = Digits().load()
-    assert [len(s) for s in (splits.train, splits.val, splits.test)] == [1300, 200, 297]
-    pixels, target = load_digits(return_X_y=True)
-    for split in (splits.train, splits.val, splits.test):
-        images, labels = split.read()
-        assert images.dtype == np.uint8
-        assert np.array_equal(images[:, 0], np.round(pixels[split.rows].reshape(-1, 8, 8) * 255 / 16).astype(np.uint8))
-        assert np.array_equal(labels, target[split.rows])
-
-
-def test_enlarged_digits_keep_their_brightness() -> None:
-    small, large = Digits().load().val, Digits(image_size=16).load().val
-    images, labels = large.read()
-    assert images.shape == (200, 1, 16, 16)
-    assert np.array_equal(labels, small.read()[1])
-    assert abs(float(images.mean()) - float(small.read()[0].mean())) < 1
-    with pytest.raises(UserError, match=r"data\.image_size=7 .* 8 or more"):
-        Digits(image_size=7)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lathe.compression.quantize import LayerPlan, integer_weight
+from lathe.data.digits import DIGITS
 from lathe.export import get
 from lathe.export.onnx_graph import open_session
 from lathe.nets import GPT, ResNet, ViT, WideResNet
@@ -128,12 +129,10 @@ def test_transformers_and_preactivation(tmp_path: Path, quantized: Quantized) ->
 
 @pytest.mark.slow
 def test_trained_on_digits(tmp_path: Path, make_resnet: Make, quantized: Quantized) -> None:
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    x = torch.from_numpy(found.images).float().div(16).sub(0.5)[:, None].expand(-1, 3, -1, -1)
+    digits = np.load(DIGITS)
+    x = torch.from_numpy(digits["images"]).float().div(16).sub(0.5)[:, None].expand(-1, 3, -1, -1)
     x = nn.functional.interpolate(x, size=16)
-    y = torch.from_numpy(found.target)
+    y = torch.from_numpy(digits["labels"]).long()
     net = make_resnet().train()
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
     for step in range(200):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from helpers import check, config, new_run, run
-from sklearn.datasets import load_digits
 
 import lathe.run
 from lathe.data import Digits
+from lathe.data.digits import DIGITS
 from lathe.nets import CifarResNet
 
 # Sizes, data, loss and training that no default has.
@@ -107,8 +107,7 @@ def test_predict_agrees_with_evaluate(trained: Path, tmp_path: Path) -> None:
 
 def test_raw_pixels_are_enough(trained: Path, tmp_path: Path) -> None:
     """Whoever predicts brings pixels at their own size; scaling and normalisation are the run's."""
-    digits = load_digits()
-    np.save(tmp_path / "raw.npy", (digits.images[:50] * 255 / 16).round().astype(np.uint8))
+    np.save(tmp_path / "raw.npy", (np.load(DIGITS)["images"][:50] * 255 / 16).round().astype(np.uint8))
     check(run(f"run={trained}", "input=raw.npy", "output=out.csv", "resize=true", script="scripts/predict.py", cwd=tmp_path))
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert len(lines) == 51

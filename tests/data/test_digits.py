@@ -1,0 +1,65 @@
+"""The digits of the package are those of the UCI test set, pixel by pixel."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lathe.data import Digits
+from lathe.data.digits import DIGITS
+from lathe.errors import UserError
+
+# Of sklearn.datasets.load_digits(), version 1.9.1: its images and target as uint8.
+IMAGES = "8f26b2bd9d135c256808f68f14fdabddde6d9c7f869ae419704b051f0f14b3b3"
+LABELS = "8ba4f891220f5e4c9c819638d1602d74b83618f167043c6da52a2a247841ddf0"
+# Of Digits().load(): the training images [1300, 1, 8, 8] uint8, as runs have been trained on since the first version.
+TRAIN = "d30731c6c8a4fce80e36528459958e25b4e8bafc3ae9b560dd1a86693b5c1a00"
+TRAIN_12 = "e2903d452d8029d538ef5406a909598a4938fbbc57b46491899ff854364338f0"
+
+
+def digest(array: "np.ndarray[tuple[int, ...], np.dtype[np.uint8]]") -> str:
+    return hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
+
+
+def test_the_stored_arrays_are_the_published_ones() -> None:
+    with np.load(DIGITS, allow_pickle=False) as digits:
+        assert set(digits.files) == {"images", "labels"}
+        images, labels = digits["images"], digits["labels"]
+    assert (images.shape, images.dtype, labels.shape, labels.dtype) == ((1797, 8, 8), np.uint8, (1797,), np.uint8)
+    assert (digest(images), digest(labels)) == (IMAGES, LABELS)
+    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as UCI's description counts them
+
+
+def test_licence_and_source_lie_beside_them() -> None:
+    text = Path(DIGITS).with_suffix(".md").read_text()
+    assert all(words in text for words in ("CC BY 4.0", "UCI", "Alpaydin", "BSD 3-Clause"))
+
+
+def test_digits_are_the_stored_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)  # scikit-learn, which had them before, is not asked
+    splits = Digits().load()
+    assert [len(s) for s in (splits.train, splits.val, splits.test)] == [1300, 200, 297]
+    with np.load(DIGITS) as digits:
+        pixels, target = digits["images"], digits["labels"]
+    for split in (splits.train, splits.val, splits.test):
+        images, labels = split.read()
+        assert images.dtype == np.uint8
+        assert np.array_equal(images[:, 0], np.round(pixels[split.rows] * (255 / 16)).astype(np.uint8))
+        assert np.array_equal(labels, target[split.rows])
+
+
+def test_a_run_of_before_reads_the_same_samples() -> None:
+    assert digest(Digits().load().train.read()[0]) == TRAIN
+    assert digest(Digits(image_size=12).load().train.read()[0]) == TRAIN_12
+
+
+def test_enlarged_digits_keep_their_brightness() -> None:
+    small, large = Digits().load().val, Digits(image_size=16).load().val
+    images, labels = large.read()
+    assert images.shape == (200, 1, 16, 16)
+    assert np.array_equal(labels, small.read()[1])
+    assert abs(float(images.mean()) - float(small.read()[0].mean())) < 1
+    with pytest.raises(UserError, match=r"data\.image_size=7 .* 8 or more"):
+        Digits(image_size=7)
