@@ -99,7 +99,7 @@ def test_png_colours_follow_the_net(tmp_path: Path) -> None:
 
 
 def test_png_folders_that_cant_be_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the folder has no \.png, \.jpg, \.jpeg, \.npy files"):
+    with pytest.raises(UserError, match=r"the folder has no \.png, \.jpg, \.jpeg, \.bmp, \.webp, \.npy files"):
         find_images(tmp_path, 1)
     png_folder(tmp_path, (4, 4), (5, 5))
     with pytest.raises(
@@ -110,11 +110,11 @@ def test_png_folders_that_cant_be_read_are_refused(tmp_path: Path) -> None:
         find_images(tmp_path, 4)
 
 
-@pytest.mark.parametrize("damage", ["cut", "text", "empty", "jpeg", "flipped"])
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "gif", "flipped"])
 def test_a_damaged_png_is_named(tmp_path: Path, damage: str) -> None:
     path = png_folder(tmp_path, (32, 32)) / "0.png"
-    if damage == "jpeg":
-        Image.open(path).save(path, format="JPEG")
+    if damage == "gif":
+        Image.open(path).save(path, format="GIF")
     else:
         content = path.read_bytes()
         flipped = content[:60] + bytes(255 - byte for byte in content[60:70]) + content[70:]

@@ -9,7 +9,8 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from lathe.pictures import PictureError, TooLarge, arranged, picture_size, read_picture, scaled
+from lathe.export.preprocess import Preprocess
+from lathe.pictures import READERS, PictureError, TooLarge, arranged, kind_of, picture_size, read_picture, scaled
 
 
 @pytest.mark.parametrize(
@@ -44,14 +45,36 @@ def test_layouts(shape: tuple[int, ...], channels: int, size: Any, one: Any, exp
 
 
 def test_scaling_is_that_of_the_graphs_up_to_rounding() -> None:
-    """Pillow's filter and torch's antialiased one, which exports with target.input_size compute, are the same."""
+    """What exports with target.input_size compute; for one shape, torch's own antialiased filter."""
     picture = np.random.default_rng(0).integers(0, 256, (3, 19, 31), dtype=np.uint8)
-    for size in ((8, 8), (40, 16), (19, 7)):
-        exact = interpolate(torch.from_numpy(picture)[None].float(), size=size, mode="bilinear", antialias=True)[0].numpy()
+    given = torch.from_numpy(picture)[None]
+    for size in ((8, 8), (40, 16), (19, 7), (38, 62), (1, 1)):
         found = scaled(picture, size)
         assert (found.shape, found.dtype) == ((3, *size), np.uint8)
-        assert np.abs(found - exact).max() <= 1.01  # it rounds after each axis
+        for sides in ("any", picture.shape[1:]):
+            exact = Preprocess([0.0] * 3, [1.0] * 3, size, sides)(given)[0].numpy() * 255
+            assert np.abs(found - exact).max() <= 1.01  # it rounds after each axis
+    exact = interpolate(given.float(), size=(38, 62), mode="bilinear", antialias=True)[0].numpy()
+    assert np.abs(scaled(picture, (38, 62)) - exact).max() <= 1.01
     assert scaled(picture, (19, 31)) is picture
+
+
+def test_the_middle_is_scaled_and_nothing_is_squeezed() -> None:
+    scene = np.zeros((1, 8, 24), np.uint8)
+    scene[:, :, 8:16] = np.arange(64).reshape(8, 8)
+    assert np.array_equal(scaled(scene, (8, 8)), scene[:, :, 8:16])
+    assert np.array_equal(scaled(scene.transpose(0, 2, 1), (8, 8)), scene[:, :, 8:16].transpose(0, 2, 1))
+    for height, width in ((1, 40), (33, 7), (500, 499), (3, 4)):  # the window ends where the picture does
+        assert (scaled(np.full((1, height, width), 9, np.uint8), (16, 12)) == 9).all()
+
+
+def test_kinds_are_told_by_how_a_file_begins() -> None:
+    for kind in READERS:
+        file = io.BytesIO()
+        Image.new("RGB", (3, 2), (1, 2, 3)).save(file, kind)
+        assert kind_of(file.getvalue()[:12]) == kind
+        assert read_picture(io.BytesIO(file.getvalue()), kind, 3, 6).shape == (3, 2, 3)
+    assert kind_of(b"GIF89a") is None
 
 
 def test_a_header_tells_the_size_without_the_pixels() -> None:

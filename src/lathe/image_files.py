@@ -10,17 +10,15 @@ import numpy as np
 
 from lathe.config import require
 from lathe.errors import UserError
-from lathe.pictures import COLOURS, SUFFIXES, PictureError, arranged, picture_size, read_picture
+from lathe.pictures import COLOURS, MOST, SUFFIXES, PictureError, arranged, kind_of, picture_size, read_picture
 
 Array = np.ndarray[Any, Any]
-
-MOST = 2**28  # pixels of a picture; a small file that unpacks to more is an accident or a trap
 
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file with `count` images of one `size`, height and width. `opened` maps `[n, channels, height, width]` on disk, None for PNG and
-    JPEG."""
+    """A file with `count` images of one `size`, height and width. `opened` maps `[n, channels, height, width]` on disk, None for files
+    of one image."""
 
     path: Path
     channels: int
@@ -47,12 +45,12 @@ class ImageFile:
             require(len(array) == self.count, f"input={self.path} has changed since its header was read: start again.")
             yield from map(np.ascontiguousarray, array)
             return
-        kind = SUFFIXES[self.path.suffix.lower()]
         try:
+            kind = file_kind(self.path)
             with open(self.path, "rb") as file:
                 pixels = read_picture(file, kind, self.channels, MOST)
         except (PictureError, OSError) as error:
-            raise _unreadable(self.path, kind, error) from error
+            raise _unreadable(self.path, error) from error
         yield pixels
 
 
@@ -72,20 +70,27 @@ def find_images(path: Path, channels: int) -> list[ImageFile]:
 
 
 def open_image(path: Path, channels: int) -> ImageFile:
-    """A PNG or JPEG file, whose header is read.
+    """An image file, whose header is read.
 
     Raises:
         UserError: it is none, or the net takes another number of channels than such files have.
     """
-    kind = SUFFIXES[path.suffix.lower()]
+    named = SUFFIXES[path.suffix.lower()]
     require(
-        channels in COLOURS, f"input={path}: {kind} images have 1 or 3 channels, but the net takes {channels}; give a .npy file."
+        channels in COLOURS, f"input={path}: {named} images have 1 or 3 channels, but the net takes {channels}; give a .npy file."
     )
     try:
+        kind = file_kind(path)
         with open(path, "rb") as file:
             return ImageFile(path, channels, picture_size(file, kind, MOST))
     except (PictureError, OSError) as error:
-        raise _unreadable(path, kind, error) from error
+        raise _unreadable(path, error) from error
+
+
+def file_kind(path: Path) -> str:
+    """The kind of an image file as it begins, whatever it is called; where that tells nothing, as it is called."""
+    with open(path, "rb") as file:
+        return kind_of(file.read(12)) or SUFFIXES[path.suffix.lower()]
 
 
 def open_array(path: Path, channels: int, one: bool | None = None) -> ImageFile:
@@ -115,6 +120,6 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
     return found[0]
 
 
-def _unreadable(path: Path, kind: str, error: Exception) -> UserError:
-    predicate = str(error) if isinstance(error, PictureError) else f"can't be read as a {kind} image"
+def _unreadable(path: Path, error: Exception) -> UserError:
+    predicate = str(error) if isinstance(error, PictureError) else f"can't be read as a {SUFFIXES[path.suffix.lower()]} image"
     return UserError(f"input={path} {predicate}: mend it, or take it out of the folder.")

@@ -1,17 +1,28 @@
-"""Pictures as arrays of pixels: PNG and JPEG as whoever looks at them sees them, and the layouts of arrays. Imports no torch."""
+"""Pictures as arrays of pixels: image files as whoever looks at them sees them, their size, and the layouts of arrays. Imports no torch.
+
+Training data, predictions and requests are all read and brought to size here, so that a net is asked about what it was trained on (law 6).
+"""
 
 from typing import IO, Any
 
 import numpy as np
 from PIL import Image, ImageFile, ImageOps
+from PIL.BmpImagePlugin import BmpImageFile
 from PIL.JpegImagePlugin import JpegImageFile
 from PIL.PngImagePlugin import PngImageFile
+from PIL.WebPImagePlugin import WebPImageFile
 
 Array = np.ndarray[Any, Any]
 
 # Its classes and not Image.open, which tries all formats that it knows, and warns of large pictures instead of refusing them.
-READERS: dict[str, type[ImageFile.ImageFile]] = {"PNG": PngImageFile, "JPEG": JpegImageFile}
-SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG"}
+READERS: dict[str, type[ImageFile.ImageFile]] = {
+    "PNG": PngImageFile,
+    "JPEG": JpegImageFile,
+    "BMP": BmpImageFile,
+    "WEBP": WebPImageFile,
+}
+SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"}
+MOST = 2**28  # pixels of a picture in a folder; a small file that unpacks to more is an accident or a trap
 COLOURS = {1: "L", 3: "RGB"}
 SCANS = 100  # of a JPEG at most: a progressive one has ten or so, and its thumbnail some of its own
 ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)  # the EXIF tag of how the camera was held, and its values that swap height and width
@@ -23,6 +34,14 @@ class PictureError(ValueError):
 
 class TooLarge(PictureError):
     """The picture has more pixels than it may have."""
+
+
+def kind_of(start: bytes) -> str | None:
+    """The kind of a file with these first bytes (12 are enough), a key of `READERS`, or None."""
+    if start[8:12] == b"WEBP":
+        return "WEBP"
+    beginnings = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"BM": "BMP"}
+    return next((kind for beginning, kind in beginnings.items() if start.startswith(beginning)), None)
 
 
 def open_picture(file: IO[bytes], kind: str, most: int) -> ImageFile.ImageFile:
@@ -69,15 +88,20 @@ def read_picture(file: IO[bytes], kind: str, channels: int, most: int) -> Array:
         first.verify()  # checksums, which decoding does not look at; a verified picture has to be opened again
         file.seek(0)
         image: Image.Image = READERS[kind](file)
-        image = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
-        if image.mode.startswith("I"):  # 16 bits of grey; convert("L") would make 255 of all above 255
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
-        pixels = np.asarray(image.convert(COLOURS[channels]))
+        return as_seen(image, channels)
     except Exception as error:
         raise PictureError(f"can't be read as a {kind} image") from error
+
+
+def as_seen(image: Image.Image, channels: int) -> Array:
+    """Pixels uint8 `[channels, height, width]` of an image that Pillow opened: turned, on white, in 8 bits, as `read_picture` says."""
+    image = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
+    if image.mode.startswith("I"):  # 16 bits of grey; convert("L") would make 255 of all above 255
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    pixels = np.asarray(image.convert(COLOURS[channels]))
     return pixels[None] if channels == 1 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
@@ -97,11 +121,16 @@ def _orientation(image: Image.Image) -> int:
 
 
 def scaled(picture: Array, size: tuple[int, int]) -> Array:
-    """uint8 pixels `[channels, height, width]` at height and width `size`, by Pillow's bilinear filter, which averages when it shrinks."""
+    """uint8 pixels `[channels, height, width]` at height and width `size`: the largest window of that shape in the middle, scaled by
+    Pillow's bilinear filter, which averages when it shrinks. `lathe.export.preprocess` is the same in the graph."""
     if picture.shape[1:] == size:
         return picture
-    height, width = size
-    return np.stack([np.asarray(Image.fromarray(plane).resize((width, height), Image.Resampling.BILINEAR)) for plane in picture])
+    (tall, wide), (height, width) = picture.shape[1:], size
+    step = min(tall / height, wide / width)  # pixels of the picture to one of the result
+    top, left = (tall - step * height) / 2, (wide - step * width) / 2
+    window = (left, top, min(left + step * width, wide), min(top + step * height, tall))
+    kept = Image.Resampling.BILINEAR
+    return np.stack([np.asarray(Image.fromarray(plane).resize((width, height), kept, box=window)) for plane in picture])
 
 
 def arranged(

@@ -152,7 +152,7 @@ def _images(
         "mean": [float(value) for value in cfg["data"]["mean"]],
         "std": [float(value) for value in cfg["data"]["std"]],
         "size": list(own.size),
-        "resize": "bilinear, antialiased" if own.input_size != own.size else None,
+        "resize": "middle, bilinear, antialiased" if own.input_size != own.size else None,
     }
     shape = ["batch", channels, *(["height", "width"] if free else sides)]
     facts["input"] = {"name": "input", "dtype": "uint8" if preprocess else "float32", "shape": shape, "layout": "NCHW"}

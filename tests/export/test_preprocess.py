@@ -1,4 +1,4 @@
-"""Preprocessing in the graph: the bits of training, and torch's own resizing."""
+"""Preprocessing in the graph: the bits of training, and torch's own resizing of the middle."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,16 @@ from lathe.errors import UserError
 from lathe.export.preprocess import Preprocess, Shipped, check_input_size, filter_matrix
 
 MEAN, STD = [0.5071, 0.4865, 0.4409], [0.2673, 0.2564, 0.2762]
-SIZES = [(16, 16), (1, 1), (1, 40), (7, 9), (33, 5), (224, 150), (17, 16)]
+SIZES = [
+    (16, 16),
+    (1, 1),
+    (1, 41),
+    (8, 12),
+    (4, 10),
+    (33, 11),
+    (224, 32),
+    (17, 17),
+]  # with a square in the middle of whole pixels
 
 
 def pixels(*shape: int) -> Tensor:
@@ -27,8 +36,12 @@ def make(input_size: Any = None) -> Preprocess:
 
 
 def resized(x: Tensor) -> Tensor:
-    """What the graph has to compute, by torch's own antialiased filter."""
-    return Normalizer(MEAN, STD, 3)(interpolate(x.float(), size=(16, 16), mode="bilinear", antialias=True))
+    """What the graph has to compute, by torch's own antialiased filter on whole pixels of the largest square."""
+    side, (height, width) = min(x.shape[2:]), x.shape[2:]
+    top, left = (height - side) // 2, (width - side) // 2
+    # the filter is wider than a pixel: beyond the square it sees the picture, not an edge
+    whole = interpolate(x.float(), size=(height * 16 // side, width * 16 // side), mode="bilinear", antialias=True)
+    return Normalizer(MEAN, STD, 3)(whole[:, :, top * 16 // side :, left * 16 // side :][:, :, :16, :16])
 
 
 def test_without_resizing_it_is_normalisation_to_the_bit() -> None:
@@ -49,10 +62,10 @@ def test_resizing_is_torchs_antialiased_filter(size: tuple[int, int]) -> None:
 
 def test_each_row_of_a_filter_sums_to_one() -> None:
     for source, size in ((3, 16), (16, 16), (100, 16), (1, 4)):
-        weights = filter_matrix(source, size)
+        weights = filter_matrix(source, size, torch.tensor(source / size))
         assert weights.shape == (size, source)
         torch.testing.assert_close(weights.sum(1), torch.ones(size))
-    assert torch.equal(filter_matrix(16, 16), torch.eye(16))
+    assert torch.equal(filter_matrix(16, 16, torch.ones(())), torch.eye(16))
 
 
 @pytest.fixture
@@ -84,11 +97,11 @@ def test_pictures_of_every_size_in_one_file(exported: Callable[[Any], Any], net:
 
 
 def test_pictures_of_one_other_size(exported: Callable[[Any], Any], net: nn.Module) -> None:
-    run = exported([40, 24])
-    x = pixels(5, 3, 40, 24)
+    run = exported([40, 32])
+    x = pixels(5, 3, 40, 32)
     torch.testing.assert_close(run(x), net(resized(x)), rtol=0, atol=1e-5)
     with pytest.raises(Exception, match="invalid dimensions"):
-        run(pixels(5, 3, 24, 40))
+        run(pixels(5, 3, 32, 40))
 
 
 @pytest.mark.parametrize("given", [[0, 3], [3], [3, 4, 5], "all", 2.5, [True, 3], True, [1.5, 2], [-1, 3], {"a": 1}, [4097, 8]])

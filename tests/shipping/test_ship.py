@@ -100,7 +100,7 @@ def test_other_sizes_are_not_held_against_the_runs_figures(run: RunDir) -> None:
     assert len({tuple(shape[2:]) for shape in report["odd_inputs"]["shapes"]}) > 5
     manifest = json.loads((run.path / "exports/onnx/manifest.json").read_text())
     assert manifest["input"]["shape"] == ["batch", 1, "height", "width"]
-    assert manifest["preprocess"]["resize"] == "bilinear, antialiased"
+    assert manifest["preprocess"]["resize"] == "middle, bilinear, antialiased"
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lathe.errors import UserError
+from lathe.pictures import COLOURS, as_seen
 
 FORMAT, VERSION = "lathe shards", 1
 INDEX = "index.json"
@@ -26,8 +27,11 @@ PARTS = ("png", "npy", "jpg", "jpeg")  # how an image may be kept
 Table = NDArray[np.int64]  # [samples, 4]: shard, first byte, bytes, label
 
 
-def decode(data: bytes) -> NDArray[np.uint8]:
-    """The image in a member's bytes: uint8 [channels, height, width]. Runs no code of the file: no pickle.
+def decode(data: bytes, channels: int | None = None) -> NDArray[np.uint8]:
+    """The image in a member's bytes: uint8 [channels, height, width], as predictions and requests see it (`lathe.pictures`). Runs no
+    code of the file: no pickle.
+
+    `channels` are those that a PNG or JPEG gets; None those that it has, 1 or 3. Shards of other channels have their pixels as they lie.
 
     Raises:
         ValueError, OSError: the bytes are no such image.
@@ -36,7 +40,12 @@ def decode(data: bytes) -> NDArray[np.uint8]:
         pixels: NDArray[np.uint8] = np.load(io.BytesIO(data), allow_pickle=False)
     else:
         try:
-            pixels = np.asarray(Image.open(io.BytesIO(data), formats=("PNG", "JPEG")))
+            image = Image.open(io.BytesIO(data), formats=("PNG", "JPEG"))
+            if channels is None:
+                channels = 1 if image.mode[0] in "1LI" else 3
+            if channels in COLOURS:
+                return as_seen(image, channels)
+            pixels = np.asarray(image)
         except SyntaxError as error:  # Pillow's word for a damaged PNG
             raise ValueError(str(error)) from error
         pixels = np.moveaxis(pixels, -1, 0) if pixels.ndim == 3 else pixels[None]

@@ -7,16 +7,16 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
 
 from lathe.data.checks import check_number
 from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
 from lathe.data.splits import Source, stratified_split
 from lathe.errors import UserError, naming
 from lathe.files import beside, sweep
+from lathe.image_files import file_kind
+from lathe.pictures import COLOURS, MOST, SUFFIXES, PictureError, read_picture, scaled
 
 Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and its class
-SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp", ".webp")
 
 
 class ImageFolder:
@@ -28,8 +28,8 @@ class ImageFolder:
     Args:
         folder: see above.
         channels: 1 makes them grey, 3 RGB.
-        image_size: side in pixels, to which the shorter side is brought before the middle square is cut out; None takes images as they
-            are, which must then have one size.
+        image_size: side in pixels of the square that the middle of each image is brought to; None takes images as they are, which must
+            then have one size. Files are read and scaled as predictions and requests are, `lathe.pictures`.
         val_size: images for validation, where the folder has no splits.
         test_size: images for the test, likewise.
         split_seed: draws them.
@@ -42,8 +42,8 @@ class ImageFolder:
         self, folder: str, channels: int, image_size: int | None, val_size: int, test_size: int, split_seed: int = 0
     ) -> None:
         check_number("images.channels", channels, 1, 3)
-        self.folder, self.mode, self.image_size = Path(folder), {1: "L", 3: "RGB"}.get(channels, ""), image_size
-        if not self.mode:
+        self.folder, self.channels, self.image_size = Path(folder), channels, image_size
+        if channels not in COLOURS:
             raise UserError(f"images.channels={channels} cannot be made from image files: choose 1 or 3.")
         if image_size is not None:
             check_number("images.image_size", image_size, 1)
@@ -83,20 +83,11 @@ class ImageFolder:
         """The images of a split, one after the other."""
         for path, label in self.files[split]:
             try:
-                with Image.open(path) as image:
-                    pixels = np.asarray(self._fit(image.convert(self.mode)))
-            except (UnidentifiedImageError, OSError, SyntaxError) as error:
+                with open(path, "rb") as file:
+                    pixels = read_picture(file, file_kind(path), self.channels, MOST)
+            except (PictureError, OSError) as error:
                 raise UserError(f"{path} cannot be read as an image ({error}): mend it or remove it.") from error
-            yield (np.moveaxis(pixels, -1, 0) if pixels.ndim == 3 else pixels[None]), label
-
-    def _fit(self, image: Image.Image) -> Image.Image:
-        if self.image_size is None:
-            return image
-        side = self.image_size
-        scale = side / min(image.size)
-        wide, tall = (max(side, round(length * scale)) for length in image.size)
-        left, top = (wide - side) // 2, (tall - side) // 2
-        return image.resize((wide, tall), Image.Resampling.BICUBIC).crop((left, top, left + side, top + side))
+            yield (pixels if self.image_size is None else scaled(pixels, (self.image_size, self.image_size))), label
 
 
 def _folders(folder: Path) -> list[str]:

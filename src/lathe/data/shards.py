@@ -73,7 +73,7 @@ class ShardImages:
     def _read(self, shard: int, start: int, size: int) -> Images:
         data = os.pread(self._file(shard), size, start)
         try:
-            pixels = decode(data)
+            pixels = decode(data, self.shape[1])
             if pixels.shape != self.shape[1:]:
                 raise ValueError(f"{list(pixels.shape)} instead of {list(self.shape[1:])}")
         except (ValueError, OSError) as error:

@@ -16,8 +16,9 @@ LARGEST = 4096  # pixels of a fixed side: larger pictures belong to "any", or ar
 class Preprocess(nn.Module):
     """uint8 pixels `[batch, channels, height, width]` to float32 of the net's size: scaled bilinearly, then normalised.
 
-    Without a change of size it computes the bits of `lathe.data.Normalizer`. With one it is the antialiased bilinear filter of
-    `torch.nn.functional.interpolate`, without rounding back to whole pixels, written as two matrix products, which every back end has.
+    Without a change of size it computes the bits of `lathe.data.Normalizer`. With one it is `lathe.pictures.scaled` (the largest window
+    of the net's shape in the middle, an antialiased bilinear filter) without rounding back to whole pixels, written as two matrix
+    products, which every back end has.
 
     Args:
         mean: of each channel, pixels on a scale from 0 to 1.
@@ -46,13 +47,16 @@ class Preprocess(nn.Module):
         self.size = size
         self.input_size = check_input_size(input_size, size)
         if isinstance(self.input_size, tuple) and self.input_size != size:
-            self.register_buffer("rows", filter_matrix(self.input_size[0], size[0]))
-            self.register_buffer("columns", filter_matrix(self.input_size[1], size[1]))
+            step = window_step(*self.input_size, size)
+            self.register_buffer("rows", filter_matrix(self.input_size[0], size[0], step))
+            self.register_buffer("columns", filter_matrix(self.input_size[1], size[1], step))
 
     def forward(self, pixels: Tensor) -> Tensor:
         x = pixels.float()
         if self.input_size == ANY:
-            x = filter_matrix(x.shape[-2], self.size[0]) @ x @ filter_matrix(x.shape[-1], self.size[1]).t()
+            height, width = x.shape[-2:]
+            step = window_step(height, width, self.size)
+            x = filter_matrix(height, self.size[0], step) @ x @ filter_matrix(width, self.size[1], step).t()
         elif self.input_size != self.size:
             x = self.rows @ x @ self.columns.t()  # type: ignore[operator]
         return x * self.scale + self.shift
@@ -78,12 +82,16 @@ def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str
     return height, width
 
 
-def filter_matrix(source: Any, size: int) -> Tensor:
-    """Weights `[size, source]` of the triangle filter that scales `source` values to `size`; as wide as a step when it shrinks, so that
-    every value counts. `source` may be symbolic."""
-    step = source / size
-    width = torch.clamp(torch.ones(()) * step, min=1.0)
-    centres = (torch.arange(size) + 0.5) * step
+def window_step(height: Any, width: Any, size: tuple[int, int]) -> Tensor:
+    """Pixels of a picture to one of the largest window of the shape `size` in it. Height and width may be symbolic."""
+    return torch.minimum(torch.ones(()) * (height / size[0]), torch.ones(()) * (width / size[1]))
+
+
+def filter_matrix(source: Any, size: int, step: Tensor) -> Tensor:
+    """Weights `[size, source]` of the triangle filter that brings `size` x `step` values in the middle of `source` to `size`; as wide as
+    a step when it shrinks, so that every value counts. `source` may be symbolic."""
+    width = torch.clamp(step, min=1.0)
+    centres = torch.ones(()) * (source / 2) + (torch.arange(size) + (1 - size) / 2) * step
     places = torch.arange(source) + 0.5
     weights = (1 - (places[None, :] - centres[:, None]).abs() / width).clamp_min(0)
     return weights / weights.sum(1, keepdim=True)

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from lathe.pictures import COLOURS, PictureError, TooLarge, arranged, read_picture, scaled
+from lathe.pictures import COLOURS, PictureError, TooLarge, arranged, kind_of, read_picture, scaled
 from lathe.serving.bodies import numbers, quoted, read_json, read_npy, read_shape
 from lathe.serving.limits import BadRequest, Limits
 
 Array = np.ndarray[Any, Any]
 
 PICTURES = {"image/png": "PNG", "image/jpeg": "JPEG", "image/jpg": "JPEG"}
-BEGINNINGS = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG"}  # what tells a picture in JSON, whose kind nobody declares
 NPY, JSON, BINARY = "application/x-npy", "application/json", "application/octet-stream"
 FILES = {b"\x93NUMPY": NPY, b"\x89PNG\r\n\x1a\n": "image/png"}  # by beginnings that pixels hardly have
 
@@ -89,7 +88,7 @@ class Images:
         left = self.limits.pixels
         for content in files:
             try:
-                pixels = read_picture(io.BytesIO(content), kind or kind_of(content), self.channels, left)
+                pixels = read_picture(io.BytesIO(content), kind or told_by(content), self.channels, left)
             except TooLarge as error:
                 several = f", as {self.limits.pixels} for all images of a request leave" if found else ""
                 raise BadRequest(413, f"The image {error}{several}: send a smaller one.") from error
@@ -224,13 +223,13 @@ def unpacked(text: str) -> bytes:
         ) from error
 
 
-def kind_of(content: bytes) -> str:
-    """PNG or JPEG, told by how it begins.
+def told_by(content: bytes) -> str:
+    """PNG or JPEG, told by how it begins: nobody declares the kind of a picture in JSON.
 
     Raises:
         BadRequest: it is neither.
     """
-    for start, kind in BEGINNINGS.items():
-        if content.startswith(start):
-            return kind
+    kind = kind_of(content[:12])
+    if kind is not None and kind in PICTURES.values():
+        return kind
     raise BadRequest(400, "The image is base64 of neither PNG nor JPEG: send one of them, or lists of whole numbers.")

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import interpolate
+from torch.nn.functional import interpolate, pad
 
 from lathe.errors import UserError
 from lathe.export.files import REASONS
@@ -62,7 +62,7 @@ def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
                         "target.preprocess=false."
                     )
                 if size is not None:
-                    x = interpolate(x.float(), size=size, mode="bilinear", antialias=True).round().clamp(0, 255).to(torch.uint8)
+                    x = inside(x, size)
             held.batches.append(part)
             held.inputs.append(x)
             logits += ready.logits_of(x)
@@ -70,6 +70,15 @@ def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
             if held.n == samples or logits > LOGITS or inputs > INPUTS:
                 return held
     return held
+
+
+def inside(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Pictures of `size` whose middle, which is what `Preprocess` sees, are the pictures `x`, scaled; their border goes on outwards."""
+    ratio = min(side / own for side, own in zip(size, x.shape[2:], strict=True))
+    tall, wide = (min(side, max(1, round(own * ratio))) for side, own in zip(size, x.shape[2:], strict=True))
+    top, left = (size[0] - tall) // 2, (size[1] - wide) // 2
+    middle = interpolate(x.float(), size=(tall, wide), mode="bilinear", antialias=True).round().clamp(0, 255)
+    return pad(middle, (left, size[1] - wide - left, top, size[0] - tall - top), mode="replicate").to(torch.uint8)
 
 
 def _rows(item: Any) -> bool:
