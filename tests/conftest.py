@@ -1,7 +1,11 @@
 """What all tests share."""
 
 import os
+import runpy
+import sys
 import tempfile
+from collections.abc import Callable
+from pathlib import Path
 
 # Two torch threads on two busy cores wait for each other more than they compute. Set before torch is imported; subprocesses inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -16,6 +20,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 torch.set_num_threads(1)
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
@@ -27,3 +32,23 @@ def _clean_state():
     yield
     torch.set_float32_matmul_precision(matmul)
     GlobalHydra.instance().clear()
+
+
+@pytest.fixture
+def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
+    """Runs a script's main in this process as if its arguments had been typed in an empty folder: (exit code, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setenv("LATHE_FULL_ERROR", "0")
+
+    def call(*arguments: str, script: str = "train.py") -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [str(HERE.parent / script), *arguments])
+        capfd.readouterr()
+        try:
+            runpy.run_path(str(HERE.parent / script), run_name="__main__")
+            code = 0
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        return code, capfd.readouterr().err
+
+    return call

@@ -40,6 +40,8 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     began = time.monotonic()
     request, source = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     check_request(cfg)
+    steps = make_steps(request["compression"])
+    stacking.tell_what_is_not_measured(request["compression"])
     task, config = score.open_run_net(source.path, "run", request["checkpoint"])
     state = read_checkpoint(source.checkpoint(request["checkpoint"]))
     refuse_quantized(task.net, request)
@@ -56,7 +58,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
 
     before = figures()
     reports: Figures = {}
-    for method in make_steps(request["compression"]):
+    for method in steps:
         method(task.net, datamodule)
         reports |= method.report()
     after = figures()

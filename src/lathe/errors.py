@@ -27,6 +27,14 @@ class Stopped(UserError):
         self.code = 128 + signals.Signals[signal].value
 
 
+def uninstalled(extra: str, *packages: str) -> str | None:
+    """None, or the sentence that says which of `packages` can't be imported, and the extra of setup.cfg that brings them."""
+    from importlib.util import find_spec  # here: --help need not import it
+
+    missing = [name for name in packages if find_spec(name) is None]
+    return f"{' and '.join(missing)} can't be imported: pip install -e '.[{extra}]'." if missing else None
+
+
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Gives an OSError that passes through the name of the file that was written: a full disk is met by a write, which knows of none."""

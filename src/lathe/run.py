@@ -74,6 +74,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     if state is None and cfg["ckpt_path"] is not None:
         resume = start_from(cfg, task)
     prepare(cfg, task, trainer)
+    stacking.tell_what_is_not_measured(cfg.get("compression") or {})
     try:
         with interruptible(run, start):
             trainer.fit(task, datamodule=datamodule, ckpt_path=resume, weights_only=True)

@@ -9,7 +9,7 @@ from typing import Any
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
-from lathe import receipt, score
+from lathe import export, receipt, score
 from lathe.build import make_part, make_task
 from lathe.callbacks import AtomicCheckpointIO, Compression
 from lathe.checkpoints import read_checkpoint, restore
@@ -90,6 +90,14 @@ def complete(cfg: dict[str, Any]) -> None:
     """Measures what a complete run has no receipt of, since it was ended before."""
     quiet()
     write_receipt(RunDir(cfg["paths"]["run_dir"]), cfg)
+
+
+def tell_what_is_not_measured(group: dict[str, Any]) -> None:
+    """Warns, before a run, where its receipt will lack the ONNX files and their times, since their packages are not installed."""
+    measured = methods(group) and group.get("receipt", "none") != "none"
+    missing = export.get("onnx").available() if measured else None
+    if missing:
+        rank_zero_warn(f"compression.receipt={group['receipt']} will be without ONNX Runtime: {missing}")
 
 
 def tell_what_goes(cfg: dict[str, Any], net: nn.Module, key: str) -> None:

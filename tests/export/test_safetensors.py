@@ -1,4 +1,5 @@
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -186,12 +187,13 @@ def test_a_name_or_a_package_that_is_missing_is_said_before_anything_is_written(
     path = tmp_path / "model.safetensors"
     with pytest.raises(UserError, match=r"push_to_hub=a/b/c is no name of a repository: give <user>/<name>"):
         target.export(make_mlp(), images, path, push_to_hub="a/b/c")
-    monkeypatch.setattr("lathe.export.safetensors.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="push_to_hub=a/b: huggingface_hub can't be imported: pip install huggingface_hub"):
+    for package in ("safetensors", "huggingface_hub"):
+        monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=r"push_to_hub=a/b: huggingface_hub can't be imported: pip install -e '\.\[export\]'"):
         check_repository("a/b")
     with pytest.raises(UserError, match="safetensors can't be imported"):
         target.export(make_mlp(), images, path)
-    assert target.available() == "safetensors can't be imported: pip install safetensors."
+    assert target.available() == "safetensors can't be imported: pip install -e '.[export]'."
     assert not list(tmp_path.iterdir())
 
 

@@ -101,8 +101,8 @@ def test_options_that_can_not_be_are_said(tmp_path: Path, options: dict[str, Any
 
 
 def test_a_missing_archiver_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.export.torchserve.importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match="pip install torch-model-archiver"):
+    monkeypatch.setitem(sys.modules, "model_archiver", None)
+    with pytest.raises(UserError, match=r"^model_archiver can't be imported: pip install -e '\.\[export\]'\.$"):
         get("torchserve").export(shipped(), torch.zeros(2, 1, 8, 8, dtype=torch.uint8), tmp_path / "m.mar")
 
 

@@ -1,16 +1,14 @@
 """Law 7: a mistake costs one line. Each is typed into the real command line; what comes back names the key, the value and the way out."""
 
 import os
-import runpy
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT, SMALL, check, new_run, run, runs
+from helpers import SMALL, check, new_run, run, runs
 
 import lathe.run
 
@@ -18,26 +16,6 @@ HAS_GPU = torch.cuda.is_available()
 Cli = Callable[..., tuple[int, str]]
 # The sentence has to come before anybody looks for the data, which is not there.
 NO_DATA = ("data=cifar10", "data.source.download=false")
-
-
-@pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Cli:
-    """Runs a script's main in this process as if its arguments had been typed in an empty folder: (exit code, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setenv("LATHE_FULL_ERROR", "0")
-
-    def call(*arguments: str, script: str = "train.py") -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", [str(ROOT / script), *arguments])
-        capfd.readouterr()
-        try:
-            runpy.run_path(str(ROOT / script), run_name="__main__")
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, capfd.readouterr().err
-
-    return call
 
 
 def _one_sentence(result: tuple[int, str], *words: str) -> None:

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,6 @@ import torch
 from exporting import WHOLE, left, request
 from rich.console import Console
 
-from lathe import export
 from lathe.errors import UserError
 from lathe.export.bundle import open_bundle
 from lathe.rundir import RunDir
@@ -144,8 +144,8 @@ def test_a_run_without_a_checkpoint(run: RunDir) -> None:
 
 
 def test_a_missing_package(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export.get("onnx"), "available", lambda: "onnx can't be imported: pip install onnx.")
-    with pytest.raises(UserError, match=r"^onnx can't be imported: pip install onnx\.$"):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"^onnxruntime can't be imported: pip install -e '\.\[export\]'\.$"):
         ship(request(run))
     assert left(run) == []
 

@@ -18,7 +18,7 @@ from lathe.callbacks.ema import EMA
 from lathe.compression import channel_budget, channels
 from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.channel_fade import Fade, fading, silence
-from lathe.compression.channel_groups import find_groups
+from lathe.compression.channel_groups import find_groups, require_packages
 from lathe.compression.channel_penalty import PENALTIES, add_penalty
 from lathe.compression.channel_prune import Options, at_least_one, one_of, require, shares, sizes
 from lathe.compression.channel_scores import loss_change
@@ -47,8 +47,8 @@ class PruneChannels(Compression):
         strength: of that push, added to gradients.
         latency_batch: samples in the batch that latency is measured with.
 
-    Raises UserError for a value out of range, a net that can't be followed, a budget that can't be met, and strategies under which a
-    process does not hold its weights under the net's own names (pipeline, deepspeed).
+    Raises UserError without torch-pruning, for a value out of range, a net that can't be followed, a budget that can't be met, and
+    strategies under which a process does not hold its weights under the net's own names (pipeline, deepspeed).
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class PruneChannels(Compression):
         exclude: Sequence[str] = (),
         latency_batch: int = 32,
     ) -> None:
+        require_packages()  # here: it is told before data is read
         self.options = Options(budget, share, importance, scope, round_to, min_channels, tuple(exclude))
         one_of("mode", mode, MODES)
         one_of("regularise", regularise, (None, *PENALTIES))

@@ -14,9 +14,16 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from lathe.compression.channel_fade import silence
 from lathe.compression.channels import Group, Slice, remove
 from lathe.compression.heads import PROJECTIONS, attentions, head_groups
-from lathe.errors import UserError
+from lathe.errors import UserError, uninstalled
 
 KEY = "compression.prune_channels"
+
+
+def require_packages() -> None:
+    """Raises UserError where torch-pruning, an extra, is not installed."""
+    sentence = uninstalled("compress", "torch_pruning")
+    if sentence:
+        raise UserError(f"{KEY}: {sentence}")
 
 
 def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) -> list[Group]:
@@ -28,8 +35,10 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
     has a layer whose name matches a pattern of `exclude`. A trial on a copy proves that removing units equals silencing them.
 
     Raises:
-        UserError: a pattern matches no layer, nothing can be removed, or the net joins channels in a way that can't be followed.
+        UserError: a pattern matches no layer, nothing can be removed, the net joins channels in a way that can't be followed, or
+            torch-pruning is not installed.
     """
+    require_packages()
     example = example[:2].detach().cpu()
     twin = copy.deepcopy(net).cpu().float().eval().requires_grad_(True)
     _scatter(twin)

@@ -4,7 +4,6 @@ Integers are the weights and ranges of training. A layer whose result is rounded
 each row of its input once more and gives floats (`lathe.export.xnnpack_graph`).
 """
 
-import importlib.util
 import warnings
 from collections.abc import Callable
 from importlib import import_module
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from lathe.compression.quantize import quantized_layers
-from lathe.errors import UserError
+from lathe.errors import UserError, uninstalled
 from lathe.export.bounded import Array, bounded_axes, check_bounds, in_parts, largest
 from lathe.export.deploy import copied, deployable
 from lathe.export.dialects import Xnnpack
@@ -34,9 +33,7 @@ DTYPES = {0: "uint8", 4: "int64", 6: "float32"}  # by ExecuTorch's number of eac
 
 def available() -> str | None:
     """None, or the sentence that says what to install."""
-    if importlib.util.find_spec("executorch") is None:
-        return "executorch can't be imported, which target=executorch exports and runs with: pip install executorch."
-    return None
+    return uninstalled("export", "executorch")
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: int = 64) -> None:

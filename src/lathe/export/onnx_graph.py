@@ -1,6 +1,5 @@
 """From a net to one ONNX file, and from the file to a function: what the ONNX targets have in common."""
 
-import importlib.util
 import logging
 import warnings
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lathe.errors import UserError
+from lathe.errors import UserError, uninstalled
 from lathe.export.files import readable, whole
 from lathe.export.inputs import dynamic_axes, stand_in
 
@@ -21,8 +20,7 @@ Array = np.ndarray[Any, Any]
 
 def available() -> str | None:
     """None, or the sentence that says what to install."""
-    missing = [name for name in ("onnx", "onnxscript", "onnxruntime") if importlib.util.find_spec(name) is None]
-    return f"{' and '.join(missing)} can't be imported: pip install {' '.join(missing)}." if missing else None
+    return uninstalled("export", "onnx", "onnxscript", "onnxruntime")
 
 
 def require_packages() -> None:

@@ -3,7 +3,6 @@
 A file of `lathe.export.weights` in another format, which holds no pickle: the same integers, structure and names.
 """
 
-import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lathe.errors import UserError
+from lathe.errors import UserError, uninstalled
 from lathe.export.files import readable, whole
 from lathe.export.onnx_graph import Array
 from lathe.export.weights import content_of, fill
@@ -27,12 +26,13 @@ UPLOADED = ["README.md", "config.json", "manifest.json", "model.safetensors", "p
 
 def available() -> str | None:
     """None, or the sentence that says what to install."""
-    return None if importlib.util.find_spec("safetensors") else "safetensors can't be imported: pip install safetensors."
+    return uninstalled("export", "safetensors")
 
 
 def _require(package: str, key: str) -> None:
-    if importlib.util.find_spec(package) is None:
-        raise UserError(f"{key}: {package} can't be imported: pip install {package}.")
+    sentence = uninstalled("export", package)
+    if sentence:
+        raise UserError(f"{key}: {sentence}")
 
 
 def export(

@@ -6,7 +6,6 @@ the way to serve that Lathe recommends.
 
 import errno
 import importlib
-import importlib.util
 import json
 import os
 import re
@@ -27,7 +26,7 @@ from torch import Tensor, nn
 
 from lathe import export as exports
 from lathe.compression.quantize import quantized_layers
-from lathe.errors import UserError
+from lathe.errors import UserError, uninstalled
 from lathe.export.files import readable, whole
 from lathe.files import scratch, scratch_prefix
 
@@ -45,9 +44,7 @@ SECONDS = 600  # in which the archiver has to end
 
 def available() -> str | None:
     """None, or the sentence that says what to install. Nothing of TorchServe itself or Java is needed to write or load an archive."""
-    if importlib.util.find_spec("model_archiver") is None:
-        return "torch-model-archiver can't be imported, which target=torchserve archives with: pip install torch-model-archiver."
-    return None
+    return uninstalled("export", "model_archiver")
 
 
 def export(

@@ -1,0 +1,101 @@
+"""What `pip install -e .` leaves out is asked for in one sentence, before anything is trained, and its extra brings it."""
+
+import configparser
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, SMALL, config, new_run, runs
+
+import lathe.run
+from lathe.compress import compress
+from lathe.errors import UserError, uninstalled
+from lathe.rundir import RunDir
+
+Cli = Callable[..., tuple[int, str]]
+ONNX = ("onnx", "onnxscript", "onnxruntime")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small trained run, made without any of the extras."""
+    blocked = pytest.MonkeyPatch()
+    for package in (*ONNX, "torch_pruning", "wandb", "sklearn", "scipy"):
+        blocked.setitem(sys.modules, package, None)
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL)
+    lathe.run.train(cfg)
+    blocked.undo()
+    return Path(cfg["paths"]["run_dir"])
+
+
+def block(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    for package in packages:
+        monkeypatch.setitem(sys.modules, package, None)
+
+
+def test_the_sentence_names_what_is_missing_and_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert uninstalled("export", *ONNX) is None
+    block(monkeypatch, "onnx", "onnxruntime")
+    assert uninstalled("export", *ONNX) == "onnx and onnxruntime can't be imported: pip install -e '.[export]'."
+
+
+def test_every_extra_that_a_sentence_names_is_there() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    extras = dict(parser["options.extras_require"])
+    named = set()
+    for path in [
+        *(ROOT / "src").rglob("*.py"),
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "README.md",
+        *(ROOT / "configs").rglob("*.yaml"),
+    ]:
+        text = path.read_text()
+        named |= {(name, path.name) for some in re.findall(r"pip install -e '?\.\[([\w,]+)\]", text) for name in some.split(",")}
+        named |= {(name, path.name) for name in re.findall(r"uninstalled\(\"(\w+)\"", text)}
+    assert {name for name, _ in named} >= {"compress", "export", "serve", "wandb", "mlflow", "deepspeed", "shards", "slurm"}
+    assert [pair for pair in named if pair[0] not in extras] == []
+    assert {"onnx", "onnxscript", "onnxruntime"} <= {re.split(r"[<>=]", line)[0] for line in extras["export"].split()}
+    assert extras["compress"].startswith("torch-pruning")
+
+
+def test_training_with_channels_removed_is_refused_at_once(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block(monkeypatch, "torch_pruning")
+    # cifar10 is not there: the sentence comes before anybody looks for it
+    code, errors = cli("compression=prune_channels", "data=cifar10", "data.source.download=false", "model=resnet20", *SMALL[3:])
+    assert (code, errors) == (
+        1, "Error: compression.prune_channels: torch_pruning can't be imported: pip install -e '.[compress]'.\n",
+    )  # fmt: skip
+    assert runs(tmp_path / "logs") == []
+
+
+def test_compressing_a_run_is_refused_before_it_is_scored(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block(monkeypatch, "torch_pruning")
+    monkeypatch.setattr("lathe.compress.score.open_run_net", lambda *words: pytest.fail("the run was opened"))
+    asked = config(f"run={finished}", "compression=prune_channels", name="compress")
+    cfg = RunDir(finished).config
+    cfg |= {"request": asked, "strategy": asked["strategy"], "trainer": {**cfg["trainer"], **asked["trainer"]}}
+    with pytest.raises(UserError, match=r"^compression\.prune_channels: torch_pruning can't be imported: pip install -e"):
+        compress(cfg)
+
+
+@pytest.mark.parametrize("target", ["onnx", "onnx_int8"])
+def test_exports_are_refused_in_a_sentence(cli: Cli, finished: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    block(monkeypatch, *ONNX)
+    code, errors = cli(f"run={finished}", f"target={target}", script="scripts/export.py")
+    assert (code, errors) == (
+        1, "Error: onnx and onnxscript and onnxruntime can't be imported: pip install -e '.[export]'.\n",
+    )  # fmt: skip
+    assert not [path for path in (finished / "exports").glob("*") if not path.name.startswith(".")]
+
+
+def test_a_run_whose_receipt_will_lack_onnx_says_so_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    block(monkeypatch, "onnxruntime")
+    told = (
+        r"compression\.receipt=quick will be without ONNX Runtime: onnxruntime can't be imported: pip install -e '\.\[export\]'"
+    )
+    monkeypatch.setattr("lathe.run.interruptible", lambda *words: pytest.fail("trained before it warned"))
+    with pytest.warns(UserWarning, match=told), pytest.raises(pytest.fail.Exception):
+        lathe.run.train(new_run(tmp_path, *SMALL, "compression=prune"))
