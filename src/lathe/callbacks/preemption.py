@@ -11,7 +11,8 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lathe.callbacks.checkpoint import Checkpoint
 from lathe.errors import UserError
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1)  # SLURM's --signal is USR1 by custom
+# SLURM's --signal is USR1 by custom; Windows has no such signal
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
 class Preemption(Callback):

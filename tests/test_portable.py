@@ -1,0 +1,65 @@
+"""What Windows lacks is looked for before it is used: a module that names it while it is imported takes everything above it along."""
+
+import ast
+import importlib.util
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import lathe.callbacks.preemption
+
+ROOT = Path(__file__).parents[1]
+FILES = sorted([*(ROOT / "src").rglob("*.py"), *(ROOT / "scripts").rglob("*.py"), ROOT / "train.py"])
+SIGNALS = {"SIGTERM", "SIGINT", "SIGABRT", "SIGFPE", "SIGILL", "SIGSEGV", "SIGBREAK"}  # that Windows has
+MODULES = {"fcntl", "grp", "pwd", "resource", "termios", "tty", "pty"}
+
+
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """The nodes that run when the module is imported: all but the bodies of functions."""
+    yield node
+    for name, value in ast.iter_fields(node):
+        if name == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            continue
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
+                yield from at_import(child)
+
+
+def lacking(source: str) -> list[str]:
+    """What a module names while it is imported, and Windows lacks."""
+    found = []
+    for node in at_import(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "signal":
+            found += [node.attr] if re.fullmatch("SIG[A-Z0-9]+", node.attr) and node.attr not in SIGNALS else []
+        if isinstance(node, ast.Import):
+            found += [name.name for name in node.names if name.name in MODULES]
+        if isinstance(node, ast.ImportFrom):
+            found += [node.module] if node.module in MODULES else []
+            found += [name.name for name in node.names if node.module == "signal" and name.name.startswith("SIG")]
+    return found
+
+
+def test_no_module_names_at_import_what_windows_lacks() -> None:
+    assert lacking("import signal\nclass A:\n    def f(self, n=signal.SIGUSR1): import fcntl") == ["SIGUSR1"]
+    assert lacking("import fcntl\nimport signal\nX = signal.SIGTERM, signal.SIG_DFL") == ["fcntl"]
+    assert {path.name: found for path in FILES if (found := lacking(path.read_text()))} == {}
+
+
+def without_usr1(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of pre-emption as a system without SIGUSR1 imports it."""
+    monkeypatch.delattr(signal, "SIGUSR1")
+    spec = importlib.util.spec_from_file_location("preemption_of_windows", lathe.callbacks.preemption.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_preemption_takes_the_signals_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert lathe.callbacks.preemption.SIGNALS == (signal.SIGTERM, signal.SIGUSR1)
+    assert without_usr1(monkeypatch).SIGNALS == (signal.SIGTERM,)
