@@ -28,9 +28,10 @@ def _clean_state():
     """Each test starts without a composed configuration and leaves torch's global settings as they were."""
     GlobalHydra.instance().clear()
     os.environ.pop("LATHE_TRUSTED", None)  # what an earlier command in this process trusted
-    matmul = torch.get_float32_matmul_precision()
+    matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
     torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = convolutions
     GlobalHydra.instance().clear()
 
 

@@ -1,6 +1,5 @@
 """Each format is what its name says, on the CPU too; what a device can't do is refused."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from lathe.errors import UserError
 from lathe.strategies import precision_plugin
 from lathe.strategies.precision import FORMATS
 from lathe.trainer import device_type
-
-
-@pytest.fixture(autouse=True)
-def matmul_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    yield
-    torch.set_float32_matmul_precision(before)
 
 
 class Notes(LightningModule):
@@ -94,10 +86,20 @@ def test_16_mixed_grows_its_scale_after_the_interval() -> None:
     assert trainer.precision_plugin.scaler.get_scale() == 16.0
 
 
-def test_matmul_sets_float32_products() -> None:
-    for matmul in ("high", "medium", "highest"):
-        precision_plugin("32-true", "cpu", matmul=matmul)
+@pytest.mark.parametrize("name", FORMATS)
+def test_matmul_sets_float32_products_and_convolutions(name: str) -> None:
+    """By itself cuDNN convolves in TF32 on Ampere and later; the switches of both kinds can be read and agree."""
+    backends: Any = torch.backends
+    torch.backends.cudnn.allow_tf32 = True  # as torch has it
+    for matmul in ("highest", "high", "medium", "highest"):
+        precision_plugin(name, "cpu", matmul=matmul)
         assert torch.get_float32_matmul_precision() == matmul
+        tf32 = matmul != "highest"
+        assert (backends.cuda.matmul.allow_tf32, backends.cudnn.allow_tf32) == (tf32, tf32)
+        newer = {part.fp32_precision for part in (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)}
+        assert newer == {"tf32"} if tf32 else "tf32" not in newer
+    with torch.backends.cudnn.flags(enabled=False):  # torch's own code asks for the older ones here
+        pass
 
 
 def test_unknown_names_are_refused() -> None:

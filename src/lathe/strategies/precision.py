@@ -31,10 +31,21 @@ def precision_plugin(
         raise UserError(
             f"precision={name}: {torch.cuda.get_device_name()} has no bfloat16 arithmetic; use precision=16-mixed or 32-true."
         )
-    torch.set_float32_matmul_precision(matmul)
+    set_float32(matmul)
     if name == "16-mixed":
         scaler = torch.amp.GradScaler(device_type, init_scale=init_scale, growth_interval=growth_interval)
         return {"plugins": [MixedPrecision("16-mixed", device_type, scaler=scaler)]}
     if name == "64-true":  # by its name Lightning refuses it for strategies that it works with
         return {"plugins": [DoublePrecision()]}
     return {"precision": name}
+
+
+def set_float32(matmul: str) -> None:
+    """How float32 products and convolutions are computed: "highest" in full float32, "high" in TF32 on NVIDIA GPUs that have it,
+    "medium" with bfloat16 passes where torch has them.
+
+    Left to themselves, cuDNN's convolutions and recurrent nets use TF32 (10 bits of mantissa) while matrix products don't. Both switches
+    are of torch's older kind, which sets the newer `fp32_precision` along; a mixture of both kinds can't be read any more.
+    """
+    torch.set_float32_matmul_precision(matmul)
+    torch.backends.cudnn.allow_tf32 = matmul != "highest"
