@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.errors import UserError
-from lathe.schema import clashes, contradictions, kind_of, problems, references, rules
+from lathe.schema import clashes, contradictions, kind_of, problems, references, renamed, rules
 from lathe.schema import did_you_mean as did_you_mean
 
 CPU_PROCESSES_PER_CORE = 4  # more than this on one machine is a typing mistake, not a plan
@@ -28,7 +28,7 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration as plain nested dicts and lists with every interpolation resolved.
+    """The configuration as plain nested dicts and lists with every interpolation resolved, and each part under its name of now.
 
     Raises:
         UserError: an interpolation leads nowhere, or a mandatory value (`???`) is missing.
@@ -42,7 +42,7 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
                             "kind of model, such as data=digits for images or data=synthetic_tokens for tokens.") from error  # fmt: skip
         raise UserError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
     assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+    return {str(key): value for key, value in renamed(container).items()}
 
 
 def _fits(default: Any, value: Any) -> bool:

@@ -28,7 +28,7 @@ from lathe.nodes import Nodes, arriving, read_nodes
 from lathe.outer import Outer, detect_outer
 from lathe.schema import rules
 from lathe.stages import check_compression
-from lathe.telling import one_sentence, tell
+from lathe.telling import one_sentence, tell, tell_older_names
 from lathe.words import check_filled_in, check_name, key_of
 
 __all__ = ["launch", "launch_on_run", "one_sentence"]
@@ -177,6 +177,7 @@ def check_typed(cfg: DictConfig, resolved: dict[str, Any]) -> None:
     """
     hydra = HydraConfig.get()
     verb, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_words()
+    tell_older_names(OmegaConf.to_container(cfg, resolve=False))
     check_composed(cfg, resolved, verb)
     values, known = (
         [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")],

@@ -13,9 +13,11 @@ from lathe import files, trust
 from lathe.errors import Stopped, UserError
 from lathe.group import waited
 from lathe.help import help_text, root_names
+from lathe.schema import renamed
 from lathe.words import explain, translate
 
 FULL_ERROR = "LATHE_FULL_ERROR"
+_older: set[str] = set()  # names of parts that were told
 
 
 def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
@@ -48,14 +50,30 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
 
 def tell(error: Exception) -> int:
     """Prints what went wrong and returns the exit code."""
-    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0" and isinstance(error, UserError):
-        return 1  # rank 0 says it
+    if _silent() and isinstance(error, UserError):
+        return 1
     sentence = sentence_for(error)
     if sentence is None or full_error():
         traceback.print_exception(error)
     else:
         print(f"Error: {sentence}", file=sys.stderr)
     return error.code if isinstance(error, Stopped) else 1
+
+
+def _silent() -> bool:
+    """Whether rank 0 says what all ranks know."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0"
+
+
+def tell_older_names(cfg: Any) -> None:
+    """Says of each part that a command's own configuration names as an earlier version did what to write now; once in this process."""
+
+    def note(key: str, old: str, new: str) -> None:
+        if old not in _older and not _silent():
+            _older.add(old)
+            print(f"Note: {key}={old} is an older name, which goes on working: write {new}.", file=sys.stderr)
+
+    renamed(cfg, note)
 
 
 def full_error() -> bool:

@@ -99,7 +99,7 @@ def test_a_run_decays_per_optimizer_step_and_says_so(tmp_path: Path, capsys: pyt
             ("torch.nn.Linear",),
             "scheduler._target_=Linear: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got the class",
         ),
-        (("lathe.optim.schedules.step",), "scheduler.milestones: step needs a value for it; add +scheduler.milestones=<value>."),
+        (("lathe.optim.step",), "scheduler.milestones: step needs a value for it; add +scheduler.milestones=<value>."),
     ],
 )
 def test_a_scheduler_that_cant_work_is_one_sentence_before_training(cfg: tuple[str, ...], sentence: str) -> None:

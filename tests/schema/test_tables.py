@@ -10,7 +10,8 @@ from helpers import ROOT, config
 
 from lathe.config import flatten
 from lathe.schema import contradictions, problems, rules
-from lathe.schema.check import CLASSES, canonical
+from lathe.schema.check import CLASSES
+from lathe.schema.names import canonical
 from lathe.schema.optim import OPTIMIZERS
 
 CONFIGS = ROOT / "configs"
@@ -85,22 +86,6 @@ def test_the_tables_name_arguments_that_there_are(name: str) -> None:
 def test_the_options_of_optimizers_are_theirs(name: str) -> None:
     parameters = set(inspect.signature(found(name)).parameters) - {"params", "lr", "weight_decay"}
     assert set(OPTIMIZERS[name]) == parameters
-
-
-@pytest.mark.parametrize(
-    ("target", "name"),
-    [
-        ("lathe.callbacks.ema.EMA", "lathe.callbacks.EMA"),
-        ("lathe.callbacks.EMA", "lathe.callbacks.EMA"),
-        ("lightning.pytorch.callbacks.early_stopping.EarlyStopping", "lightning.EarlyStopping"),
-        ("pytorch_lightning.Trainer", "lightning.Trainer"),
-        ("torch.optim.sgd.SGD", "torch.optim.SGD"),
-        ("mine.parts.EMA", "mine.parts.EMA"),
-        ("EMA", "EMA"),
-    ],
-)
-def test_a_class_has_one_name_wherever_it_is_found(target: str, name: str) -> None:
-    assert canonical(target) == name
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_under_two_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_its_configuration() -> None:
     assert config("strategy=horovod")["strategy"] == {
-        "_target_": "lathe.strategies.horovod.Horovod",
+        "_target_": "lathe.strategies.Horovod",
         "processes": "per_device",
         "precisions": ["32-true", "bf16-mixed"],
         "compressions": ["after"],

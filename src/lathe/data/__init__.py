@@ -1,5 +1,8 @@
 """Data: sources of images, batched augmentation, loaders that are exact under any number of devices, and the data module."""
 
+from typing import TYPE_CHECKING
+
+from lathe import lazily
 from lathe.data.augment import Augment
 from lathe.data.cifar import Cifar
 from lathe.data.digits import Digits
@@ -10,16 +13,44 @@ from lathe.data.splits import Source, Split, Splits
 from lathe.data.stream import StreamLoader
 from lathe.data.synthetic import Synthetic
 
+if TYPE_CHECKING:
+    from lathe.data.documents import DocumentDataModule
+    from lathe.data.shards import ShardDataModule, Shards
+    from lathe.data.synthetic_documents import SyntheticDocuments
+    from lathe.data.synthetic_tokens import SyntheticTokens
+    from lathe.data.token_file import TokenFiles
+    from lathe.data.tokens import TokenDataModule
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "DocumentDataModule": "documents",
+            "ShardDataModule": "shards",
+            "Shards": "shards",
+            "SyntheticDocuments": "synthetic_documents",
+            "SyntheticTokens": "synthetic_tokens",
+            "TokenFiles": "token_file",
+            "TokenDataModule": "tokens",
+        },
+    )
+
 __all__ = [
     "Augment",
     "Cifar",
     "Digits",
+    "DocumentDataModule",
     "ImageDataModule",
     "Normalizer",
     "ResidentLoader",
+    "ShardDataModule",
+    "Shards",
     "Source",
     "Split",
     "Splits",
     "StreamLoader",
     "Synthetic",
+    "SyntheticDocuments",
+    "SyntheticTokens",
+    "TokenDataModule",
+    "TokenFiles",
 ]

@@ -2,5 +2,6 @@
 
 from lathe.optim.build import build_optimizer
 from lathe.optim.muon import Muon
+from lathe.optim.schedules import constant, cosine, cosine_restarts, one_cycle, step
 
-__all__ = ["Muon", "build_optimizer"]
+__all__ = ["Muon", "build_optimizer", "constant", "cosine", "cosine_restarts", "one_cycle", "step"]

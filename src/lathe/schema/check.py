@@ -12,6 +12,7 @@ from lathe.schema.compression import COMPRESSION
 from lathe.schema.data import DATA
 from lathe.schema.loggers import LOGGERS
 from lathe.schema.models import MODELS
+from lathe.schema.names import canonical
 from lathe.schema.optim import OPTIMIZER, OPTIMIZERS, SCHEDULERS
 from lathe.schema.rule import Rule, did_you_mean, flag, path, shown, text, word
 from lathe.schema.strategies import STRATEGIES
@@ -33,16 +34,6 @@ CLASSES: dict[str, dict[str, Rule]] = {
 _TARGET = text("the dotted path of a class or function", r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILDER = "lathe.optim.build_optimizer"  # hands what it does not take to the class at `kind`, but for what is null
 _HYDRA: dict[str, Rule] = {"_recursive_": flag, "_convert_": word("none", "partial", "object", "all")}
-
-
-def canonical(target: str) -> str:
-    """The name in the tables of the class at a dotted path, whose file may be named or left out: lathe.callbacks.ema.EMA is
-    lathe.callbacks.EMA, lightning.pytorch.callbacks.EarlyStopping is lightning.EarlyStopping."""
-    words = target.split(".")
-    root, name = words[0], words[-1]
-    if root in ("lightning", "pytorch_lightning"):
-        return f"lightning.{name}"
-    return f"{root}.{words[1]}.{name}" if root in ("lathe", "torch") and len(words) > 2 else target
 
 
 def takes(part: Mapping[str, Any]) -> dict[str, Rule] | None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from lathe.schema.check import canonical
+from lathe.schema.names import canonical
 from lathe.schema.rule import shown
 
 CUT = ("Pipeline", "ThreeD")  # strategies under which no process has the whole net

@@ -1,9 +1,48 @@
 """How a net is spread over devices, in which number format, and whether it is compiled."""
 
+from typing import TYPE_CHECKING
+
+from lathe import lazily
 from lathe.strategies.compilation import compile_net
 from lathe.strategies.dp import DP
 from lathe.strategies.parallel import DDP, auto
 from lathe.strategies.precision import precision_plugin
 from lathe.strategies.sync_batchnorm import SyncBatchNorm
 
-__all__ = ["DDP", "DP", "SyncBatchNorm", "auto", "compile_net", "precision_plugin"]
+if TYPE_CHECKING:
+    from lathe.strategies.deepspeed import DeepSpeed
+    from lathe.strategies.fsdp import FSDP
+    from lathe.strategies.horovod import Horovod
+    from lathe.strategies.model_split import ModelSplit
+    from lathe.strategies.pipeline import Pipeline
+    from lathe.strategies.tensor import Tensor
+    from lathe.strategies.three_d import ThreeD
+else:
+    __getattr__ = lazily(
+        __name__,
+        {
+            "DeepSpeed": "deepspeed",
+            "FSDP": "fsdp",
+            "Horovod": "horovod",
+            "ModelSplit": "model_split",
+            "Pipeline": "pipeline",
+            "Tensor": "tensor",
+            "ThreeD": "three_d",
+        },
+    )
+
+__all__ = [
+    "DDP",
+    "DP",
+    "FSDP",
+    "DeepSpeed",
+    "Horovod",
+    "ModelSplit",
+    "Pipeline",
+    "SyncBatchNorm",
+    "Tensor",
+    "ThreeD",
+    "auto",
+    "compile_net",
+    "precision_plugin",
+]

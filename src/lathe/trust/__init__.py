@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.errors import UserError
+from lathe.schema import renamed
 from lathe.trust import own
 from lathe.trust.check import GETTERS, KINDS, Finding, findings, kind_at, names_in
 from lathe.trust.document import read_json, read_yaml, shown
@@ -90,7 +91,7 @@ def _carried() -> tuple[list[str], dict[str, str]]:
 
 
 def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]:
-    """The configuration in the file `path`, a run's config.yaml, if all that it names may be built.
+    """The configuration in the file `path`, a run's config.yaml, if all that it names may be built; each part under its name of now.
 
     `where` begins each sentence. Without `kinds`, nothing is imported, and the result is for reading alone, not for building.
 
@@ -99,7 +100,7 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
         OSError: it can't be read.
     """
     words = f"{where}: its config.yaml"
-    config = read_yaml(path, words)
+    config = renamed(read_yaml(path, words))  # first of all: what is checked is what will be built
     if not isinstance(config, dict):
         raise UserError(f"{words} can't be read as a configuration.")
     if not isinstance(config.get("name", "x"), str) or not _plain(config.get("name", "x")):

@@ -20,10 +20,8 @@ LATHE: dict[str, tuple[str, str]] = {
 }
 # Functions, by their whole names.
 FUNCTIONS: dict[str, str] = {
-    "optimizer": "lathe.optim.build_optimizer lathe.optim.build.build_optimizer",
-    "scheduler": " ".join(
-        f"lathe.optim.schedules.{name}" for name in ("constant", "cosine", "cosine_restarts", "one_cycle", "step")
-    ),
+    "optimizer": "lathe.optim.build_optimizer",
+    "scheduler": "lathe.optim.constant lathe.optim.cosine lathe.optim.cosine_restarts lathe.optim.one_cycle lathe.optim.step",
     "strategy": "lathe.strategies.auto",
     "logger": "lathe.loggers.csv lathe.loggers.mlflow lathe.loggers.tensorboard lathe.loggers.wandb",
     "trainer": "lightning.pytorch.Trainer lightning.Trainer lightning.pytorch.trainer.Trainer",
