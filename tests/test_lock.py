@@ -1,0 +1,76 @@
+"""requirements.lock holds what requirements.txt pins and needs, each with a hash."""
+
+import re
+import runpy
+from importlib import metadata
+
+import pytest
+from helpers import ROOT
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==(\S+) --hash=sha256:([0-9a-f]{64})")
+TEXT = (ROOT / "requirements.lock").read_text()
+# What the lock is for.
+MACHINE = {"python_version": "3.11", "python_full_version": "3.11.7", "sys_platform": "linux", "platform_system": "Linux",
+           "platform_machine": "x86_64", "os_name": "posix", "implementation_name": "cpython", "extra": ""}  # fmt: skip
+
+
+def pins() -> list[Requirement]:
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    return [Requirement(line) for line in lines if line and line[0] not in "#-"]
+
+
+def locked() -> dict[str, Version]:
+    lines = [line for line in TEXT.splitlines() if not line.startswith("#")]
+    assert [line for line in lines if not LINE.fullmatch(line)] == []
+    found = {name: Version(version) for name, version, _ in LINE.findall(TEXT)}
+    assert len(found) == len(lines)
+    return found
+
+
+def test_it_says_what_it_is_for_and_names_no_place() -> None:
+    assert TEXT.startswith(
+        "# Made by .ci/lock.py from requirements.txt, for Linux on x86_64, Python 3.11 and torch's CPU build:\n"
+    )
+    assert "://" not in TEXT
+
+
+def test_every_pin_is_in_it_at_its_version() -> None:
+    found = locked()
+    assert [pin.name for pin in pins() if canonicalize_name(pin.name) not in found] == []
+    assert [str(pin) for pin in pins() if found[canonicalize_name(pin.name)] not in pin.specifier] == []
+    assert found["torch"].local == "cpu"
+
+
+@pytest.mark.parametrize("pin", [pin for pin in pins() if pin.name != "torch"], ids=lambda pin: pin.name)
+def test_what_a_pin_needs_is_in_it(pin: Requirement) -> None:
+    """As far as this environment's own copies tell, which have the pinned versions. torch's needs depend on its build."""
+    found = locked()
+    assert metadata.version(pin.name) in pin.specifier
+    needed = [
+        item for item in map(Requirement, metadata.requires(pin.name) or []) if not item.marker or item.marker.evaluate(MACHINE)
+    ]
+    assert [str(item) for item in needed if canonicalize_name(item.name) not in found] == []
+    assert [
+        str(item) for item in needed if not item.specifier.contains(found[canonicalize_name(item.name)], prereleases=True)
+    ] == []
+
+
+def test_the_tool_writes_pins_with_hashes() -> None:
+    def entry(name: str, version: str, **info: object) -> dict[str, object]:
+        return {"metadata": {"name": name, "version": version}, "download_info": {"url": "https://a.b/c", **info}}
+
+    report = {
+        "environment": {"platform_system": "Linux", "platform_machine": "x86_64", "python_version": "3.11"},
+        "install": [
+            entry("torch", "2.13.0+cpu", archive_info={"hashes": {"sha256": "b" * 64}}),
+            entry("lathe", "0.1.0", dir_info={"editable": True}),
+            entry("Jinja2_x", "3", archive_info={"hashes": {"sha256": "a" * 64}}),
+        ],
+    }
+    text = runpy.run_path(str(ROOT / ".ci" / "lock.py"))["lock"](report)
+    assert text.splitlines()[2:] == [f"jinja2-x==3 --hash=sha256:{'a' * 64}", f"torch==2.13.0+cpu --hash=sha256:{'b' * 64}"]
+    assert "Linux on x86_64, Python 3.11" in text
+    assert "://" not in text
