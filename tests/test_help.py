@@ -34,5 +34,7 @@ def test_help_lists_the_choices_and_keys(script: str, tmp_path: Path) -> None:
 def test_root_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py")])
     assert {"model", "optimizer", "seed", "resume"} <= set(help_page.root_names())
+    monkeypatch.setattr(sys, "argv", ["/nowhere/at/train.py"])  # as where a wheel is installed
+    assert {"model", "optimizer", "seed", "resume"} <= set(help_page.root_names())
     monkeypatch.setattr(sys, "argv", ["/nowhere/at/all.py"])
     assert help_page.root_names() == {}

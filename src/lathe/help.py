@@ -8,11 +8,15 @@ import re
 import sys
 from pathlib import Path
 
+from lathe.configs import FOLDER
+
 
 def configuration_folder() -> Path | None:
-    """The folder `configs` beside the script that is running, or beside its folder."""
+    """The folder `configs` beside the script that is running, or beside its folder; else the one that travels with the package, for a
+    script of the same name as in a clone."""
     script = Path(sys.argv[0]).resolve()
-    return next((folder / "configs" for folder in (script.parent, script.parent.parent) if (folder / "configs").is_dir()), None)
+    beside = next((folder / "configs" for folder in (script.parent, script.parent.parent) if (folder / "configs").is_dir()), None)
+    return beside or (FOLDER if (FOLDER / f"{script.stem}.yaml").is_file() else None)
 
 
 def choices(folder: Path) -> dict[str, list[str]]:

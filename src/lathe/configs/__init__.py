@@ -1,0 +1,11 @@
+"""The YAML files as a package, which Hydra finds as `pkg://lathe.configs`: in a wheel they lie beside this file, in a clone at its root."""
+
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+
+FOLDER = Path(__file__).resolve().parent
+_CLONE = FOLDER.parents[2]
+if FOLDER.parent.parent.name == "src" and (_CLONE / "configs" / "train.yaml").is_file():
+    FOLDER = _CLONE / "configs"
+    # importlib.resources, and so Hydra, looks for a package's files beside the file that its loader names
+    __spec__.loader = SourceFileLoader(__name__, str(FOLDER / "__init__.py"))
