@@ -208,7 +208,32 @@ def test_pins_lie_within_the_ranges() -> None:
     parser.read(ROOT / "setup.cfg")
     ranges = [Requirement(line) for line in parser["options"]["install_requires"].split("\n") if line]
     assert [str(item) for item in ranges if item.name not in pins or pins[item.name] not in item.specifier] == []
+    extras = [Requirement(line) for name in ("compress", "export", "wandb")
+              for line in parser["options.extras_require"][name].split("\n") if line]  # fmt: skip
+    pinned = [item for item in extras if item.name in pins]
+    assert {"onnx", "onnxscript", "onnxruntime", "torch-pruning", "wandb"} <= {item.name for item in pinned}
+    assert [str(item) for item in pinned if pins[item.name] not in item.specifier] == []
     assert "torchvision" not in pins
+
+
+def test_the_ends_of_the_ranges_are_what_the_workflow_tries() -> None:
+    import configparser
+    import tomllib
+
+    import yaml
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    parser = configparser.ConfigParser(interpolation=None)
+    parser.read(ROOT / "setup.cfg")
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+    assert (settings["mypy"]["python_version"], settings["ruff"]["target-version"]) == ("3.11", "py311")
+    matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["strategy"]["matrix"]
+    (torch,) = [Requirement(line) for line in parser["options"]["install_requires"].split("\n") if line.startswith("torch>")]
+    pythons = SpecifierSet(parser["options"]["python_requires"])
+    tried = [item["torch"] for item in matrix["include"]]
+    assert [version in torch.specifier for version in (*tried, "2.10.0", "2.16.0")] == [True, True, False, False]
+    assert [version in pythons for version in (*matrix["python"], "3.10", "3.14")] == [True, True, False, False]
 
 
 def test_every_message_on_the_page_of_errors_is_one_that_the_code_has() -> None:

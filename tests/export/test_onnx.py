@@ -24,7 +24,7 @@ def test_targets_are_found_by_name() -> None:
         get("onx")
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own modules, which compile imports
+@pytest.mark.filterwarnings("ignore:`torch.jit")  # torch's own modules, which compile imports
 def test_float_file(make_mlp: Make, images: Tensor, tmp_path: Path) -> None:
     net, path = make_mlp().train(), tmp_path / "net.onnx"
     net.head.eval()

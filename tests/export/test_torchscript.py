@@ -17,7 +17,7 @@ Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
 target = get("torchscript")
 # the tests' own calls
-pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.load` is:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings(r"ignore:`torch\.jit\.load` is")
 
 
 def shipped(net: nn.Module, input_size: str | None = None) -> nn.Module:

@@ -220,9 +220,7 @@ def test_activations_that_are_kept() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings(
-    "ignore:`torch.jit.*` is deprecated:DeprecationWarning"
-)  # torch's own, in the imports of its compiler
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")  # torch's own, in the imports of its compiler
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # its tracer looks at the input of a compiled block
 @pytest.mark.parametrize("compiled", ["blocks", "net"])
 @pytest.mark.parametrize("how", ["blocks", "sqrt"])

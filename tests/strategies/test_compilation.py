@@ -31,7 +31,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, dict[str,
 
 
 # torch's own compiler imports what torch deprecates
-@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")
 def test_result_and_names_are_those_of_the_eager_net(net: MLP) -> None:
     x = torch.randn(5, 1, 4, 4)
     names, expected = list(net.state_dict()), net(x)

@@ -1,6 +1,7 @@
 """Batches of samples that differ in length, under a budget of padded tokens."""
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -9,6 +10,7 @@ from numpy.typing import NDArray
 from lathe.data.random import hashed_seed
 
 Ints = NDArray[np.int64]
+Lengths = TypeVar("Lengths", Ints, np.int64)
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class BucketPlan:
         return self.order[np.argsort(self.bucket + keys, kind="stable")]  # stable: equal keys are in one order on every machine
 
 
-def round_up(lengths: Ints, multiple: int) -> Ints:
+def round_up(lengths: Lengths, multiple: int) -> Lengths:
     """Each length raised to a multiple of `multiple`."""
     return -(-lengths // multiple) * multiple
 

@@ -1,6 +1,7 @@
 """Tokens from a source whose entropy is known exactly: the best possible loss is a number to compare with."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +103,7 @@ class SyntheticTokens:
     def _draw(self, n: int, stream: int) -> NDArray[np.uint16] | NDArray[np.uint32]:
         rng = self._rng(stream)
         # the tokens that are drawn anew stand here already; the others are overwritten by their successors, place by place
-        tokens = rng.integers(self.vocab_size, size=(n, self.length + 1), dtype=self.dtype)
+        tokens: NDArray[Any] = rng.integers(self.vocab_size, size=(n, self.length + 1), dtype=self.dtype)
         follows = rng.random(tokens.shape) >= self.noise
         for place in range(self.lag, self.length + 1):
             successors = self.successor[tokens[:, place - self.lag]]

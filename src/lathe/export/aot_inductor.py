@@ -156,7 +156,7 @@ def _signature(program: torch.export.ExportedProgram) -> dict[str, str]:
 def _quiet() -> Iterator[None]:
     with quiet(), warnings.catch_warnings():
         # torch's own modules, which inductor imports
-        warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is deprecated", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is deprecated")
         # inductor's lowering of quantized convolutions, about its own constants
         warnings.filterwarnings("ignore", message="To copy construct from a tensor", category=UserWarning)
         yield

@@ -174,10 +174,8 @@ def _write_bare(buffer: io.BytesIO, path: Path) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        # this target's docs say so, once
-        warnings.filterwarnings(
-            "ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)", category=DeprecationWarning
-        )
+        # This target's docs say so, once. Of which kind the warning is depends on torch's version (2.15: FutureWarning).
+        warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)")
         # a branch on a size, such as a check of it, is judged by _compare
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
         yield

@@ -98,7 +98,7 @@ class Engine:
         self._arrived.set()
         try:
             return await asyncio.wait_for(request.answer, timeout)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self._forget(request)
             raise BadRequest(504, f"There was no answer within {timeout:.3g} seconds: send it again later.") from None
         except asyncio.CancelledError:
@@ -127,7 +127,7 @@ class Engine:
                 failures = 0
             except EOFError:
                 pass
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 why = f"had not loaded the net after load_timeout={self.options.load_timeout:g} seconds"
             except OSError as error:  # too many files, no memory
                 why = f"could not be started ({error.strerror})"

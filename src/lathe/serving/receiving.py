@@ -40,7 +40,7 @@ async def read(request: Request, most: int, seconds: float) -> bytes:
 
     try:
         whole = await asyncio.wait_for(collect(), seconds)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise BadRequest(408, f"The body took longer than {seconds:g} seconds: send it faster.") from None
     if not whole:
         await discard(request)
@@ -64,5 +64,5 @@ async def discard(request: Request) -> None:
     try:
         await asyncio.wait_for(drain(), LINGER)
         request.state.unread = False
-    except asyncio.TimeoutError:
+    except TimeoutError:
         pass

@@ -89,7 +89,7 @@ class Routes:
         """What `work` gives, if it does so before the request's time is over; a thread goes on, but nobody waits for it."""
         try:
             return await asyncio.wait_for(work, self._left(began))
-        except asyncio.TimeoutError:
+        except TimeoutError:
             seconds = self.options.request_timeout
             raise BadRequest(504, f"There was no answer within {seconds:g} seconds: send it again later.") from None
 

@@ -112,7 +112,9 @@ def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array]
     if kind == "aot_inductor":
         net = torch._inductor.aoti_load_package(str(path))
     elif kind == "torchscript":
-        net = torch.jit.load(str(path), map_location="cpu")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"`torch\.jit\.load` is deprecated")  # whoever chose the payload was told
+            net = torch.jit.load(str(path), map_location="cpu")
     else:
         importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operators of integers
         archive = checked(path)
