@@ -4,10 +4,13 @@ import time
 from typing import Any
 
 import pytest
+import torch
 from helpers import config
 
+from lathe.benchmark import crew as crew_module
 from lathe.benchmark import rank, suites
 from lathe.benchmark.crew import Crew, run
+from lathe.errors import UserError
 
 SMALL = ("model=mlp", "model.net.width=32", "model.net.depth=3", "data=synthetic", "data.batch_size=16", "data.source.train_size=64",
          "data.source.val_size=16", "data.source.test_size=16", "optimizer=adamw")  # fmt: skip
@@ -31,10 +34,10 @@ def composed(*cases: suites.Case, **request: Any) -> dict[str, dict[str, Any]]:
 
 
 def test_memory_of_one_process_is_what_arithmetic_says(tmp_path: Any) -> None:
-    memory = case("m", kind="memory")
+    memory = case("m", kind="memory", alone=True)
     cfg = composed(memory, steps=3, warmup=0)["m"]
     cfg["paths"]["run_dir"] = str(tmp_path)
-    found = rank.measure({"cfg": cfg, "kind": "memory", "sync": True, "forward": False, "warmup": 0, "steps": 3})
+    found = rank.measure({"cfg": cfg, "kind": "memory", "sync": True, "alone": True, "forward": False, "warmup": 0, "steps": 3})
     weights = (256 + 1) * 32 + 2 * (32 + 1) * 32 + (32 + 1) * 10
     assert found["parameters"] == found["gradients"] == 4 * weights
     assert found["optimizer"] == pytest.approx(2 * 4 * weights, abs=100)  # and a step count for each tensor
@@ -53,11 +56,66 @@ def test_times_are_those_of_the_steps_asked_for(tmp_path: Any, monkeypatch: pyte
     timed = case("t")
     cfg = composed(timed)["t"]
     cfg["paths"]["run_dir"] = str(tmp_path)
-    found = rank.measure({"cfg": cfg, "kind": "time", "sync": True, "forward": False, "warmup": 2, "steps": 4})
+    found = rank.measure({"cfg": cfg, "kind": "time", "sync": True, "alone": True, "forward": False, "warmup": 2, "steps": 4})
     assert len(ticks) == 5  # of seven steps, two warm up
     assert found["step_ms"] == pytest.approx(2.5)  # of 1, 2, 3 and 4 ms
     assert found["samples_per_s"] == pytest.approx(16 / 0.0025)
     assert found["fastest_step_ms"] == pytest.approx(1)
+
+
+class Recorded:
+    """Stands in for a crew: which processes would be started, and what they would measure."""
+
+    made: list["Recorded"] = []  # noqa: RUF012 - emptied by the test
+
+    def __init__(self, cases: dict[str, dict[str, Any]], processes: int, threads: int) -> None:
+        self.cases, self.processes, self.turns, self.alive = sorted(cases), processes, list[str](), True
+        self.made.append(self)
+
+    def measure(self, name: str, timeout: float) -> dict[str, Any]:
+        self.turns.append(name)
+        return {"step_ms": 1.0}
+
+    def dismiss(self) -> None:
+        self.alive = False
+
+
+def crews_of(suite: str, monkeypatch: pytest.MonkeyPatch, **request: Any) -> list[Recorded]:
+    """The processes that a suite starts."""
+    monkeypatch.setattr(crew_module, "Crew", Recorded)
+    monkeypatch.setattr(Recorded, "made", [])
+    cases, full = suites.plan({**config(f"suite={suite}", name="benchmark"), **request})
+    of_launch = ("strategy", "trainer.devices", "trainer.accelerator")  # what decides about processes: composing takes its time
+    chosen = {item.name: tuple(o for o in suites.overrides_of(item, full) if o.startswith(of_launch)) for item in cases}
+    composed = {overrides: config(*overrides) for overrides in set(chosen.values())}
+    run(cases, {name: composed[overrides] for name, overrides in chosen.items()}, full, lambda line: None)
+    assert not any(crew.alive for crew in Recorded.made)
+    return Recorded.made
+
+
+def test_a_peak_of_memory_is_of_one_case_in_processes_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    crews = crews_of("gpu", monkeypatch, rounds=2, strategies=["fsdp"])
+    assert len(crews) == 2 * 2 * 2 * 4
+    assert all(len(crew.cases) == len(crew.turns) == 1 for crew in crews)
+    assert all(len(crew.cases) == len(crew.turns) == 1 for crew in crews_of("memory", monkeypatch, strategies=["ddp"]))
+
+
+def test_as_many_processes_are_started_as_training_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strategies of one process over several devices are not started several times."""
+    crews = crews_of("scaling", monkeypatch, rounds=1, strategies=["ddp", "model_split"])
+    assert [(crew.processes, [name for name in crew.cases if "split" in name]) for crew in crews] == [
+        (1, ["model_split, 2, strong", "model_split, 2, weak"]),
+        (2, []),
+    ]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    crews = crews_of("scaling", monkeypatch, rounds=1, strategies=["dp"], accelerator="gpu")
+    assert [(crew.processes, crew.cases) for crew in crews] == [
+        (1, ["auto, 1, weak", "dp, 1, weak", "dp, 2, strong", "dp, 2, weak"])
+    ]
+    with pytest.raises(UserError, match=r"^strategies=\[dp\] drives GPUs: leave it out, or set accelerator=gpu\.$"):
+        suites.plan({**config("suite=scaling", name="benchmark"), "strategies": ["dp"]})
 
 
 def test_processes_that_end_are_told_with_their_last_words(tmp_path: Any) -> None:

@@ -8,6 +8,7 @@ from helpers import config
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from lathe.config import check_values
 from lathe.errors import UserError
 from lathe.strategies import DP
 
@@ -57,6 +58,22 @@ def test_it_takes_every_visible_gpu_or_those_it_is_given(monkeypatch: pytest.Mon
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     assert (DP().devices, DP().root_device) == ([0, 1, 2], torch.device("cuda", 0))
     assert (DP([2, 1]).devices, DP([2, 1]).root_device) == ([2, 1], torch.device("cuda", 2))
+    assert [DP(devices).devices for devices in (1, 2, "auto", -1)] == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("devices", [1, 2, "auto", [0, 2]])
+def test_its_gpus_are_those_of_the_trainer(devices: Any) -> None:
+    cfg = config("strategy=dp", f"trainer.devices={devices}".replace(" ", ""))
+    assert cfg["strategy"]["devices"] == cfg["trainer"]["devices"] == devices
+    check_values(cfg)
+
+
+def test_a_strategy_with_devices_of_its_own_refuses_others_of_the_trainer() -> None:
+    for fitting in ("trainer.devices=1", "trainer.devices=auto", "trainer.devices=2"):
+        check_values(config("strategy=model_split", "strategy.devices=[cpu:0,cpu:0]", fitting))
+    for given in ("strategy.devices=[cpu:0,cpu:0]", "strategy.devices=null"):
+        with pytest.raises(UserError, match=r"^trainer\.devices=3 has no say where one process drives several devices"):
+            check_values(config("strategy=model_split", given, "trainer.devices=3"))
 
 
 def test_the_wrapper_stands_in_during_a_step(strategy: tuple[Any, Net]) -> None:
@@ -90,5 +107,6 @@ def test_its_configuration_asks_for_one_process() -> None:
     assert config("strategy=dp")["strategy"] == {
         "_target_": "lathe.strategies.DP",
         "processes": "one",
+        "devices": 1,
         "compressions": ["after"],
     }

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.benchmark.suites import Case, order
+from lathe.devices import count_processes
 from lathe.files import scratch_prefix, write_atomically
 
 LOOK = 0.002  # seconds between looks for a result
@@ -77,9 +78,11 @@ def run(
 ) -> dict[str, list[dict[str, Any]]]:
     """Every case in every round, in turns; the figures of each case, round by round. `composed` are the resolved configurations.
 
-    Memory is counted in fresh processes, since one case may leave something to the next; times are taken in processes that stay. A case
-    that fails is not tried again.
+    Cases that are `alone` have fresh processes in every turn, since one case may leave memory to the next; the others are timed in
+    processes that stay. As many are started as a training run starts. A case that fails is not tried again.
     """
+    started = {case.name: count_processes(composed[case.name]) for case in cases}
+    crew_of: dict[str, Any] = {case.name: case.name if case.alone else started[case.name] for case in cases}
     results: dict[str, list[dict[str, Any]]] = {case.name: [] for case in cases}
     crews: dict[Any, Crew] = {}
     try:
@@ -87,17 +90,15 @@ def run(
             for case in order(cases, number):
                 if any("error" in result for result in results[case.name]):
                     continue
-                key = case.name if case.kind == "memory" else case.processes
+                key = crew_of[case.name]
                 if key not in crews or not crews[key].alive:
-                    mine = {
-                        other.name: _ordered(other, composed, request) for other in cases if key in (other.name, other.processes)
-                    }
-                    crews[key] = Crew(mine, case.processes, request["threads"])
+                    mine = {other.name: _ordered(other, composed, request) for other in cases if crew_of[other.name] == key}
+                    crews[key] = Crew(mine, started[case.name], request["threads"])
                 result = crews[key].measure(case.name, request["timeout"])
                 results[case.name].append(result)
                 if "error" in result or number == 0:
                     tell(f"{case.name}: {result.get('error') or _short(result)}")
-                if case.kind == "memory":
+                if case.alone:
                     crews.pop(key).dismiss()
     finally:
         for crew in crews.values():
@@ -112,6 +113,7 @@ def _ordered(case: Case, composed: dict[str, dict[str, Any]], request: dict[str,
         "cfg": cfg,
         "kind": case.kind,
         "sync": case.sync,
+        "alone": case.alone,
         "forward": forward,
         "warmup": request["warmup"],
         "steps": request["steps"],

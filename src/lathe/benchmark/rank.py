@@ -50,7 +50,7 @@ def work(cfg: Mapping[str, Any]) -> None:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Figures of one turn. `case` has `cfg` (resolved), `kind`, `sync`, `warmup` and `steps`."""
+    """Figures of one turn. `case` has `cfg` (resolved), `kind`, `sync`, `alone`, `warmup` and `steps`."""
     return _time(case) if case["kind"] == "time" else _memory(case)
 
 
@@ -122,7 +122,7 @@ def _time(case: dict[str, Any]) -> dict[str, Any]:
     }
     if case["forward"]:
         result["forward_ms"] = _forward_ms(trainer, cfg, case["steps"])
-    if cuda:
+    if cuda and case["alone"]:
         result["peak"] = torch.cuda.max_memory_allocated()
     return result
 

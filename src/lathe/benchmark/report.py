@@ -70,7 +70,8 @@ def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
             rows.append([strategy, str(n), facts["mode"], str(facts["batch_size"]), _error(results, case), *[""] * 4])
             continue
         to_auto = ratio(results, case.name, "auto, 1, weak", lambda r: 1 / rate(r))
-        gain = ratio(results, case.name, f"{strategy}, 1, weak", rate)
+        one = f"{strategy}, 1, weak"
+        gain = ratio(results, case.name, one if one in results else "auto, 1, weak", rate)  # some need two devices
         efficiency = Spread([value / n for value in gain.values]) if gain else None
         sync = spread(results, case.name, "grad_sync")
         what = strategy if case.sync else f"{strategy}, gradients not summed"

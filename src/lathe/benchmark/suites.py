@@ -15,8 +15,10 @@ NET = ("model=deep_mlp", "data=synthetic", "optimizer=adamw")
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration to measure, in `processes` processes.
+    """One configuration to measure, on as many devices as `processes` says: in a process for each, or in one where the strategy drives
+    several, as a training run has it.
 
+    `alone` cases get fresh processes for each turn: a peak of memory in processes that stay would include what other cases left.
     `facts` go into the tables: strategy, mode, and what else tells cases apart. `kind` is time or memory. `sync` false leaves out the
     summing of gradients, to tell what it costs (ddp alone; such weights are of no use).
     """
@@ -26,6 +28,7 @@ class Case:
     processes: int
     kind: str = "time"
     sync: bool = True
+    alone: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
 
@@ -40,7 +43,7 @@ def scaling(request: dict[str, Any]) -> list[Case]:
     width, depth = "model.net.width=160", "model.net.depth=8"
     cases = []
     for n in counts:
-        for strategy in ["auto", *request["strategies"]] if n == 1 else request["strategies"]:
+        for strategy in ["auto", *(name for name in request["strategies"] if name != SPLIT)] if n == 1 else request["strategies"]:
             for mode in ("weak", "strong") if n > 1 else ("weak",):
                 for sync in (True, False) if n > 1 and strategy == "ddp" and mode == "weak" else (True,):
                     total = batch * n if mode == "weak" else batch
@@ -48,11 +51,25 @@ def scaling(request: dict[str, Any]) -> list[Case]:
                     sizes = (
                         f"data.batch_size={total}",
                         f"data.source.train_size={8 * batch * max(counts)}",
-                        f"trainer.devices={n}",
+                        _devices(strategy, n, request),
                     )
                     cases.append(Case(name, (*NET, width, depth, f"strategy={strategy}", *sizes), n, sync=sync,
                                       facts={"strategy": strategy, "mode": mode, "batch_size": total, "sync": sync}))  # fmt: skip
     return cases
+
+
+SPLIT = "model_split"  # names its devices itself, two at least
+
+
+def _devices(strategy: str, count: int, request: dict[str, Any]) -> str:
+    """The override that brings a strategy to so many devices."""
+    require(
+        strategy != "dp" or request["accelerator"] != "cpu", "strategies=[dp] drives GPUs: leave it out, or set accelerator=gpu."
+    )
+    if strategy != SPLIT:
+        return f"trainer.devices={count}"
+    names = [f"cuda:{index}" if request["accelerator"] != "cpu" else "cpu:0" for index in range(count)]
+    return f"strategy.devices=[{','.join(names)}]"
 
 
 CHECKPOINTING = ("none", "blocks", "every_2", "sqrt")
@@ -70,12 +87,12 @@ def memory(request: dict[str, Any]) -> list[Case]:
         small = (
             [f"strategy.{key}_bucket_size=500000" for key in ("reduce", "allgather")] if strategy.startswith("deepspeed") else []
         )
-        cases.append(Case(f"{strategy}, {processes}", (*NET, *wide, f"strategy={strategy}", f"trainer.devices={processes}", *small),
-                          processes, "memory", facts={"part": "strategy", "strategy": strategy}))  # fmt: skip
+        cases.append(Case(f"{strategy}, {processes}", (*NET, *wide, f"strategy={strategy}", _devices(strategy, processes, request), *small),
+                          processes, "memory", alone=True, facts={"part": "strategy", "strategy": strategy}))  # fmt: skip
     deep = ("model.net.width=128", "model.net.depth=64", f"data.batch_size={batch}", f"data.source.train_size={2 * batch}")
     for how in CHECKPOINTING:
         cases.append(Case(f"auto, 1, {how}", (*NET, *deep, "trainer.devices=1", f"trainer.activation_checkpointing={how}"), 1,
-                          "memory", facts={"part": "checkpointing", "activation_checkpointing": how}))  # fmt: skip
+                          "memory", alone=True, facts={"part": "checkpointing", "activation_checkpointing": how}))  # fmt: skip
     return cases
 
 
@@ -101,7 +118,7 @@ def gpu(request: dict[str, Any]) -> list[Case]:
         for strategy in ("auto", *request["strategies"]):
             for precision in PRECISIONS:
                 cases.append(Case(f"{net}, {strategy}, {precision}", (*overrides, f"strategy={strategy}", f"precision={precision}"), 1,
-                                  facts={"net": net, "strategy": strategy, "precision": precision}))  # fmt: skip
+                                  alone=True, facts={"net": net, "strategy": strategy, "precision": precision}))  # fmt: skip
     return cases
 
 

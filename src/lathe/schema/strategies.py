@@ -31,7 +31,7 @@ STRATEGIES: dict[str, dict[str, Rule]] = {
         "powersgd_rank": count,
         "powersgd_start_step": whole(2),
     },
-    "lathe.strategies.DP": {**_group, "devices": items(whole(0), 1) | None},
+    "lathe.strategies.DP": {**_group, "devices": whole(1, 1_000_000, also=[-1]) | "auto" | items(whole(0), 1) | None},
     "lathe.strategies.DeepSpeed": {
         **_group,
         "stage": whole(1, 3),

@@ -19,6 +19,11 @@ def contradictions(cfg: Mapping[str, Any]) -> Iterator[str]:
     devices = cfg["trainer"].get("devices")
     if isinstance(devices, list) and len(set(devices)) < len(devices):
         yield f"trainer.devices={devices} names a device twice: name each once."
+    named = cfg["strategy"].get("devices")
+    same = named == devices or (isinstance(named, list) and len(named) == devices)
+    if cfg["strategy"].get("processes") == "one" and devices not in (1, -1, "auto") and not same:
+        yield (f"trainer.devices={shown(devices)} has no say where one process drives several devices: leave it out, and name them with "
+               "strategy.devices.")  # fmt: skip
     strategy = str(cfg["strategy"].get("_target_")).rpartition(".")[2]
     nodes = {name: node for name, node in cfg["callbacks"].items() if node}
     averaged = [name for name, node in nodes.items() if canonical(str(node.get("_target_"))) == "lathe.callbacks.EMA"]

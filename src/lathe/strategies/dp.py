@@ -16,16 +16,21 @@ class DP(SingleDeviceStrategy):
 
     The wrapper stands in for the net during a step only, so parameter names stay plain.
 
+    Args:
+        devices: as trainer.devices: how many GPUs, the numbers of some, or "auto", -1 or None for all that are visible.
+
     Raises:
         UserError: no GPU is visible.
     """
 
-    def __init__(self, devices: list[int] | None = None) -> None:
+    def __init__(self, devices: int | str | list[int] | None = None) -> None:
         if not torch.cuda.is_available():
             raise UserError(
                 "strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp or auto."
             )
-        self.devices = devices if devices is not None else list(range(torch.cuda.device_count()))
+        every = devices in (None, "auto", -1)
+        count = torch.cuda.device_count() if every or not isinstance(devices, int) else devices
+        self.devices = list(devices) if isinstance(devices, list) else list(range(count))
         super().__init__(device=torch.device("cuda", self.devices[0]))
         self._parallel: nn.DataParallel[nn.Module] | None = None
 
