@@ -8,12 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked import Command
 from hydra import compose, initialize_config_dir
 
 from lathe import rundir
 from lathe.config import resolve
 
 ROOT = Path(__file__).parent.parent
+Started = Command | subprocess.Popen[str]
+AT_START = (
+    "PYTHON",
+    "OMP_",
+    "TORCH",
+    "CUDA_",
+    "LD_",
+)  # what the names begin with of variables that count when something is imported
 SMALL = ("model=mlp", "model.net.width=16", "model.net.depth=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
          "trainer.enable_model_summary=false", "trainer.max_epochs=2", "data.batch_size=64", "trainer.log_every_n_steps=5")  # fmt: skip
 
@@ -50,9 +59,26 @@ def run(
     *arguments: str, cwd: Path, script: str = "train.py", timeout: float = 240, **extra: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs the real command in `cwd` and returns what it printed."""
-    return subprocess.run(
-        command(*arguments, script=script), cwd=cwd, env=environment(**extra), capture_output=True, text=True, timeout=timeout
-    )
+    process = start(command(*arguments, script=script), cwd, environment(**extra))
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return subprocess.CompletedProcess(process.args, process.poll() or 0, out, err)
+
+
+def start(
+    line: list[str], cwd: str | Path, env: dict[str, str] | None = None, merged: bool = False, session: bool = False
+) -> Started:
+    """Starts a command line with its output piped: forked, or by Python anew where the environment says what Python or a package does when
+    it is imported. For `merged` and `session` see `Command`."""
+    env = environment() if env is None else env
+    same = all(env.get(name, "") == os.environ.get(name, "") for name in {*env, *os.environ} if name.startswith(AT_START))
+    if same and line[0] == sys.executable and line[1].endswith(".py"):
+        return Command(line, cwd, env, merged, session)
+    errors = subprocess.STDOUT if merged else subprocess.PIPE
+    return subprocess.Popen(line, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=session)
 
 
 def check(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:

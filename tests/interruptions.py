@@ -2,14 +2,13 @@
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import command, environment, rows, runs, weights
+from helpers import command, rows, runs, start, weights
 from lightning.pytorch import Callback, Trainer
 
 import lathe.run
@@ -67,10 +66,7 @@ def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
 
 def kill_when(directory_of: Path, lines: int, *arguments: str) -> Path:
     """Starts the real command and sends SIGKILL to its whole process group once metrics.csv has so many lines."""
-    process = subprocess.Popen(
-        command(*arguments), cwd=directory_of.parent, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )  # fmt: skip
+    process = start(command(*arguments), directory_of.parent, session=True)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         found = runs(directory_of)
@@ -79,7 +75,7 @@ def kill_when(directory_of: Path, lines: int, *arguments: str) -> Path:
         assert process.poll() is None, "the run ended before it could be killed"
         time.sleep(0.002)
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.communicate(timeout=60)
     (directory,) = runs(directory_of)
     assert not (directory / "result.json").exists()
     return directory

@@ -1,10 +1,6 @@
-"""Runs a function of a test module in real processes that form a gloo group.
-
-The processes are forked from a server that has imported the heavy packages once for all tests, so a pair of ranks costs no imports.
-"""
+"""Runs a function of a test module in real processes that form a gloo group, forked by the server of `forked.py`."""
 
 import importlib.util
-import multiprocessing
 import os
 import tempfile
 import time
@@ -14,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from forked import server
 
 
 def on_ranks(function: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 60) -> list[Any]:
@@ -21,8 +18,7 @@ def on_ranks(function: Callable[..., Any], *args: Any, world: int = 2, timeout: 
 
     The environment is that of a torchrun worker. `function` stands at the top of its module.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["lathe.run", "pytest"])
+    context = server()
     with tempfile.TemporaryDirectory() as folder:
         where = (function.__code__.co_filename, function.__name__)
         processes = [context.Process(target=_rank, args=(rank, world, folder, where, args), daemon=True) for rank in range(world)]

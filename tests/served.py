@@ -5,13 +5,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import ROOT, command, environment
+from helpers import ROOT, command, environment, start
 
 BINARY = "application/octet-stream"
 
@@ -41,8 +40,7 @@ class Served:
 
     def __init__(self, run: Path, *words: str, cwd: Path | None = None, **extra: str) -> None:
         line = command(f"run={run}", "port=0", *words, script="scripts/serve.py")
-        self.process = subprocess.Popen(line, cwd=cwd or ROOT, env=environment(**extra), stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True)  # fmt: skip
+        self.process = start(line, cwd or ROOT, environment(**extra))
         assert self.process.stdout is not None
         ready = self.process.stdout.readline()
         match = re.search(r"http://127\.0\.0\.1:(\d+)", ready)

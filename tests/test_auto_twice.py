@@ -1,19 +1,17 @@
 """A job script that is started twice: `resume=auto` never makes a duplicate of a run that is under way."""
 
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, command, environment, runs
+from helpers import SMALL, Started, command, runs
+from helpers import start as started
 
 SLOW = (*SMALL, "model.net.width=512", "trainer.max_epochs=4", "trainer.log_every_n_steps=1", "resume=auto")
 
 
-def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        command(*SLOW, *arguments), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def start(folder: Path, *arguments: str) -> Started:
+    return started(command(*SLOW, *arguments), folder)
 
 
 def refused(told: tuple[str, str], directory: Path) -> bool:

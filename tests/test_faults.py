@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from importlib.util import find_spec
@@ -11,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT, check, command, environment, rows, run, runs, weights
+from helpers import ROOT, Started, check, command, environment, rows, run, runs, weights
+from helpers import start as started
 
 pytestmark = pytest.mark.slow
 
@@ -21,19 +21,12 @@ TRAIN = ("model=mlp", "model.net.width=768", "model.net.depth=3", "model.net.dro
          "trainer.enable_model_summary=false", "callbacks.throughput=null", "callbacks.checkpoint.every_n_train_steps=3")  # fmt: skip
 
 
-def start(folder: Path, *arguments: str, script: tuple[str, ...] = (), **extra: str) -> "subprocess.Popen[str]":
+def start(folder: Path, *arguments: str, script: tuple[str, ...] = (), **extra: str) -> Started:
     words = [*script, *arguments] if script else command(*arguments)
-    return subprocess.Popen(
-        words,
-        cwd=ROOT if script else folder,
-        env=environment(**extra),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    return started(words, ROOT if script else folder, environment(**extra), merged=True)
 
 
-def wait_for(process: "subprocess.Popen[str]", log_dir: Path, lines: int) -> Path:
+def wait_for(process: Started, log_dir: Path, lines: int) -> Path:
     """The run directory, once its last.ckpt is there and metrics.csv has so many lines."""
     deadline = time.monotonic() + 240
     while time.monotonic() < deadline:

@@ -1,12 +1,11 @@
 """Ctrl-C and a time limit: a run that they ended goes on."""
 
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, command, environment, new_run, runs
+from helpers import SMALL, command, new_run, runs, start
 
 from lathe.run import train
 
@@ -14,10 +13,7 @@ from lathe.run import train
 @pytest.mark.slow
 def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
     words = [word for word in SMALL if not word.startswith("trainer.max_epochs")]
-    process = subprocess.Popen(
-        command(*words, "trainer.max_epochs=100000"), cwd=tmp_path, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
+    process = start(command(*words, "trainer.max_epochs=100000"), tmp_path)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("logs/*/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
         time.sleep(0.2)

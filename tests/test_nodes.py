@@ -4,14 +4,14 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SMALL, check, command, environment, rows, run, runs, weights
+from helpers import SMALL, Started, check, command, rows, run, runs, weights
+from helpers import start as started
 
 from lathe import rundir
 from lathe.errors import UserError
@@ -149,10 +149,8 @@ def endpoint() -> str:
         return f"localhost:{free.getsockname()[1]}"
 
 
-def start(folder: Path, *arguments: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        command(*arguments), cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+def start(folder: Path, *arguments: str) -> Started:
+    return started(command(*arguments), folder, merged=True)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, column, command, environment, new_run, runs, weights
+from helpers import SMALL, column, command, new_run, runs, start, weights
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from ranks import on_ranks
@@ -144,9 +143,7 @@ def test_a_training_run_says_how_to_continue_and_goes_on_to_the_same_end(tmp_pat
 
 def test_the_command_ends_with_143_and_one_sentence(tmp_path: Path) -> None:
     arguments = command(*SMALL, "trainer.max_epochs=100000", f"paths.log_dir={tmp_path}/logs")
-    with subprocess.Popen(
-        arguments, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with start(arguments, tmp_path) as process:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("logs/train/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
             time.sleep(0.05)

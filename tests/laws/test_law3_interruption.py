@@ -3,13 +3,12 @@
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from helpers import check, command, environment, new_run, rows, run, runs, weights
+from helpers import check, command, new_run, rows, run, runs, start, weights
 from interruptions import Interrupted, Interruption, interruption, kill_when, same
 
 import lathe.run
@@ -142,7 +141,7 @@ def test_sigterm_leaves_a_resumable_run(tmp_path: Path) -> None:
     check(run(*KILLED, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
     log_dir = tmp_path / "stopped"
     arguments = [*KILLED, "callbacks.checkpoint.every_n_train_steps=null", f"paths.log_dir={log_dir}"]
-    process = subprocess.Popen(command(*arguments), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    process = start(command(*arguments), tmp_path)
     while not (found := runs(log_dir)) or not (found[0] / "metrics.csv").exists() or len(rows(found[0])) < 4:
         assert process.poll() is None
         time.sleep(0.002)
@@ -161,7 +160,7 @@ def test_sigterm_leaves_a_resumable_run(tmp_path: Path) -> None:
 def test_sigterm_ends_the_sweep_and_not_one_job_of_it(tmp_path: Path) -> None:
     log_dir = tmp_path / "logs"
     arguments = ["-m", "seed=1,2", *KILLED, f"paths.log_dir={log_dir}"]
-    process = subprocess.Popen(command(*arguments), cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True)
+    process = start(command(*arguments), tmp_path)
     while not (found := runs(log_dir)) or not (found[0] / "metrics.csv").exists() or len(rows(found[0])) < 4:
         assert process.poll() is None
         time.sleep(0.002)

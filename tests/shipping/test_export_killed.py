@@ -3,12 +3,11 @@
 import os
 import random
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, check, command, environment, new_run, run
+from helpers import SMALL, check, command, new_run, run, start
 
 import lathe.run
 
@@ -22,14 +21,13 @@ def test_kill_9_at_random_moments_of_an_export(tmp_path: Path) -> None:
     chance = random.Random(os.environ.get("LATHE_KILL_SEED", time.time_ns()))
     killed = 0
     for _ in range(3):
-        process = subprocess.Popen(command(*words, script="scripts/export.py"), cwd=tmp_path, env=environment(),
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+        process = start(command(*words, script="scripts/export.py"), tmp_path, session=True)
         while process.poll() is None and not list(exports.glob(f".tmp-*-{process.pid}.onnx")):
             time.sleep(0.005)
         time.sleep(chance.uniform(0.0, 2.0))
         killed += process.poll() is None
         os.killpg(process.pid, signal.SIGKILL) if process.poll() is None else None
-        process.wait()
+        process.communicate(timeout=60)
         assert not (exports / "onnx").exists() or (exports / "onnx" / "manifest.json").is_file()
         assert len(list(exports.glob(".tmp-*"))) <= 1  # the earlier ones went at the start of this one
     assert killed

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from exporting import CNN, made, request, targets
-from helpers import check, command, environment
+from helpers import check, command, start
 from helpers import run as run_command
 
 from lathe import export
@@ -122,8 +122,7 @@ def test_a_signal_leaves_the_earlier_export(runs: Any, tmp_path: Path, name: str
     run = runs("dense")
     ship(request(run, "target=onnx", "target.samples=5"))
     before = (run.path / "exports" / "onnx" / "manifest.json").read_bytes()
-    process = subprocess.Popen(command(f"run={run.path}", script="scripts/export.py"), cwd=tmp_path, env=environment(),
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+    process = start(command(f"run={run.path}", script="scripts/export.py"), tmp_path)
     deadline = time.monotonic() + 120
     while not (half := list((run.path / "exports").glob(f".tmp-*-{process.pid}.onnx"))) and time.monotonic() < deadline:
         time.sleep(0.01)

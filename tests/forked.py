@@ -1,0 +1,147 @@
+"""Processes forked from a server that has imported the heavy packages once, so that a real command or a pair of ranks costs no imports.
+
+`Command` is `subprocess.Popen` for a script of the project: a process of its own with its own id, signals, working directory, environment,
+output and exit code. What it can't show is the start itself: an import's time, or a start without torch. Those tests start Python anew.
+"""
+
+import atexit
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from multiprocessing import process, reduction
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+from typing import IO, Any
+
+TESTS = Path(__file__).resolve().parent
+# What nearly every command needs. Modules that can be imported without this folder, which the server does not know.
+PRELOADED = ["pytest", "lathe.run", "lathe.attached", "lathe.callbacks", "lathe.compression", "lathe.data", "lathe.launch", "lathe.nets",
+             "lathe.optim", "lathe.strategies", "lathe.tasks", "torchmetrics"]  # fmt: skip
+
+
+def server() -> ForkServerContext:
+    """The context whose processes come from the server."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
+class _Handed:
+    """A file descriptor that goes to the new process."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (reduction.DupFd(self.descriptor),)
+
+
+def _received(handed: Any) -> int:
+    return int(handed.detach())
+
+
+class Command:
+    """A script of the project with its arguments, started at once. Its output is piped, as text."""
+
+    def __init__(
+        self, line: list[str], cwd: str | Path, env: Mapping[str, str], merged: bool = False, session: bool = False
+    ) -> None:
+        """`line` is what `subprocess.Popen` would get: Python, a script, its arguments. `merged` writes both outputs to `stdout`; with
+        `session` it leads a session, and so a process group, of its own."""
+        self.args = line
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        ends = (_Handed(out_end), _Handed(out_end if merged else err_end))
+        self._process = server().Process(target=_main, args=(line[1:], str(cwd), dict(env), *ends, session))
+        self._process.start()
+        os.close(out_end)
+        os.close(err_end)
+        self.stdout: IO[str] = os.fdopen(out, "r", errors="replace")
+        self.stderr: IO[str] = os.fdopen(err, "r", errors="replace")
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+
+    def __enter__(self) -> "Command":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stdout.close()
+        self.stderr.close()
+        self.wait()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """The exit code, the negative number of the signal that ended it, or None while it lives."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """All that it printed, once it has ended."""
+        found: dict[str, str] = {}
+        readers = [
+            threading.Thread(target=lambda name=name: found.update({name: getattr(self, name).read()}), daemon=True)
+            for name in ("stdout", "stderr")
+        ]
+        deadline = None if timeout is None else time.monotonic() + timeout
+        for reader in readers:
+            reader.start()
+        for reader in readers:
+            reader.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            if reader.is_alive():
+                raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        self.wait(None if deadline is None else max(1.0, deadline - time.monotonic()))
+        self.stdout.close()
+        self.stderr.close()
+        return found["stdout"], found["stderr"]
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, session: bool) -> None:
+    """What a fresh Python does with a script, in a process that is new but for what it has imported."""
+    if session:
+        os.setsid()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.close(out)
+    os.close(err)
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
+    multiprocessing.set_start_method(None, force=True)
+    tempfile.tempdir = None
+    os.chdir(cwd)
+    process.ORIGINAL_DIR = cwd  # type: ignore[attr-defined]  # for processes that it spawns
+    os.environ.clear()
+    os.environ.update(env)
+    script = Path(words[0]).resolve()
+    paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:] = [str(script.parent), *paths, *(path for path in sys.path if path and Path(path).resolve() != TESTS)]
+    sys.argv[:] = [str(script), *words[1:]]
+    try:
+        runpy.run_path(str(script), run_name="__main__")
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
