@@ -25,7 +25,9 @@ HERE = Path(__file__).parent
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two of the whole suite; none where files or tests are named, whose start would take longer than they do."""
-    named = config.invocation_params.args and any(Path(word.partition("::")[0]).exists() for word in config.invocation_params.args)
+    named = config.invocation_params.args and any(
+        Path(word.partition("::")[0]).exists() for word in config.invocation_params.args
+    )
     return 0 if named else min(2, os.cpu_count() or 1)
 
 
