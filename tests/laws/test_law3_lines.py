@@ -116,8 +116,9 @@ def test_the_same_lines_on_two_ranks(tmp_path: Path) -> None:
     """With windows of one batch, every line of which tells of the wait for the other rank, and of several."""
     seed = os.environ.get("LATHE_KILL_SEED", "1")
     for name in ("each_step", "val_check"):
-        deaths = [[], *(moments(f"{seed} two {name} {case}", STEPS) for case in range(2))]
-        options = (*BASE, *VARIANTS[name], "strategy=ddp", "trainer.devices=2")
+        # at 1, what a continued run sees first is the first line that there is
+        deaths = [[], [("on_train_batch_start", 1)], *(moments(f"{seed} two {name} {case}", STEPS) for case in range(2))]
+        options = (*BASE, *VARIANTS[name], "strategy=ddp", "trainer.devices=2", "callbacks.checkpoint.every_n_train_steps=1")
         cfgs = [new_run(tmp_path / name / str(case), *options) for case in range(len(deaths))]
         on_ranks(_on_two, cfgs, deaths, timeout=180)
         alone, *others = [lines(Path(cfg["paths"]["run_dir"])) for cfg in cfgs]

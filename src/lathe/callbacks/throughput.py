@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from lathe.errors import UserError
 from lathe.measure.flops import count_flops, net_input, peak_flops
 
+TIMED = ("cpu", "cuda")  # devices for which DDP's reducer has a timer
 _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}
 
 
@@ -54,7 +55,6 @@ class Throughput(Callback):
             raise UserError(f"callbacks.throughput.peak_flops={peak_flops} is not positive: use null to look it up.")
         self.window, self.skip_steps, self.peak_flops = window, skip_steps, peak_flops
         self._twin: nn.Module | None = None
-        self._timed = False  # whether DDP's reducer has told its times, in this process or before
         self._clear()
 
     def _clear(self) -> None:
@@ -80,7 +80,8 @@ class Throughput(Callback):
         if not trainer.is_global_zero:
             return
         self._on = True
-        self._cuda = trainer.strategy.root_device.type == "cuda"
+        self._device = trainer.strategy.root_device.type
+        self._cuda = self._device == "cuda"
         sampler: dict[str, Any] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         self._replicas = int(sampler.get("num_replicas", 1))
         self._share = trainer.world_size / self._replicas  # devices that hold one replica together
@@ -161,10 +162,9 @@ class Throughput(Callback):
         if self._reducer is not None and self._seconds:
             data = self._reducer._get_ddp_logging_data()
             nanoseconds = data.get("backward_comm_time", 0) - data.get("backward_compute_comm_overlap_time", 0)
-            # All zeros: this build or device has no timer.
             if data.get("backward_comm_time", 0) > 0:
-                self._timed, sync = True, min(1.0, max(0.0, nanoseconds * 1e-9 / (self._seconds / batches)))
-            elif self._timed:
+                sync = min(1.0, max(0.0, nanoseconds * 1e-9 / (self._seconds / batches)))
+            elif self._device in TIMED:  # by the device, as a continued run can't know what was told before
                 sync = math.nan
         window = (batches, self._units, self._seconds, self._waited, sync)
         if self._seen > self.skip_steps:
@@ -177,26 +177,22 @@ class Throughput(Callback):
             return dict.fromkeys((f"{self._unit}_per_s", "step_ms", "data_wait", "grad_sync", "mfu"))
         rate = units / seconds  # of this replica
         shares = [w[4] for w in windows if w[4] is not None]
+        known = [share for share in shares if not math.isnan(share)]
         return {
             f"{self._unit}_per_s": rate * self._replicas,
             "step_ms": median(1e3 * w[2] / w[0] for w in windows),
             "data_wait": sum(w[3] for w in windows) / seconds,
-            "grad_sync": median(shares) if shares else None,
+            "grad_sync": median(known) if known else math.nan if shares else None,
             "mfu": rate * self._flops_per_unit / (self._peak * self._share) if self._peak and self._flops_per_unit else None,
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"timed": self._timed}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._timed = state_dict["timed"]
 
     def summary(self) -> dict[str, float | None]:
         """The same five figures over the whole fit: medians of windows for `step_ms` and `grad_sync`, totals for the others.
 
         None where there is nothing to tell: on other processes, in a run no longer than `skip_steps`, for an unknown peak.
         """
-        return self._figures(self._windows)
+        figures = self._figures(self._windows)
+        return {name: None if value is not None and math.isnan(value) else value for name, value in figures.items()}
 
 
 def _count(pl_module: LightningModule, batch: Any) -> int:
