@@ -1,7 +1,9 @@
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
 from lathe.nets import GPT, ViT
+from lathe.serving.torchserve_handler import open_payload
 
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
@@ -33,6 +36,35 @@ def answers(path: Path, net: nn.Module, inputs: list[Tensor], atol: float = 1e-5
     for x in inputs * 2:  # a graph that was optimised answers the second time
         with torch.no_grad():
             np.testing.assert_allclose(run(x.numpy()), net(x).numpy(), atol=atol, err_msg=str(x.shape))
+
+
+@pytest.mark.parametrize("category", [DeprecationWarning, FutureWarning])
+@pytest.mark.parametrize("method", ["trace", "script"])
+def test_what_torch_announces_of_torchscript_is_not_told_again(
+    make_mlp: Make, tmp_path: Path, method: str, category: type[Warning], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.13 announces its end by a DeprecationWarning, 2.15 by a FutureWarning; warnings are errors here."""
+    calls = []
+
+    def announcing(name: str) -> None:
+        call = getattr(torch.jit, name)
+
+        def announced(*given: Any, **options: Any) -> Any:
+            calls.append(name)
+            warnings.warn(
+                f"`torch.jit.{name}` is deprecated. Please switch to `torch.compile` or `torch.export`.", category, stacklevel=2
+            )
+            return call(*given, **options)
+
+        monkeypatch.setattr(torch.jit, name, announced)
+
+    for name in ("trace", "script", "freeze", "save", "load"):
+        announcing(name)
+    net = shipped(make_mlp())
+    target.export(net, pixels(2), tmp_path / "net.pt", method=method)
+    answers(tmp_path / "net.pt", net, [pixels(2)])
+    open_payload("torchscript", tmp_path / "net.pt", 1)  # TorchServe's way
+    assert set(calls) >= {"trace", "freeze", "save", "load", *({"script"} if method == "script" else ())}
 
 
 @pytest.mark.parametrize(
