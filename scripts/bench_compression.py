@@ -1,4 +1,4 @@
-"""What compression costs in accuracy and gives in size: python scripts/benchmark.py suite=compression, or this script alone.
+"""What compression costs in accuracy and gives in size, by the real commands.
 
     python scripts/bench_compression.py --rounds 3
 

@@ -36,7 +36,7 @@ from lathe.reported import check_names, not_reported
 from lathe.stages import methods
 from lathe.strategies import compile_net
 from lathe.tasks import Task
-from lathe.trainer import make_trainer, quiet
+from lathe.trainer import found_device, make_trainer, quiet
 
 
 def train(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -149,6 +149,8 @@ class Start(Callback):
             log_facts(logger, run_facts(self.cfg), self.cfg.get("tags") or [], self.first_step, str(pl_module.monitor))
         if trainer.is_global_zero:
             rundir.point_latest(self.run.path.parent.parent, self.run.path)
+            if self.cfg["trainer"].get("accelerator") == "auto":
+                print(found_device(trainer), flush=True)
 
 
 def from_lightning(error: BaseException) -> bool:

@@ -73,6 +73,20 @@ def world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_WORLD_SIZE" in os.environ else 1
 
 
+def found_device(trainer: Trainer) -> str:
+    """What `trainer.accelerator=auto` took, in a sentence; where that is a CPU, why."""
+    device, several = trainer.strategy.root_device, trainer.world_size
+    if device.type == "cpu":
+        built = "sees no GPU" if torch.version.cuda or torch.version.hip else "is built without GPU support"
+        return f"trainer.accelerator=auto took the CPU: torch {torch.__version__} {built}."
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Apple's GPU"
+    return (
+        f"trainer.accelerator=auto took {several} x {name}."
+        if several > 1
+        else f"trainer.accelerator=auto took {device}, {name}."
+    )
+
+
 def device_type(accelerator: str) -> str:
     """cpu, cuda or mps: what Lightning makes of `trainer.accelerator` on this machine."""
     if accelerator in ("auto", "gpu"):

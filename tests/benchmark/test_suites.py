@@ -1,10 +1,11 @@
 """Every case of every suite is a configuration that composes, and what can't be measured is refused in a sentence."""
 
+import re
 from typing import Any
 
 import pytest
 import torch
-from helpers import config
+from helpers import ROOT, config
 
 from lathe.benchmark import suites
 from lathe.config import check_values
@@ -64,6 +65,18 @@ def test_each_round_begins_with_another_case_and_has_all() -> None:
 def test_mistakes_cost_a_sentence(suite: str, changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=f"^{sentence}$"):
         suites.plan(request(suite, **changes))
+
+
+def test_every_suite_that_a_text_names_is_there() -> None:
+    known = {*suites.DEFAULTS, "cli", "trainer", "data"}  # scripts/benchmark.py runs the last three as scripts
+    texts = [ROOT / "README.md", *(path for name in ("scripts", "src", "configs", "docs") for path in (ROOT / name).rglob("*"))]
+    named: dict[str, set[str]] = {}
+    for path in texts:
+        if path.suffix in (".py", ".md", ".yaml"):
+            found = re.findall(r"suite=(\w+(?:\|\w+)*)", path.read_text())
+            named[path.name] = {suite for words in found for suite in words.split("|")}
+    assert named["benchmarks.md"] >= {"scaling", "memory", "gpu", "cli", "trainer", "data"}
+    assert {name: missing for name, found in named.items() if (missing := found - known)} == {}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
