@@ -116,6 +116,8 @@ def _left_alone() -> Iterator[None]:
         deepspeed = sys.modules.get("deepspeed.comm.comm")  # keeps a group of its own
         if torch.distributed.is_initialized():
             (deepspeed if deepspeed is not None and deepspeed.cdb is not None else torch.distributed).destroy_process_group()
+        if "mlflow.store.tracking.sqlalchemy_store" in sys.modules:
+            _forget_databases()
         os.environ.clear()
         os.environ.update(environment)
         for number, handler in handlers.items():
@@ -124,6 +126,16 @@ def _left_alone() -> Iterator[None]:
         torch.use_deterministic_algorithms(deterministic, warn_only=warns)
         torch.backends.cudnn.benchmark = benchmark
         torch.set_num_threads(threads)
+
+
+def _forget_databases() -> None:
+    """MLflow keeps what it opened by its address, under which the next command finds another file."""
+    from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from mlflow.tracking._tracking_service.registry import TrackingStoreRegistry
+
+    TrackingStoreRegistry._get_store_with_resolved_uri.cache_clear()
+    while SqlAlchemyStore._engine_map:
+        SqlAlchemyStore._engine_map.popitem()[1].dispose()
 
 
 @contextmanager

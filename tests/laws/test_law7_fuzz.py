@@ -107,6 +107,13 @@ def test_what_a_script_fills_in_is_not_typed(warm: Warm, script: str) -> None:
     assert (found.code, found.errors) == (1, "Error: export=onnx is filled in from target=: write target=onnx.\n")
 
 
+@pytest.mark.slow
+def test_a_second_command_has_a_database_of_its_own(warm: Warm) -> None:
+    for _ in range(2):
+        found = warm("train.py", *QUICK, *MLP, "logger=mlflow")
+        assert (found.accepted, found.code) == (True, 0), found.errors
+
+
 def test_a_few_command_lines_by_chance(warm: Warm) -> None:
     number = seed()
     print(f"LATHE_FUZZ_SEED={number}")
