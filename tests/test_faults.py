@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT, Started, check, command, environment, rows, run, runs, weights
+from helpers import ROOT, Started, check, command, environment, new_run, rows, run, runs, weights
 from helpers import start as started
+
+from lathe.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 
@@ -162,3 +164,15 @@ def test_a_sweep_through_submitit_leaves_a_directory_per_job(tmp_path: Path) -> 
     arguments = ("-m", "seed=1,2", *TRAIN, "trainer.max_epochs=1", "model.net.width=16", "hydra/launcher=submitit_local")
     check(run(*arguments, cwd=tmp_path))
     assert [(path / "result.json").exists() for path in runs(tmp_path / "logs")] == [True, True]
+
+
+@pytest.mark.slow
+def test_the_ranks_of_torchrun_end_where_the_run_is_complete(tmp_path: Path) -> None:
+    """Those that wait for rank 0's configuration would wait for ever."""
+    cfg = new_run(tmp_path, *TRAIN, "strategy=ddp")
+    RunDir(cfg["paths"]["run_dir"]).finish({"objective": 0.5})
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "train.py"))
+    process = start(tmp_path, f"resume={cfg['paths']['run_dir']}", script=torchrun)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 0, output
+    assert output.count("is complete; raise trainer.max_epochs to train it further.") == 1

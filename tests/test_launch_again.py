@@ -97,6 +97,7 @@ class Wire:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.box: list[Any] = []
         monkeypatch.setattr(Outer, "send", lambda outer, cfg: self.box.append(cfg))
+        monkeypatch.setattr(Outer, "dismiss", lambda outer, cfg: self.box.append(None))
         monkeypatch.setattr(Outer, "receive", lambda outer, typed: self.box[-1])
         self.patch = monkeypatch
 
@@ -119,6 +120,17 @@ def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(
     assert other["cfg"] == run.config
     assert run.config["optimizer"]["lr"] == 0.1
     assert run.environment["launch_id"] == "torchrun:1"
+
+
+def test_ranks_of_an_outer_launcher_are_told_that_a_run_is_complete(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(monkeypatch)
+    wire.rank(0)
+    command(*TWO)
+    (run,) = command.runs
+    for rank in (0, 1):
+        wire.rank(rank)
+        command(f"resume={run.path}", job="jobs:never_begins")
+    assert wire.box[-1] is None
 
 
 def test_a_restart_of_an_outer_launcher_finds_its_run(

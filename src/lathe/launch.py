@@ -65,7 +65,8 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     _check_sweep(outer, nodes)
     if outer is not None and outer.rank != 0:
         with outer:
-            return call(job, outer.receive(typed))
+            received = outer.receive(typed)
+            return None if received is None else call(job, received)
     log_dir = Path(typed["paths"]["log_dir"])
     # The first node makes the directory that the others find; of two commands with resume=auto one starts the run.
     with ExitStack() as held:
@@ -80,6 +81,9 @@ def _launch(cfg: DictConfig, job: str) -> Any:
             for count in range(nodes.least, nodes.most + 1):
                 check_batch_size(resolved, outer.world_size if outer else processes * count)
             complete = run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
+            if complete and outer is not None:
+                with outer:
+                    outer.dismiss(resolved)
             if run is not None and complete and not owes_receipt(run, resolved):
                 print(f"{run.path} is complete; raise {end_of(run)} to train it further.")
                 return run.result.get("objective")

@@ -40,11 +40,16 @@ class Outer:
         """Sends rank 0's configuration to all other ranks."""
         self._broadcast(cfg, [cfg])
 
-    def receive(self, typed: dict[str, Any]) -> dict[str, Any]:
-        """Waits for rank 0's configuration. Of what was `typed` here only the device and the time limit are used, to be able to."""
+    def dismiss(self, cfg: dict[str, Any]) -> None:
+        """Tells all other ranks that there is nothing to do."""
+        self._broadcast(cfg, [None])
+
+    def receive(self, typed: dict[str, Any]) -> dict[str, Any] | None:
+        """Waits for rank 0's configuration, or None if there is nothing to do. Of what was `typed` here only the device and the time limit
+        are used, to be able to."""
         box: list[Any] = [None]
         self._broadcast(typed, box)
-        assert isinstance(box[0], dict)
+        assert box[0] is None or isinstance(box[0], dict)
         return box[0]
 
     def _broadcast(self, cfg: dict[str, Any], box: list[Any]) -> None:
