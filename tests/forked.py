@@ -130,6 +130,7 @@ def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, s
     os.close(err)
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", closefd=False, errors="backslashreplace")  # noqa: SIM115
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # as at a terminal, whatever the tests were started by
     multiprocessing.set_start_method(None, force=True)
     tempfile.tempdir = None
     os.chdir(cwd)

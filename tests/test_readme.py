@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import resource
 import shlex
 import shutil
 import subprocess
@@ -47,6 +48,7 @@ ADDED = {
     "python train.py compression=prune": ["trainer.max_epochs=4", "compression.receipt=none"],
     "python train.py compression=[distill": ["trainer.max_epochs=4", "compression.receipt=none"],
     "python scripts/compress.py": ["compression.receipt=none"],
+    "python scripts/benchmark.py suite=inference": ["seconds=3"],
 }
 
 
@@ -121,13 +123,21 @@ def run(command: str, folder: Path) -> str:
     return done.stdout
 
 
+def processor_seconds() -> float:
+    """What the commands up to now have computed."""
+    told = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return told.ru_utime + told.ru_stime
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("command", [c for c in COMMANDS if entry(c, SKIPPED) is None])
 def test_command(command: str, workspace: Path) -> None:
     """In the README's order: later commands use what earlier ones left."""
     before = runs(workspace / "logs")
     result_before = (workspace / "logs" / "latest" / "result.json").read_text() if before else ""
+    used = processor_seconds()
     printed = run(command, workspace)
+    used = processor_seconds() - used
     new = [path for path in runs(workspace / "logs") if path not in before]
     latest = (workspace / "logs" / "latest").resolve()
     if command.startswith("python scripts/evaluate.py"):
@@ -175,7 +185,7 @@ def test_command(command: str, workspace: Path) -> None:
     assert ("test/accuracy" in printed) == ("debug=profiler" not in command)  # a profile has no test
     if command == "python train.py":
         assert result["test/accuracy"] >= 0.98
-        assert result["seconds"] < 60
+        assert used < 60  # of the processor: the clock's depend on what else runs here
         assert len(re.findall(r"^  python ", printed, flags=re.MULTILINE)) == 3
     if "trainer.devices=2" in command:
         assert result["devices"] == 2
