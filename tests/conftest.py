@@ -36,6 +36,9 @@ def _clean_state():
     """Each test starts without a composed configuration and leaves torch's global settings as they were."""
     GlobalHydra.instance().clear()
     os.environ.pop("LATHE_TRUSTED", None)  # what an earlier command in this process trusted
+    if (events := sys.modules.get("tensorboard.summary.writer.event_file_writer")) is not None:
+        # It numbers the files of a process, and of files begun in the same second ".10" is read before ".9".
+        events._global_uid = events.AtomicCounter(0)
     matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
     torch.set_float32_matmul_precision(matmul)
