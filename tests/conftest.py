@@ -1,7 +1,6 @@
 """What all tests share."""
 
 import os
-import runpy
 import sys
 import tempfile
 from collections.abc import Callable
@@ -17,10 +16,10 @@ os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests
 
 import pytest
 import torch
+from helpers import in_process
 from hydra.core.global_hydra import GlobalHydra
 
 torch.set_num_threads(1)
-HERE = Path(__file__).parent
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -54,13 +53,7 @@ def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     monkeypatch.setenv("LATHE_FULL_ERROR", "0")
 
     def call(*arguments: str, script: str = "train.py") -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", [str(HERE.parent / script), *arguments])
         capfd.readouterr()
-        try:
-            runpy.run_path(str(HERE.parent / script), run_name="__main__")
-            code = 0
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return code, capfd.readouterr().err
+        return in_process(script, *arguments), capfd.readouterr().err
 
     return call

@@ -2,6 +2,7 @@
 
 import csv
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -10,19 +11,15 @@ from typing import Any
 import torch
 from forked import Command
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 
 from lathe import rundir
 from lathe.config import resolve
 
 ROOT = Path(__file__).parent.parent
 Started = Command | subprocess.Popen[str]
-AT_START = (
-    "PYTHON",
-    "OMP_",
-    "TORCH",
-    "CUDA_",
-    "LD_",
-)  # what the names begin with of variables that count when something is imported
+# What the names begin with of variables that count when something is imported.
+AT_START = ("PYTHON", "OMP_", "TORCH", "CUDA_", "LD_")
 SMALL = ("model=mlp", "model.net.width=16", "model.net.depth=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
          "trainer.enable_model_summary=false", "trainer.max_epochs=2", "data.batch_size=64", "trainer.log_every_n_steps=5")  # fmt: skip
 
@@ -65,7 +62,7 @@ def run(
     except subprocess.TimeoutExpired:
         process.kill()
         raise
-    return subprocess.CompletedProcess(process.args, process.poll() or 0, out, err)
+    return subprocess.CompletedProcess(process.args, process.wait(), out, err)
 
 
 def start(
@@ -79,6 +76,19 @@ def start(
         return Command(line, cwd, env, merged, session)
     errors = subprocess.STDOUT if merged else subprocess.PIPE
     return subprocess.Popen(line, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=session)
+
+
+def in_process(script: str, *arguments: str) -> int:
+    """Runs a script's main in this process as if the arguments had been typed here; returns its exit code."""
+    before, sys.argv = sys.argv, [str(ROOT / script), *arguments]
+    GlobalHydra.instance().clear()
+    try:
+        runpy.run_path(str(ROOT / script), run_name="__main__")
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    finally:
+        sys.argv = before
+    return 0
 
 
 def check(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess[str]:

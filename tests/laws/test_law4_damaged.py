@@ -3,16 +3,13 @@
 import copy
 import os
 import random
-import runpy
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT, SMALL, new_run
-from hydra.core.global_hydra import GlobalHydra
+from helpers import SMALL, in_process, new_run
 
 import lathe.run
 
@@ -64,14 +61,8 @@ def try_all(
         for key, what in random.Random(seed).sample(cases, count):
             path.write_text(damaged(yaml.safe_load(text), key, DAMAGES[what]))
             for script, typed in VERBS.items():
-                monkeypatch.setattr(sys, "argv", [str(ROOT / script), *(word.format(trained) for word in typed)])
-                GlobalHydra.instance().clear()
                 capfd.readouterr()
-                try:
-                    runpy.run_path(str(ROOT / script), run_name="__main__")
-                    code = 0
-                except SystemExit as stop:
-                    code = int(stop.code or 0)
+                code = in_process(script, *(word.format(trained) for word in typed))
                 lines = [line for line in capfd.readouterr().err.splitlines() if line.strip()]
                 if code and not (len(lines) == 1 and lines[0].startswith("Error: ")):
                     wrong.append(f"seed {seed}: {'.'.join(key)} {what}, {script}: {code} {lines[-1:]}")
