@@ -16,8 +16,8 @@ os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests
 
 import pytest
 import torch
-from helpers import in_process
 from hydra.core.global_hydra import GlobalHydra
+from support.commands import in_process
 
 torch.set_num_threads(1)
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SMALL, config, new_run, rows
-from own_parts import Logging
+from support.own_parts import Logging
+from support.runs import SMALL, config, new_run, rows
 
 from lathe import trust
 from lathe.attached import make_callbacks, make_loggers
@@ -18,7 +18,7 @@ from lathe.trainer import make_trainer
 @pytest.fixture(autouse=True)
 def _trusted() -> None:
     """What `trusted=[own_parts]` on the command line does."""
-    trust.allow({"trusted": ["own_parts"]})
+    trust.allow({"trusted": ["support.own_parts"]})
 
 
 WRONG = {
@@ -106,7 +106,7 @@ def test_a_node_without_a_target_is_told(node: Any) -> None:
 
 # monitors
 
-OWN = "model._target_=own_parts.Logging"
+OWN = "model._target_=support.own_parts.Logging"
 STOP = "callbacks=[default,early_stopping]"
 
 

@@ -4,8 +4,9 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, Started, command, runs
-from helpers import start as started
+from support.commands import Started, command
+from support.commands import start as started
+from support.runs import SMALL, runs
 
 SLOW = (*SMALL, "model.net.width=512", "trainer.max_epochs=4", "trainer.log_every_n_steps=1", "resume=auto")
 

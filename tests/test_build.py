@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import config
+from support.runs import config
 from torch import nn
 
 from lathe.build import call_factory, make, make_task

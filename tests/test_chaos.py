@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SMALL, environment, new_run
+from support.commands import environment
+from support.runs import ROOT, SMALL, new_run
 
 import lathe.run
 

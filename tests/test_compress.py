@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, check, config, new_run
-from helpers import run as command
+from support.commands import check
+from support.commands import run as command
+from support.runs import SMALL, config, new_run
 from torch import nn
 
 from lathe import compress as verb

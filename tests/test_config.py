@@ -3,8 +3,8 @@
 from typing import Any
 
 import pytest
-from helpers import config
 from omegaconf import OmegaConf
+from support.runs import config
 
 from lathe.config import check_types, check_values, did_you_mean, differences, flatten, resolve
 from lathe.errors import UserError

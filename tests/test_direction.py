@@ -4,7 +4,7 @@ from enum import Enum
 from typing import Any
 
 import pytest
-from helpers import config
+from support.runs import config
 
 from lathe.direction import check_direction
 from lathe.errors import UserError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import ROOT, config
+from support.runs import ROOT, config
 
 from lathe.stages import check_compression
 

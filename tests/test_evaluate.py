@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, column, config, new_run
+from support.runs import SMALL, column, config, new_run
 from torch import Tensor
 
 from lathe import trust
@@ -164,8 +164,10 @@ def test_a_metric_that_is_no_number_is_refused(run: RunDir, tmp_path: Path, monk
 
 
 def test_validation_gives_a_tasks_own_metrics_too(tmp_path: Path) -> None:
-    trust.allow({"trusted": ["own_parts"]})
-    cfg = new_run(tmp_path, *SMALL, "model._target_=own_parts.Logging", "trainer.max_epochs=1", "trainer.limit_val_batches=1")
+    trust.allow({"trusted": ["support.own_parts"]})
+    cfg = new_run(
+        tmp_path, *SMALL, "model._target_=support.own_parts.Logging", "trainer.max_epochs=1", "trainer.limit_val_batches=1"
+    )
     train(cfg)
     run = RunDir(cfg["paths"]["run_dir"])
     figures = evaluate(request(run, "split=val"))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SMALL, config, new_run, runs
+from support.runs import ROOT, SMALL, config, new_run, runs
 
 import lathe.run
 from lathe.compress import compress

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT, Started, check, command, environment, new_run, rows, run, runs, weights
-from helpers import start as started
+from support.commands import Started, check, command, environment, run
+from support.commands import start as started
+from support.runs import ROOT, new_run, rows, runs, weights
 
 from lathe.rundir import RunDir
 

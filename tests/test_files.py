@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, new_run
+from support.runs import SMALL, new_run
 
 from lathe import files, rundir
 from lathe.files import disk_sentence

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, new_run
+from support.runs import SMALL, new_run
 
 from lathe.run import train
 from lathe.trainer import found_device

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from ranks import on_ranks
+from support.ranks import on_ranks
 
 from lathe.group import Waited, bring_up, leave_note, read_notes, waited
 

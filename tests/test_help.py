@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, environment, run
+from support.commands import environment, run
+from support.runs import ROOT
 
 from lathe import help as help_page
 

@@ -5,7 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, command, new_run, runs, start
+from support.commands import command, start
+from support.runs import SMALL, new_run, runs
 
 from lathe.run import train
 

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, runs
 from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import open_dict
+from support.runs import ROOT, runs
 
 from lathe.errors import UserError
 from lathe.launch import launch, launch_on_run
@@ -24,7 +24,9 @@ class Command:
     def __init__(self, log_dir: Path) -> None:
         self.log_dir = log_dir
 
-    def __call__(self, *typed: str, job: str = "jobs:echo", name: str = "train", mode: RunMode = RunMode.RUN) -> Any:
+    def __call__(
+        self, *typed: str, job: str = "support.agent_jobs:echo", name: str = "train", mode: RunMode = RunMode.RUN
+    ) -> Any:
         overrides = [*typed, f"paths.log_dir={self.log_dir}"]
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3", job_name="train"):
             cfg = compose(name, overrides=overrides, return_hydra_config=True)
@@ -103,19 +105,19 @@ def test_a_mistake_is_one_sentence_and_leaves_no_directory(
 
 
 def test_a_run_that_never_began_leaves_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.fails(job="jobs:never_begins", capsys=capsys) == "it never began."
+    assert command.fails(job="support.agent_jobs:never_begins", capsys=capsys) == "it never began."
     assert command.runs == []
     assert not (command.log_dir / "train").exists()
 
 
 def test_a_run_that_began_is_kept(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.fails(job="jobs:breaks_off", capsys=capsys) == "it broke off."
+    assert command.fails(job="support.agent_jobs:breaks_off", capsys=capsys) == "it broke off."
     assert len(command.runs) == 1
 
 
 def test_in_a_sweep_a_mistake_is_left_to_hydra(command: Command) -> None:
     with pytest.raises(UserError, match="it never began"):
-        command(job="jobs:never_begins", mode=RunMode.MULTIRUN)
+        command(job="support.agent_jobs:never_begins", mode=RunMode.MULTIRUN)
 
 
 # resume
@@ -124,7 +126,7 @@ def test_in_a_sweep_a_mistake_is_left_to_hydra(command: Command) -> None:
 @pytest.fixture
 def broken(command: Command, capsys: pytest.CaptureFixture[str]) -> RunDir:
     """An unfinished run of a small net."""
-    command.fails("model=mlp", "seed=7", "trainer.max_epochs=3", job="jobs:breaks_off", capsys=capsys)
+    command.fails("model=mlp", "seed=7", "trainer.max_epochs=3", job="support.agent_jobs:breaks_off", capsys=capsys)
     return command.runs[0]
 
 
@@ -171,7 +173,7 @@ def test_any_other_change_is_refused_with_a_diff(
 
 def test_a_failed_continuation_keeps_the_run(command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     (broken.path / "metrics.csv").unlink()  # as if it had been killed before its first line
-    command.fails(f"resume={broken.path}", job="jobs:never_begins", capsys=capsys)
+    command.fails(f"resume={broken.path}", job="support.agent_jobs:never_begins", capsys=capsys)
     assert broken.path.exists()
 
 
@@ -207,14 +209,14 @@ def test_a_job_on_a_run_gets_its_configuration_with_what_was_asked(command: Comm
     command("model=mlp", "data.batch_size=32", "precision=bf16-mixed", "trainer.max_epochs=9", "strategy=ddp")
     (run,) = command.runs
     before = (run.path / "config.yaml").read_bytes()
-    cfg = command(f"run={run.path}", "split=val", "trainer.accelerator=cpu", name="evaluate", job="jobs:reads")
+    cfg = command(f"run={run.path}", "split=val", "trainer.accelerator=cpu", name="evaluate", job="support.agent_jobs:reads")
     assert cfg["request"]["split"] == "val"
     assert cfg["trainer"]["accelerator"] == "cpu"
     assert cfg["trainer"]["max_epochs"] == 9
     assert cfg["precision"]["name"] == "bf16-mixed"
     assert cfg["strategy"]["_target_"] == "lathe.strategies.auto"
     assert cfg["data"]["batch_size"] == 32
-    cfg = command(f"run={run.path}", "batch_size=10", "precision=64-true", name="evaluate", job="jobs:reads")
+    cfg = command(f"run={run.path}", "batch_size=10", "precision=64-true", name="evaluate", job="support.agent_jobs:reads")
     assert cfg["data"]["eval_batch_size"] == 10
     assert cfg["precision"]["name"] == "64-true"
     assert (run.path / "config.yaml").read_bytes() == before
@@ -222,8 +224,10 @@ def test_a_job_on_a_run_gets_its_configuration_with_what_was_asked(command: Comm
 
 def test_mistakes_are_refused_by_such_a_job(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     command("model=mlp")
-    told = command.fails(f"run={command.runs[0].path}", "trainer.devices=many", name="evaluate", job="jobs:reads", capsys=capsys)
+    told = command.fails(
+        f"run={command.runs[0].path}", "trainer.devices=many", name="evaluate", job="support.agent_jobs:reads", capsys=capsys
+    )
     assert told.startswith("trainer.devices=many: expected a whole number")
-    assert command.fails("run=nowhere", name="evaluate", job="jobs:reads", capsys=capsys).startswith(
+    assert command.fails("run=nowhere", name="evaluate", job="support.agent_jobs:reads", capsys=capsys).startswith(
         "run=nowhere: there is no such"
     )

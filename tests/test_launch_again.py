@@ -48,7 +48,7 @@ def finished(command: Command, *typed: str, **result: int) -> RunDir:
 def test_a_refused_continuation_changes_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished(command, steps=5, epochs=30)
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    told = command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="jobs:never_begins", capsys=capsys)
+    told = command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="support.agent_jobs:never_begins", capsys=capsys)
     assert told == "it never began."
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
@@ -56,7 +56,10 @@ def test_a_refused_continuation_changes_nothing(command: Command, capsys: pytest
 def test_a_continuation_that_began_stays_unfinished(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     """Also where metrics.csv keeps its inode, as it may by chance when it is replaced twice."""
     run = finished(command, steps=5, epochs=30)
-    assert command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="jobs:breaks_off", capsys=capsys) == "it broke off."
+    assert (
+        command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="support.agent_jobs:breaks_off", capsys=capsys)
+        == "it broke off."
+    )
     assert not run.complete
     assert run.config["trainer"]["max_epochs"] == 40
 
@@ -129,7 +132,7 @@ def test_ranks_of_an_outer_launcher_are_told_that_a_run_is_complete(command: Com
     (run,) = command.runs
     for rank in (0, 1):
         wire.rank(rank)
-        command(f"resume={run.path}", job="jobs:never_begins")
+        command(f"resume={run.path}", job="support.agent_jobs:never_begins")
     assert wire.box[-1] is None
 
 
@@ -139,7 +142,7 @@ def test_a_restart_of_an_outer_launcher_finds_its_run(
     wire = Wire(monkeypatch)
     for launch_id in ("torchrun:1", "torchrun:2"):
         wire.rank(0, launch_id)
-        command.fails(*TWO, job="jobs:breaks_off", capsys=capsys)
+        command.fails(*TWO, job="support.agent_jobs:breaks_off", capsys=capsys)
     first = next(run for run in command.runs if run.environment["launch_id"] == "torchrun:1")
     wire.rank(0, "torchrun:1", restarted=True)
     command(*TWO)

@@ -12,7 +12,7 @@ __all__ = ["command"]  # a fixture
 def test_a_complete_run_is_not_trained_again(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     command("seed=4")
     (run,) = command.runs
-    assert command(f"resume={run.path}", job="jobs:never_begins") == 4
+    assert command(f"resume={run.path}", job="support.agent_jobs:never_begins") == 4
     assert f"{run.path} is complete; raise trainer.max_epochs to train it further." in capsys.readouterr().out
     assert run.complete
 
@@ -31,15 +31,15 @@ def test_a_complete_run_that_lost_its_receipt_gets_it(
     run.best.parent.mkdir()
     run.best.touch()
     again = (f"resume={run.path}",) if resume == "path" else (*typed, "resume=auto")
-    assert command(*again, job="jobs:never_begins") == 4
+    assert command(*again, job="support.agent_jobs:never_begins") == 4
     assert measured == [(run.path, "full")]
     assert f"{run.path} is complete but for its receipt, which is measured now." in capsys.readouterr().out
     (run.path / "receipt.json").touch()
-    assert command(f"resume={run.path}", job="jobs:never_begins") == 4
+    assert command(f"resume={run.path}", job="support.agent_jobs:never_begins") == 4
     assert len(measured) == len(command.runs) == 1
     for key in ("compression=none", "compression.receipt=none"):  # these owe none
         command("seed=5", "compression=prune", key)
-        command(f"resume={command.runs[-1].path}", job="jobs:never_begins")
+        command(f"resume={command.runs[-1].path}", job="support.agent_jobs:never_begins")
     assert len(measured) == 1
 
 

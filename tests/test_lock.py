@@ -5,10 +5,10 @@ import runpy
 from importlib import metadata
 
 import pytest
-from helpers import ROOT
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+from support.runs import ROOT
 
 LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==(\S+) --hash=sha256:([0-9a-f]{64})")
 TEXT = (ROOT / "requirements.lock").read_text()

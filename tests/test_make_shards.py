@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import ROOT, check, config, run
 from PIL import Image
+from support.commands import check, run
+from support.runs import ROOT, config
 
 from lathe.data.digits import Digits
 from lathe.data.shards import Shards

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SMALL, Started, check, command, rows, run, runs, weights
-from helpers import start as started
+from support.commands import Started, check, command, run
+from support.commands import start as started
+from support.runs import SMALL, rows, runs, weights
 
 from lathe import rundir
 from lathe.errors import UserError

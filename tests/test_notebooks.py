@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from helpers import ROOT
+from support.runs import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 

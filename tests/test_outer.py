@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from ranks import on_ranks
+from support.ranks import on_ranks
 
 from lathe.errors import UserError
 from lathe.outer import Outer, detect_outer

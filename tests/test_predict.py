@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import SMALL, config, new_run
 from PIL import Image
+from support.runs import SMALL, config, new_run
 
 from lathe import export
 from lathe.build import make

@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from helpers import ROOT, config, environment, rows, runs
+from support.commands import environment
+from support.runs import ROOT, config, rows, runs
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, config, new_run
+from support.runs import SMALL, config, new_run
 
 from lathe import export, score
 from lathe.errors import UserError

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SMALL, new_run
+from support.runs import SMALL, new_run
 
 from lathe.run import train
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from helpers import ROOT, config
+from support.runs import ROOT, config
 
 from lathe.build import make
 from lathe.errors import UserError
@@ -86,6 +86,15 @@ def test_no_source_file_is_longer_than_300_lines() -> None:
     }
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
     assert "src/lathe/run.py" in lengths
+
+
+def test_what_tests_share_lies_in_support() -> None:
+    """Beside the tests lie tests alone: a helper module is found by its subject, in tests/support."""
+    names = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")]
+    loose = [
+        name for name in names if name.parts[0] != "support" and not (name.stem == "conftest" or name.stem.startswith("test_"))
+    ]
+    assert loose == []
 
 
 def keys_without_comment(text: str) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, column, new_run, rows, weights
 from lightning.pytorch import Callback
+from support.runs import SMALL, column, new_run, rows, weights
 
 import lathe.run
 from lathe import rundir

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, check, column, new_run, rows, runs, weights
-from helpers import run as run_command
+from support.commands import check
+from support.commands import run as run_command
+from support.runs import SMALL, column, new_run, rows, runs, weights
 
 from lathe import rundir
 from lathe.errors import Stopped, UserError

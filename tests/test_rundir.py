@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import on_ranks
+from support.ranks import on_ranks
 
 from lathe import rundir
 from lathe.errors import UserError

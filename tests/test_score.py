@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import SMALL, new_run
+from support.runs import SMALL, new_run
 
 from lathe.run import train
 from lathe.score import open_data, open_net, open_run_net, outputs_of, score

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import config, new_run
+from support.runs import config, new_run
 from torch import nn
 
 from lathe import score

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from exporting import CNN, made
-from helpers import SMALL, config
 from omegaconf import OmegaConf
+from support.exports import CNN, made
+from support.runs import SMALL, config
 
 from lathe.compression.quantize import describe
 from lathe.errors import UserError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SMALL, config, new_run, weights
+from support.runs import SMALL, config, new_run, weights
 
 import lathe.receipt
 from lathe import stacking

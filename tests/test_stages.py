@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from helpers import config
+from support.runs import config
 
 from lathe.errors import UserError
 from lathe.stages import check_compression, methods, windows

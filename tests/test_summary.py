@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import config, new_run
 from rich.console import Console
+from support.runs import config, new_run
 
 from lathe.config import differences
 from lathe.rundir import RunDir, create

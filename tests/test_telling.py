@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from support.runs import ROOT
 
 from lathe.errors import Stopped, UserError
 from lathe.telling import FULL_ERROR, one_sentence, sentence_for, tell

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from helpers import ROOT, SMALL, environment, run
 from PIL import Image
+from support.commands import environment, run
+from support.runs import ROOT, SMALL
 
 from lathe.data import Digits
 from lathe.export import manifest

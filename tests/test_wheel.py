@@ -9,8 +9,9 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SMALL, config, environment
 from hydra import compose, initialize_config_module
+from support.commands import environment
+from support.runs import ROOT, SMALL, config
 
 from lathe.config import resolve
 from lathe.configs import FOLDER

@@ -4,8 +4,8 @@ import inspect
 from typing import Any
 
 import pytest
-from helpers import ROOT, config
 from lightning.pytorch import Trainer
+from support.runs import ROOT, config
 
 from lathe.errors import UserError
 from lathe.help import choices

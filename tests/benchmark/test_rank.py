@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import config
+from support.runs import config
 
 from lathe.benchmark import crew as crew_module
 from lathe.benchmark import rank, suites

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT, config
+from support.runs import ROOT, config
 
 from lathe.benchmark import suites
 from lathe.config import check_values

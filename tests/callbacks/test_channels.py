@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from faded import Data, Saves, assert_same, fit, state, task
 from lightning.pytorch import Callback
-from ranks import on_ranks
+from support.channel_fit import Data, Saves, fit, task
+from support.net_state import assert_same, copy_of
+from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.channels import PruneChannels
@@ -65,7 +66,7 @@ def test_a_resumed_run_ends_bit_for_bit_the_same(tmp_path, at, options):
     again = PruneChannels(**options)
     resumed = fit(again, resume=tmp_path / "a.ckpt")
     assert again.chosen == first.chosen
-    assert_same(state(resumed.net), state(whole.net))
+    assert_same(copy_of(resumed.net), copy_of(whole.net))
     assert again.report() == first.report()
 
 
@@ -86,7 +87,7 @@ def test_one_shot_estimates_batchnorms_statistics_anew():
 
     class Looks(Callback):
         def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-            seen.update(state(pl_module.net))
+            seen.update(copy_of(pl_module.net))
 
     module = task()
     fit(PruneChannels(mode="one_shot", share=0.5), Looks(), module=module)
@@ -104,7 +105,7 @@ def test_a_resumed_one_shot_run_ends_the_same(tmp_path, importance):
     module = task()
     apply_structure(module.net, structure_of(whole.net))  # as run.py does
     again = PruneChannels(**options)
-    assert_same(state(fit(again, module=module, resume=tmp_path / "a.ckpt").net), state(whole.net))
+    assert_same(copy_of(fit(again, module=module, resume=tmp_path / "a.ckpt").net), copy_of(whole.net))
     assert again.report() == first.report()
 
 

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from faded import Data, Saves, assert_same, fit, state, task
 from lightning.pytorch import Callback
-from ranks import on_ranks
+from support.channel_fit import Data, Saves, fit, task
+from support.net_state import assert_same, copy_of
+from support.ranks import on_ranks
 
 from lathe.callbacks.channels import PruneChannels
 from lathe.callbacks.pruning import Prune, PruneNM
@@ -53,7 +54,7 @@ def test_masks_count_what_remains(tmp_path, granularity):
     again, masked = PruneChannels(**options), Prune(**masks)
     resumed = fit(again, masked, resume=tmp_path / "a.ckpt").net
     again.finalise(resumed, Data())
-    assert_same(state(resumed), state(net))
+    assert_same(copy_of(resumed), copy_of(net))
 
 
 @pytest.mark.parametrize("method", [PruneNM, RigL])

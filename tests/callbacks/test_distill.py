@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from distilling import MLP, QUIET, RESNET, TEACHER, distilled, result, run_of, slow
-from helpers import column, new_run, weights
 from hydra.core.global_hydra import GlobalHydra
 from lightning.pytorch import seed_everything
+from support.distillation import MLP, QUIET, RESNET, TEACHER, distilled, result, run_of, slow
+from support.runs import column, new_run, weights
 
 import lathe.run
 from lathe import stacking

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from distilling import MLP, QUIET, TEACHER, distilled, run_of, slow
-from helpers import column, new_run
 from hydra.core.global_hydra import GlobalHydra
-from interruptions import NEVER, Interrupted, Interruption, interruption, same
-from ranks import on_ranks
+from support.distillation import MLP, QUIET, TEACHER, distilled, run_of, slow
+from support.interruptions import NEVER, Interrupted, Interruption, interruption, same
+from support.ranks import on_ranks
+from support.runs import column, new_run
 
 import lathe.run
 

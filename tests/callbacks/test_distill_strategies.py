@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import column, new_run
-from ranks import on_ranks
+from support.ranks import on_ranks
+from support.runs import column, new_run
 
 import lathe.run
 

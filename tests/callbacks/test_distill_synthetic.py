@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import new_run
+from support.runs import new_run
 
 import lathe.run
 

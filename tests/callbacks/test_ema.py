@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from averaged import Saves, assert_same, copy_of
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
+from support.net_state import Saves, assert_same, copy_of
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA

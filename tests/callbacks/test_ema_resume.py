@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from averaged import Saves, assert_same, copy_of
 from lightning.pytorch import Callback
+from support.net_state import Saves, assert_same, copy_of
 from torch import Tensor
 
 from lathe.callbacks.ema import EMA

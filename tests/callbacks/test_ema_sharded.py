@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks import EMA

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import config
+from support.runs import config
 from torch import nn
 
 from lathe.build import make

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.lottery import Lottery

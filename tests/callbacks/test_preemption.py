@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, column, command, new_run, runs, start, weights
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from ranks import on_ranks
+from support.commands import command, start
+from support.ranks import on_ranks
+from support.runs import SMALL, column, new_run, runs, weights
 from torch.utils.data import DataLoader
 
 from lathe.callbacks import Checkpoint, Preemption

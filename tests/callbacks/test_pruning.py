@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from pruned import WEIGHTS, Task, Watch, fit
+from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
 
 from lathe.callbacks.pruning import Prune, PruneNM, PruneStructured

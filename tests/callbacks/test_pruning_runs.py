@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
-from pruned import WEIGHTS, Loader, Task, Watch, fit
-from ranks import on_ranks
+from support.prune_fit import WEIGHTS, Loader, Task, Watch, fit
+from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA

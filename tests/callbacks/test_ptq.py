@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, config, new_run
-from ranks import on_ranks
+from support.ranks import on_ranks
+from support.runs import SMALL, config, new_run
 from torch import Tensor, nn
 
 from lathe import run, score

@@ -9,8 +9,9 @@ import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
 from lightning.pytorch.plugins import MixedPrecision
-from rounded import STEPS, Data, assert_same, fit
-from sharding import NETS, batches
+from support.net_state import assert_same
+from support.qat_fit import STEPS, Data, fit
+from support.strategy_fit import NETS, batches
 
 from lathe.callbacks import EMA
 from lathe.callbacks.qat import QAT

@@ -9,8 +9,8 @@ import pytest
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
-from rounded import STEPS, Data, Saves, fit, without_decay
-from sharding import NETS, batches
+from support.qat_fit import STEPS, Data, Saves, fit, without_decay
+from support.strategy_fit import NETS, batches
 from torch import nn
 
 from lathe.callbacks.qat import QAT

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import on_ranks
-from rounded import assert_same, fit
+from support.net_state import assert_same
+from support.qat_fit import fit
+from support.ranks import on_ranks
 
 from lathe.strategies import DDP
 from lathe.strategies.fsdp import FSDP

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from ranks import on_ranks
+from support.ranks import on_ranks
 
 from lathe.callbacks import ExactResume
 from lathe.strategies import DDP

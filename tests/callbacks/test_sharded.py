@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks import ModelSummary, NanGuard, Preemption, Throughput

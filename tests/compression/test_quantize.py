@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from quantizing import X, resnet, seeded
+from support.quantization import X, resnet, seeded
 from torch import Tensor, nn
 
 from lathe.compression.quantize import (

@@ -1,7 +1,7 @@
 """The packing of samples into batches."""
 
 import numpy as np
-from some_documents import lengths
+from support.documents import lengths
 
 from lathe.data.buckets import plan_buckets, round_up
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from ranks import on_ranks
-from some_documents import lengths, loader, module
+from support.documents import lengths, loader, module
+from support.ranks import on_ranks
 from torch.nn import functional as F
 
 from lathe.callbacks.resume import ExactResume

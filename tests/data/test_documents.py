@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import ROOT
 from omegaconf import OmegaConf
-from some_documents import END, Fixed, join, lengths, loader, module, same
+from support.documents import END, Fixed, join, lengths, loader, module, same
+from support.runs import ROOT
 
 from lathe.build import make
 from lathe.data.documents import DocumentDataModule, find_documents

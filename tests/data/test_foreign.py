@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, column, new_run
-from interruptions import Interrupted, Interruption, interruption, same
-from own_parts import Table
-from ranks import on_ranks
+from support.interruptions import Interrupted, Interruption, interruption, same
+from support.own_parts import Table
+from support.ranks import on_ranks
+from support.runs import SMALL, column, new_run
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
 
 from lathe.data.foreign import SharedLoader, share
@@ -165,7 +165,7 @@ class Small(Table):
 
 def plain(folder: Path, kind: str = "noisy", *words: str) -> dict[str, Any]:
     cfg = new_run(folder, *OWN, *words)
-    cfg["data"] = {"_target_": "own_parts.Table", "kind": kind}
+    cfg["data"] = {"_target_": "support.own_parts.Table", "kind": kind}
     cfg["optimizer"]["batch_size"] = None  # as it resolves for data that declare none
     return cfg
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from data.test_foreign import OWN
-from helpers import ROOT, config
-from own_parts import Table
+from support.own_parts import Table
+from support.runs import ROOT, config
 from torch.utils.data import DataLoader
 
 from lathe import export, rundir, trust

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import config, run
+from support.commands import run
+from support.runs import config
 
 from lathe.data import text
 from lathe.data.prepare_tokens import prepare, report, split_of

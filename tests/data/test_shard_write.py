@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from some_shards import pixels, write
+from support.shards import pixels, write
 
 from lathe.data.shard_write import ImageFolder, index_tars, write_shards
 from lathe.data.shards import Shards

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from some_shards import pixels, write
+from support.shards import pixels, write
 
 from lathe.data import shards as module
 from lathe.data.augment import Augment

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import config
 from lightning.pytorch import Trainer
-from ranks import on_ranks
+from support.ranks import on_ranks
+from support.runs import config
 from torch import Tensor, nn
 
 from lathe.build import make, make_task

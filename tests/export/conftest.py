@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from archives import PIXELS, Context, archived, shipped
+from support.torchserve_archives import PIXELS, Context, archived, shipped
 from torch import Tensor, nn
 
 from lathe.compression.quantize import LayerPlan, calibrate, freeze_observers, quantize

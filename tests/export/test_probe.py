@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from helpers import environment
+from support.commands import environment
 from torch import nn
 
 from lathe import export

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from archives import PIXELS, archived, pictures, shipped
+from support.torchserve_archives import PIXELS, archived, pictures, shipped
 from torch import Tensor, nn
 
 from lathe.errors import UserError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from archives import NAMES, PIXELS, archived, encoded, pictures, same, shipped
+from support.torchserve_archives import NAMES, PIXELS, archived, encoded, pictures, same, shipped
 from torch import nn
 
 from lathe.nets import GPT

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hostile_runs import CANARY, SECRET, copied, harmless
+from support.hostile_runs import CANARY, SECRET, copied, harmless
 
 from lathe.errors import UserError
 from lathe.rundir import RunDir, open_run

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile_runs import CANARY, edit_json
+from support.hostile_runs import CANARY, edit_json
 from torch import nn
 
 from lathe import trust

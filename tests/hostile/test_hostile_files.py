@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hostile_runs import CANARY, copied, harmless
+from support.hostile_runs import CANARY, copied, harmless
 from torch import nn
 
 from lathe.callbacks.teachers import open_teacher

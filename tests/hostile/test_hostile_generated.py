@@ -8,7 +8,7 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from hostile_runs import put
+from support.hostile_runs import put
 
 from lathe.trust.check import PLACES, findings
 from lathe.trust.own import BASES

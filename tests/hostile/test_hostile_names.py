@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT
-from hostile_runs import CANARY, NOWHERE, SECRET, TEXTS, gadgets, plant, put
+from support.hostile_runs import CANARY, NOWHERE, SECRET, TEXTS, gadgets, plant, put
+from support.runs import ROOT
 
 from lathe.errors import UserError
 from lathe.rundir import RunDir, find_unfinished, open_run

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT
-from hostile_runs import plant, put
+from support.hostile_runs import plant, put
+from support.runs import ROOT
 
 from lathe import trust
 from lathe.errors import UserError

@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import ROOT, SMALL, check, environment, run, runs
+from support.commands import check, environment, run
+from support.runs import ROOT, SMALL, runs
 
 # A resolver that draws anew in every process that composes: the cheapest stand-in for a random sampler or a clock.
 DRAW = """

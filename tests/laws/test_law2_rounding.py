@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import column, new_run
-from ranks import on_ranks
+from support.ranks import on_ranks
+from support.runs import column, new_run
 
 import lathe.run
 from lathe.data.synthetic import Synthetic

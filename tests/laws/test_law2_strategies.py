@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import column, config
+from support.runs import column, config
 
 from lathe import rundir
 from lathe.agent import execute

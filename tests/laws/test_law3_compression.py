@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import check, new_run, run, runs, weights
-from interruptions import NEVER, Interrupted, Interruption, interruption, kill_when, same
+from support.commands import check, run
+from support.interruptions import NEVER, Interrupted, Interruption, interruption, kill_when, same
+from support.runs import new_run, runs, weights
 
 import lathe.run
 

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import check, command, new_run, rows, run, runs, start, weights
-from interruptions import Interrupted, Interruption, interruption, kill_when, same
+from support.commands import check, command, run, start
+from support.interruptions import Interrupted, Interruption, interruption, kill_when, same
+from support.runs import new_run, rows, runs, weights
 
 import lathe.run
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import new_run, rows
-from interruptions import NEVER, Interrupted, Interruption, interruption
 from lightning.pytorch.callbacks import LambdaCallback
-from ranks import on_ranks
+from support.interruptions import NEVER, Interrupted, Interruption, interruption
+from support.ranks import on_ranks
+from support.runs import new_run, rows
 
 import lathe.run
 from lathe.errors import Stopped

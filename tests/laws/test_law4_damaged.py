@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import SMALL, in_process, new_run
+from support.commands import in_process
+from support.runs import SMALL, new_run
 
 import lathe.run
 

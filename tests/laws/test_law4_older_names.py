@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SMALL, new_run, runs, weights
+from support.runs import SMALL, new_run, runs, weights
 
 import lathe.run
 from lathe import telling

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import check, config, new_run, run
+from support.commands import check, run
+from support.runs import config, new_run
 
 import lathe.run
 from lathe.data import Digits

@@ -9,7 +9,8 @@ from typing import Any
 import onnxruntime
 import pytest
 import torch
-from helpers import SMALL, check, new_run, run, weights
+from support.commands import check, run
+from support.runs import SMALL, new_run, weights
 
 from lathe import export, score
 from lathe.build import make

@@ -7,9 +7,9 @@ that the key takes. `LATHE_FUZZ_SEED=clock` draws others each time, `LATHE_FUZZ_
 from pathlib import Path
 
 import pytest
-from fuzzing import MLP, QUICK, draws, seed
-from helpers import SMALL, new_run
-from warm import Warm, fault
+from support.fuzz_draws import MLP, QUICK, draws, seed
+from support.fuzz_runs import Warm, fault
+from support.runs import SMALL, new_run
 
 import lathe.run
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers import SMALL, check, new_run, run, runs
+from support.commands import check, run
+from support.runs import SMALL, new_run, runs
 
 import lathe.run
 

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SMALL, new_run
-from interruptions import Interrupted, Interruption, interruption
+from support.interruptions import Interrupted, Interruption, interruption
+from support.runs import SMALL, new_run
 
 from lathe.errors import UserError
 from lathe.loggers import mlflow, run_facts, wandb

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.measure import PeakMemory, SavedActivations, count_state, tensor_bytes

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch import Tensor, nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import config
 from omegaconf import OmegaConf
+from support.runs import config
 from torch import nn
 
 from lathe.build import make_task

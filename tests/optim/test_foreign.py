@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, column, config, new_run, rows
+from support.runs import SMALL, column, config, new_run, rows
 
 from lathe.build import make_task
 from lathe.errors import UserError

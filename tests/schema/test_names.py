@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import yaml
-from helpers import ROOT
 from hydra.utils import get_object
+from support.runs import ROOT
 
 from lathe.schema.check import CLASSES
 from lathe.schema.names import RENAMED, canonical, renamed

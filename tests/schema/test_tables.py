@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import ROOT, config
+from support.runs import ROOT, config
 
 from lathe.config import flatten
 from lathe.schema import contradictions, problems, rules

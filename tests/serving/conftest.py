@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import open_browser, open_tab
-from helpers import ROOT, SMALL, new_run
 from omegaconf import OmegaConf
+from support.browser import open_browser, open_tab
+from support.runs import ROOT, SMALL, new_run
 
 from lathe import export
 from lathe.export import manifest

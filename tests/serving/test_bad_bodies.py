@@ -5,7 +5,22 @@ import struct
 
 import numpy as np
 import pytest
-from request_bodies import GREY, LIMITS, ONE, PIXELS, WORDS, as_json, bomb, chunk, decoded, file_of, header, npy, refused, text
+from support.request_bodies import (
+    GREY,
+    LIMITS,
+    ONE,
+    PIXELS,
+    WORDS,
+    as_json,
+    bomb,
+    chunk,
+    decoded,
+    file_of,
+    header,
+    npy,
+    refused,
+    text,
+)
 
 from lathe.serving.decode import decode
 from lathe.serving.limits import BadRequest

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 from PIL import Image
-from request_bodies import ANY, GREY, PIXELS, THREE, WORDS, as_json, decoded, facts, file_of, npy, refused, text
+from support.request_bodies import ANY, GREY, PIXELS, THREE, WORDS, as_json, decoded, facts, file_of, npy, refused, text
 
 
 @pytest.mark.parametrize(

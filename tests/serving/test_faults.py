@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served import BINARY, Served, ask, descriptors, message, receive
+from support.server_process import BINARY, Served, ask, descriptors, message, receive
 
 pytestmark = pytest.mark.slow
 JSON, NPY, PNG = "application/json", "application/x-npy", "image/png"

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import uvloop
-from here import Here
-from served import BINARY, receive
+from support.server_in_process import Here
+from support.server_process import BINARY, receive
 
 from lathe.serving.hosts import Hosts
 from lathe.serving.limits import BadRequest

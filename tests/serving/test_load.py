@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from served import BINARY, Served, message
+from support.server_process import BINARY, Served, message
 
 REQUESTS, CLIENTS = 10_000, 32
 

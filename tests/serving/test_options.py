@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from helpers import ROOT
 from omegaconf import OmegaConf
+from support.runs import ROOT
 
 from lathe.errors import UserError
 from lathe.serving.limits import Limits

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import THREE, draw, lines
 from PIL import Image
+from support.browser import THREE, draw, lines
 
 from lathe.serving.page import page
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browsing import THREE, draw, lines, recorded
-from helpers import SMALL, new_run
 from PIL import Image
-from served import Served
+from support.browser import THREE, draw, lines, recorded
+from support.runs import SMALL, new_run
+from support.server_process import Served
 
 from lathe import export
 from lathe.export import manifest as manifests

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from piped import exchange
+from support.protocol_pipe import exchange
 
 from lathe.serving.protocol import HEADER_BYTES
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served import BINARY, Served, ask, message
+from support.server_process import BINARY, Served, ask, message
 
 from lathe.errors import UserError
 from lathe.serving.model import describe

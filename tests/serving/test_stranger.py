@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fuzzing import seed
-from here import Here
-from served import BINARY, Served, message
-from stranger import Stranger
+from support.fuzz_draws import seed
+from support.server_in_process import Here
+from support.server_process import BINARY, Served, message
+from support.stranger import Stranger
 
 from lathe.serving.model import describe
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from served import BINARY, Answer, Served, alive, ask, message
+from support.server_process import BINARY, Answer, Served, alive, ask, message
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exporting import made
-from helpers import SMALL
+from support.exports import made
+from support.runs import SMALL
 from torch import Tensor, nn
 
 from lathe.export import onnx

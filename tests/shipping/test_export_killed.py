@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import SMALL, check, command, new_run, run, start
+from support.commands import check, command, run, start
+from support.runs import SMALL, new_run
 
 import lathe.run
 

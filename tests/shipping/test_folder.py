@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers import environment
+from support.commands import environment
 
 from lathe.errors import Stopped, UserError
 from lathe.files import beside

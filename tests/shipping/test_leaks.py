@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from exporting import contents, needles, request, targets
-from helpers import ROOT
+from support.exports import contents, needles, request, targets
+from support.runs import ROOT
 
 from lathe.rundir import RunDir
 from lathe.shippable import open_shippable

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from exporting import CNN, made, request, targets
-from helpers import check, command, start
-from helpers import run as run_command
+from support.commands import check, command, start
+from support.commands import run as run_command
+from support.exports import CNN, made, request, targets
 
 from lathe import export
 from lathe.errors import UserError

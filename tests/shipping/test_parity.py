@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import made, request
-from helpers import SMALL
+from support.exports import made, request
+from support.runs import SMALL
 from torch import nn
 
 from lathe.errors import UserError

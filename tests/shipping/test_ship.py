@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from exporting import WHOLE, left, request
 from rich.console import Console
+from support.exports import WHOLE, left, request
 
 from lathe.errors import UserError
 from lathe.export.bundle import open_bundle

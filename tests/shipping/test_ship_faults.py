@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import WHOLE, left, request
+from support.exports import WHOLE, left, request
 from torch import Tensor, nn
 
 from lathe import export

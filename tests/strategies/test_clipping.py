@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 

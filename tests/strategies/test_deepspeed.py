@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.data import DataLoader

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SMALL, column, new_run
-from ranks import on_ranks
+from support.ranks import on_ranks
+from support.runs import SMALL, column, new_run
 from torch import Tensor
 
 from lathe.tasks import Task

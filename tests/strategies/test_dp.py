@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import config
 from lightning.pytorch import LightningModule
+from support.runs import config
 from torch import Tensor, nn
 
 from lathe.config import check_values

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
-from ranks import on_ranks
-from sharding import NETS, adamw, fit, mean_losses, relative, same_format
+from support.ranks import on_ranks
+from support.strategy_fit import NETS, adamw, fit, mean_losses, relative, same_format
 from torch import nn
 
 from lathe.checkpoints import read_checkpoint

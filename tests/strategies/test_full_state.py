@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import ROOT, SMALL, check, column, config, environment, new_run, run, runs, weights
-from ranks import on_ranks
+from support.commands import check, environment, run
+from support.ranks import on_ranks
+from support.runs import ROOT, SMALL, column, config, new_run, runs, weights
 from torch import Tensor, nn
 
 from lathe.errors import UserError

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from pipeline_case import adam, build, fit
+from support.pipeline_fit import adam, build, fit
 from torch import nn
 
 from lathe.errors import UserError

@@ -6,7 +6,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_case import BATCH, adam, build, data, fit, plain, sgd
-from ranks import on_ranks
+from support.pipeline_fit import BATCH, adam, build, data, fit, plain, sgd
+from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.errors import UserError

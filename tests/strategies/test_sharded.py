@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import config, new_run, rows
 from lightning.pytorch import Callback, Trainer
-from ranks import on_ranks
+from support.ranks import on_ranks
+from support.runs import config, new_run, rows
 from torch.distributed.fsdp import fully_shard
 
 import lathe.run

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from sharding import NETS
+from support.strategy_fit import NETS
 from torch import nn
 
 from lathe.errors import UserError

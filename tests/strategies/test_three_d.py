@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from pipeline_case import adam, fit, plain, sgd
-from ranks import on_ranks
+from support.pipeline_fit import adam, fit, plain, sgd
+from support.ranks import on_ranks
 
 from lathe.errors import UserError
 from lathe.mesh import axes

@@ -7,7 +7,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import Logger
-from ranks import on_ranks
+from support.ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 

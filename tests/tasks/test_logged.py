@@ -4,21 +4,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import SMALL, column, new_run, rows
-from interruptions import Interrupted, Interruption, interruption, same
+from support.interruptions import Interrupted, Interruption, interruption, same
+from support.runs import SMALL, column, new_run, rows
 
 from lathe import trust
 from lathe.run import train
 
 __all__ = ["interruption"]  # a fixture
 
-OWN = ("model._target_=own_parts.Logging", "+callbacks.own._target_=own_parts.Note", "logger=tensorboard")
+OWN = ("model._target_=support.own_parts.Logging", "+callbacks.own._target_=support.own_parts.Note", "logger=tensorboard")
 
 
 @pytest.fixture(autouse=True)
 def _trusted() -> None:
     """What `trusted=[own_parts]` on the command line does."""
-    trust.allow({"trusted": ["own_parts"]})
+    trust.allow({"trusted": ["support.own_parts"]})
 
 
 def run_of(cfg: dict[str, Any]) -> Path:

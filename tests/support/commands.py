@@ -1,40 +1,19 @@
-"""What several tests need: a composed configuration, a run in this process, a run of the real command."""
+"""Scripts of the project run as commands: in a process of their own, or in this one."""
 
-import csv
 import os
 import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
-import torch
-from forked import Command
-from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 
-from lathe import rundir
-from lathe.config import resolve
+from support.processes import Command
+from support.runs import ROOT
 
-ROOT = Path(__file__).parent.parent
 Started = Command | subprocess.Popen[str]
 # What the names begin with of variables that count when something is imported.
 AT_START = ("PYTHON", "OMP_", "TORCH", "CUDA_", "LD_")
-SMALL = ("model=mlp", "model.net.width=16", "model.net.depth=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
-         "trainer.enable_model_summary=false", "trainer.max_epochs=2", "data.batch_size=64", "trainer.log_every_n_steps=5")  # fmt: skip
-
-
-def config(*overrides: str, name: str = "train") -> dict[str, Any]:
-    """The resolved configuration of these overrides, as the launch hands it to ranks."""
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return resolve(compose(name, overrides=list(overrides)))
-
-
-def new_run(log_dir: Path, *overrides: str) -> dict[str, Any]:
-    """A configuration with a fresh run directory below `log_dir`."""
-    cfg = config(*overrides, f"paths.log_dir={log_dir}")
-    rundir.create(log_dir, cfg, list(overrides))
-    return cfg
 
 
 def command(*arguments: str, script: str = "train.py") -> list[str]:
@@ -95,24 +74,3 @@ def check(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
     """Asserts that the command succeeded, showing its output if not."""
     assert done.returncode == 0, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return done
-
-
-def runs(log_dir: Path) -> list[Path]:
-    """All run directories below `log_dir`, oldest first."""
-    return sorted(path.parent for path in log_dir.glob("*/*/config.yaml") if not path.parent.is_symlink())
-
-
-def weights(run_dir: Path, name: str = "last") -> dict[str, torch.Tensor]:
-    """The weights in a checkpoint of a run."""
-    return dict(torch.load(run_dir / "checkpoints" / f"{name}.ckpt", weights_only=True)["state_dict"])
-
-
-def rows(run_dir: Path) -> list[dict[str, str]]:
-    """The lines of metrics.csv."""
-    with open(run_dir / "metrics.csv", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def column(run_dir: Path, name: str) -> list[float]:
-    """The figures of one column of metrics.csv, in order."""
-    return [float(row[name]) for row in rows(run_dir) if row.get(name)]

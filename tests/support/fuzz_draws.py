@@ -1,4 +1,4 @@
-"""Command lines drawn to be wrong, over every key there is; tests/warm.py runs them."""
+"""Command lines drawn to be wrong, over every key there is; `fuzz_runs.py` runs them."""
 
 import math
 import os
@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from helpers import config
-
 from lathe.schema import rules
 from lathe.schema.rule import Rule, node
+from support.runs import config
 
 QUICK = (
     "trainer.accelerator=cpu",

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from fuzzing import Draw
-from helpers import ROOT
 
 import lathe.launch
 import lathe.run
 from lathe.benchmark import crew, inference
+from support.fuzz_draws import Draw
+from support.runs import ROOT
 
 
 class Reached(BaseException):

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from served import Answer, ask, message
 
 from lathe.serving.hosts import Hosts
 from lathe.serving.options import Options
 from lathe.serving.protocol import options_of
 from lathe.serving.routes import Outermost
 from lathe.serving.server import Server, listen
+from support.server_process import Answer, ask, message
 
 
 class Here:

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from helpers import ROOT, command, environment, start
+from support.commands import command, environment, start
+from support.runs import ROOT
 
 BINARY = "application/octet-stream"
 

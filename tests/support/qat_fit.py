@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Callback, LightningDataModule, Trainer
-from sharding import NETS, adamw, batches
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -20,6 +19,7 @@ from lathe.nets import recompute
 from lathe.strategies import SyncBatchNorm, compile_net
 from lathe.strategies.fsdp import FSDP
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
+from support.strategy_fit import NETS, adamw, batches
 
 STEPS = 10
 
@@ -127,9 +127,3 @@ def without_decay(net: nn.Module) -> torch.optim.Optimizer:
     scales = [p for name, p in net.named_parameters() if name.endswith("_quantizer.growth")]
     others = [p for name, p in net.named_parameters() if not name.endswith("_quantizer.growth")]
     return torch.optim.AdamW([{"params": others}, {"params": scales, "weight_decay": 0.0}], lr=1e-2)
-
-
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import command, rows, runs, start, weights
 from lightning.pytorch import Callback, Trainer
 
 import lathe.run
 from lathe.tasks import Task
+from support.commands import command, start
+from support.runs import rows, runs, weights
 
 
 def same(left: Path, right: Path) -> None:

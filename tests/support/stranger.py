@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from served import Answer
-from strange_requests import REFUSED, RIGHT, Requests, Sent
+
+from support.server_process import Answer
+from support.strange_requests import REFUSED, RIGHT, Requests, Sent
 
 Array = np.ndarray[Any, Any]
 PATHS = re.compile(r"Traceback|File \"|site-packages|/(home|root|tmp|usr|work|var)/|\.py\b|0x[0-9a-f]{8}")

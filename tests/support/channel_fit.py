@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
-from torch import Tensor, nn
 
 from lathe.nets import CifarResNet
 from lathe.tasks import ClassificationTask
@@ -69,16 +68,6 @@ def fit(*callbacks: Callback, module: Any = None, data: Any = None, resume: Any 
     trainer = Trainer(callbacks=list(callbacks), **{**defaults, **options})
     trainer.fit(module, datamodule=data or Data(), ckpt_path=resume, weights_only=True)
     return module
-
-
-def state(net: nn.Module) -> dict[str, Tensor]:
-    return {name: value.detach().clone() for name, value in net.state_dict().items()}
-
-
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
 
 
 class Saves(Callback):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from request_bodies import bomb
+
+from support.request_bodies import bomb
 
 RIGHT, REFUSED, EITHER = "right", "refused", "either"
 Array = np.ndarray[Any, Any]

@@ -20,7 +20,7 @@ from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import IO, Any
 
-TESTS = Path(__file__).resolve().parent
+TESTS = Path(__file__).resolve().parents[1]
 # What nearly every command needs. Modules that can be imported without this folder, which the server does not know.
 PRELOADED = ["pytest", "lathe.run", "lathe.attached", "lathe.callbacks", "lathe.compression", "lathe.data", "lathe.launch", "lathe.nets",
              "lathe.optim", "lathe.strategies", "lathe.tasks", "torchmetrics"]  # fmt: skip

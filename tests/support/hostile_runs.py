@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from helpers import SMALL, new_run
 
 from lathe.build import make_task
 from lathe.rundir import RunDir
 from lathe.stacking import write_weights
+from support.runs import SMALL, new_run
 
 SECRET = "hunter2-of-the-environment"
 CANARY = "canary"

@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import new_run
 
 import lathe.run
+from support.runs import new_run
 
 QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "callbacks.throughput=null",
          "trainer.log_every_n_steps=1", "compression.receipt=none", "data.batch_size=100")  # fmt: skip

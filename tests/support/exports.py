@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers import SMALL, config, new_run
 
 from lathe import export
 from lathe.run import train
 from lathe.rundir import RunDir
+from support.runs import SMALL, config, new_run
 
 WHOLE = ["onnx", "onnx/manifest.json", "onnx/model.onnx", "onnx/parity.json"]  # what target=onnx leaves in exports/
 CNN = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64")

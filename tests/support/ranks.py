@@ -1,4 +1,4 @@
-"""Runs a function of a test module in real processes that form a gloo group, forked by the server of `forked.py`."""
+"""Runs a function of a test module in real processes that form a gloo group, forked by the server of `processes.py`."""
 
 import importlib.util
 import os
@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from forked import server
+
+from support.processes import server
 
 
 def on_ranks(function: Callable[..., Any], *args: Any, world: int = 2, timeout: float = 60) -> list[Any]:
