@@ -13,8 +13,9 @@ from omegaconf import DictConfig
 
 from lathe import trust
 from lathe.benchmark import crew, report, suites
-from lathe.config import check_values, require, resolve
+from lathe.config import check_values, resolve
 from lathe.devices import count_processes
+from lathe.errors import require
 from lathe.launch import check_typed
 from lathe.telling import one_sentence, tell
 

@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-import lathe.stacking
+import lathe.finalise
 from lathe.tasks import Task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +83,7 @@ def _counted(counts: Counter[str], event: str, fault: tuple[str, int] | None, fu
 
 
 WATCHED = ((os, "replace", "write"), (os, "fsync", "write"), (Task, "training_step", "step"), (Task, "validation_step", "validation"),
-           (Task, "test_step", "test"), (lathe.stacking, "write_receipt", "receipt"))  # fmt: skip
+           (Task, "test_step", "test"), (lathe.finalise, "write_receipt", "receipt"))  # fmt: skip
 
 
 def _child(arguments: list[str], folder: str, fault: tuple[str, int] | None) -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from lathe.config import require, resolve
+from lathe.config import resolve
+from lathe.errors import require
 from lathe.launch import check_typed
 from lathe.telling import one_sentence, tell
 

@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 
 from lathe import files, rundir
 from lathe.agent import execute
-from lathe.config import require, resolve
-from lathe.errors import UserError
+from lathe.config import resolve
+from lathe.errors import UserError, require
 from lathe.evaluate import evaluate
 from lathe.launch import check_typed, one_sentence
 

@@ -198,7 +198,7 @@ def test_a_full_disk_leaves_nothing_behind(source: RunDir, monkeypatch: pytest.M
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "best.ckpt")
 
-    monkeypatch.setattr(verb.stacking, "write_weights", full)
+    monkeypatch.setattr(verb.finalise, "write_weights", full)
     before = sorted(source.path.parent.iterdir())
     with pytest.raises(UserError, match=r"^best\.ckpt can't be written, the disk is full"):
         compress(request(source, "compression=ptq_static"))

@@ -6,8 +6,8 @@ import pytest
 from omegaconf import OmegaConf
 from support.runs import config
 
-from lathe.config import check_types, check_values, did_you_mean, differences, flatten, resolve
-from lathe.errors import UserError
+from lathe.config import check_types, check_values, differences, flatten, resolve
+from lathe.errors import UserError, did_you_mean
 from lathe.words import explain
 
 GROUPS = {

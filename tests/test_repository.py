@@ -16,7 +16,7 @@ from support.runs import ROOT, config
 from lathe.build import make
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
-from lathe.stacking import make_methods
+from lathe.methods import make_methods
 from lathe.stages import check_compression, methods
 
 CONFIGS = ROOT / "configs"

@@ -9,11 +9,12 @@ import torch
 from support.runs import SMALL, config, new_run, weights
 
 import lathe.receipt
-from lathe import stacking
 from lathe.callbacks import Compression
 from lathe.callbacks.pruning import Prune
 from lathe.callbacks.qat import QAT
 from lathe.checkpoints import read_checkpoint
+from lathe.finalise import finalise
+from lathe.methods import make_methods
 from lathe.run import train
 from lathe.rundir import RunDir
 
@@ -22,10 +23,10 @@ CONV = ("model=resnet20", "model.net.width=8", "model.net.depth=8", "trainer.acc
 
 
 def test_methods_come_in_order_with_their_share_of_the_run() -> None:
-    made = stacking.make_methods(config("compression=[prune,qat]", "compression.stages=[prune,qat]"))
+    made = make_methods(config("compression=[prune,qat]", "compression.stages=[prune,qat]"))
     assert [type(method) for method in made] == [Prune, QAT]
     assert [method.window for method in made] == [(0.0, 0.5), (0.5, 1.0)]
-    assert stacking.make_methods(config()) == []
+    assert make_methods(config()) == []
 
 
 def test_weights_that_are_changed_after_training_are_what_is_evaluated(tmp_path: Path) -> None:
@@ -39,7 +40,7 @@ def test_weights_that_are_changed_after_training_are_what_is_evaluated(tmp_path:
     assert "optimizer_states" not in state
     assert "quantization" not in read_checkpoint(run.last).get("structure", {})
     before = weights(run.path, "best")
-    assert stacking.finalise(cfg, run.best, stacking.make_methods(cfg))
+    assert finalise(cfg, run.best, make_methods(cfg))
     after = weights(run.path, "best")
     assert all(torch.equal(before[name], after[name]) for name in before)
     result = run.result

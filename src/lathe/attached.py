@@ -7,11 +7,10 @@ from typing import Any
 from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
 from lightning.pytorch.loggers import Logger
 
-from lathe import stacking
 from lathe.build import make_part, target_of
 from lathe.callbacks import ExactResume
-from lathe.config import require
-from lathe.errors import UserError
+from lathe.errors import UserError, require
+from lathe.methods import make_methods
 from lathe.tasks import Task
 
 
@@ -39,7 +38,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
                 f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: leave it out, "
                 "and compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).")  # fmt: skip
         made[name] = callback
-    return [ExactResume(cfg["seed"]), *stacking.make_methods(cfg), *made.values()]
+    return [ExactResume(cfg["seed"]), *make_methods(cfg), *made.values()]
 
 
 def _monitoring(name: str, node: Any, task: Task) -> Any:

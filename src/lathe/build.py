@@ -10,9 +10,8 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from lathe.config import did_you_mean
 from lathe.data.foreign import share
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 from lathe.optim.build import check_optimizer
 from lathe.optim.foreign import check_scheduler
 from lathe.tasks import Task

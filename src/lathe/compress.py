@@ -12,14 +12,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lathe import files, receipt, rundir, score, stacking
+from lathe import files, finalise, receipt, rundir, score
 from lathe.callbacks.ptq import inputs_of
 from lathe.checkpoints import read_checkpoint
 from lathe.compression import quantize
 from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.channel_prune import prune_channels
 from lathe.compression.masks import HEAD_RULE, apply_masks, make_masks
-from lathe.config import require
+from lathe.errors import require
+from lathe.methods import make_methods
 from lathe.rundir import RunDir
 from lathe.stages import check_compression, methods
 from lathe.trainer import quiet
@@ -41,7 +42,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     request, source = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     check_request(cfg)
     steps = make_steps(request["compression"])
-    stacking.tell_what_is_not_measured(request["compression"])
+    finalise.tell_what_is_not_measured(request["compression"])
     task, config = score.open_run_net(source.path, "run", request["checkpoint"])
     state = read_checkpoint(source.checkpoint(request["checkpoint"]))
     refuse_quantized(task.net, request)
@@ -129,7 +130,7 @@ def make_steps(group: dict[str, Any]) -> list[Step]:
         UserError: one can't be built.
     """
     steps = []
-    made = stacking.make_methods({"compression": group})
+    made = make_methods({"compression": group})
     for (name, node), method in zip(methods(group).items(), made, strict=True):
         if node["kind"] == "after":
             steps.append(Step(method.finalise, method.report))
@@ -211,7 +212,7 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
     overrides = [f"run={source.path}", f"checkpoint={request['checkpoint']}", f"compression=[{','.join(names)}]"]
     run = rundir.create(source.path.parent.parent, config, overrides)
     try:
-        stacking.write_weights(run.best, net, state)
+        finalise.write_weights(run.best, net, state)
     except OSError as error:
         run.remove()
         sentence = files.disk_sentence(error)

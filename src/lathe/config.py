@@ -10,9 +10,8 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.schema import clashes, contradictions, kind_of, problems, references, renamed, rules
-from lathe.schema import did_you_mean as did_you_mean
 
 CPU_PROCESSES_PER_CORE = 4  # more than this on one machine is a typing mistake, not a plan
 
@@ -72,12 +71,6 @@ def check_types(typed: Sequence[str], cfg: dict[str, Any], defaults: dict[str, A
                 raise UserError(f"{leaf}={value!r} is {kind_of(value)}, but it takes {kind_of(default)}, such as {default!r}.")
         if key not in values and isinstance(reference.get(key), (int, float, str)):
             raise UserError(f"{key} is a group of keys here, but it takes {kind_of(reference[key])}, such as {reference[key]!r}.")
-
-
-def require(condition: bool, sentence: str) -> None:
-    """Raises UserError with `sentence` unless `condition` holds."""
-    if not condition:
-        raise UserError(sentence)
 
 
 GROUPS = ("data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")

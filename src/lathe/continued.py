@@ -7,7 +7,8 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 
 from lathe import rundir
-from lathe.config import differences, require, resolve
+from lathe.config import differences, resolve
+from lathe.errors import require
 from lathe.stages import methods
 from lathe.words import key_of
 

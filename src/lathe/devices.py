@@ -3,8 +3,8 @@
 import os
 from typing import Any
 
-from lathe.config import CPU_PROCESSES_PER_CORE, require
-from lathe.errors import UserError
+from lathe.config import CPU_PROCESSES_PER_CORE
+from lathe.errors import UserError, require
 from lathe.nodes import Nodes
 from lathe.outer import Outer
 

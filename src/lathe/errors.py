@@ -1,8 +1,9 @@
 """The exceptions that a user is meant to see."""
 
+import difflib
 import os
 import signal as signals
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 
@@ -33,6 +34,21 @@ def uninstalled(extra: str, *packages: str) -> str | None:
 
     missing = [name for name in packages if find_spec(name) is None]
     return f"{' and '.join(missing)} can't be imported: pip install -e '.[{extra}]'." if missing else None
+
+
+def require(condition: bool, sentence: str) -> None:
+    """Raises UserError with `sentence` unless `condition` holds."""
+    if not condition:
+        raise UserError(sentence)
+
+
+def did_you_mean(word: str, options: Iterable[str]) -> str:
+    """A clause that proposes the nearest of `options`, and lists them where there are few; empty if there are none."""
+    names = sorted(str(option) for option in options)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]}?"
+    return f"choose one of {', '.join(names)}" if 0 < len(names) <= 40 else ""
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from rich.table import Table
 from lathe.build import make_data, make_task
 from lathe.callbacks import Progress
 from lathe.checkpoints import read_checkpoint, restore
-from lathe.config import require
+from lathe.errors import require
 from lathe.files import write_atomically
 from lathe.image_files import SUFFIXES
 from lathe.rundir import OWN_FILES, RunDir

@@ -6,11 +6,12 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from lathe import rundir, stacking
+from lathe import rundir
 from lathe.build import make_task
 from lathe.callbacks import Checkpoint, Compression, Progress, Throughput, numbers
 from lathe.checkpoints import read_checkpoint, restore
-from lathe.config import did_you_mean
+from lathe.errors import did_you_mean
+from lathe.finalise import finalise
 from lathe.tasks import Task
 from lathe.trainer import make_trainer
 
@@ -40,7 +41,7 @@ def finish(
         changed = False
         if made:
             if trainer.is_global_zero:
-                stacking.finalise(cfg, best, made)
+                finalise(cfg, best, made)
             trainer.strategy.barrier()
             changed = bool(read_checkpoint(best).get("finalised", False))
         state = read_checkpoint(best)

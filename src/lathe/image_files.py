@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from lathe.config import require
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.pictures import COLOURS, MOST, SUFFIXES, PictureError, arranged, kind_of, picture_size, read_picture
 
 Array = np.ndarray[Any, Any]

@@ -18,11 +18,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lathe import rundir, trust
 from lathe.agent import call, execute
-from lathe.config import changes, check_composed, check_types, check_values, differences, flatten, pinned, require, resolve
+from lathe.config import changes, check_composed, check_types, check_values, differences, flatten, pinned, resolve
 from lathe.continued import at_home, continued, end_of, owes_receipt, typed_words
 from lathe.devices import count_processes
 from lathe.direction import check_direction
-from lathe.errors import Stopped
+from lathe.errors import Stopped, require
 from lathe.mesh import data_replicas
 from lathe.nodes import Nodes, arriving, read_nodes
 from lathe.outer import Outer, detect_outer
@@ -96,7 +96,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
             held.enter_context(run.locked(shared=nodes.several))
         if complete:
             print(f"{run.path} is complete but for its receipt, which is measured now.")
-            call("lathe.stacking:complete", resolved)
+            call("lathe.finalise:complete", resolved)
             return run.result.get("objective")
         try:
             reopened = run.reopened(resolved) if not fresh and (run.complete or not nodes.several) else nullcontext()

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from lathe.config import require
+from lathe.errors import require
 
 SIZES = ("data", "tensor", "stages")
 

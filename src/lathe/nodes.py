@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lathe.config import require
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.files import disk_sentence
 from lathe.outer import Outer
 

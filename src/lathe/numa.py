@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lathe.config import did_you_mean, require
+from lathe.errors import did_you_mean, require
 
 MODES = ("none", "node", "socket", "exclusive")
 SYSTEM = Path("/sys/devices/system/node")

@@ -12,10 +12,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from lathe import export
-from lathe.config import require
 from lathe.data import Normalizer
 from lathe.data.checks import check_declared
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.evaluate import check_request, rebuild
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle

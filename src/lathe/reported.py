@@ -6,8 +6,7 @@ from typing import Any
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
 from lathe.callbacks import Throughput
-from lathe.config import did_you_mean, require
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean, require
 from lathe.stages import methods
 
 COUNTS = ("parameters", "best_step", "epochs", "steps", "seed", "devices", "seconds")

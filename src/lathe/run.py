@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lathe import rundir, stacking, summary
+from lathe import rundir, summary
 from lathe.attached import make_callbacks, make_loggers
 from lathe.build import make_data, make_task
 from lathe.callbacks import (
@@ -27,8 +27,8 @@ from lathe.callbacks import (
 )
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.compression.structure import apply_structure
-from lathe.config import require
-from lathe.errors import Stopped, UserError
+from lathe.errors import Stopped, UserError, require
+from lathe.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
 from lathe.finish import conclude, finish
 from lathe.loggers import CSVLogger, ended_on_error, log_facts, run_facts
 from lathe.nets import recompute
@@ -74,7 +74,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     if state is None and cfg["ckpt_path"] is not None:
         resume = start_from(cfg, task)
     prepare(cfg, task, trainer)
-    stacking.tell_what_is_not_measured(cfg.get("compression") or {})
+    tell_what_is_not_measured(cfg.get("compression") or {})
     try:
         with interruptible(run, start):
             trainer.fit(task, datamodule=datamodule, ckpt_path=resume, weights_only=True)
@@ -100,7 +100,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
         run.finish(result)
         summary.show(result, run, cfg)
         if any(isinstance(callback, Compression) for callback in callbacks) and cfg["compression"]["receipt"] != "none":
-            stacking.write_receipt(run, cfg)
+            write_receipt(run, cfg)
     return result
 
 
@@ -182,7 +182,7 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
         return path
     restore(task.net, state, f"ckpt_path={path}")
     _tell_what_is_taken(path, int(state["global_step"]))
-    stacking.tell_what_goes(cfg, task.net, f"ckpt_path={path}")
+    tell_what_goes(cfg, task.net, f"ckpt_path={path}")
     return None
 
 

@@ -18,9 +18,9 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from lathe import trust
-from lathe.config import changes, require
+from lathe.config import changes
 from lathe.environment import describe_environment
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.files import beside, disk_sentence, sweep, write_atomically
 
 # What every configuration of a run has, as groups of keys.

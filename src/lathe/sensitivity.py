@@ -16,8 +16,7 @@ from lathe.compression.allocate import Allocation, Option, allocate, monotone, q
 from lathe.compression.quantized_layers import quantized_class
 from lathe.compression.sensitivity import KINDS, Changed, Found, layers, scan
 from lathe.compression.structure import structure_of
-from lathe.config import did_you_mean, require
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean, require
 from lathe.files import write_atomically
 from lathe.measure.plot import lines
 from lathe.rundir import RunDir

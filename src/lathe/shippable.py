@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lathe.callbacks.ptq import inputs_of
 from lathe.compression.ptq import quantize_static
 from lathe.compression.quantize import describe, quantized_layers, strip
-from lathe.config import require
 from lathe.data.checks import check_class_names, check_declared
+from lathe.errors import require
 from lathe.export.inputs import takes_any_size, takes_any_time
 from lathe.export.preprocess import ANY, Preprocess, Shipped
 from lathe.rundir import open_run

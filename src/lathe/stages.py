@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lathe.config import did_you_mean, require
+from lathe.errors import did_you_mean, require
 
 # Later kinds act on what earlier ones leave: integers are made of masked weights, masks lie on the channels that remain.
 KINDS = ("distillation", "structure", "masks", "quantization", "after")

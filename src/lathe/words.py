@@ -9,8 +9,8 @@ from typing import Any, NoReturn
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lathe.config import did_you_mean, flatten, require
-from lathe.errors import UserError
+from lathe.config import flatten
+from lathe.errors import UserError, did_you_mean, require
 
 Groups = Mapping[str, Sequence[str]]
 MULTIRUN = ("-m", "--multirun")

@@ -12,7 +12,7 @@ from support.distillation import MLP, QUIET, RESNET, TEACHER, distilled, result,
 from support.runs import column, new_run, weights
 
 import lathe.run
-from lathe import stacking
+from lathe import attached, methods
 from lathe.build import make, make_task
 from lathe.callbacks.distill import Distill
 from lathe.compression.distillation import kd
@@ -84,7 +84,7 @@ def test_the_loss_is_the_share_of_the_labels_and_of_the_teacher(tmp_path: Path, 
 def test_settings_that_make_no_sense(tmp_path: Path, settings: tuple[str, ...], sentence: str) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled("a", *settings))
     with pytest.raises(UserError) as caught:
-        stacking.make_methods(cfg)
+        methods.make_methods(cfg)
     assert str(caught.value).startswith(sentence)
 
 
@@ -212,7 +212,7 @@ def test_language_models_are_taught_token_by_token(tmp_path: Path) -> None:
 
 def test_outside_its_window_the_task_is_left_alone(tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled(teacher, "method=kd+rkd"))
-    make_methods = stacking.make_methods
+    make_methods = methods.make_methods
 
     def second_half(cfg: dict[str, Any]) -> Any:
         made = make_methods(cfg)
@@ -220,7 +220,7 @@ def test_outside_its_window_the_task_is_left_alone(tmp_path: Path, teacher: Path
             method.window = (0.5, 0.75)
         return made
 
-    monkeypatch.setattr(stacking, "make_methods", second_half)
+    monkeypatch.setattr(attached, "make_methods", second_half)
     lathe.run.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     plain = run_of(tmp_path / "plain", *MLP)

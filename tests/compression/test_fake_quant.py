@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from lathe.compression import observers
+from lathe.compression import observers, ranges
 from lathe.compression.fake_quant import FakeQuantize
 
 
@@ -117,7 +117,7 @@ def test_lsq_gradients_are_those_of_the_paper() -> None:
     with torch.no_grad():
         q.growth.fill_(-0.1)
     assert q.scale.item() == 0.5
-    observers.update([q])
+    ranges.update([q])
     assert q.scale.item() == pytest.approx(0.5 * math.exp(-0.1))
 
 
@@ -157,37 +157,37 @@ def test_ranges_are_made_of_a_whole_step() -> None:
     for extreme in (1.0, 3.0):  # two accumulated batches, the second computed twice
         q(torch.tensor([-extreme, 0.0]))
         q(torch.tensor([-extreme, 0.0]))
-    observers.update([q])
+    ranges.update([q])
     assert (q.minimum.item(), q.maximum.item(), int(q.updates)) == (-3, 0, 1)
     q(torch.tensor([-1.0, 2.0]))
-    observers.update([q])
+    ranges.update([q])
     assert (q.minimum.item(), q.maximum.item()) == (-2, 1)  # the mean of two
     assert q.scale.item() == pytest.approx(3 / 255)
     before = copy.deepcopy(q.state_dict())
-    observers.update([q])  # nothing was seen
+    ranges.update([q])  # nothing was seen
     q(torch.tensor([torch.inf]))
-    observers.update([q])
+    ranges.update([q])
     q.eval()
     q(torch.tensor([100.0]))
-    observers.update([q])
+    ranges.update([q])
     q.train()
     q.switch(observing=False)
     q(torch.tensor([100.0]))
-    observers.update([q])
+    ranges.update([q])
     before["observing"] = torch.tensor(0, dtype=torch.uint8)
     assert all(torch.equal(value, before[name]) for name, value in q.state_dict().items())
 
 
 def test_observers_differ_in_what_they_remember() -> None:
-    ranges = {}
+    spans = {}
     for observer in observers.OBSERVERS:
         q = FakeQuantize(8, symmetric=False)
         q.observer, q.percentile = observer, 99.0
         for scale in (4.0, 1.0):
             q(scale * torch.linspace(-1, 1, 1001))
-            observers.update([q])
-        ranges[observer] = q.maximum.item()
-    assert ranges == {"minmax": 4.0, "moving_average": 2.5, "percentile": pytest.approx(0.98 * 2.5, abs=1e-3)}
+            ranges.update([q])
+        spans[observer] = q.maximum.item()
+    assert spans == {"minmax": 4.0, "moving_average": 2.5, "percentile": pytest.approx(0.98 * 2.5, abs=1e-3)}
 
 
 def test_flags_travel_with_the_state() -> None:
@@ -248,7 +248,7 @@ def test_compiled_layers_have_one_graph_and_the_same_values() -> None:
         x = (torch.randn(6, 3) * (step + 1)).requires_grad_()
         for each, call in ((q, q), (compiled, graph)):
             call(x).square().sum().backward()
-            observers.update([each])
+            ranges.update([each])
             if step == 2:
                 each.switch(enabled=True)
     assert counter.frame_count == 2  # before and after rounding began

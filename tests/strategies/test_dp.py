@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lathe.config import check_values
 from lathe.errors import UserError
-from lathe.strategies import DP
+from lathe.strategies.dp import DP
 
 
 class Doubled(nn.Module):

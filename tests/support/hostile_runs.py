@@ -10,8 +10,8 @@ from typing import Any
 import yaml
 
 from lathe.build import make_task
+from lathe.finalise import write_weights
 from lathe.rundir import RunDir
-from lathe.stacking import write_weights
 from support.runs import SMALL, new_run
 
 SECRET = "hunter2-of-the-environment"

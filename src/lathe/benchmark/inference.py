@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lathe import export, measure
 from lathe.benchmark.report import table
-from lathe.config import did_you_mean, require
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean, require
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
 from lathe.files import disk_sentence, scratch, write_atomically

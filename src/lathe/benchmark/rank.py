@@ -14,11 +14,12 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from torch.nn.parallel import DistributedDataParallel
 
-from lathe import score, stacking
+from lathe import score
 from lathe.build import make_data, make_task
 from lathe.callbacks import Throughput, skip_empty_hooks
 from lathe.files import write_atomically
 from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
+from lathe.methods import make_methods
 from lathe.run import prepare
 from lathe.telling import sentence_for
 from lathe.trainer import device_type, make_trainer, quiet
@@ -58,7 +59,7 @@ def _fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
     seed_everything(cfg["seed"], workers=True, verbose=False)
     datamodule, task = make_data(cfg), make_task(cfg)
     parameters = count_parameters(task.net).total
-    callbacks = [*stacking.make_methods(cfg), *callbacks]
+    callbacks = [*make_methods(cfg), *callbacks]
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, Path(cfg["paths"]["run_dir"]), callbacks)
     prepare(cfg, task, trainer)

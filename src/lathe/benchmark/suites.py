@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lathe.config import did_you_mean, require
+from lathe.errors import did_you_mean, require
 
 # What no benchmark wants of a run: files, validation, a screen.
 QUIET = ("trainer.limit_val_batches=0", "trainer.enable_checkpointing=false", "trainer.enable_progress_bar=false",

@@ -11,8 +11,7 @@ from lightning.pytorch.callbacks import Timer
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
 from lathe.callbacks.compression import compressions
-from lathe.config import did_you_mean
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 
 
 class Checkpoint(CheckpointBase):

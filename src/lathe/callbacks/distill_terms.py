@@ -11,8 +11,7 @@ from lathe.callbacks.distill_layers import KEY, Capture, Probe, pairs_of
 from lathe.compression.distill_features import attention, connector, hint
 from lathe.compression.distill_relations import Projections, Queue, crd, rkd
 from lathe.compression.distillation import dist, dkd, kd
-from lathe.config import did_you_mean
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 
 IGNORE = -100  # the target of a row that does not count
 # What each method's term is multiplied by: 1 in DKD's and DIST's papers, the values of the CRD repository for the others.

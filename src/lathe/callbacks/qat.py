@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.callbacks.compression import Compression
-from lathe.compression import observers
+from lathe.compression import observers, ranges
 from lathe.compression.fake_quant import FakeQuantize
 from lathe.compression.layer_plan import check_layer_bits, float_sentence
 from lathe.compression.quantize import LayerPlan, choose, quantize, quantized_layers, quantizers, reopen
@@ -167,7 +167,7 @@ class QAT(Compression):
         step = trainer.global_step
         if step > self._step:  # not while gradients accumulate
             self._step = step
-            observers.update(self._quantizers, _over_ranks if trainer.world_size > 1 else None)
+            ranges.update(self._quantizers, _over_ranks if trainer.world_size > 1 else None)
             self._apply(step)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

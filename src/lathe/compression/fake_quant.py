@@ -53,10 +53,10 @@ class FakeQuantize(nn.Module):
     affine, [0, 2^bits - 1]. What decides the range:
 
     - `follows`: the tensor itself, at each call. So it is for weights, until their range is frozen, and for dynamic activations.
-    - else what was seen in training mode while observing. `forward` only widens `batch_minimum` and `batch_maximum`; `observers.update`,
+    - else what was seen in training mode while observing. `forward` only widens `batch_minimum` and `batch_maximum`; `ranges.update`,
       called once per optimizer step, makes ranges of them for all quantizers at once. So a forward that is computed again changes
       nothing, accumulated batches count as one, and the ranks of a run can agree.
-    - with `lsq`, training: the parameter `growth` is the logarithm of the scale over its first value, from which `observers.update` makes
+    - with `lsq`, training: the parameter `growth` is the logarithm of the scale over its first value, from which `ranges.update` makes
       `scale` after each step. So a step of any optimizer changes it by a share of itself, and it can't become zero.
 
     `scale` (float32) and `zero_point` (int32) are of shape [1] (`axis` None), [channels] (`axis` 0), or [channels, groups] with a

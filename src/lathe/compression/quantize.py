@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.compression import observers
+from lathe.compression import observers, ranges
 from lathe.compression.calibration import calibrate
 from lathe.compression.fake_quant import FakeQuantize
 from lathe.compression.layer_plan import LayerPlan, choose
@@ -208,7 +208,7 @@ def set_enabled(net: nn.Module, enabled: bool) -> None:
 
 def update_ranges(net: nn.Module) -> None:
     """Makes ranges of what the forward passes in training mode have seen; call after each optimizer step."""
-    observers.update(some_quantizers(net))
+    ranges.update(some_quantizers(net))
 
 
 def freeze_observers(net: nn.Module, weights: bool = True) -> None:

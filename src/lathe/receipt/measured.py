@@ -13,9 +13,9 @@ from lathe import measure
 from lathe.build import make_task
 from lathe.checkpoints import read_checkpoint
 from lathe.compression.structure import structure_of
-from lathe.config import differences, require
+from lathe.config import differences
 from lathe.data.checks import undeclared
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.files import scratch
 from lathe.receipt import facts, kept, page, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, reason

@@ -2,7 +2,7 @@
 
 from lathe.schema.check import problems, references, rules
 from lathe.schema.names import renamed
-from lathe.schema.rule import did_you_mean, kind_of
+from lathe.schema.rule import kind_of
 from lathe.schema.together import clashes, contradictions
 
-__all__ = ["clashes", "contradictions", "did_you_mean", "kind_of", "problems", "references", "renamed", "rules"]
+__all__ = ["clashes", "contradictions", "kind_of", "problems", "references", "renamed", "rules"]

@@ -7,6 +7,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from lathe.errors import did_you_mean
 from lathe.schema.callbacks import CALLBACKS
 from lathe.schema.compression import COMPRESSION
 from lathe.schema.data import DATA
@@ -14,7 +15,7 @@ from lathe.schema.loggers import LOGGERS
 from lathe.schema.models import MODELS
 from lathe.schema.names import canonical
 from lathe.schema.optim import OPTIMIZER, OPTIMIZERS, SCHEDULERS
-from lathe.schema.rule import Rule, did_you_mean, flag, path, shown, text, word
+from lathe.schema.rule import Rule, flag, path, shown, text, word
 from lathe.schema.strategies import STRATEGIES
 from lathe.schema.trainer import TRAINER
 from lathe.schema.verbs import VERBS, Keys, Part, Parts, Place

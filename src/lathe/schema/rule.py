@@ -11,18 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lathe.errors import did_you_mean
+
 LARGEST = 2**63 - 1  # what a tensor's size and a checkpoint's counter can hold
 LONGEST = 4096  # characters of a word or a path
 _LOOKS_LIKE_ANOTHER = re.compile(r"[-+\d.].*|[\[{].*|null|~|true|false", re.IGNORECASE)  # a word that needs its quotes to be one
-
-
-def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """A clause that proposes the nearest of `options`, and lists them where there are few; empty if there are none."""
-    names = sorted(str(option) for option in options)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
-    if close:
-        return f"did you mean {close[0]}?"
-    return f"choose one of {', '.join(names)}" if 0 < len(names) <= 40 else ""
 
 
 def shown(value: Any) -> str:

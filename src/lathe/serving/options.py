@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lathe.config import require
+from lathe.errors import require
 from lathe.serving.hosts import ANY, NAME, address, plain
 from lathe.serving.limits import Limits
 

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from lathe import export
-from lathe.config import require
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.score import score
 from lathe.shippable import Shippable
 from lathe.shipping import parity

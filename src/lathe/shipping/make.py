@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe import export, measure
-from lathe.config import require
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.export import manifest as manifests
 from lathe.shippable import Shippable, open_shippable
 from lathe.shipping.request import taken

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lathe import export
-from lathe.config import did_you_mean, require
+from lathe.errors import did_you_mean, require
 from lathe.rundir import RunDir
 
 # Keys of the group that hold for every target.

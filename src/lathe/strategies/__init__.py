@@ -4,7 +4,6 @@ from typing import TYPE_CHECKING
 
 from lathe import lazily
 from lathe.strategies.compilation import compile_net
-from lathe.strategies.dp import DP
 from lathe.strategies.parallel import DDP, auto
 from lathe.strategies.precision import precision_plugin
 from lathe.strategies.sync_batchnorm import SyncBatchNorm
@@ -12,7 +11,6 @@ from lathe.strategies.sync_batchnorm import SyncBatchNorm
 if TYPE_CHECKING:
     from lathe.strategies.deepspeed import DeepSpeed
     from lathe.strategies.fsdp import FSDP
-    from lathe.strategies.horovod import Horovod
     from lathe.strategies.model_split import ModelSplit
     from lathe.strategies.pipeline import Pipeline
     from lathe.strategies.tensor import Tensor
@@ -21,9 +19,10 @@ else:
     __getattr__ = lazily(
         __name__,
         {
+            "DP": "lathe.strategies.dp",
             "DeepSpeed": "deepspeed",
             "FSDP": "fsdp",
-            "Horovod": "horovod",
+            "Horovod": "lathe.strategies.horovod",
             "ModelSplit": "model_split",
             "Pipeline": "pipeline",
             "Tensor": "tensor",
@@ -33,10 +32,8 @@ else:
 
 __all__ = [
     "DDP",
-    "DP",
     "FSDP",
     "DeepSpeed",
-    "Horovod",
     "ModelSplit",
     "Pipeline",
     "SyncBatchNorm",

@@ -4,8 +4,7 @@ import warnings
 
 from torch import nn
 
-from lathe.config import did_you_mean
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 from lathe.nets import blocks_of
 
 BACKENDS = ("inductor", "aot_eager", "eager")

@@ -18,8 +18,7 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import nn
 from torch.optim import LBFGS, Adafactor, Optimizer, SparseAdam
 
-from lathe.config import did_you_mean
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 from lathe.optim import Muon
 from lathe.strategies.deepspeed_precision import PRECISIONS, EnginePrecision
 from lathe.strategies.deepspeed_process import (

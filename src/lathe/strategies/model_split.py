@@ -9,8 +9,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
-from lathe.config import require
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.nets import blocks_of
 
 

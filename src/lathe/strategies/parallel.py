@@ -8,8 +8,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from lathe.config import did_you_mean
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 
 HOOKS = ("fp16", "bf16", "powersgd")
 

@@ -13,8 +13,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from lathe.config import did_you_mean, require
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean, require
 from lathe.mesh import Axes, axes
 from lathe.strategies.pipeline_cut import Cut, enough_blocks
 from lathe.strategies.pipeline_flow import Flow, count_microbatches

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from lathe.config import require
+from lathe.errors import require
 from lathe.strategies.pipeline_cut import Cut
 
 Shape = tuple[torch.Size, torch.dtype]

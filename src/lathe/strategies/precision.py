@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 
-from lathe.config import did_you_mean
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 
 FORMATS = ("64-true", "32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
 

@@ -15,8 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lathe.config import did_you_mean
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 from lathe.strategies import sharded_files
 from lathe.strategies.clipping import install_clipping
 from lathe.strategies.full_state import full_tree, load_full_optimizer_state, load_full_state_dict

@@ -21,8 +21,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from lathe.config import did_you_mean
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 
 WORDS = ("column", "row", "gather", "sequence", "split", "join", "vocab", "logits")
 

@@ -1,8 +1,7 @@
-"""The methods of compression of a run: made from the configuration, and brought to their end once training is over."""
+"""The end of compression: what its methods still do once training is over, and the receipt."""
 
 import math
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,37 +9,17 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 
 from lathe import export, receipt, score
-from lathe.build import make_part, make_task
+from lathe.build import make_task
 from lathe.callbacks import AtomicCheckpointIO, Compression
 from lathe.checkpoints import read_checkpoint, restore
 from lathe.compression.masks import zero_share
 from lathe.compression.structure import structure_of
 from lathe.rundir import RunDir
-from lathe.stages import methods, windows
+from lathe.stages import methods
 from lathe.trainer import quiet
 
 # of a checkpoint, beside its weights; `report` is what methods that acted after training told, for a run whose end was interrupted
 KEPT = ("epoch", "global_step", "pytorch-lightning_version", "report")
-
-
-def make_methods(cfg: dict[str, Any]) -> list[Compression]:
-    """The callbacks that `compression` lists, in their order, each with its share of the run.
-
-    Raises:
-        UserError: one can't be built.
-    """
-    group = cfg.get("compression") or {}
-    shares = windows(group)
-    made: list[Compression] = []
-    for name, node in methods(group).items():
-        method: Compression = make_part(
-            {key: value for key, value in node.items() if key != "kind"}, f"compression.{name}", Compression
-        )
-        method.window = shares[name]
-        if hasattr(method, "open_run"):
-            method.open_run = partial(score.open_net, key=f"compression.{name}.teacher")
-        made.append(method)
-    return made
 
 
 def finalise(cfg: dict[str, Any], best: Path, made: list[Compression]) -> bool:
