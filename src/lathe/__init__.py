@@ -6,13 +6,12 @@ from typing import Any
 
 
 def lazily(room: str, files: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose face has names that few runs need: `files` says in which of its modules each stands, or in which
-    module of another room, by its whole name; it is imported when the name is asked for."""
+    """The `__getattr__` of a package whose face has names that few runs need: `files` says in which of its modules each stands, and that
+    module is imported when the name is asked for."""
 
     def get(name: str) -> Any:
         if name not in files:
             raise AttributeError(f"module {room!r} has no attribute {name!r}")
-        file = files[name]
-        return getattr(import_module(file if file.startswith("lathe.") else f"{room}.{file}"), name)
+        return getattr(import_module(f"{room}.{files[name]}"), name)
 
     return get

@@ -118,7 +118,7 @@ class Images(Loader):
 
 
 def cut_layers(rank: int, criterion: str, devices: int) -> Any:
-    from lathe.strategies.tensor import Tensor as TensorParallel
+    from lathe.strategies.tensor import TensorParallel
 
     torch.manual_seed(0)
     task = Task(ViT(width=16, depth=2, heads=2, patch_size=2, channels=1, image_size=4, num_classes=3))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lathe.config import check_values
 from lathe.errors import UserError
-from lathe.strategies.dp import DP
+from lathe.legacy.dp import DP
 
 
 class Doubled(nn.Module):
@@ -105,7 +105,7 @@ def test_each_kind_of_step_goes_through_it(strategy: tuple[Any, Net], monkeypatc
 
 def test_its_configuration_asks_for_one_process() -> None:
     assert config("strategy=dp")["strategy"] == {
-        "_target_": "lathe.strategies.DP",
+        "_target_": "lathe.legacy.DP",
         "processes": "one",
         "devices": 1,
         "compressions": ["after"],

@@ -19,7 +19,7 @@ from support.runs import ROOT, SMALL, column, config, new_run, runs, weights
 from torch import Tensor, nn
 
 from lathe.errors import UserError
-from lathe.strategies.horovod import Horovod
+from lathe.legacy.horovod import Horovod
 
 HERE = importlib.util.find_spec("horovod") is not None
 HOROVODRUN = shutil.which("horovodrun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
@@ -166,7 +166,7 @@ def test_under_two_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_its_configuration() -> None:
     assert config("strategy=horovod")["strategy"] == {
-        "_target_": "lathe.strategies.Horovod",
+        "_target_": "lathe.legacy.Horovod",
         "processes": "per_device",
         "precisions": ["32-true", "bf16-mixed"],
         "compressions": ["after"],

@@ -18,7 +18,7 @@ from lathe.errors import UserError
 from lathe.nets import MLP
 from lathe.strategies.fsdp import FSDP
 from lathe.strategies.sharded import ShardedStrategy
-from lathe.strategies.tensor import Tensor
+from lathe.strategies.tensor import TensorParallel
 
 TRAIN = ("model=mlp", "model.net.width=16", "model.net.depth=3", "model.net.dropout=0.2", "trainer.accelerator=cpu", "trainer.devices=2",
          "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.max_epochs=2", "data.batch_size=64",
@@ -83,7 +83,7 @@ def spread_twice(rank: int) -> None:
 
 
 def test_its_configurations_name_every_option() -> None:
-    for name, kind in (("fsdp", FSDP), ("tensor", Tensor)):
+    for name, kind in (("fsdp", FSDP), ("tensor", TensorParallel)):
         assert issubclass(kind, ShardedStrategy)
         keys = set(config(f"strategy={name}")["strategy"]) - {"_target_", "processes", "compressions"}
         assert keys == set(inspect.signature(kind).parameters)

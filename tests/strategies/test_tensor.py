@@ -11,7 +11,7 @@ from support.strategy_fit import adamw, fit, mean_losses, relative, same_format
 
 from lathe.checkpoints import read_checkpoint
 from lathe.errors import UserError
-from lathe.strategies.tensor import Tensor
+from lathe.strategies.tensor import TensorParallel
 
 # name: (net, options of the strategy, options of the run)
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
@@ -40,7 +40,7 @@ def rounded(name: str) -> dict[str, Any]:
     return options
 
 
-def refusal(name: str, strategy: Tensor, **options: Any) -> str:
+def refusal(name: str, strategy: TensorParallel, **options: Any) -> str:
     try:
         fit(name, strategy, world=2, **options)
     except UserError as error:
@@ -51,15 +51,15 @@ def refusal(name: str, strategy: Tensor, **options: Any) -> str:
 def all_cases(rank: int, folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for case, (name, settings, options) in CASES.items():
-        found[case] = fit(name, Tensor(**settings), world=2, save=folder / f"{case}.ckpt", **options)
+        found[case] = fit(name, TensorParallel(**settings), world=2, save=folder / f"{case}.ckpt", **options)
     for case in ROUNDED:
-        found[case] = fit("gpt", Tensor(), world=2, **rounded(case))
-    found["from folder"] = fit("gpt", Tensor(), world=2, begin=4, steps=2, resume=folder / "sharded.ckpt")
-    found["from one"] = fit("gpt", Tensor(), world=2, begin=4, steps=2, resume=folder / "one.ckpt")
+        found[case] = fit("gpt", TensorParallel(), world=2, **rounded(case))
+    found["from folder"] = fit("gpt", TensorParallel(), world=2, begin=4, steps=2, resume=folder / "sharded.ckpt")
+    found["from one"] = fit("gpt", TensorParallel(), world=2, begin=4, steps=2, resume=folder / "one.ckpt")
     found["refused"] = {
-        "plan": refusal("resnet", Tensor()),
-        "sizes": refusal("gpt", Tensor(tensor=2, data=2)),
-        "foreach": refusal("gpt", Tensor(), optimizer=lambda net: adamw(net, foreach=True)),
+        "plan": refusal("resnet", TensorParallel()),
+        "sizes": refusal("gpt", TensorParallel(tensor=2, data=2)),
+        "foreach": refusal("gpt", TensorParallel(), optimizer=lambda net: adamw(net, foreach=True)),
     }
     return found
 
@@ -132,7 +132,7 @@ FOUR = {"2d": {"data": 2}, "replicated": {"data": 2, "fsdp": False}, "2d sharded
 def four(rank: int, folder: Path) -> dict[str, Any]:
     part = (rank // 2, 2)
     return {
-        f"{name} {case}": fit(name, Tensor(**settings), world=4, part=part, save=folder / f"{name} {case}.ckpt")
+        f"{name} {case}": fit(name, TensorParallel(**settings), world=4, part=part, save=folder / f"{name} {case}.ckpt")
         for case, settings in FOUR.items()
         for name in ("gpt", "vit")
     }

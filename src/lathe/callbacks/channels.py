@@ -116,12 +116,14 @@ class PruneChannels(Compression):
 
     def _refuse(self, trainer: Trainer) -> None:
         """Raises UserError for a strategy under which a process does not hold its weights under the net's own names."""
-        name = type(trainer.strategy).__name__
-        if "DeepSpeed" in name or (getattr(trainer.strategy, "reshapes", False) and name != "FSDP"):
+        strategy: Any = trainer.strategy
+        reshapes = getattr(strategy, "reshapes", hasattr(strategy, "deepspeed_engine"))  # Lightning's own declare nothing
+        if reshapes and not getattr(strategy, "keeps_parameters", False):
+            name = type(strategy).__name__
             raise UserError(
                 f"{KEY} can't reach the weights that strategy {name} cuts in its own way: use strategy=ddp, fsdp or auto."
             )
-        if name == "FSDP" and self.regularise is not None:
+        if reshapes and self.regularise is not None:
             raise UserError(f"{KEY}.regularise={self.regularise} needs whole weights in each process: use strategy=ddp, or null.")
 
     def _example(self, trainer: Trainer, pl_module: LightningModule) -> Tensor:

@@ -38,6 +38,11 @@ _FACES: dict[str, dict[str, str]] = {
         "lathe.data.token_file": "TokenFiles",
         "lathe.data.tokens": "TokenDataModule",
     },
+    "lathe.legacy": {
+        "lathe.strategies": "DP Horovod",
+        "lathe.strategies.dp": "DP",
+        "lathe.strategies.horovod": "Horovod",
+    },
     "lathe.nets": {
         "lathe.nets.deep_mlp": "DeepMLP",
         "lathe.nets.gpt": "GPT",
@@ -53,13 +58,10 @@ _FACES: dict[str, dict[str, str]] = {
     },
     "lathe.strategies": {
         "lathe.strategies.deepspeed": "DeepSpeed",
-        "lathe.strategies.dp": "DP",
         "lathe.strategies.fsdp": "FSDP",
-        "lathe.strategies.horovod": "Horovod",
         "lathe.strategies.model_split": "ModelSplit",
         "lathe.strategies.parallel": "DDP auto",
         "lathe.strategies.pipeline": "Pipeline",
-        "lathe.strategies.tensor": "Tensor",
         "lathe.strategies.three_d": "ThreeD",
     },
     "lathe.tasks": {
@@ -73,6 +75,10 @@ RENAMED: dict[str, str] = {
     for face, modules in _FACES.items()
     for module, names in modules.items()
     for name in names.split()
+} | {
+    # which had torch's own name
+    "lathe.strategies.Tensor": "lathe.strategies.TensorParallel",
+    "lathe.strategies.tensor.Tensor": "lathe.strategies.TensorParallel",
 }
 
 

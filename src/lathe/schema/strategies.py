@@ -31,7 +31,7 @@ STRATEGIES: dict[str, dict[str, Rule]] = {
         "powersgd_rank": count,
         "powersgd_start_step": whole(2),
     },
-    "lathe.strategies.DP": {**_group, "devices": whole(1, 1_000_000, also=[-1]) | "auto" | items(whole(0), 1) | None},
+    "lathe.legacy.DP": {**_group, "devices": whole(1, 1_000_000, also=[-1]) | "auto" | items(whole(0), 1) | None},
     "lathe.strategies.DeepSpeed": {
         **_group,
         "stage": whole(1, 3),
@@ -50,10 +50,10 @@ STRATEGIES: dict[str, dict[str, Rule]] = {
         "log_level": word("debug", "info", "warning", "error"),
     },
     "lathe.strategies.FSDP": {**_group, **_files, "min_params": whole(1), "cpu_offload": flag, "replicas": _ranks},
-    "lathe.strategies.Horovod": _group,
+    "lathe.legacy.Horovod": _group,
     "lathe.strategies.ModelSplit": {**_group, "devices": items(text("a device"), 1) | None, "split": items(count, 1) | None},
     "lathe.strategies.Pipeline": {**_group, **_pipeline, "stages": _ranks | None, "data": _ranks | None},
-    "lathe.strategies.Tensor": {
+    "lathe.strategies.TensorParallel": {
         **_group,
         **_files,
         "tensor": _ranks | None,

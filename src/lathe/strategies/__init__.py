@@ -13,19 +13,17 @@ if TYPE_CHECKING:
     from lathe.strategies.fsdp import FSDP
     from lathe.strategies.model_split import ModelSplit
     from lathe.strategies.pipeline import Pipeline
-    from lathe.strategies.tensor import Tensor
+    from lathe.strategies.tensor import TensorParallel
     from lathe.strategies.three_d import ThreeD
 else:
     __getattr__ = lazily(
         __name__,
         {
-            "DP": "lathe.strategies.dp",
             "DeepSpeed": "deepspeed",
             "FSDP": "fsdp",
-            "Horovod": "lathe.strategies.horovod",
             "ModelSplit": "model_split",
             "Pipeline": "pipeline",
-            "Tensor": "tensor",
+            "TensorParallel": "tensor",
             "ThreeD": "three_d",
         },
     )
@@ -37,7 +35,7 @@ __all__ = [
     "ModelSplit",
     "Pipeline",
     "SyncBatchNorm",
-    "Tensor",
+    "TensorParallel",
     "ThreeD",
     "auto",
     "compile_net",

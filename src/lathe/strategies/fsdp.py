@@ -30,6 +30,9 @@ class FSDP(ShardedStrategy):
         UserError: a number out of range, `replicas` that do not divide the ranks, or as `ShardedStrategy`.
     """
 
+    name = "fsdp"
+    keeps_parameters = True
+
     def __init__(
         self,
         min_params: int = 100_000,

@@ -3,7 +3,7 @@
 import atexit
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
@@ -33,6 +33,8 @@ class ShardedStrategy(ModelParallelStrategy):
         UserError: another word for `checkpoint`.
     """
 
+    name: ClassVar[str]  # of its choice in configs/strategy
+    keeps_parameters = False  # whether each parameter keeps its name and, over all ranks, its shape while it trains
     reshapes = True  # the net is another one after `shard`: whoever needs it plain builds it afresh from a checkpoint
 
     def __init__(self, checkpoint: str = "full") -> None:
@@ -58,9 +60,7 @@ class ShardedStrategy(ModelParallelStrategy):
         if net is self._spread_net:
             return
         if any(isinstance(parameter, DTensor) for parameter in net.parameters()):
-            raise UserError(
-                f"strategy={type(self).__name__.lower()} is given a net that is spread over devices already: build it afresh."
-            )
+            raise UserError(f"strategy={self.name} is given a net that is spread over devices already: build it afresh.")
         self.precision_plugin.convert_module(task)
         self.spread(task, net)
         self._spread_net = task.net

@@ -19,7 +19,7 @@ from lathe.strategies.sharded import ShardedStrategy
 from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
-class Tensor(ShardedStrategy):
+class TensorParallel(ShardedStrategy):
     """`tensor` ranks share each layer and see the same batch; `data` such groups see different parts of the global batch.
 
     With `fsdp`, what a rank holds of a layer is sharded once more over the data replicas (2D parallelism); without, replicas hold the
@@ -29,6 +29,8 @@ class Tensor(ShardedStrategy):
     Raises:
         UserError: sizes that do not multiply to the number of processes, a net that can't be cut so, or as `ShardedStrategy`.
     """
+
+    name = "tensor"
 
     def __init__(
         self,
