@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 
 from lathe import trust
 from lathe.benchmark import crew, report, suites
-from lathe.config import check_values, resolve
+from lathe.config import check, resolve
 from lathe.devices import count_processes
-from lathe.errors import require
+from lathe.errors import refuse, require
 from lathe.launch import check_typed
 from lathe.telling import one_sentence, tell
 
@@ -63,7 +63,7 @@ def benchmark(cfg: DictConfig) -> None:
     composed = {}
     for case in cases:
         resolved = resolve(compose("train", overrides=suites.overrides_of(case, request)))
-        check_values(resolved)
+        refuse(check(resolved))
         count_processes(resolved)
         composed[case.name] = resolved
     began = time.monotonic()

@@ -3,15 +3,15 @@
 import copy
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from lathe.errors import UserError, require
-from lathe.schema import clashes, contradictions, kind_of, problems, references, renamed, rules
+from lathe.errors import UserError
+from lathe.schema import CLASHES, CONTRADICTIONS, Problem, Together, follows, kind_of, problems, renamed, rules, shown, together
 
 CPU_PROCESSES_PER_CORE = 4  # more than this on one machine is a typing mistake, not a plan
 
@@ -30,18 +30,40 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     """The configuration as plain nested dicts and lists with every interpolation resolved, and each part under its name of now.
 
     Raises:
-        UserError: an interpolation leads nowhere, or a mandatory value (`???`) is missing.
+        UserError: interpolations lead nowhere, or mandatory values (`???`) are missing.
     """
     try:
         container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        fact = re.search(r"Interpolation key 'data\.(\w+)' not found", str(error))
-        if fact and str(error.full_key).startswith("model."):
-            raise UserError(f"{error.full_key} follows data.{fact.group(1)}, which this data set does not declare: choose data for this "
-                            "kind of model, such as data=digits for images or data=synthetic_tokens for tokens.") from error  # fmt: skip
-        raise UserError(f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}") from error
+        raise UserError(*(_unresolved(cfg) or [_why(error)])) from error
     assert isinstance(container, dict)
     return {str(key): value for key, value in renamed(container).items()}
+
+
+def _unresolved(cfg: DictConfig) -> list[str]:
+    """A sentence for each thing that values need and that is not there."""
+    found: dict[str, str] = {}
+    for key, value in flatten(OmegaConf.to_container(cfg)).items():
+        if value == "???" or "${" in str(value):
+            try:
+                there = OmegaConf.select(cfg, key, throw_on_missing=True)
+                OmegaConf.to_container(there, resolve=True, throw_on_missing=True) if OmegaConf.is_config(there) else None
+            except OmegaConfBaseException as error:
+                found.setdefault("a fact" if _fact(error) else str(error).splitlines()[0], _why(error))
+    return list(found.values())
+
+
+def _fact(error: OmegaConfBaseException) -> str:
+    """What a net needs to know of its data, and they do not declare; empty where that is not it."""
+    fact = re.search(r"Interpolation key 'data\.(\w+)' not found", str(error))
+    return fact.group(1) if fact and str(error.full_key).startswith("model.") else ""
+
+
+def _why(error: OmegaConfBaseException) -> str:
+    if _fact(error):
+        return (f"{error.full_key} follows data.{_fact(error)}, which this data set does not declare: choose data for this kind of model, "
+                "such as data=digits for images or data=synthetic_tokens for tokens.")  # fmt: skip
+    return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
 
 
 def _fits(default: Any, value: Any) -> bool:
@@ -54,65 +76,66 @@ def _fits(default: Any, value: Any) -> bool:
     return isinstance(value, type(default))
 
 
-def check_types(typed: Sequence[str], cfg: dict[str, Any], defaults: dict[str, Any], verb: str = "train") -> None:
-    """Holds each typed override of a part that no table of lathe.schema knows against the type of the default it replaces.
+def mistyped(typed: Sequence[str], cfg: dict[str, Any], defaults: dict[str, Any], verb: str = "train") -> Iterator[Problem]:
+    """Holds each typed override of a part that no table of lathe.schema knows against the type of the default it replaces; gives keys and
+    the sentences that say what is wrong there.
 
-    `typed` are the dotted keys of the overrides; `defaults` is the configuration of the same groups without them. A default of null
+    `typed` are the dotted keys of the overrides; `defaults` is the configuration of the same groups without them, flat. A default of null
     says nothing about the type, and null is always taken: each YAML comment says what it does.
-
-    Raises:
-        UserError: the first value of another type than its default.
     """
     values, reference, known = flatten(cfg), flatten(defaults), rules(cfg, verb)
     for key in typed:
         for leaf in [name for name in values if (name == key or name.startswith(f"{key}.")) and name not in known]:
             default, value = reference.get(leaf), values[leaf]
             if not _fits(default, value):
-                raise UserError(f"{leaf}={value!r} is {kind_of(value)}, but it takes {kind_of(default)}, such as {default!r}.")
+                yield leaf, f"{leaf}={value!r} is {kind_of(value)}, but it takes {kind_of(default)}, such as {default!r}."
         if key not in values and isinstance(reference.get(key), (int, float, str)):
-            raise UserError(f"{key} is a group of keys here, but it takes {kind_of(reference[key])}, such as {reference[key]!r}.")
+            such = f"it takes {kind_of(reference[key])}, such as {reference[key]!r}."
+            yield key, f"{key} is a group of keys here, but {such}"
 
 
 GROUPS = ("data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
-
-
-def check_composed(cfg: DictConfig, resolved: dict[str, Any], verb: str) -> None:
-    """Holds the configuration `cfg` of a verb, which was just composed, against what its keys take; `resolved` is what it says.
-
-    Raises:
-        UserError: a value that its key does not take, or a key that nothing reads.
-    """
-    read = references(OmegaConf.to_container(cfg, resolve=False))
-    for sentence in problems(resolved, verb, read):
-        raise UserError(sentence)
-
-
 # What the configuration of every run has had from the first version on, and no default stands in for.
 ALWAYS = ("seed", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "precision.name")
 READ_AGAIN = ("data", "model", "trainer", "strategy", "precision")  # what a job on a finished run builds
 
 
-def check_values(cfg: dict[str, Any], saved: Literal["run", "parts"] | None = None) -> None:
-    """Holds a training configuration against what its keys take alone and together. Needs no torch.
+def check(
+    cfg: dict[str, Any],
+    verb: str = "train",
+    rules: Iterable[Together] | None = (),
+    raw: Any = None,
+    saved: Literal["run", "parts"] | None = None,
+    more: Iterable[Problem] = (),
+) -> list[str]:
+    """Everything that is wrong with a resolved configuration, a sentence for each mistake, beginning with its key. Needs no torch.
 
-    Of a `saved` one, which an older version may have taken, a `run` that is continued is held against single keys alone, and what a job on
-    a run directory (`parts`) does not build is left out.
-
-    Raises:
-        UserError: naming the key, its value and the way out.
+    Each key is asked alone, then what keys mean together: the rules of lathe.schema and these `rules` (None: neither). One that needs a
+    value that was refused says nothing, and neither does a key that follows another one. `raw` is the configuration before it was resolved,
+    if that is known, and `more` what else is wrong with single keys. Of a `saved` configuration, which an older version may have taken,
+    some may be missing, and what a job on a run directory (`parts`) does not build is left out.
     """
-    for group in GROUPS:
-        require(
-            isinstance(cfg.get(group), dict),
-            f"{group}={cfg.get(group)!r}: a run needs this group; choose one of the files in configs/{group}.",
-        )
+    training, old = verb == "train", saved is not None
     keys = {key: value for key, value in cfg.items() if saved != "parts" or key in READ_AGAIN}
-    there = flatten(cfg)
-    for key in ALWAYS:
-        require(key in there, f"{key} is missing from the configuration, which that of every run has: take a whole one.")
-    # What keys mean together is asked once each is taken alone.
-    for sentence in chain(problems(keys, "train", saved=True), (contradictions if saved is None else clashes)(cfg)):
-        raise UserError(sentence)
+    followed = follows(raw)
+    read = None if raw is None else {name.split(".")[0] for names in followed.values() for name in names}
+    alone: dict[str, str] = {}
+    for key, sentence in chain(_groups(cfg, old) if training else (), problems(keys, verb, read, old), more):
+        alone.setdefault(key, sentence)
+    told = [sentence for key, sentence in alone.items() if not followed.get(key, set()) & alone.keys()]
+    if rules is None:
+        return told
+    shipped = (CLASHES if old else CONTRADICTIONS) if training else ()
+    return [*told, *together([*shipped, *rules], cfg, alone)]
+
+
+def _groups(cfg: dict[str, Any], saved: bool) -> Iterator[Problem]:
+    there, bad = flatten(cfg), [name for name in GROUPS if not isinstance(cfg.get(name), dict) and (saved or name in cfg)]
+    for group in bad:
+        yield group, f"{group}={shown(cfg.get(group))}: a run needs this group; choose one of the files in configs/{group}."
+    for key in ALWAYS if saved else ():
+        if key not in there and key.split(".")[0] not in bad:
+            yield key, f"{key} is missing from the configuration, which that of every run has: take a whole one."
 
 
 def pinned(cfg: dict[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,12 @@ from contextlib import contextmanager
 class UserError(Exception):
     """A mistake that whoever typed the command can mend.
 
-    Its message is one sentence that names the key, the value and the way out. The command line prints that sentence alone and exits
-    with 1; `HYDRA_FULL_ERROR=1` brings the traceback back.
+    Its message is one sentence that names the key, the value and the way out, or one for each of several mistakes. The command line prints
+    these alone, a line each, and exits with 1; `HYDRA_FULL_ERROR=1` brings the traceback back.
     """
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.args))
 
 
 class Stopped(UserError):
@@ -40,6 +43,13 @@ def require(condition: bool, sentence: str) -> None:
     """Raises UserError with `sentence` unless `condition` holds."""
     if not condition:
         raise UserError(sentence)
+
+
+def refuse(sentences: Iterable[str]) -> None:
+    """Raises UserError with these sentences, if there are any."""
+    found = list(dict.fromkeys(sentences))
+    if found:
+        raise UserError(*found)
 
 
 def did_you_mean(word: str, options: Iterable[str]) -> str:

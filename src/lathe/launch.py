@@ -6,6 +6,7 @@ torch is imported only once it is certain that there is something to run.
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
@@ -18,18 +19,18 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lathe import rundir, trust
 from lathe.agent import call, execute
-from lathe.config import changes, check_composed, check_types, check_values, differences, flatten, pinned, resolve
+from lathe.config import changes, check, differences, flatten, mistyped, pinned, resolve
 from lathe.continued import at_home, continued, end_of, owes_receipt, typed_words
 from lathe.devices import count_processes
 from lathe.direction import check_direction
-from lathe.errors import Stopped, require
+from lathe.errors import Stopped, refuse, require
 from lathe.mesh import data_replicas
 from lathe.nodes import Nodes, arriving, read_nodes
 from lathe.outer import Outer, detect_outer
-from lathe.schema import rules
+from lathe.schema import Taken, Together, rules
 from lathe.stages import check_compression
 from lathe.telling import one_sentence, tell, tell_older_names
-from lathe.words import check_filled_in, check_name, key_of
+from lathe.words import key_of
 
 __all__ = ["launch", "launch_on_run", "one_sentence"]
 
@@ -51,15 +52,14 @@ def launch(cfg: DictConfig, job: str) -> Any:
 
 
 def _launch(cfg: DictConfig, job: str) -> Any:
-    typed = resolve(cfg)
-    check_filled_in(typed.get("trainer"))
-    check_typed(cfg, typed)
-    check_name(typed["name"])
+    typed, outer = resolve(cfg), detect_outer()
+    # What a run that is continued or joined is made of, it says itself.
+    alone = typed.get("resume") is not None or (outer is not None and outer.rank != 0)
+    check_typed(cfg, typed, None if alone else _together(outer))
     for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
         cfg.paths[key] = os.path.abspath(cfg.paths[key])
     typed = resolve(cfg)  # with what follows them
     trust.allow(typed)
-    outer = detect_outer()
     nodes = read_nodes(typed["launch"], outer)
     outer = None if nodes.several else outer  # srun's task on each node is that node's agent
     _check_sweep(outer, nodes)
@@ -72,14 +72,11 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     with ExitStack() as held:
         with arriving(log_dir) if nodes.launch_id or typed["resume"] == "auto" else nullcontext():
             run, resolved = _find_run(typed, outer, nodes)
-            check_values(resolved, None if run is None else "run")
-            check_compression(resolved)
-            if HydraConfig.get().mode == RunMode.MULTIRUN:
-                hydra = HydraConfig.get()
-                check_direction(resolved, OmegaConf.to_container(hydra.sweeper), hydra.overrides.hydra)  # type: ignore[arg-type]
+            if run is not None:
+                refuse(check(resolved, "train", _together(outer), saved="run"))
+            elif alone:
+                check_typed(cfg, resolve(cfg), _together(outer))
             processes = count_processes(resolved, outer, nodes)
-            for count in range(nodes.least, nodes.most + 1):
-                check_batch_size(resolved, outer.world_size if outer else processes * count)
             complete = run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
             if complete and outer is not None:
                 with outer:
@@ -111,6 +108,26 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     return (result or {}).get("objective")
 
 
+def _together(outer: Outer | None) -> tuple[Together, ...]:
+    """What the keys of a run mean together, beside lathe.schema's."""
+
+    def sizes(cfg: Taken) -> None:
+        if cfg.refused and cfg["trainer"]["accelerator"] != "cpu":
+            return  # GPUs are counted by torch, which is not imported for a command that can't run
+        nodes = read_nodes(cfg["launch"], outer)
+        processes = count_processes(cfg, outer, nodes)
+        for count in range(nodes.least, nodes.most + 1):
+            check_batch_size(cfg, outer.world_size if outer else processes * count)
+
+    return check_compression, _check_direction, sizes
+
+
+def _check_direction(cfg: dict[str, Any]) -> None:
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        check_direction(cfg, OmegaConf.to_container(hydra.sweeper), hydra.overrides.hydra)  # type: ignore[arg-type]
+
+
 def _check_sweep(outer: Outer | None, nodes: Nodes) -> None:
     """What a sweep can't be combined with. A job that submitit has started is one run, though Hydra says that it belongs to a sweep."""
     hydra = HydraConfig.get()
@@ -138,7 +155,6 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         if "export" in cfg:
             _name_export(cfg)
         request = resolve(cfg)
-        check_filled_in(request.get("trainer"))
         check_typed(cfg, request)
         trust.allow(request)
         run = rundir.open_run(request["run"], "run")
@@ -151,7 +167,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         if request["batch_size"] is not None:
             resolved["data"]["eval_batch_size"] = request["batch_size"]
         resolved["request"] = request
-        check_values(resolved, "parts")
+        refuse(check(resolved, saved="parts"))
         nodes = read_nodes(request["launch"])
         alone = not nodes.several and nodes.launch_id is None
         require(alone, "launch.nodes and launch.id are for training: a job on a run directory takes one machine; leave them out.")
@@ -172,24 +188,21 @@ def _name_export(cfg: DictConfig) -> None:
     cfg.export = HydraConfig.get().runtime.choices["target"]
 
 
-def check_typed(cfg: DictConfig, resolved: dict[str, Any]) -> None:
-    """Holds the configuration of this verb against what its keys take, and what was typed for parts that no table knows against the types
-    of the defaults of the groups that were chosen.
+def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[Together] | None = ()) -> None:
+    """Holds the configuration of this verb against what its keys take, alone and `together`, and what was typed for parts that no table
+    knows against the types of the defaults of the groups that were chosen.
 
     Raises:
-        UserError: a value that its key does not take.
+        UserError: with a sentence for each mistake.
     """
     hydra = HydraConfig.get()
     verb, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_words()
-    tell_older_names(OmegaConf.to_container(cfg, resolve=False))
-    check_composed(cfg, resolved, verb)
-    values, known = (
-        [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")],
-        rules(resolved, verb),
-    )
-    own = [key for key in values if key not in known]
-    if own:
-        check_types(own, resolved, _defaults([item for item in typed if key_of(item) in choices]), verb)
+    raw, known = OmegaConf.to_container(cfg, resolve=False), rules(resolved, verb)
+    tell_older_names(raw)
+    own = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
+    own = [key for key in own if key not in known]
+    defaults = _defaults([item for item in typed if key_of(item) in choices]) if own else {}
+    refuse(check(resolved, verb, together, raw, more=mistyped(own, resolved, defaults, verb)))
 
 
 def _defaults(groups: list[str]) -> dict[str, Any]:

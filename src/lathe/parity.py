@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from lathe.config import check_values
-from lathe.errors import UserError
+from lathe.config import check
+from lathe.errors import UserError, refuse
 from lathe.run import train
 from lathe.stages import check_compression
 
@@ -27,8 +27,7 @@ def run_cases(cfg: dict[str, Any]) -> None:
         refused = None
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                check_values(case)
-                check_compression(case)
+                refuse(check(case, rules=[check_compression]))
                 train(case)
         except UserError as error:
             refused = str(error)

@@ -49,14 +49,14 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
 
 
 def tell(error: Exception) -> int:
-    """Prints what went wrong and returns the exit code."""
+    """Prints what went wrong, a line for each mistake, and returns the exit code."""
     if _silent() and isinstance(error, UserError):
         return 1
     sentence = sentence_for(error)
     if sentence is None or full_error():
         traceback.print_exception(error)
     else:
-        print(f"Error: {sentence}", file=sys.stderr)
+        print(*(f"Error: {line}" for line in sentence.split("\n")), sep="\n", file=sys.stderr)
     return error.code if isinstance(error, Stopped) else 1
 
 

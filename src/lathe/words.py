@@ -11,24 +11,12 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config import flatten
 from lathe.errors import UserError, did_you_mean, require
+from lathe.schema.trainer import FILLED_IN
 
 Groups = Mapping[str, Sequence[str]]
 MULTIRUN = ("-m", "--multirun")
 SEVERAL = ("callbacks", "logger", "compression")  # groups that take a list of choices
 NOTHING = ("", "null", "none", "None", "[]", "false", "False")  # ways to say that a group is to hold no part
-
-# What Lathe gives Lightning's Trainer itself: a value typed below `trainer` would not be heard.
-FILLED_IN = {
-    "precision": "choose precision=bf16-mixed or another file of configs/precision",
-    "strategy": "choose strategy=ddp or another file of configs/strategy",
-    "logger": "choose logger=tensorboard or other files of configs/logger",
-    "callbacks": "choose callbacks=[default,ema] or other files of configs/callbacks",
-    "plugins": "precision=, strategy= and launch= choose the plug-ins",
-    "default_root_dir": "set paths.log_dir",
-    "barebones": "set enable_checkpointing, enable_progress_bar and enable_model_summary to false, one by one",
-    "enable_autolog_hparams": "loggers receive the run's configuration whatever it is",
-    "model_registry": "upload what scripts/export.py makes",
-}
 
 # Keys of other templates, with what is typed here.
 HABITS = {
@@ -139,17 +127,6 @@ def _check_jobs(overrides: Sequence[str]) -> None:
                     "values such as 1,2,3 or range(1,4), whose end does not count.")  # fmt: skip
 
 
-def check_filled_in(trainer: Any) -> None:
-    """Refuses keys of the group `trainer` that would not be heard.
-
-    Raises:
-        UserError: naming the group to use.
-    """
-    for name, way in FILLED_IN.items():
-        given = isinstance(trainer, Mapping) and name in trainer
-        require(not given, f"trainer.{name}={trainer[name] if given else ''} is not taken from here: {way}.")
-
-
 def _leaves_called(name: str, tree: Any) -> list[str]:
     """Full keys below `tree` that end in `name`, the shortest first; at most three."""
     leaves = flatten(OmegaConf.to_container(tree)) if isinstance(tree, DictConfig) else {}
@@ -210,16 +187,3 @@ def _no_such_choice(group: str, choice: str, options: Sequence[str], groups: Gro
     if others and not hint.startswith("did you mean"):
         hint = f"{choice} is one of {others[0]}: {others[0]}={choice}."
     return f"{group}={choice}: there is no such choice; {hint}"
-
-
-def check_name(name: Any, reserved: Sequence[str] = ("latest", "benchmark", "slurm", "sweeps")) -> None:
-    """`name` becomes one folder of the log directory.
-
-    Raises:
-        UserError: it would lie elsewhere, be hidden, take the place of something else there, or need quoting in a command.
-    """
-    fits = isinstance(name, str) and len(name) <= 100 and re.fullmatch(r"\w[\w.+-]*", name) is not None
-    require(
-        fits, f"name={name!r} is the folder of the run below paths.log_dir: give letters, digits and . _ - + alone, 100 at most."
-    )
-    require(name not in reserved, f"name={name} is a folder that Lathe makes itself below paths.log_dir: choose another name.")

@@ -8,8 +8,8 @@ import torch
 from support.runs import ROOT, config
 
 from lathe.benchmark import suites
-from lathe.config import check_values
-from lathe.errors import UserError
+from lathe.config import check
+from lathe.errors import UserError, refuse
 
 
 def request(suite: str, **changes: Any) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def test_cases_compose_and_have_names_of_their_own(suite: str) -> None:
     assert len({case.name for case in cases}) == len(cases)
     for case in cases:
         cfg = config(*suites.overrides_of(case, full))
-        check_values(cfg)
+        refuse(check(cfg))
         assert cfg["seed"] == 7
         assert cfg["trainer"]["devices"] == case.processes
         assert cfg["data"]["batch_size"] % case.processes == 0
@@ -91,5 +91,5 @@ def test_the_gpu_suite_composes_where_there_is_one(monkeypatch: pytest.MonkeyPat
     assert len(cases) == 2 * 4 * 4
     for case in cases[:: len(suites.PRECISIONS)]:
         cfg = config(*suites.overrides_of(case, full))
-        check_values(cfg)
+        refuse(check(cfg))
         assert cfg["trainer"]["accelerator"] == "gpu"

@@ -97,9 +97,9 @@ TYPED = {
                                ["compression.prune_channels.share=1.2"]),
     "a choice of another group": (["trainer=ddp"], ["trainer=ddp", "strategy=ddp"]),
     "the Trainer's precision": (["+trainer.precision=bf16-mixed"], ["trainer.precision=bf16-mixed", "precision=bf16-mixed"]),
-    "the Trainer's logger": (["+trainer.logger=false"], ["trainer.logger=False", "logger=tensorboard"]),
-    "a name that leads elsewhere": (["name=../x"], ["name='../x'", "paths.log_dir"]),
-    "the name of the newest run": (["name=latest"], ["name=latest", "choose another name"]),
+    "the Trainer's logger": (["+trainer.logger=false"], ["trainer.logger=false", "logger=tensorboard"]),
+    "a name that leads elsewhere": (["name=../x"], ["name='../x'", "letters, digits"]),
+    "the name of the newest run": (["name=latest"], ["name=latest", "none of latest"]),
     "a sweep of nothing": (["-m", "seed=range(1,1)"], ["seed=range(1,1)", "no job"]),
     "no place to write": (["paths.log_dir=/proc/nowhere"], ["/proc/nowhere", "paths.log_dir"]),
 }  # fmt: skip
@@ -115,6 +115,51 @@ def test_typed(cli: Cli, tmp_path: Path, name: str) -> None:
     _one_sentence(cli("trainer.max_epochs=1", "trainer.enable_model_summary=false", *arguments), *words)
     assert runs(tmp_path / "logs") == [], "nothing half-written"
     assert not (tmp_path / "logs" / "latest").is_symlink()
+
+
+# What is typed, and what each line of the answer begins with: a line for each mistake, those of keys together after those of single keys.
+SEVERAL = {
+    "three values": (["optimizer.lr=-1", "data.batch_size=0", "trainer.max_epochs=x"],
+                     ["data.batch_size=0: ", "optimizer.lr=-1: ", "trainer.max_epochs=x: "]),
+    "a value that others follow is one mistake": (["seed=-1", "optimizer.reference_batch_size=0"],
+                                                  ["seed=-1: ", "optimizer.reference_batch_size=0: "]),
+    "keys that nothing reads": (["+foo=1", "+trainer.bar=2", "+model.net.widht=3", "+launch.x=1", "name=latest"],
+                                ["name=latest", "model.net.widht: ", "trainer.bar: ", "launch.x: ", "foo: "]),
+    "a part that no table knows": (["model.net._target_=mine.Net", "model.net.width=wide", "optimizer.lr=-1"],
+                                   ["optimizer.lr=-1: ", "model.net.width='wide' is a word"]),
+    "keys together, after single ones": (["seed=-1", "optimizer.momentum=0", "trainer.min_epochs=9", "trainer.accelerator=cpu",
+                                          "data.batch_size=33", "trainer.devices=2"],
+                                         ["seed=-1", "trainer.min_epochs=9 is above", "optimizer.nesterov=true", "data.batch_size=33"]),
+    "what was refused is not held against others": (["trainer.min_epochs=9", "trainer.max_epochs=x", "compression=[qat,prune]",
+                                                     "compression.qat.bits=1", "trainer.accelerator=cpu", "trainer.devices=0"],
+                                                    ["trainer.max_epochs=x", "trainer.devices=0", "compression.qat.bits=1",
+                                                     "compression=[qat,prune] is out of order"]),
+    "interpolations that lead nowhere": (["data.batch_size=${nope}", "seed=${neither}"],
+                                         ["data.batch_size: Interpolation key 'nope'", "seed: Interpolation key 'neither'"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_all_mistakes_are_told_at_once(cli: Cli, tmp_path: Path, name: str) -> None:
+    typed, begins = SEVERAL[name]
+    code, errors = cli("trainer.max_epochs=1", *typed)
+    lines = [line.removeprefix("Error: ") for line in errors.splitlines()]
+    assert (code, len(lines)) == (1, len(begins)), errors
+    for begin in begins:
+        assert [line for line in lines if line.startswith(begin)], (begin, errors)
+    assert errors.count("Error: ") == len(begins)
+    assert runs(tmp_path / "logs") == []
+    assert not (tmp_path / "logs" / "latest").is_symlink()
+
+
+def test_all_mistakes_of_another_verb_are_told_at_once(cli: Cli, tmp_path: Path) -> None:
+    code, errors = cli("run=nowhere", "split=tset", "trainer.devices=0", "+foo=1", script="scripts/evaluate.py")
+    assert code == 1
+    assert [line.split("=")[0].split(":")[1].strip() for line in errors.splitlines()] == ["split", "trainer.devices", "foo"]
+    code, errors = cli(script="scripts/predict.py")
+    assert [line.split(":")[1].strip() for line in errors.splitlines()] == ["run", "input", "output"]
+    code, errors = cli("shard_size=0", "encoding=jpg", script="scripts/make_shards.py")
+    assert [line.split("=")[0] for line in errors.splitlines()] == ["Error: shard_size", "Error: encoding"]
 
 
 @pytest.fixture(scope="module")

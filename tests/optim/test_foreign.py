@@ -9,7 +9,7 @@ import torch
 from support.runs import SMALL, column, config, new_run, rows
 
 from lathe.build import make_task
-from lathe.errors import UserError
+from lathe.errors import UserError, refuse
 from lathe.run import train
 
 TORCH = "torch.optim.lr_scheduler."
@@ -144,12 +144,12 @@ def test_an_optimizers_class_in_the_place_of_its_maker_is_told_where_it_belongs(
 
 
 def test_clipping_behind_a_step_that_unscales_is_refused() -> None:
-    from lathe.config import check_values
+    from lathe.config import check
 
     words = ("model=mlp", "precision=16-mixed", "optimizer.fused=true")
     with pytest.raises(
         UserError, match=r"^optimizer\.fused=true unscales .* trainer\.gradient_clip_val=0\.5: use optimizer\.fused=false"
     ):
-        check_values(config(*words, "trainer.gradient_clip_val=0.5"))
-    check_values(config(*words))
-    check_values(config(*words, "trainer.gradient_clip_val=0"))
+        refuse(check(config(*words, "trainer.gradient_clip_val=0.5")))
+    refuse(check(config(*words)))
+    refuse(check(config(*words, "trainer.gradient_clip_val=0")))

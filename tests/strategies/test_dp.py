@@ -8,8 +8,8 @@ from lightning.pytorch import LightningModule
 from support.runs import config
 from torch import Tensor, nn
 
-from lathe.config import check_values
-from lathe.errors import UserError
+from lathe.config import check
+from lathe.errors import UserError, refuse
 from lathe.legacy.dp import DP
 
 
@@ -65,15 +65,15 @@ def test_it_takes_every_visible_gpu_or_those_it_is_given(monkeypatch: pytest.Mon
 def test_its_gpus_are_those_of_the_trainer(devices: Any) -> None:
     cfg = config("strategy=dp", f"trainer.devices={devices}".replace(" ", ""))
     assert cfg["strategy"]["devices"] == cfg["trainer"]["devices"] == devices
-    check_values(cfg)
+    refuse(check(cfg))
 
 
 def test_a_strategy_with_devices_of_its_own_refuses_others_of_the_trainer() -> None:
     for fitting in ("trainer.devices=1", "trainer.devices=auto", "trainer.devices=2"):
-        check_values(config("strategy=model_split", "strategy.devices=[cpu:0,cpu:0]", fitting))
+        refuse(check(config("strategy=model_split", "strategy.devices=[cpu:0,cpu:0]", fitting)))
     for given in ("strategy.devices=[cpu:0,cpu:0]", "strategy.devices=null"):
         with pytest.raises(UserError, match=r"^trainer\.devices=3 has no say where one process drives several devices"):
-            check_values(config("strategy=model_split", given, "trainer.devices=3"))
+            refuse(check(config("strategy=model_split", given, "trainer.devices=3")))
 
 
 def test_the_wrapper_stands_in_during_a_step(strategy: tuple[Any, Net]) -> None:

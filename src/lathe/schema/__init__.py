@@ -1,8 +1,21 @@
 """What every key takes: kinds, ranges and choices, in one place. Imports no torch."""
 
-from lathe.schema.check import problems, references, rules
+from lathe.schema.check import Problem, follows, problems, rules
 from lathe.schema.names import renamed
-from lathe.schema.rule import kind_of
-from lathe.schema.together import clashes, contradictions
+from lathe.schema.rule import kind_of, shown
+from lathe.schema.together import CLASHES, CONTRADICTIONS, Taken, Together, together
 
-__all__ = ["clashes", "contradictions", "kind_of", "problems", "references", "renamed", "rules"]
+__all__ = [
+    "CLASHES",
+    "CONTRADICTIONS",
+    "Problem",
+    "Taken",
+    "Together",
+    "follows",
+    "kind_of",
+    "problems",
+    "renamed",
+    "rules",
+    "shown",
+    "together",
+]

@@ -17,7 +17,7 @@ from lathe.schema.names import canonical
 from lathe.schema.optim import OPTIMIZER, OPTIMIZERS, SCHEDULERS
 from lathe.schema.rule import Rule, flag, path, shown, text, word
 from lathe.schema.strategies import STRATEGIES
-from lathe.schema.trainer import TRAINER
+from lathe.schema.trainer import FILLED_IN, TRAINER
 from lathe.schema.verbs import VERBS, Keys, Part, Parts, Place
 
 CLASSES: dict[str, dict[str, Rule]] = {
@@ -52,21 +52,24 @@ def _kind(part: Mapping[str, Any]) -> str:
     return str(kind.get("path")) if isinstance(kind, Mapping) else ""
 
 
-def problems(cfg: Mapping[str, Any], verb: str, read: Collection[str] = (), saved: bool = False) -> Iterator[str]:
-    """A sentence for each value of a verb's resolved configuration that nothing takes, and for each key that nothing reads.
+Problem = tuple[str, str]  # a key, and the sentence that says what is wrong there
 
-    `read` are keys at the root that others interpolate. A `saved` configuration, which an older version may have written, may lack keys
-    and hold others at the root.
+
+def problems(cfg: Mapping[str, Any], verb: str, read: Collection[str] | None = None, saved: bool = False) -> Iterator[Problem]:
+    """Each key of a verb's resolved configuration whose value nothing takes, or that nothing reads, with the sentence that says so.
+
+    `read` are keys at the root that others interpolate; None where that is not known. A `saved` configuration, which an older version may
+    have written, may lack keys.
     """
     tree = VERBS[verb]
     for key, value in cfg.items():
         if key in tree:
             yield from _place(tree[key], key, value, saved)
-        elif not saved and key not in read:
-            yield f"{key}: there is no such key, and nothing reads it; {did_you_mean(key, tree)}"
+        elif read is not None and key not in read:
+            yield key, f"{key}: there is no such key, and nothing reads it; {did_you_mean(key, tree)}"
     for key, place in tree.items():
         if key not in cfg and not saved and not _may_be_absent(place):
-            yield f"{key} is missing: leave ~{key} out."
+            yield key, f"{key} is missing: leave ~{key} out."
 
 
 def rules(cfg: Mapping[str, Any], verb: str) -> dict[str, Rule]:
@@ -102,55 +105,67 @@ def _may_be_absent(place: Place) -> bool:
     return isinstance(place, (Keys, Part)) and place.null
 
 
-def _place(place: Place, key: str, value: Any, saved: bool) -> Iterator[str]:
+def _place(place: Place, key: str, value: Any, saved: bool) -> Iterator[Problem]:
     if isinstance(place, Rule):
         sentence = (place | path if saved and key == "paths.run_dir" else place).sentence(key, value)
         if sentence is not None:
-            yield sentence
+            yield key, sentence
     elif value is None and (isinstance(place, Parts) or place.null):
         return
     elif not isinstance(value, Mapping):
-        yield f"{key}={shown(value)}: expected a group of keys; choose one of the files in configs/{key}."
+        yield key, f"{key}={shown(value)}: expected a group of keys; choose one of the files in configs/{key}."
     elif isinstance(place, Keys):
         yield from _keys(place, key, value, saved)
     elif isinstance(place, Part):
         yield from _part(key, value)
-        missing = [name for name in place.needs if name not in value]
-        if missing and not saved:
-            yield f"{key}.{missing[0]} is missing: leave ~{key}.{missing[0]} out."
+        if not saved:
+            yield from _missing(key, [name for name in place.needs if name not in value])
     else:
         for name, node in value.items():
             below = f"{key}.{name}"
             if name in place.settings:
                 yield from _place(place.settings[name], below, node, saved)
             elif isinstance(node, Mapping) and "_target_" not in node:
-                yield (
-                    f"{below} sets options of a {place.noun} that the run does not have: add {name} to {key}, or set {below}=null."
-                )
+                add = f"add {name} to {key}, or set {below}=null."
+                yield below, f"{below} sets options of a {place.noun} that the run does not have: {add}"
             elif node is not None:
                 yield from _place(Part(), below, node, saved)
 
 
-def _keys(place: Keys, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[str]:
+def _keys(place: Keys, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[Problem]:
     for name, item in value.items():
+        below = f"{key}.{name}"
         if name in place.keys:
-            yield from _place(place.keys[name], f"{key}.{name}", item, saved)
+            yield from _place(place.keys[name], below, item, saved)
         else:
-            yield f"{key}.{name}: there is no such key in {key}; {did_you_mean(str(name), place.keys)}"
-    for name in place.keys:
-        if name not in value and name not in place.optional and not saved:
-            yield f"{key}.{name} is missing: leave ~{key}.{name} out."
+            way = f"there is no such key in {key}; {did_you_mean(str(name), place.keys)}"
+            yield below, _filled_in(below, item) or f"{below}: {way}"
+    if not saved:
+        yield from _missing(key, [name for name in place.keys if name not in value and name not in place.optional])
 
 
-def _part(key: str, part: Mapping[str, Any]) -> Iterator[str]:
+def _missing(key: str, names: list[str]) -> Iterator[Problem]:
+    for name in names:
+        yield f"{key}.{name}", f"{key}.{name} is missing: leave ~{key}.{name} out."
+
+
+def _filled_in(key: str, value: Any) -> str | None:
+    """The sentence for an argument of Lightning's Trainer that another group gives."""
+    group, _, name = key.partition(".")
+    given = group == "trainer" and name in FILLED_IN
+    return f"{key}={shown(value)} is not taken from here: {FILLED_IN[name]}." if given else None
+
+
+def _part(key: str, part: Mapping[str, Any]) -> Iterator[Problem]:
     """What is wrong with a part and with the parts inside it."""
     if "_target_" not in part:
-        yield f"{key} has no _target_: leave ~{key}._target_ out, or choose one of the files in configs/{key.split('.')[0]}."
+        choose = f"choose one of the files in configs/{key.split('.')[0]}."
+        yield key, f"{key} has no _target_: leave ~{key}._target_ out, or {choose}"
         return
     target = part["_target_"]
     sentence = _TARGET.sentence(f"{key}._target_", target)
     if sentence is not None:
-        yield sentence
+        yield f"{key}._target_", sentence
         return
     rules = takes(part)
     for name, value in part.items():
@@ -161,22 +176,28 @@ def _part(key: str, part: Mapping[str, Any]) -> Iterator[str]:
         if rule is not None:
             found = rule.sentence(below, value)
             if found is not None:
-                yield found
+                yield below, found
                 continue
         elif rules is not None and not (name in ("_partial_", "_args_") and not value):
+            hint = did_you_mean(str(name), rules)
             if canonical(target) != _BUILDER:
-                yield f"{below}: {target} takes no such argument; {did_you_mean(str(name), rules)}"
+                yield below, _filled_in(below, value) or f"{below}: {target} takes no such argument; {hint}"
             elif value is not None:
-                yield f"{below}: {_kind(part)} takes no such option; leave it out with {below}=null; {did_you_mean(str(name), rules)}"
+                yield below, f"{below}: {_kind(part)} takes no such option; leave it out with {below}=null; {hint}"
             continue
         if isinstance(value, Mapping) and "_target_" in value:
             yield from _part(below, value)
 
 
-def references(raw: Any) -> set[str]:
-    """The first words of all keys that the interpolations of an unresolved configuration name."""
-    if isinstance(raw, Mapping):
-        return {name for value in raw.values() for name in references(value)}
-    if isinstance(raw, list):
-        return {name for value in raw for name in references(value)}
-    return set(re.findall(r"\$\{\.*(\w+)[^}:]*\}", raw)) if isinstance(raw, str) else set()
+def follows(raw: Any, key: str = "") -> dict[str, set[str]]:
+    """The keys that each leaf of an unresolved configuration interpolates, by dotted path; those that interpolate none are left out."""
+    if isinstance(raw, (Mapping, list)):
+        pairs = raw.items() if isinstance(raw, Mapping) else ((key, item) for item in raw)
+        below = [(f"{key}.{name}" if key and isinstance(raw, Mapping) else str(name), item) for name, item in pairs]
+        found: dict[str, set[str]] = {}
+        for name, item in below:
+            for leaf, names in follows(item, name).items():
+                found.setdefault(leaf, set()).update(names)
+        return found
+    inner = re.findall(r"\$\{([^}]*)\}", raw) if isinstance(raw, str) else []
+    return {key: {name for text in inner for name in re.findall(r"\w+(?:\.\w+)*", text)}} if inner else {}

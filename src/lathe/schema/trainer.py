@@ -8,6 +8,19 @@ _DURATION = text("a time limit as DD:HH:MM:SS, such as 00:12:00:00", r"\d+:\d{1,
 _UNITS = ("weeks", "days", "hours", "minutes", "seconds")
 _LENGTH = Rule("group", item=number(0), saying=f"a group of {', '.join(_UNITS)}", words=_UNITS)
 
+# What Lathe gives Lightning's Trainer itself: a value typed below `trainer` would not be heard.
+FILLED_IN = {
+    "precision": "choose precision=bf16-mixed or another file of configs/precision",
+    "strategy": "choose strategy=ddp or another file of configs/strategy",
+    "logger": "choose logger=tensorboard or other files of configs/logger",
+    "callbacks": "choose callbacks=[default,ema] or other files of configs/callbacks",
+    "plugins": "precision=, strategy= and launch= choose the plug-ins",
+    "default_root_dir": "set paths.log_dir",
+    "barebones": "set enable_checkpointing, enable_progress_bar and enable_model_summary to false, one by one",
+    "enable_autolog_hparams": "loggers receive the run's configuration whatever it is",
+    "model_registry": "upload what scripts/export.py makes",
+}
+
 TRAINER: dict[str, Rule] = {
     "accelerator": word(*ACCELERATORS),
     "devices": whole(1, 1_000_000, also=[-1]) | "auto" | items(whole(0, 1_000_000), 1),

@@ -36,6 +36,9 @@ class Keys:
 Place = Rule | Part | Parts | Keys
 
 _RUN = text("a run directory")
+# It becomes a folder below paths.log_dir, where Lathe makes these folders itself.
+_name = text("letters, digits and . _ - + alone, at most 100 and none of latest, benchmark, slurm and sweeps",
+             r"(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}")  # fmt: skip
 _trusted = items(text("a package or a dotted name"))
 _checkpoint = word("best", "last")
 _batch = whole(1, 2**31) | None
@@ -54,7 +57,7 @@ def _devices(*more: str) -> Keys:
 
 
 TRAIN: dict[str, Place] = {
-    "name": text("a name"),
+    "name": _name,
     "tags": items(text("a label")),
     "seed": _seed,
     "test": flag,
