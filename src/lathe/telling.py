@@ -12,9 +12,9 @@ from typing import Any
 from lathe import files, trust
 from lathe.errors import Stopped, UserError
 from lathe.group import waited
-from lathe.help import help_text, root_names
+from lathe.help import configuration_folder, help_text, root_names
 from lathe.schema import renamed
-from lathe.words import explain, translate
+from lathe.words import explain, refused_as_well, translate
 
 FULL_ERROR = "LATHE_FULL_ERROR"
 _older: set[str] = set()  # names of parts that were told
@@ -43,7 +43,8 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
             print("Error: stopped by Ctrl-C.", file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
         except Exception as error:
-            sys.exit(tell(error))
+            also = [] if full_error() else refused_as_well(error, configuration_folder(), root_names())
+            sys.exit(tell(UserError(*also) if also else error))
 
     return wrapped
 

@@ -3,14 +3,16 @@
 import argparse
 import os
 import re
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config import flatten
-from lathe.errors import UserError, did_you_mean, require
+from lathe.errors import UserError, did_you_mean, refuse, require
 from lathe.schema.trainer import FILLED_IN
 
 Groups = Mapping[str, Sequence[str]]
@@ -55,7 +57,14 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     ordered = sorted(arguments, key=lambda word: word not in MULTIRUN)
     parsed = _check_flags(ordered)
     typed = set(parsed.overrides)
-    words = [_translated(word, groups) if word in typed else word for word in ordered]
+    words: list[str] = []
+    refused: list[str] = []
+    for word in ordered:
+        try:
+            words.append(_translated(word, groups) if word in typed else word)
+        except UserError as error:
+            refused += error.args
+    refuse(refused)
     overrides = [word for word in words if word in typed or word not in ordered]
     _tell_repeated(overrides)
     if parsed.multirun:
@@ -171,6 +180,35 @@ def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = N
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
     return None
+
+
+def refused_as_well(error: Exception, folder: Path | None, groups: Groups) -> list[str]:
+    """A sentence for each override of this command line that Hydra refuses, where it stopped with `error` at the first of several; else
+    none. `folder` has the configuration files."""
+    from hydra import compose, initialize_config_dir  # here: --help answers without them
+    from hydra.errors import HydraException
+
+    if not isinstance(error, HydraException) or folder is None:
+        return []
+    parsed, found = _check_flags(sys.argv[1:]), []
+    other = parsed.multirun or parsed.config_name or parsed.config_path or parsed.config_dir
+    left = [] if other or len(parsed.overrides) < 2 else list(parsed.overrides)
+    while left:
+        sentence = explain(error, groups) or ""
+        places = {word: re.search(rf"(?<![\w.]){re.escape(key_of(word))}(?![\w.])", sentence) for word in left}
+        wrong = min((match.start(), word) for word, match in places.items() if match)[1:] if any(places.values()) else ()
+        if not wrong:
+            break
+        found.append(sentence)
+        left.remove(*wrong)
+        try:
+            with initialize_config_dir(str(folder), version_base="1.3"):
+                compose(Path(sys.argv[0]).stem, overrides=left)
+        except HydraException as next_error:
+            error = next_error
+        else:
+            break
+    return found
 
 
 def _no_such_key(key: str, hint: str) -> str:

@@ -134,6 +134,10 @@ SEVERAL = {
                                                      "compression.qat.bits=1", "trainer.accelerator=cpu", "trainer.devices=0"],
                                                     ["trainer.max_epochs=x", "trainer.devices=0", "compression.qat.bits=1",
                                                      "compression=[qat,prune] is out of order"]),
+    "keys that Hydra does not know": (["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],
+                                      ["model=rsnet20: ", "optimizer.lrr: ", "sed: ", "optmizer: "]),
+    "two that can't be read": (["optimizer.lr=[", "data.batch_size={"], ["'optimizer.lr=['", "'data.batch_size={'"]),
+    "keys of other templates": (["gpus=2", "epochs=3"], ["gpus=2: ", "epochs=3: "]),
     "interpolations that lead nowhere": (["data.batch_size=${nope}", "seed=${neither}"],
                                          ["data.batch_size: Interpolation key 'nope'", "seed: Interpolation key 'neither'"]),
 }  # fmt: skip

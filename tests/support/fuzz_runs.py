@@ -162,7 +162,7 @@ def fault(draw: Draw, warm: Warm) -> str | None:
         return f"left {found.left}"
     if found.accepted:
         return _fault_of_what_was_taken(draw, found, warm)
-    if found.code != 1 or len(lines) != 1 or not lines[0].startswith("Error: "):
+    if found.code != 1 or not 1 <= len(lines) <= len(draw.words) or not all(line.startswith("Error: ") for line in lines):
         return f"exit code {found.code}, {len(lines)} lines: {' / '.join(lines)[-1500:]}"
     if found.seconds > 10:
         return f"took {found.seconds:.1f} seconds"
