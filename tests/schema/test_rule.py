@@ -26,6 +26,7 @@ TAKEN = {
     "items of count": (items(count), {"list", "ones"}),
     "two items": (items(count, 2, 2), {"ones"}),
     "group": (group(count), {"group"}),
+    "group of these keys": (Rule("group", item=count, words=("b",)), set()),
     "node": (node, {"node"}),
     "anything": (anything, set(JUNK)),
     "several": (whole(1) | "abc" | items(count, 1) | None, {"one", "word", "ones", "none"}),

@@ -1,10 +1,7 @@
 """Data sets, their sources and augmentation."""
 
-import os
-
 from lathe.schema.rule import Rule, count, flag, items, node, number, path, share, text, whole, word
 
-WORKERS_PER_CORE = 16  # more reading processes than this are a typing mistake, and take a machine down
 _seed = whole(0, 2**32 - 1)
 _side = whole(1, 65536)
 _size = whole(1, 2**31)
@@ -27,7 +24,7 @@ _images: dict[str, Rule] = {
     **_loading,
     "augment": node | None,
     "loader": word("resident", "workers"),
-    "num_workers": whole(0, max(32, WORKERS_PER_CORE * (os.cpu_count() or 1))),
+    "num_workers": whole(0, 65536),
     "pin_memory": flag,
     "prefetch_factor": whole(1, 4096) | None,
     "persistent_workers": flag,

@@ -156,7 +156,8 @@ def _fits(rule: Rule, value: Any) -> bool:
     if rule.kind == "node":
         return isinstance(value.get("_target_"), str)
     return "_target_" not in value and all(
-        isinstance(k, str) and (rule.item is None or rule.item.fits(v)) for k, v in value.items()
+        isinstance(k, str) and (not rule.words or k in rule.words) and (rule.item is None or rule.item.fits(v))
+        for k, v in value.items()
     )
 
 

@@ -1,5 +1,6 @@
 """Keys of a training configuration that contradict each other, or of which one would do nothing."""
 
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ from lathe.errors import UserError
 from lathe.schema.names import canonical
 from lathe.schema.rule import shown
 
+WORKERS_PER_CORE = 16  # more reading processes than this are a typing mistake, and take a machine down
 CUT = ("Pipeline", "ThreeD")  # strategies under which no process has the whole net
 Together = Callable[["Taken"], Iterable[str] | None]  # yields a sentence for each contradiction, or raises the first one
 
@@ -117,6 +119,13 @@ def _devices(cfg: Mapping[str, Any]) -> Iterator[str]:
                "strategy.devices.")  # fmt: skip
 
 
+def _workers(cfg: Mapping[str, Any]) -> Iterator[str]:
+    workers, cores = cfg["data"].get("num_workers"), os.cpu_count() or 1
+    most = max(32, WORKERS_PER_CORE * cores)
+    if isinstance(workers, int) and workers > most:
+        yield f"data.num_workers={workers} would start that many processes on this machine's {cores} cores: use at most {most}."
+
+
 def _averaging(cfg: Mapping[str, Any]) -> Iterator[str]:
     strategy = str(cfg["strategy"].get("_target_")).rpartition(".")[2]
     nodes = {name: node for name, node in cfg["callbacks"].items() if node}
@@ -152,6 +161,7 @@ CONTRADICTIONS: tuple[Together, ...] = (
     _fused,
     _start,
     _devices,
+    _workers,
     _averaging,
     *CLASHES,
 )
