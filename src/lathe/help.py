@@ -6,6 +6,7 @@ Nothing is parsed here: the YAML files are meant to be read.
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from lathe.configs import FOLDER
@@ -39,9 +40,18 @@ def _map(folder: Path) -> str:
     return path.read_text() if path.is_file() else ""
 
 
-def help_text() -> str:
-    """The script's first words, its configuration file and the choices of the groups that the file names."""
-    folder = configuration_folder()
+def help_text(typed: Sequence[str] = ()) -> str:
+    """The script's first words, its configuration file and the choices of the groups that the file names; or, where keys were `typed` (and
+    overrides, which choose the composition), what there is to say of these keys.
+
+    Raises:
+        UserError: there is no such key.
+    """
+    folder, keys = configuration_folder(), [word for word in typed if "=" not in word and not word.startswith("-")]
+    if folder is not None and keys:
+        from lathe.schema.explained import explained  # here: it composes, which the help without keys need not wait for
+
+        return explained(folder, Path(sys.argv[0]).stem, keys, [word for word in typed if "=" in word])
     words = (sys.modules["__main__"].__doc__ or "").strip()
     if folder is None:
         return words
@@ -56,5 +66,6 @@ Choices of each group:
 
 {text.strip()}
 
-Flags: -m runs a sweep (-m seed=1,2,3); --cfg job prints the composed configuration without running; --trust asks
-before parts that a run directory names are built; --hydra-help lists Hydra's own."""
+Flags: --help optimizer.lr explains a key, --help optimizer the group; -m runs a sweep (-m seed=1,2,3); --cfg job
+prints the composed configuration without running; --trust asks before parts that a run directory names are built;
+--hydra-help lists Hydra's own."""

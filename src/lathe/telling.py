@@ -34,7 +34,10 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
         trust.ask("--trust" in sys.argv[1:])
         sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
         if {"-h", "--help"} & set(sys.argv[1:]):
-            print(help_text())
+            try:
+                print(help_text([word for word in sys.argv[1:] if word not in ("-h", "--help")]))
+            except Exception as error:
+                sys.exit(tell(error))
             return
         try:
             sys.argv[1:] = translate(sys.argv[1:], root_names())

@@ -1,5 +1,6 @@
 """What the YAML files say of each key beside its value: the comment, the file, and the class that reads it."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,17 @@ def parts(found: list[Written]) -> dict[str, list[str]]:
             names = built.setdefault(item.key.rpartition(".")[0], [])
             names += [item.owner] if item.owner not in names else []
     return built
+
+
+def headings(folder: Path) -> dict[str, str]:
+    """What each group is for, as the lists of defaults in the files at the root say."""
+    said: dict[str, str] = {}
+    for path in [folder / "train.yaml", *sorted(folder.glob("*.yaml"))]:
+        for group, comment in re.findall(
+            r"^  - (?:optional )?(\w+): \S+ +# (.+)", path.read_text(encoding="utf-8"), flags=re.MULTILINE
+        ):
+            said.setdefault(group, comment)
+    return said
 
 
 def plain(value: Any) -> str:

@@ -84,6 +84,7 @@ class Rule:
         found: list[str] = []
         for rule in self.kinds():
             found += rule.words if rule.kind == "word" else [_words(rule)]
+        found = list(dict.fromkeys(found))
         return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
 
     def sentence(self, key: str, value: Any) -> str | None:
