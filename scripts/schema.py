@@ -5,13 +5,15 @@ from pathlib import Path
 
 from lathe.configs import FOLDER
 from lathe.schema import as_json
+from lathe.schema.pages import Book
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def files() -> dict[Path, str]:
     """The text of every file that is made from the tables and the comments in configs/."""
-    return {FOLDER / "schema.json": as_json.text(FOLDER)}
+    pages = {ROOT / "docs" / "reference" / name: text for name, text in Book(FOLDER).pages().items()}
+    return {FOLDER / "schema.json": as_json.text(FOLDER), **pages}
 
 
 def stale() -> list[Path]:

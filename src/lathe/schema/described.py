@@ -34,7 +34,7 @@ class Written:
 def written(folder: Path) -> list[Written]:
     """Every key of every file in a folder of configurations: first those of files at the root, then group by group."""
     found: list[Written] = []
-    for path in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))]:
+    for path in [*sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "train", path)), *sorted(folder.glob("*/*.yaml"))]:
         group = path.parent.name if path.parent != folder else ""
         if group not in NOT_GROUPS:
             found += _keys_of(path.read_text(encoding="utf-8"), f"configs/{path.relative_to(folder).as_posix()}", group)
