@@ -230,7 +230,7 @@ def main() -> None:
     print(f"| 32 clients, max_batch_size=32, requests/s | {spread(many['batched'], '.0f')} | | |")
     print(f"| 32 clients, max_batch_size=1, requests/s | {spread(many['unbatched'], '.0f')} | | |")
     print(f"| batches give | {spread(many['gain'])} | at least {BARS['gain']:g} | {word[met['gain']]} |")
-    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("litserve", "uvicorn", "onnxruntime", "torch"))
+    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("starlette", "uvicorn", "onnxruntime", "torch"))
     print(f"\nn = {options.rounds} rounds of {options.calls} calls and of {options.seconds:g} s; target={options.target}, 1 worker, 1 "
           f"thread; {packages}; Python {platform.python_version()}; {os.cpu_count()} cores, {time.monotonic() - began:.0f} s.")  # fmt: skip
     if options.json:

@@ -11,15 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from litserve.utils import LitAPIStatus
 
 from lathe.errors import UserError
-from lathe.serving.api import FAILED
 from lathe.serving.channel import WorkerEnd
 from lathe.serving.engine import Engine
 from lathe.serving.limits import BadRequest
 
-Batch = list[tuple[int, np.ndarray]]
+Batch = list[np.ndarray]
 
 
 class Crew:
@@ -38,15 +36,14 @@ class Crew:
 
     def _work(self, end: WorkerEnd, theirs: socket.socket, process: "Worker", refusal: str | None) -> None:
         try:
-            end.put(refusal)
+            end.send([refusal])
             while True:
-                batch = end.exchange()
-                self.batches.append([len(inputs) for _, inputs in batch])
+                batch = end.receive()
+                self.batches.append([len(inputs) for inputs in batch])
                 answers = self.compute(batch)
                 if answers is None:
                     break
-                for (number, _), answer in reversed(list(zip(batch, answers, strict=True))):
-                    end.send((number, (answer, LitAPIStatus.OK, None, 0)), 0)
+                end.send(answers)
         except EOFError:
             pass
         theirs.close()
@@ -77,7 +74,7 @@ class Worker:
 
 
 def same(batch: Batch) -> list[Any]:
-    return [inputs.astype(np.float32) for _, inputs in batch]
+    return [inputs.astype(np.float32) for inputs in batch]
 
 
 def sample(value: int, rows: int = 1) -> np.ndarray:
@@ -176,7 +173,7 @@ def test_a_full_queue_refuses_all_but_the_urgent(options: Callable[..., Any]) ->
 
 def test_a_dead_worker_is_replaced_and_only_what_it_held_is_refused(options: Callable[..., Any]) -> None:
     def compute(batch: Batch) -> list[Any] | None:
-        return None if batch[0][1][0, 0] == 66 else same(batch)
+        return None if batch[0][0, 0] == 66 else same(batch)
 
     crew = Crew(compute)
 
@@ -213,7 +210,7 @@ def test_a_hung_worker_is_killed_and_replaced(options: Callable[..., Any]) -> No
     hang = threading.Event()
 
     def compute(batch: Batch) -> list[Any]:
-        if batch[0][1][0, 0] == 66:
+        if batch[0][0, 0] == 66:
             hang.wait(20)
         return same(batch)
 
@@ -252,7 +249,7 @@ def test_who_gave_up_is_not_computed(options: Callable[..., Any]) -> None:
 
 def test_a_failed_input_is_told_alone(options: Callable[..., Any]) -> None:
     def compute(batch: Batch) -> list[Any]:
-        return [FAILED if inputs[0, 0] == 13 else inputs for _, inputs in batch]
+        return [None if inputs[0, 0] == 13 else inputs for inputs in batch]
 
     async def scene(engine: Engine) -> None:
         good, bad = engine.predict(sample(1), 10), engine.predict(sample(13), 10)

@@ -27,7 +27,7 @@ KEY = "a key of the test"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of scripts/serve.py with an API key in front of a small trained net."""
-    pytest.importorskip("litserve")
+    pytest.importorskip("uvicorn")
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=20")
     train(cfg)
     run = Path(cfg["paths"]["run_dir"])

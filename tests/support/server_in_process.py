@@ -10,10 +10,7 @@ from typing import Any
 import numpy as np
 import uvicorn
 
-from lathe.serving.hosts import Hosts
 from lathe.serving.options import Options
-from lathe.serving.protocol import options_of
-from lathe.serving.routes import Outermost
 from lathe.serving.server import Server, listen
 from support.server_process import Answer, ask, message
 
@@ -31,8 +28,7 @@ class Here:
             return np.asarray(compute(inputs), dtype=np.float32)
 
         server.engine.predict, server.engine.ready = predict, 1  # type: ignore[method-assign]
-        app = Outermost(server.app, server.engine, Hosts(options.host, options.hosts))
-        self.uvicorn = uvicorn.Server(uvicorn.Config(app, **options_of(options, server.engine.metrics)))
+        self.uvicorn = uvicorn.Server(server.config)  # without its workers and signals
         self.listener = listen(options.host, 0)
         self.port = self.listener.getsockname()[1]
         self.thread = threading.Thread(target=self._serve)

@@ -2,7 +2,7 @@
 
 A batch is what has waited while a worker computed the last one. Only if that last one held several requests, as with several clients at a
 time, does the next wait for as many again, at most `batch_timeout`: a lone client is never held up. A request belongs to one batch of one
-worker at a time, and its answer comes back over that worker's own socket under the request's number, so it can't reach anybody else.
+worker at a time, and its answer comes back over that worker's own socket in the request's place, so it can't reach anybody else.
 """
 
 import asyncio
@@ -16,7 +16,6 @@ from socket import socket
 from typing import Any
 
 import numpy as np
-from litserve.utils import LitAPIStatus
 
 from lathe.errors import UserError
 from lathe.serving.channel import ServerEnd
@@ -32,7 +31,6 @@ LEAVE = 5.0  # seconds for a worker to leave by itself
 
 @dataclass(eq=False)
 class Request:
-    number: int
     inputs: Array
     answer: "asyncio.Future[Array]"
     since: float
@@ -47,7 +45,7 @@ class Engine:
         self.waiting: deque[Request] = deque()
         self.ready = 0
         self._arrived, self._taking = asyncio.Event(), asyncio.Lock()
-        self._number, self._last = 0, 1  # of the next request; requests of the last batch
+        self._last = 1  # requests of the last batch
         self._keepers: list[asyncio.Task[None]] = []
         self._processes: dict[int, BaseProcess] = {}
         self._stopping = False
@@ -89,8 +87,7 @@ class Engine:
         """
         if self.full and not urgent:
             raise BadRequest(503, f"{len(self.waiting)} requests wait already: send it again later.")
-        request = Request(self._number, inputs, asyncio.get_running_loop().create_future(), time.monotonic())
-        self._number += 1
+        request = Request(inputs, asyncio.get_running_loop().create_future(), time.monotonic())
         if urgent:
             self.waiting.appendleft(request)
         else:
@@ -114,7 +111,7 @@ class Engine:
                 process, end = self.launch(index)
                 self._processes[index] = process
                 channel = await ServerEnd.open(end)
-                refused = await asyncio.wait_for(channel.receive(), self.options.load_timeout)
+                (refused,) = await asyncio.wait_for(channel.receive(1), self.options.load_timeout)
                 if refused is not None:
                     raise UserError(refused)
                 if not loaded.done():
@@ -187,8 +184,8 @@ class Engine:
         while True:
             held[:] = await self._take()
             began = time.perf_counter()
-            pairs = [(request.number, request.inputs) for request in held]
-            answers = await asyncio.wait_for(channel.exchange(pairs), self.options.request_timeout)
+            inputs = [request.inputs for request in held]
+            answers = await asyncio.wait_for(channel.exchange(inputs), self.options.request_timeout)
             self.metrics.compute.observe(time.perf_counter() - began)
             self.metrics.batch.observe(sum(len(request.inputs) for request in held))
             self._settle(held, answers)
@@ -235,14 +232,11 @@ class Engine:
             timer.cancel()
 
     def _settle(self, batch: list[Request], answers: list[Any]) -> None:
-        """Gives each request its answer, which is `(number, (logits or FAILED, status, ...))` as LitServe's loop sends it."""
-        found = {number: payload[:2] for number, payload in answers}
-        for request in batch:
-            logits, status = found[request.number]
-            good = status == LitAPIStatus.OK and isinstance(logits, np.ndarray)
+        """Gives each request its logits, or says that there are none."""
+        for request, logits in zip(batch, answers, strict=True):
             if request.answer.done():
                 continue
-            if good:
+            if isinstance(logits, np.ndarray):
                 request.answer.set_result(logits)
             else:
                 request.answer.set_exception(BadRequest(500, "The net failed on this input: the server's log says why."))

@@ -1,17 +1,18 @@
-"""What the server answers at each path, as one ASGI application around LitServe's."""
+"""What the server answers at each path, as one ASGI application."""
 
 import asyncio
 import json
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from lathe.serving import answers, auth, decode, model, receiving
 from lathe.serving.bodies import quoted
@@ -34,30 +35,84 @@ GONE = 499  # nobody reads it; /metrics counts it
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Routes:
-    """`facts` are the export's manifest; `about` is what /info adds to them."""
+class App:
+    """`facts` are the export's manifest."""
 
-    def __init__(self, engine: Engine, options: Options, facts: dict[str, Any], about: dict[str, Any]) -> None:
+    def __init__(self, engine: Engine, options: Options, facts: dict[str, Any]) -> None:
         self.engine, self.options, self.facts = engine, options, facts
+        self.hosts = Hosts(options.host, options.hosts)
         self.example = model.example(facts)
         self.page = page(facts).encode()
-        self.about = json.dumps({"manifest": facts, **about}).encode()
+        self.about = json.dumps(about(options, facts)).encode()
+        self.handlers: dict[str, Handler] = {
+            "/predict": self.predict,
+            "/health": self.health,
+            "/metrics": self.metrics,
+            "/info": self.info,
+            "/": self.index,
+        }
         self._probe: asyncio.Task[None] | None = None
 
-    def routes(self) -> list[Route]:
-        paths: dict[str, tuple[Handler, str]] = {
-            "/predict": (self.predict, "POST"),
-            "/health": (self.health, "GET"),
-            "/metrics": (self.metrics, "GET"),
-            "/info": (self.info, "GET"),
-            "/": (self.index, "GET"),
-        }
-        return [Route(path, self._guarded(path, handler), methods=[method]) for path, (handler, method) in paths.items()]
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Counts every answer, and turns what went wrong into one sentence; a traceback goes to the log alone."""
+        started = False
+
+        async def counted(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                message["headers"] = [*message.get("headers", []), *FOR_BROWSERS]
+                if request.state.unread:  # some of the request may still be under way
+                    message["headers"].append((b"connection", b"close"))
+                self.engine.metrics.answered(scope["path"], message["status"])
+            await send(message)
+
+        request = Request(scope, receive)
+        try:
+            response = await self._answer(request)
+            await response(scope, receive, counted)
+        except asyncio.CancelledError:  # stop_timeout is over
+            if not started:
+                request.state.unread = True
+                stopping = BadRequest(503, "The server is stopping: send it again later.")
+                await refusal(stopping, request)(scope, receive, counted)
+        except Exception:
+            if started:
+                raise
+            logging.getLogger("uvicorn.error").exception("The server met an error of its own.")
+            own = BadRequest(500, "The server met an error of its own: its log says which.")
+            await refusal(own, request)(scope, receive, counted)
+
+    async def _answer(self, request: Request) -> Response:
+        try:
+            try:
+                return await self._handler(request)(request)
+            finally:
+                if not hasattr(request.state, "unread"):  # nobody wanted its body
+                    await receiving.discard(request)
+        except BadRequest as error:
+            return refusal(error, request)
+        except ClientDisconnect:
+            return Response(status_code=GONE)
+
+    def _handler(self, request: Request) -> Handler:
+        """What answers at the request's path.
+
+        Raises:
+            BadRequest: it is not meant for this server, for a path that is not there or by another method, or lacks the key.
+        """
+        self.hosts.check(request.scope)
+        path, method = request.scope["path"], request.method
+        if path not in self.handlers:
+            raise BadRequest(404, f"There is nothing at {quoted(path)}: the paths are /, /predict, /health, /metrics and /info.")
+        if method not in allowed(path):
+            raise BadRequest(405, f"{method} is not for {quoted(path)}: POST goes to /predict, GET to the others.")
+        auth.check(path, request.headers, self.options.api_key)
+        return self.handlers[path]
 
     async def predict(self, request: Request) -> Response:
         began = time.perf_counter()
         if self.engine.full:
-            await receiving.discard(request)
             raise BadRequest(503, f"{self.options.max_queue} requests wait already: send it again later.")
         content = await receiving.read(request, self.options.limits.body, self.options.body_timeout)
         top_k = self._top_k(request)
@@ -137,21 +192,21 @@ class Routes:
     async def index(self, request: Request) -> Response:
         return Response(self.page, headers={"content-type": HTML})
 
-    def _guarded(self, path: str, handler: Handler) -> Handler:
-        async def endpoint(request: Request) -> Response:
-            try:
-                try:
-                    auth.check(path, request.headers, self.options.api_key)
-                except BadRequest:
-                    await receiving.discard(request)
-                    raise
-                return await handler(request)
-            except BadRequest as error:
-                return refusal(error, close=getattr(request.state, "unread", False))
-            except ClientDisconnect:
-                return Response(status_code=GONE)
 
-        return endpoint
+def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
+    """What /info tells.
+
+    Raises:
+        UserError: the run's receipt can't be read.
+    """
+    return {
+        "manifest": facts,
+        "receipt": model.receipt(Path(options.run)),
+        "limits": {"body_bytes": options.limits.body, "pixels": options.limits.pixels, "samples": options.limits.samples,
+                   "tokens": options.limits.tokens, "queue": options.max_queue, "seconds": options.request_timeout},
+        "server": {"uvicorn": metadata.version("uvicorn"), "workers": options.workers, "threads": options.threads,
+                   "max_batch_size": options.max_batch_size, "batch_timeout": options.batch_timeout},
+    }  # fmt: skip
 
 
 def _only(request: Request, name: str) -> str | None:
@@ -162,49 +217,17 @@ def _only(request: Request, name: str) -> str | None:
     return values[0] if values else None
 
 
-def refusal(error: BadRequest, close: bool = False) -> Response:
-    """One sentence as JSON. A connection on which some of the request is still under way is closed behind it."""
-    headers = {"connection": "close"} if close else {}
+def allowed(path: str) -> tuple[str, ...]:
+    return ("POST",) if path == "/predict" else ("GET", "HEAD")
+
+
+def refusal(error: BadRequest, request: Request) -> Response:
+    """One sentence as JSON."""
+    headers = {}
     if error.status == 503:
         headers["retry-after"] = "1"
     if error.status == 401:
         headers["www-authenticate"] = "Bearer"
+    if error.status == 405:
+        headers["allow"] = ", ".join(allowed(request.scope["path"]))
     return Response(json.dumps({"error": error.sentence}), error.status, headers, JSON)
-
-
-class Outermost:
-    """Refuses what is not meant for this server, counts every answer, and turns what the inner application can't handle into one sentence;
-    the traceback goes to the log alone."""
-
-    def __init__(self, app: ASGIApp, engine: Engine, hosts: Hosts) -> None:
-        self.app, self.engine, self.hosts = app, engine, hosts
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def counted(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                message["headers"] = [*message.get("headers", []), *FOR_BROWSERS]
-                self.engine.metrics.answered(scope["path"], message["status"])
-            await send(message)
-
-        try:
-            try:
-                self.hosts.check(scope)
-            except BadRequest as error:
-                request = Request(scope, receive)
-                await receiving.discard(request)
-                return await refusal(error, close=request.state.unread)(scope, receive, counted)
-            await self.app(scope, receive, counted)
-        except asyncio.CancelledError:  # stop_timeout is over
-            if not started:
-                await refusal(BadRequest(503, "The server is stopping: send it again later."), close=True)(
-                    scope, receive, counted
-                )
-        except Exception:
-            if started:
-                raise
-            logging.getLogger("uvicorn.error").exception("The server met an error of its own.")
-            await refusal(BadRequest(500, "The server met an error of its own: its log says which."))(scope, receive, counted)

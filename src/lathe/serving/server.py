@@ -1,157 +1,72 @@
-"""`scripts/serve.py`: LitServe starts the workers and runs their loop and hooks; this server listens, queues and watches over them.
-
-LitServe's own `run()` is not used, for what LitServe 0.2.19 does there: a restarted worker leaves the requests that the dead one held
-without an answer (its monitor looks at them in another process), a SIGTERM leaves children behind, Ctrl-C kills workers before they have
-answered, and collecting a batch holds up every request by the whole `batch_timeout`. Here the HTTP server lives in the first process, and
-`engine` takes the place of LitServe's queues.
-"""
+"""`scripts/serve.py`: uvicorn listens, in this process, and `routes` answers. `engine` hands batches to worker processes and watches over
+them."""
 
 import asyncio
 import errno
 import signal
 import socket
-from importlib import metadata
-from multiprocessing.process import BaseProcess
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import uvicorn
-from fastapi import Request
-from litserve import LitServer
-from litserve.utils import configure_logging
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.middleware.gzip import GZipMiddleware
 
 from lathe.errors import UserError
-from lathe.serving import model
+from lathe.serving import model, worker
 from lathe.serving import options as serve_options
-from lathe.serving.api import Api
-from lathe.serving.bodies import quoted
-from lathe.serving.channel import WorkerEnd
 from lathe.serving.engine import Engine
-from lathe.serving.hosts import Hosts
-from lathe.serving.limits import BadRequest
 from lathe.serving.options import Options
 from lathe.serving.protocol import options_of
-from lathe.serving.routes import Outermost, Routes, refusal
+from lathe.serving.routes import App
 
 
-class Server(LitServer):
-    """LitServe's server of one net. `facts` are the manifest of what `options` names."""
+class Server(uvicorn.Server):
+    """Of one net; `facts` are the manifest of what `options` names."""
 
     def __init__(self, options: Options, facts: dict[str, Any]) -> None:
-        self.options, self.facts = options, facts
-        self.engine = Engine(self.launch, options)
-        self.workers_setup_status: dict[str, str] = {}
-        super().__init__(
-            Api(options, facts),
-            accelerator="cpu",  # the exports and the module compute on the CPU
-            workers_per_device=options.workers,
-            timeout=options.request_timeout,
-            disable_openapi_url=True,
-        )
+        self.options = options
+        self.engine = Engine(partial(worker.launch, options=options, facts=facts), options)
+        app = GZipMiddleware(App(self.engine, options, facts), minimum_size=1000)
+        super().__init__(uvicorn.Config(app, **options_of(options, self.engine.metrics)))
 
-    def register_endpoints(self) -> None:
-        """LitServe's hook: our routes in place of its own."""
-        about = {
-            "receipt": model.receipt(Path(self.options.run)),
-            "limits": {"body_bytes": self.options.limits.body, "pixels": self.options.limits.pixels, "samples": self.options.limits.samples,
-                       "tokens": self.options.limits.tokens, "queue": self.options.max_queue, "seconds": self.options.request_timeout},
-            "server": {"litserve": metadata.version("litserve"), "workers": self.options.workers, "threads": self.options.threads,
-                       "max_batch_size": self.options.max_batch_size, "batch_timeout": self.options.batch_timeout},
-        }  # fmt: skip
-        self.app.router.routes[:] = Routes(self.engine, self.options, self.facts, about).routes()
-        self.app.router.redirect_slashes = False
-        self.app.add_exception_handler(HTTPException, _unknown)
-
-    def launch(self, index: int) -> tuple[BaseProcess, socket.socket]:
-        """Starts worker `index` by LitServe's own means, with one end of a socket pair for its queue and its transport."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            self._transport = WorkerEnd(theirs)
-            self.litapi_request_queues[self.lit_api.api_path] = self._transport
-            process: BaseProcess = self.launch_single_inference_worker(self.lit_api, index)
-        return process, ours
-
-    def serve(self, listener: socket.socket) -> None:
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         """Answers until SIGINT or SIGTERM, then what it has accepted, and returns when no worker is left.
 
         Raises:
             UserError: a worker can't load the net.
         """
-        configure_logging("error")
-        config = uvicorn.Config(
-            Outermost(self.app, self.engine, Hosts(self.options.host, self.options.hosts)),
-            **options_of(self.options, self.engine.metrics),
-        )
-        make_loop = config.get_loop_factory() or asyncio.new_event_loop
-        loop = make_loop()
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_until_complete(self._serve(_Uvicorn(config, self._greet), listener))
-        finally:
-            asyncio.set_event_loop(None)
-            loop.close()
-
-    async def _serve(self, server: "_Uvicorn", listener: socket.socket) -> None:
-        starting = asyncio.ensure_future(self.engine.start())
-        stopped = asyncio.Event()
+        starting = asyncio.create_task(self.engine.start())
 
         def stop() -> None:
-            server.force_exit = server.should_exit  # the second signal does not wait for answers
-            server.should_exit = True
-            stopped.set()
+            self.force_exit = self.should_exit  # the second signal does not wait for answers
+            self.should_exit = True
+            starting.cancel()
 
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop)
-        waiting = asyncio.ensure_future(stopped.wait())
         try:
-            await asyncio.wait({starting, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            if starting.done():
+            await asyncio.wait({starting})
+            if not starting.cancelled():
                 starting.result()
-                await server.serve(sockets=[listener])
+                await super().serve(sockets)
         finally:
-            starting.cancel()
-            waiting.cancel()
-            await asyncio.gather(starting, waiting, return_exceptions=True)
             await self.engine.stop()
 
-    def _greet(self, address: tuple[Any, ...]) -> None:
+    def capture_signals(self) -> AbstractContextManager[None]:  # type: ignore[override]
+        return nullcontext()  # `serve` does it; uvicorn would raise them again at the end
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        assert sockets
+        address = sockets[0].getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         key = f"; requests need the API key of api_key or {serve_options.KEY}" if self.options.api_key else ""
         print(
             f"Serving {self.options.run} (target={self.options.target}) at http://{host}:{address[1]}{key}. Ctrl-C stops it.",
             flush=True,
         )
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn's server without its own handling of signals, which raises them again at the end."""
-
-    def __init__(self, config: uvicorn.Config, greet: Any) -> None:
-        super().__init__(config)
-        self.greet = greet
-
-    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._serve(sockets)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        assert sockets
-        self.greet(sockets[0].getsockname())
-
-
-async def _unknown(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    if error.status_code == 404:
-        sentence = f"There is nothing at {quoted(request.scope['path'])}: the paths are /, /predict, /health, /metrics and /info."
-    elif error.status_code == 405:
-        sentence = f"{request.method} is not for {quoted(request.scope['path'])}: POST goes to /predict, GET to the others."
-    else:
-        sentence = str(error.detail)
-    answer = refusal(BadRequest(error.status_code, sentence))
-    answer.headers.update(error.headers or {})
-    return answer
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -193,4 +108,4 @@ def serve(cfg: dict[str, Any]) -> None:
     with listener:
         facts = model.describe(options.run, options.target, options.checkpoint)
         serve_options.check_batch(options, model.example(facts).nbytes)
-        Server(options, facts).serve(listener)
+        Server(options, facts).run([listener])

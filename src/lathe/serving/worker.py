@@ -1,0 +1,100 @@
+"""A worker: a process that loads the net and computes the batches that come over its socket, until the server closes that."""
+
+import logging
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from socket import socket, socketpair
+from typing import Any
+
+import numpy as np
+
+from lathe.errors import UserError
+from lathe.serving import model
+from lathe.serving.channel import WorkerEnd
+from lathe.serving.options import Options
+
+Array = np.ndarray[Any, Any]
+Net = Callable[[Array], Array]
+log = logging.getLogger(__name__)
+
+
+def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BaseProcess, socket]:
+    """Starts worker `index`: its process and the server's end of its socket. `facts` are the manifest of what `options` names.
+
+    Raises:
+        OSError: there are too many open files, or there is no memory.
+    """
+    ours, theirs = socketpair()
+    with theirs:
+        process = get_context("spawn").Process(target=work, args=(theirs, options, facts), name=f"worker {index}")
+        try:
+            process.start()
+        except BaseException:
+            ours.close()
+            raise
+    return process, ours
+
+
+def work(end: socket, options: Options, facts: dict[str, Any]) -> None:
+    """The process. It says first whether the net is loaded, null or a sentence, then answers each batch."""
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group; the server still owes answers then.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    logging.basicConfig(format="%(asctime)s worker %(process)d: %(message)s")
+    channel = WorkerEnd(end)
+    try:
+        net = load(options, facts)
+        channel.send([net if isinstance(net, str) else None])
+        while not isinstance(net, str):
+            channel.send(compute(net, channel.receive()))
+    except EOFError:
+        logging.shutdown()
+        os._exit(0)  # it holds nothing, and torch takes a second to be taken down module by module
+
+
+def load(options: Options, facts: dict[str, Any]) -> Net | str:
+    """The net, which has computed something once, or a sentence that says why there is none."""
+    try:
+        net = model.load(options.run, options.target, options.checkpoint, options.threads)
+        first = model.example(facts)
+        for rows in sorted({1, options.max_batch_size}):  # the first call of a size allocates
+            net(np.repeat(first, rows, axis=0))
+    except UserError as error:
+        return str(error)
+    except Exception as error:
+        log.exception("target=%s can't be loaded.", options.target)
+        kind = type(error).__name__
+        return f"target={options.target} can't be loaded ({kind}): export the run again with scripts/export.py."
+    return net
+
+
+def compute(net: Net, inputs: list[Array]) -> list[Array | None]:
+    """The logits `[rows, ..., classes]` of each request `[rows, ...]`. They may differ in rows, picture size and length: those that fit
+    are computed together. None: the net can't take that input, which fails alone, not with its batch."""
+    found: list[Array | None] = [None] * len(inputs)
+    alike: dict[Any, list[int]] = {}
+    for index, array in enumerate(inputs):
+        alike.setdefault((array.shape[1:], array.dtype.str), []).append(index)
+    for indices in alike.values():
+        try:
+            _compute(net, inputs, indices, found)
+        except Exception:
+            for index in indices:
+                try:
+                    _compute(net, inputs, [index], found)
+                except Exception:
+                    log.exception("The net failed on an input of shape %s.", inputs[index].shape)
+    return found
+
+
+def _compute(net: Net, inputs: list[Array], indices: list[int], found: list[Array | None]) -> None:
+    together = [inputs[index] for index in indices]
+    rows = [len(array) for array in together]
+    logits = np.asarray(net(together[0] if len(together) == 1 else np.concatenate(together)), dtype=np.float32)
+    if len(logits) != sum(rows):
+        raise ValueError(f"{sum(rows)} rows gave {len(logits)} answers")
+    for index, part in zip(indices, np.split(logits, np.cumsum(rows)[:-1]), strict=True):
+        found[index] = part
