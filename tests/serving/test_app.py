@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from here import Here
-from served import BINARY, message, receive
+from support.server_in_process import Here
+from support.server_process import BINARY, message, receive
 
 from lathe.serving.model import describe
 
