@@ -3,13 +3,13 @@
 import hydra
 from omegaconf import DictConfig
 
-from lathe.launch import launch, one_sentence
+from lathe.launch.start import launch, one_sentence
 
 
 @one_sentence
 @hydra.main(version_base="1.3", config_path="configs", config_name="train")
 def main(cfg: DictConfig) -> float | None:
-    return launch(cfg, "lathe.run:train")
+    return launch(cfg, "lathe.verbs.train:train")
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import torch
 
 from lathe.export.bundle import open_bundle
 from lathe.measure import describe_cpu, versions
-from lathe.shippable import open_shippable
+from lathe.runs.shippable import open_shippable
 
 ROOT = Path(__file__).parent.parent
 RUN = ("data=synthetic", "model=resnet18", "data.image_size=32", "data.channels=3", "data.mean=[0.5,0.5,0.5]", "data.std=[0.25,0.25,0.25]",

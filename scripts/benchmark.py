@@ -13,11 +13,11 @@ from omegaconf import DictConfig
 
 from lathe import trust
 from lathe.benchmark import crew, report, suites
-from lathe.config import check, resolve
-from lathe.devices import count_processes
+from lathe.config.composed import check, resolve
 from lathe.errors import refuse, require
-from lathe.launch import check_typed
-from lathe.telling import one_sentence, tell
+from lathe.launch.devices import count_processes
+from lathe.launch.start import check_typed
+from lathe.launch.telling import one_sentence, tell
 
 OLDER = ("cli", "trainer", "data")
 

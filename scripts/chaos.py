@@ -35,7 +35,7 @@ from typing import Any
 
 import torch
 
-import lathe.finalise
+import lathe.verbs.finalise
 from lathe.tasks import Task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,7 +83,7 @@ def _counted(counts: Counter[str], event: str, fault: tuple[str, int] | None, fu
 
 
 WATCHED = ((os, "replace", "write"), (os, "fsync", "write"), (Task, "training_step", "step"), (Task, "validation_step", "validation"),
-           (Task, "test_step", "test"), (lathe.finalise, "write_receipt", "receipt"))  # fmt: skip
+           (Task, "test_step", "test"), (lathe.verbs.finalise, "write_receipt", "receipt"))  # fmt: skip
 
 
 def _child(arguments: list[str], folder: str, fault: tuple[str, int] | None) -> None:
@@ -275,7 +275,7 @@ def main() -> None:
         parser.error(f"--variants {','.join(unknown)}: choose from {', '.join(VARIANTS)}")
     numbers = range(options.n) if options.case is None else [options.case]
     began, os.environ["OMP_NUM_THREADS"] = time.monotonic(), "1"
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["lathe.run", "lathe.launch"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["lathe.verbs.train", "lathe.launch.start"])
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         folder = options.keep or Path(temporary)
         used = [name for i, name in enumerate(names) if any(number % len(names) == i for number in numbers)]

@@ -7,10 +7,10 @@ from typing import Any
 import hydra
 from omegaconf import DictConfig
 
-from lathe.config import resolve
+from lathe.config.composed import resolve
 from lathe.errors import require
-from lathe.launch import check_typed
-from lathe.telling import one_sentence, tell
+from lathe.launch.start import check_typed
+from lathe.launch.telling import one_sentence, tell
 
 
 @one_sentence
@@ -42,8 +42,8 @@ def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         UserError: two things are asked for, or what writing and indexing raise.
     """
     # imports torch: only once the command line is known to be right
-    from lathe.build import make
     from lathe.data.shard_write import ImageFolder, index_tars, source_samples, write_shards
+    from lathe.runs.build import make
 
     images, tars = settings["images"], settings["tars"]
     both = images["folder"] is not None and tars["folder"] is not None

@@ -5,9 +5,9 @@ import sys
 import hydra
 from omegaconf import DictConfig
 
-from lathe.config import resolve
-from lathe.launch import check_typed
-from lathe.telling import one_sentence, tell
+from lathe.config.composed import resolve
+from lathe.launch.start import check_typed
+from lathe.launch.telling import one_sentence, tell
 
 
 @one_sentence

@@ -1,11 +1,11 @@
-"""Writes what the tables of lathe.schema say for editors and readers: python scripts/schema.py (with --check, says what is stale)"""
+"""Writes what the tables of lathe.config.schema say for editors and readers: python scripts/schema.py (with --check, says what is stale)"""
 
 import sys
 from pathlib import Path
 
+from lathe.config.schema import as_json
+from lathe.config.schema.pages import Book
 from lathe.configs import FOLDER
-from lathe.schema import as_json
-from lathe.schema.pages import Book
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -15,12 +15,13 @@ import hydra
 from hydra import compose
 from omegaconf import DictConfig
 
-from lathe import files, rundir
-from lathe.agent import execute
-from lathe.config import resolve
+from lathe import files
+from lathe.config.composed import resolve
 from lathe.errors import UserError, require
-from lathe.evaluate import evaluate
-from lathe.launch import check_typed, one_sentence
+from lathe.launch.agent import execute
+from lathe.launch.start import check_typed, one_sentence
+from lathe.runs import rundir
+from lathe.verbs.evaluate import evaluate
 
 SHORT = (
     "trainer.accelerator=cpu", "trainer.max_epochs=null", "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.5",
@@ -118,7 +119,9 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
     while left:
         broke = None
         try:
-            execute("lathe.parity:run_cases", {**left[0], "cases": left, "notes": str(notes)}, processes, left[0]["launch"])
+            execute(
+                "lathe.verbs.support:run_cases", {**left[0], "cases": left, "notes": str(notes)}, processes, left[0]["launch"]
+            )
         except Exception as error:
             broke = " ".join(str(error).split())[:2000]
         lines = [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []

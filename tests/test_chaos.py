@@ -10,7 +10,7 @@ import pytest
 from support.commands import environment
 from support.runs import ROOT, SMALL, new_run
 
-import lathe.run
+import lathe.verbs.train
 
 chaos = runpy.run_path(str(ROOT / "scripts" / "chaos.py"), run_name="chaos")
 
@@ -34,7 +34,7 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     options = (*SMALL, "trainer.limit_train_batches=4", "test=false", "trainer.log_every_n_steps=2")
     one, again, other = (new_run(tmp_path / name, *options, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     for cfg in (one, again, other):
-        lathe.run.train(cfg)
+        lathe.verbs.train.train(cfg)
     alone, same, else_ = (Path(cfg["paths"]["run_dir"]) for cfg in (one, again, other))
     assert chaos["differences"](same, alone) == []
     told = " ".join(chaos["differences"](else_, alone))

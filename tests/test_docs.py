@@ -8,7 +8,7 @@ import pytest
 import torch
 from support.runs import ROOT, config
 
-from lathe.stages import check_compression
+from lathe.config.stages import check_compression
 
 PAGES = sorted((ROOT / "docs").glob("*.md"))
 BLOCK = r"^```{}\n(.*?)^```$"

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from support.runs import ROOT, SMALL, config, new_run, runs
 
-import lathe.run
-from lathe.compress import compress
+import lathe.verbs.train
 from lathe.errors import UserError, uninstalled
-from lathe.rundir import RunDir
+from lathe.runs.rundir import RunDir
+from lathe.verbs.compress import compress
 
 Cli = Callable[..., tuple[int, str]]
 ONNX = ("onnx", "onnxscript", "onnxruntime")
@@ -25,7 +25,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for package in (*ONNX, "torch_pruning", "wandb", "sklearn", "scipy"):
         blocked.setitem(sys.modules, package, None)
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL)
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     blocked.undo()
     return Path(cfg["paths"]["run_dir"])
 
@@ -73,7 +73,7 @@ def test_training_with_channels_removed_is_refused_at_once(cli: Cli, tmp_path: P
 
 def test_compressing_a_run_is_refused_before_it_is_scored(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     block(monkeypatch, "torch_pruning")
-    monkeypatch.setattr("lathe.compress.score.open_run_net", lambda *words: pytest.fail("the run was opened"))
+    monkeypatch.setattr("lathe.verbs.compress.score.open_run_net", lambda *words: pytest.fail("the run was opened"))
     asked = config(f"run={finished}", "compression=prune_channels", name="compress")
     cfg = RunDir(finished).config
     cfg |= {"request": asked, "strategy": asked["strategy"], "trainer": {**cfg["trainer"], **asked["trainer"]}}
@@ -96,6 +96,6 @@ def test_a_run_whose_receipt_will_lack_onnx_says_so_before_it_trains(tmp_path: P
     told = (
         r"compression\.receipt=quick will be without ONNX Runtime: onnxruntime can't be imported: pip install -e '\.\[export\]'"
     )
-    monkeypatch.setattr("lathe.run.interruptible", lambda *words: pytest.fail("trained before it warned"))
+    monkeypatch.setattr("lathe.verbs.train.interruptible", lambda *words: pytest.fail("trained before it warned"))
     with pytest.warns(UserWarning, match=told), pytest.raises(pytest.fail.Exception):
-        lathe.run.train(new_run(tmp_path, *SMALL, "compression=prune"))
+        lathe.verbs.train.train(new_run(tmp_path, *SMALL, "compression=prune"))

@@ -14,7 +14,7 @@ from support.commands import Started, check, command, environment, run
 from support.commands import start as started
 from support.runs import ROOT, new_run, rows, runs, weights
 
-from lathe.rundir import RunDir
+from lathe.runs.rundir import RunDir
 
 pytestmark = pytest.mark.slow
 

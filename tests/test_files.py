@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from support.runs import SMALL, new_run
 
-from lathe import files, rundir
+from lathe import files
 from lathe.files import disk_sentence
+from lathe.runs import rundir
 
 
 def dead() -> int:

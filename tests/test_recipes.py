@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.runs import SMALL, new_run
 
-from lathe.run import train
+from lathe.verbs.train import train
 
 QUIET = (
     "trainer.accelerator=cpu",

@@ -13,11 +13,11 @@ import torch
 import yaml
 from support.runs import ROOT, config
 
-from lathe.build import make
+from lathe.config.stages import check_compression, methods
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
-from lathe.methods import make_methods
-from lathe.stages import check_compression, methods
+from lathe.runs.build import make
+from lathe.runs.methods import make_methods
 
 CONFIGS = ROOT / "configs"
 GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "local")
@@ -69,7 +69,7 @@ def test_floors_import_only_floors_below() -> None:
 
 def test_launch_imports_no_torch() -> None:
     heavy = "{'torch', 'lightning', 'numpy'}"
-    run(sys.executable, "-c", f"import sys, lathe.launch; late = {heavy} & set(sys.modules); assert not late, late")
+    run(sys.executable, "-c", f"import sys, lathe.launch.start; late = {heavy} & set(sys.modules); assert not late, late")
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:
@@ -85,7 +85,7 @@ def test_no_source_file_is_longer_than_300_lines() -> None:
         str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in repository_files() if path.suffix == ".py"
     }
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
-    assert "src/lathe/run.py" in lengths
+    assert "src/lathe/verbs/train.py" in lengths
 
 
 def test_what_tests_share_lies_in_support() -> None:

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_module
 from support.commands import environment
 from support.runs import ROOT, SMALL, config
 
-from lathe.config import resolve
+from lathe.config.composed import resolve
 from lathe.configs import FOLDER
 
 SOURCES = ("src", "configs", "setup.py", "setup.cfg", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE")
@@ -28,7 +28,7 @@ from lathe.launch import launch, one_sentence
 @one_sentence
 @hydra.main(version_base="1.3", config_path="pkg://lathe.configs", config_name="train")
 def main(cfg):
-    return launch(cfg, "lathe.run:train")
+    return launch(cfg, "lathe.verbs.train:train")
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ from lathe.benchmark import inference, suites
 from lathe.errors import UserError
 from lathe.export import manifest
 from lathe.receipt import measured, write
-from lathe.run import train
-from lathe.rundir import RunDir
-from lathe.shipping.make import make, ready_for
+from lathe.runs.rundir import RunDir
+from lathe.verbs.export.make import make, ready_for
+from lathe.verbs.train import train
 
 MODULES = {"eager", "eager_bf16", "compiled_fp32", "compiled_bf16"}
 

@@ -8,7 +8,7 @@ import torch
 from support.runs import ROOT, config
 
 from lathe.benchmark import suites
-from lathe.config import check
+from lathe.config.composed import check
 from lathe.errors import UserError, refuse
 
 

@@ -10,9 +10,9 @@ from support.channel_fit import Data, Saves, fit, task
 from support.net_state import assert_same, copy_of
 from support.ranks import on_ranks
 
-from lathe.callbacks.channels import PruneChannels
-from lathe.callbacks.pruning import Prune, PruneNM
-from lathe.callbacks.rigl import RigL
+from lathe.callbacks.methods.channels import PruneChannels
+from lathe.callbacks.methods.pruning import Prune, PruneNM
+from lathe.callbacks.methods.rigl import RigL
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError
 

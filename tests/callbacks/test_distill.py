@@ -11,13 +11,13 @@ from lightning.pytorch import seed_everything
 from support.distillation import MLP, QUIET, RESNET, TEACHER, distilled, result, run_of, slow
 from support.runs import column, new_run, weights
 
-import lathe.run
-from lathe import attached, methods
-from lathe.build import make, make_task
-from lathe.callbacks.distill import Distill
+import lathe.verbs.train
+from lathe.callbacks.methods.distill import Distill
 from lathe.compression.distillation import kd
 from lathe.errors import UserError
-from lathe.score import open_net
+from lathe.runs import attached, methods
+from lathe.runs.build import make, make_task
+from lathe.runs.score import open_net
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_loss_is_the_share_of_the_labels_and_of_the_teacher(tmp_path: Path, teacher: Path) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled(teacher, "alpha=0.7", "temperature=3.0"))
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
     datamodule, task = make(cfg["data"], "data"), make_task(cfg)
@@ -135,7 +135,7 @@ def test_every_method_pulls_the_student_to_its_teacher(tmp_path: Path, resnet: P
 def test_several_teachers_share_the_term(tmp_path: Path, teacher: Path, resnet: Path) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, "trainer.max_epochs=1", "trainer.limit_train_batches=3",
                   *distilled(f"[{teacher},{resnet}]", "teacher_weights=[3,1]", "alpha=0.5"))  # fmt: skip
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
     datamodule, task = make(cfg["data"], "data"), make_task(cfg)
@@ -186,11 +186,11 @@ def test_a_cache_that_is_too_small_is_told(tmp_path: Path, teacher: Path) -> Non
 def test_a_continued_run_fills_its_cache_before_it_is_judged(tmp_path: Path, teacher: Path) -> None:
     words = (*QUIET, *MLP, *PLAIN, "trainer.max_epochs=6", "trainer.max_steps=45", *distilled(teacher, "cache=4"))
     cfg = new_run(tmp_path, *words)  # 13 steps an epoch: it ends within the fourth
-    assert lathe.run.train(cfg)["steps"] == 45
+    assert lathe.verbs.train.train(cfg)["steps"] == 45
     cfg["trainer"]["max_steps"] = -1
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        assert lathe.run.train(cfg)["steps"] > 45
+        assert lathe.verbs.train.train(cfg)["steps"] > 45
     assert not [warning for warning in told if "compression.distill.cache" in str(warning.message)]
 
 
@@ -221,7 +221,7 @@ def test_outside_its_window_the_task_is_left_alone(tmp_path: Path, teacher: Path
         return made
 
     monkeypatch.setattr(attached, "make_methods", second_half)
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     plain = run_of(tmp_path / "plain", *MLP)
     assert column(run, "train/loss")[:13] == column(plain, "train/loss")[:13]

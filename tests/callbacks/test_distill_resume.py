@@ -11,7 +11,7 @@ from support.interruptions import NEVER, Interrupted, Interruption, interruption
 from support.ranks import on_ranks
 from support.runs import column, new_run
 
-import lathe.run
+import lathe.verbs.train
 
 __all__ = ["interruption"]  # a fixture
 
@@ -35,9 +35,9 @@ def test_a_death_changes_nothing(tmp_path: Path, teacher: Path, interruption: In
         interruption.hook, interruption.step = "on_train_batch_start", step
         if step < NEVER:
             with pytest.raises(Interrupted):
-                lathe.run.train(cfg)
+                lathe.verbs.train.train(cfg)
             interruption.step = NEVER
-        lathe.run.train(cfg)
+        lathe.verbs.train.train(cfg)
         return Path(cfg["paths"]["run_dir"])
 
     alone, again = train(NEVER), train(8)
@@ -79,7 +79,7 @@ def test_the_ema_teacher_is_the_average_of_the_student(tmp_path: Path) -> None:
 
 
 def _train(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     return {}
 
 

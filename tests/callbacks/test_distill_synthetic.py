@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.runs import new_run
 
-import lathe.run
+import lathe.verbs.train
 
 QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "callbacks.throughput=null", "compression.receipt=none",
          "trainer.check_val_every_n_epoch=2")  # fmt: skip
@@ -15,7 +15,7 @@ QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=fals
 
 def accuracy(folder: Path, *overrides: str) -> tuple[str, float]:
     cfg: dict[str, Any] = new_run(folder, *QUIET, *overrides)
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     run_dir = cfg["paths"]["run_dir"]
     return run_dir, float(json.loads(Path(run_dir, "result.json").read_text())["test/accuracy"])
 

@@ -5,10 +5,10 @@ import torch
 from support.runs import config
 from torch import nn
 
-from lathe.build import make
-from lathe.callbacks.ptq import PTQStatic
-from lathe.compression.layer_plan import LayerPlan
+from lathe.callbacks.methods.ptq import PTQStatic
+from lathe.compression.quantization.layer_plan import LayerPlan
 from lathe.errors import UserError
+from lathe.runs.build import make
 
 METHODS = ("qat", "ptq_static", "ptq_dynamic", "weight_only")
 

@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.lottery import Lottery
+from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.resume import ExactResume
 from lathe.compression.masks import make_masks
 from lathe.errors import UserError

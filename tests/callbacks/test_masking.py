@@ -10,7 +10,7 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.masking import Masking, checksum
+from lathe.callbacks.methods.masking import Masking, checksum
 from lathe.errors import UserError
 from lathe.strategies import precision_plugin
 

@@ -9,9 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from support.ranks import on_ranks
 from torch import Tensor, nn
 
-from lathe.callbacks.lottery import Lottery
+from lathe.callbacks.methods.lottery import Lottery
+from lathe.callbacks.methods.rigl import RigL
 from lathe.callbacks.resume import ExactResume
-from lathe.callbacks.rigl import RigL
 from lathe.optim.schedules import cosine
 
 

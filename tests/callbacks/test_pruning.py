@@ -10,9 +10,9 @@ from lightning.pytorch import Callback, Trainer
 from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
 
-from lathe.callbacks.pruning import Prune, PruneNM, PruneStructured
+from lathe.callbacks.methods.pruning import Prune, PruneNM, PruneStructured
 from lathe.compression.masks import make_masks
-from lathe.compression.sparsity_schedules import SparsitySchedule
+from lathe.compression.masks.sparsity_schedules import SparsitySchedule
 from lathe.errors import UserError
 
 

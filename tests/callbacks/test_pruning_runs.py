@@ -11,7 +11,7 @@ from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.callbacks.ema import EMA
-from lathe.callbacks.pruning import Prune
+from lathe.callbacks.methods.pruning import Prune
 from lathe.errors import UserError
 from lathe.nets import ViT
 

@@ -10,13 +10,14 @@ from support.ranks import on_ranks
 from support.runs import SMALL, config, new_run
 from torch import Tensor, nn
 
-from lathe import run, score
-from lathe.build import make
-from lathe.callbacks.ptq import PTQDynamic, PTQStatic, WeightOnly
-from lathe.compression.quantize import integer_weight, quantized_layers
+from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
+from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet, ViT
-from lathe.rundir import RunDir
+from lathe.runs import score
+from lathe.runs.build import make
+from lathe.runs.rundir import RunDir
+from lathe.verbs import train as run
 
 
 class Batches:

@@ -14,8 +14,8 @@ from support.qat_fit import STEPS, Data, fit
 from support.strategy_fit import NETS, batches
 
 from lathe.callbacks import EMA
-from lathe.callbacks.qat import QAT
-from lathe.compression.quantize import describe, integer_weight, quantized_layers, quantizers
+from lathe.callbacks.methods.qat import QAT
+from lathe.compression.quantization.net import describe, integer_weight, quantized_layers, quantizers
 from lathe.errors import UserError
 from lathe.tasks import ClassificationTask
 

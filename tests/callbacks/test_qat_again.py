@@ -13,9 +13,9 @@ from support.qat_fit import STEPS, Data, Saves, fit, without_decay
 from support.strategy_fit import NETS, batches
 from torch import nn
 
-from lathe.callbacks.qat import QAT
-from lathe.compression.ptq import quantize_static
-from lathe.compression.quantize import integer_weight, quantizers
+from lathe.callbacks.methods.qat import QAT
+from lathe.compression.quantization.net import integer_weight, quantizers
+from lathe.compression.quantization.ptq import quantize_static
 from lathe.errors import UserError
 from lathe.tasks import ClassificationTask
 

@@ -9,9 +9,9 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
+from lathe.callbacks.methods.rigl import RigL
 from lathe.callbacks.resume import ExactResume
-from lathe.callbacks.rigl import RigL
-from lathe.compression.rigl import cosine_fraction, erdos_renyi_kernel, exchange
+from lathe.compression.masks.rigl import cosine_fraction, erdos_renyi_kernel, exchange
 from lathe.errors import UserError
 
 NAMES = ["0.weight", "3.weight"]

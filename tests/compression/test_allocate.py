@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from lathe.compression import allocate as module
-from lathe.compression.allocate import Option, allocate, monotone, quantized_bytes, sparse_bytes
+from lathe.compression.masks import allocate as module
+from lathe.compression.masks.allocate import Option, allocate, monotone, quantized_bytes, sparse_bytes
 from lathe.errors import UserError
 
 

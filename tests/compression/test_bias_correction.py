@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.bias_correction import correct_bias, expected_outputs
-from lathe.compression.equalize import followers
+from lathe.compression.quantization.bias_correction import correct_bias, expected_outputs
+from lathe.compression.quantization.equalize import followers
 from lathe.nets import MLP, CifarResNet, ViT
 
 

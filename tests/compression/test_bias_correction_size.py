@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.bias_correction import channel_means, first_inputs
+from lathe.compression.quantization.bias_correction import channel_means, first_inputs
 
 
 @pytest.mark.parametrize(("shape", "kind", "rows"), [

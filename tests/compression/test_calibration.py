@@ -8,7 +8,8 @@ import torch
 from support.quantization import X, resnet, seeded
 from torch import nn
 
-from lathe.compression.quantize import (
+from lathe.compression.quantization.layers import QuantAdd
+from lathe.compression.quantization.net import (
     LayerPlan,
     calibrate,
     freeze_observers,
@@ -18,7 +19,6 @@ from lathe.compression.quantize import (
     set_enabled,
     update_ranges,
 )
-from lathe.compression.quantized_layers import QuantAdd
 from lathe.errors import UserError
 
 __all__ = ["seeded"]  # a fixture

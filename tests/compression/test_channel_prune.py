@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression import channel_budget, channels
-from lathe.compression.channel_budget import choose, cost_function, macs, parameters
-from lathe.compression.channel_groups import find_groups
-from lathe.compression.channel_penalty import add_penalty
-from lathe.compression.channel_prune import Options, prune_channels
-from lathe.compression.channel_scores import IMPORTANCES, loss_change, scores
+from lathe.compression.channels import budget as channel_budget
+from lathe.compression.channels import prune_channels, slices
+from lathe.compression.channels.budget import choose, cost_function, macs, parameters
+from lathe.compression.channels.groups import find_groups
+from lathe.compression.channels.penalty import add_penalty
+from lathe.compression.channels.prune import Options
+from lathe.compression.channels.scores import IMPORTANCES, loss_change, scores
 from lathe.errors import UserError
 from lathe.measure import count_flops
 from lathe.nets import CifarResNet, ViT
@@ -48,7 +49,7 @@ def test_one_unit_less_would_not_do(net):
     chosen = choose(groups, found, bare, cost, 0.5)
     best = max((float(found[name][unit]), name, unit) for name, units in chosen.items() for unit in units)
     chosen[best[1]].remove(best[2])
-    channels.remove(bare, groups, chosen)
+    slices.remove(bare, groups, chosen)
     assert cost(bare) > 0.5
 
 

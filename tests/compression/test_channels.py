@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression import channels
-from lathe.compression.channel_fade import silence
-from lathe.compression.channel_groups import find_groups
+from lathe.compression.channels import slices
+from lathe.compression.channels.fade import silence
+from lathe.compression.channels.groups import find_groups
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ResNet, ViT, WideResNet
 
@@ -54,7 +54,7 @@ def test_silent_units_can_be_removed_without_a_trace(name):
     chosen = {group.name: list(range(0, group.units, 3)) for group in groups}
     silence(net, groups, chosen)
     expected, before = net(example), sum(p.numel() for p in net.parameters())
-    channels.remove(net, groups, chosen)
+    slices.remove(net, groups, chosen)
     torch.testing.assert_close(net(example), expected, rtol=1e-5, atol=1e-5)
     assert sum(p.numel() for p in net.parameters()) < 0.8 * before
 
@@ -63,14 +63,14 @@ def test_silent_units_can_be_removed_without_a_trace(name):
 def test_a_description_gives_a_fresh_net_the_same_shapes(name):
     net, example = make(name)
     fresh = copy.deepcopy(net)
-    assert channels.describe(net) == {}
+    assert slices.describe(net) == {}
     groups = find_groups(net, example)
-    channels.remove(net, groups, {group.name: [0, group.units - 1] for group in groups})
-    description = json.loads(json.dumps(channels.describe(net)))
-    channels.rebuild(fresh, description)
+    slices.remove(net, groups, {group.name: [0, group.units - 1] for group in groups})
+    description = json.loads(json.dumps(slices.describe(net)))
+    slices.rebuild(fresh, description)
     fresh.load_state_dict(net.state_dict())
     assert torch.equal(fresh(example), net(example))
-    assert channels.describe(fresh) == channels.describe(net) == channels.describe(copy.deepcopy(net)) == description
+    assert slices.describe(fresh) == slices.describe(net) == slices.describe(copy.deepcopy(net)) == description
     own = [(type(a), a.extra_repr()) for a in net.modules()]
     assert own == [(type(b), b.extra_repr()) for b in fresh.modules()]
 
@@ -80,8 +80,8 @@ def test_a_second_removal_adds_to_the_description():
     fresh = copy.deepcopy(net)
     for _ in range(2):
         groups = find_groups(net, example)
-        channels.remove(net, groups, {group.name: [0] for group in groups})
-    channels.rebuild(fresh, channels.describe(net))
+        slices.remove(net, groups, {group.name: [0] for group in groups})
+    slices.rebuild(fresh, slices.describe(net))
     fresh.load_state_dict(net.state_dict())
     assert fresh.conv.out_channels == 6
     assert torch.equal(fresh(example), net(example))
@@ -90,17 +90,17 @@ def test_a_second_removal_adds_to_the_description():
 def test_a_copy_can_go_its_own_way():
     net, example = make("resnet")
     groups = find_groups(net, example)
-    channels.remove(net, groups, {groups[0].name: [0]})
-    twin, before = copy.deepcopy(net), channels.describe(net)
-    channels.remove(twin, find_groups(twin, example), {groups[0].name: [0]})
-    assert channels.describe(net) == before != channels.describe(twin)
+    slices.remove(net, groups, {groups[0].name: [0]})
+    twin, before = copy.deepcopy(net), slices.describe(net)
+    slices.remove(twin, find_groups(twin, example), {groups[0].name: [0]})
+    assert slices.describe(net) == before != slices.describe(twin)
 
 
 def test_a_tied_weight_stays_tied():
     net, example = make("gpt")
     groups = find_groups(net, example)
-    channels.remove(net, groups, {group.name: [1] for group in groups})
-    channels.rebuild(fresh := make("gpt")[0], channels.describe(net))
+    slices.remove(net, groups, {group.name: [1] for group in groups})
+    slices.rebuild(fresh := make("gpt")[0], slices.describe(net))
     assert net.head.weight is net.embed.token.weight
     assert fresh.head.weight is fresh.embed.token.weight
 
@@ -113,26 +113,26 @@ def test_scales_of_quantized_weights_go_with_their_channels():
     layer.weight_quantizer.register_buffer("scale", torch.arange(8.0))
     layer.weight_quantizer.register_buffer("enabled", torch.tensor(1))
     group = next(group for group in groups if group.name == "blocks.0.conv1")
-    channels.remove(net, groups, {group.name: [0, 3]})
+    slices.remove(net, groups, {group.name: [0, 3]})
     assert layer.weight_quantizer.scale.tolist() == [1, 2, 4, 5, 6, 7]
-    assert all("quantizer" not in name for name in channels.describe(net)["tensors"])
+    assert all("quantizer" not in name for name in slices.describe(net)["tensors"])
 
 
 def test_another_net_is_refused():
     net, example = make("resnet")
     groups = find_groups(net, example)
-    channels.remove(net, groups, {group.name: [0] for group in groups})
+    slices.remove(net, groups, {group.name: [0] for group in groups})
     with pytest.raises(UserError, match=r"The structure holds .* which the net has nowhere: it is that of another net\."):
-        channels.rebuild(make("vit")[0], channels.describe(net))
+        slices.rebuild(make("vit")[0], slices.describe(net))
     with pytest.raises(UserError, match=r"with shape \[7, 3, 3, 3\], which the net has of shape \[4, 3, 3, 3\]"):
-        channels.rebuild(CifarResNet(depth=8, width=4), channels.describe(net))
+        slices.rebuild(CifarResNet(depth=8, width=4), slices.describe(net))
 
 
 def test_what_stays_is_what_removal_leaves() -> None:
     net, example = NETS["resnet"]()
     groups = find_groups(net, example)
     chosen = {group.name: list(range(1, group.units, 3)) for group in groups}
-    gone, before = channels.positions(groups, chosen), {name: p.detach().clone() for name, p in net.named_parameters()}
-    channels.remove(net, groups, chosen)
+    gone, before = slices.positions(groups, chosen), {name: p.detach().clone() for name, p in net.named_parameters()}
+    slices.remove(net, groups, chosen)
     for name, parameter in net.named_parameters():
-        assert torch.equal(before[name][channels.staying(before[name].shape, gone.get(name, {}))], parameter), name
+        assert torch.equal(before[name][slices.staying(before[name].shape, gone.get(name, {}))], parameter), name

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression import criteria
-from lathe.compression.layer_plan import LayerPlan
-from lathe.compression.masks import make_masks, maskable
-from lathe.compression.quantize import quantize
+from lathe.compression.masks import criteria, make_masks, maskable
+from lathe.compression.quantization.layer_plan import LayerPlan
+from lathe.compression.quantization.net import quantize
 from lathe.errors import UserError
 from lathe.nets import CifarResNet
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lathe.compression.distill_features import attention, attention_map, connector, hint
+from lathe.compression.distillation.features import attention, attention_map, connector, hint
 
 
 @pytest.mark.parametrize(("student", "teacher"), [((4, 8, 8), (6, 8, 8)), ((5, 4), (5, 6)), ((4,), (6,))])

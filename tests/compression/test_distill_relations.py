@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lathe.compression.distill_relations import Projections, Queue, crd, rkd
+from lathe.compression.distillation.relations import Projections, Queue, crd, rkd
 
 
 def test_rkd_is_the_published_formula() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lathe.compression.equalize import Pair, channel_scale, equalize, find_pairs, followers
+from lathe.compression.quantization.equalize import Pair, channel_scale, equalize, find_pairs, followers
 from lathe.nets import MLP, CifarResNet, ResNet, ViT
 
 

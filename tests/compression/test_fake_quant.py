@@ -9,8 +9,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.utils.checkpoint import checkpoint
 
-from lathe.compression import observers, ranges
-from lathe.compression.fake_quant import FakeQuantize
+from lathe.compression.quantization import observers, ranges
+from lathe.compression.quantization.fake_quant import FakeQuantize
 
 
 def activation(low: float, high: float, bits: int = 8, **options: bool) -> FakeQuantize:

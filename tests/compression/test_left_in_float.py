@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.callbacks.ptq import PTQDynamic, PTQStatic, WeightOnly
-from lathe.compression.layer_plan import float_sentence, left_in_float
-from lathe.compression.quantize import quantize
+from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
+from lathe.compression.quantization.layer_plan import float_sentence, left_in_float
+from lathe.compression.quantization.net import quantize
 
 
 class Mixed(nn.Module):

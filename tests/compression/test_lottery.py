@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.lottery import copy_state, rewind, round_sparsities
+from lathe.compression.masks.lottery import copy_state, rewind, round_sparsities
 from lathe.errors import UserError
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.masks import apply_masks, head_of, magnitude_masks, make_masks, maskable, sparsity_of, zero_share
+from lathe.compression.masks.masks import apply_masks, head_of, magnitude_masks, make_masks, maskable, sparsity_of, zero_share
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ViT
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lathe.compression.observers import Histogram, affine
+from lathe.compression.quantization.observers import Histogram, affine
 
 
 def test_affine_integers_hold_zero_and_both_ends() -> None:

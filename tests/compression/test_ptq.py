@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.bias_correction import expected_outputs
-from lathe.compression.fake_quant import FakeQuantize
-from lathe.compression.ptq import OBSERVERS, overrides_of, quantize_dynamic, quantize_static
-from lathe.compression.quantize import LayerPlan, describe, integer_weight, quantized_layers, rebuild
+from lathe.compression.quantization.bias_correction import expected_outputs
+from lathe.compression.quantization.fake_quant import FakeQuantize
+from lathe.compression.quantization.net import LayerPlan, describe, integer_weight, quantized_layers, rebuild
+from lathe.compression.quantization.ptq import OBSERVERS, overrides_of, quantize_dynamic, quantize_static
 from lathe.errors import UserError
 from lathe.nets import GPT, MLP, CifarResNet
 

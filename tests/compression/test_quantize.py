@@ -9,7 +9,8 @@ import torch
 from support.quantization import X, resnet, seeded
 from torch import Tensor, nn
 
-from lathe.compression.quantize import (
+from lathe.compression.quantization.layers import QuantConv2d, QuantLinear
+from lathe.compression.quantization.net import (
     LayerPlan,
     describe,
     integer_weight,
@@ -20,7 +21,6 @@ from lathe.compression.quantize import (
     strip,
     update_ranges,
 )
-from lathe.compression.quantized_layers import QuantConv2d, QuantLinear
 from lathe.compression.structure import apply_structure, structure_of
 from lathe.errors import UserError
 from lathe.nets import GPT, ViT

@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from lathe.compression.fake_quant import FakeQuantize
-from lathe.compression.quantized_layers import (
+from lathe.compression.quantization.fake_quant import FakeQuantize
+from lathe.compression.quantization.layers import (
     QuantAdd,
     QuantConv2d,
     QuantEmbedding,

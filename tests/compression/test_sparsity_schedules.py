@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from lathe.compression.sparsity_schedules import SparsitySchedule
+from lathe.compression.masks.sparsity_schedules import SparsitySchedule
 from lathe.errors import UserError
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.ptq import overrides_of
-from lathe.compression.quantize import LayerPlan, integer_weight
-from lathe.compression.weight_only import quantize_weights
+from lathe.compression.quantization.net import LayerPlan, integer_weight
+from lathe.compression.quantization.ptq import overrides_of
+from lathe.compression.quantization.weight_only import quantize_weights
 from lathe.errors import UserError
 from lathe.nets import GPT, MLP, CifarResNet
 

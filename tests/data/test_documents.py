@@ -11,11 +11,11 @@ from omegaconf import OmegaConf
 from support.documents import END, Fixed, join, lengths, loader, module, same
 from support.runs import ROOT
 
-from lathe.build import make
 from lathe.data.documents import DocumentDataModule, find_documents
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
 from lathe.data.tokens import Tokens
 from lathe.errors import UserError
+from lathe.runs.build import make
 
 
 def test_a_stream_is_cut_behind_each_end() -> None:

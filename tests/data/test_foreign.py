@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 
 from lathe.data.foreign import SharedLoader, share
 from lathe.errors import UserError
-from lathe.run import train
+from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
 
@@ -199,7 +199,7 @@ def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruptio
 
 
 def test_evaluate_takes_the_split_that_is_asked_for(tmp_path: Path) -> None:
-    from lathe.evaluate import evaluate
+    from lathe.verbs.evaluate import evaluate
 
     cfg = plain(tmp_path, "table")
     result = train(cfg)

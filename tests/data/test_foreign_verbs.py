@@ -14,12 +14,13 @@ from support.own_parts import Table
 from support.runs import ROOT, config
 from torch.utils.data import DataLoader
 
-from lathe import export, rundir, trust
+from lathe import export, trust
 from lathe.receipt import measured
-from lathe.run import train
-from lathe.rundir import RunDir
-from lathe.score import open_data
-from lathe.shippable import open_shippable
+from lathe.runs import rundir
+from lathe.runs.rundir import RunDir
+from lathe.runs.score import open_data
+from lathe.runs.shippable import open_shippable
+from lathe.verbs.train import train
 
 IMAGES = {"channels": 1, "image_size": 4, "mean": [0.5], "std": [0.5], "num_classes": 2}
 Call = Callable[..., tuple[int, str, str]]

@@ -13,10 +13,10 @@ from support.ranks import on_ranks
 from support.runs import config
 from torch import Tensor, nn
 
-from lathe.build import make, make_task
 from lathe.data.synthetic_tokens import SyntheticTokens
 from lathe.data.tokens import TokenDataModule, TokenLoader, Tokens
 from lathe.errors import UserError
+from lathe.runs.build import make, make_task
 from lathe.strategies import DDP
 from lathe.tasks import LanguageModellingTask
 

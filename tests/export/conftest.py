@@ -10,9 +10,9 @@ import torch
 from support.torchserve_archives import PIXELS, Context, archived, shipped
 from torch import Tensor, nn
 
-from lathe.compression.quantize import LayerPlan, calibrate, freeze_observers, quantize
+from lathe.compression.quantization.net import LayerPlan, calibrate, freeze_observers, quantize
+from lathe.legacy import torchserve_handler as handler
 from lathe.nets import MLP, CifarResNet
-from lathe.serving import torchserve_handler as handler
 
 
 def shaken(net: nn.Module) -> nn.Module:

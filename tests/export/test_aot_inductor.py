@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantize import LayerPlan
+from lathe.compression.quantization.net import LayerPlan
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
@@ -24,7 +24,7 @@ compiled = [pytest.mark.slow, pytest.mark.skipif(aot.available() is not None, re
 
 
 def test_a_missing_compiler_is_said(make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.export.aot_inductor.shutil.which", lambda name: None)
+    monkeypatch.setattr("lathe.export.targets.aot_inductor.shutil.which", lambda name: None)
     with pytest.raises(UserError, match=r"no C\+\+ compiler was found"):
         aot.export(make_mlp(), images, tmp_path / "net.pt2")
 

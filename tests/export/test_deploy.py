@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantize import LayerPlan, integer_weight, quantize, quantized_layers
+from lathe.compression.quantization.net import LayerPlan, integer_weight, quantize, quantized_layers
 from lathe.errors import UserError
 from lathe.export.deploy import deployable
 from lathe.export.dialects import Inductor, Onnx, Xnnpack

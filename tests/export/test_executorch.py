@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantize import LayerPlan, integer_weight
+from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.errors import UserError
-from lathe.export import executorch, get
+from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
+from lathe.export.targets import executorch
 from lathe.nets import GPT, ResNet, ViT
 
 pytest.importorskip("executorch")

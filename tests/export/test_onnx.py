@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantize import strip
+from lathe.compression.quantization.net import strip
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
 

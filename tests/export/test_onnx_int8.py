@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantize import LayerPlan, integer_weight
+from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.data.digits import DIGITS
 from lathe.export import get
-from lathe.export.onnx_graph import open_session
+from lathe.export.targets.onnx_graph import open_session
 from lathe.nets import GPT, ResNet, ViT, WideResNet
 
 onnx: Any = pytest.importorskip("onnx")

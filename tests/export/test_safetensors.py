@@ -9,12 +9,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from lathe.compression import channels
-from lathe.compression.channel_groups import find_groups
-from lathe.compression.quantize import LayerPlan, integer_weight, quantize, quantized_layers, set_enabled
+from lathe.compression.channels import slices
+from lathe.compression.channels.groups import find_groups
+from lathe.compression.quantization.net import LayerPlan, integer_weight, quantize, quantized_layers, set_enabled
 from lathe.errors import UserError
-from lathe.export import get, weights
-from lathe.export.safetensors import check_repository, complete, publish, restore
+from lathe.export import get
+from lathe.export.targets import weights
+from lathe.export.targets.safetensors import check_repository, complete, publish, restore
 from lathe.nets import GPT, MLP, ViT
 
 Make = Callable[[], nn.Module]
@@ -76,7 +77,7 @@ def test_integers_come_back_exactly(make_resnet: Make, images: Tensor, tmp_path:
 def test_removed_channels_are_in_the_header(images: Tensor, tmp_path: Path, make_resnet: Make) -> None:
     net, path = make_resnet(), tmp_path / "model.safetensors"
     groups = find_groups(net, images[:2])
-    channels.remove(net, groups, {group.name: list(range(0, group.units, 2)) for group in groups})
+    slices.remove(net, groups, {group.name: list(range(0, group.units, 2)) for group in groups})
     assert sum(p.numel() for p in net.parameters()) < 0.5 * sum(p.numel() for p in make_resnet().parameters())
     target.export(net, images, path)
     assert "channels" in content(path)[0]["structure"]

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantize import LayerPlan, integer_weight
+from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.errors import UserError
-from lathe.export import tensorrt
-from lathe.export.onnx_graph import load, write
 from lathe.export.preprocess import Preprocess, Shipped
+from lathe.export.targets import tensorrt
+from lathe.export.targets.onnx_graph import load, write
 from lathe.nets import GPT
 
 onnx: Any = pytest.importorskip("onnx")
@@ -27,7 +27,7 @@ Quantized = Callable[..., nn.Module]
 
 def test_what_is_missing_is_said(make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"tensorrt": None, "torch_tensorrt": None}
-    monkeypatch.setattr("lathe.export.tensorrt.importlib.util.find_spec", lambda name: found.get(name, 1))
+    monkeypatch.setattr("lathe.export.targets.tensorrt.importlib.util.find_spec", lambda name: found.get(name, 1))
     with pytest.raises(UserError, match=r"tensorrt can't be imported.*pip install tensorrt"):
         tensorrt.export(make_mlp(), images, tmp_path / "net.engine")
     with pytest.raises(UserError, match="pip install torch-tensorrt, or use through=onnx"):
@@ -55,7 +55,7 @@ def test_options_that_can_not_be(make_mlp: Make, images: Tensor, tmp_path: Path,
 
 
 def test_ways(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.export.tensorrt.importlib.util.find_spec", lambda name: 1)
+    monkeypatch.setattr("lathe.export.targets.tensorrt.importlib.util.find_spec", lambda name: 1)
     assert tensorrt.chosen("auto", quantized=False, half=True) == "torch_tensorrt"
     assert tensorrt.chosen("auto", quantized=True, half=False) == "onnx"
     assert tensorrt.chosen("onnx", quantized=False, half=False) == "onnx"

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from lathe.compression.quantize import LayerPlan, calibrate, freeze_observers, quantize
+from lathe.compression.quantization.net import LayerPlan, calibrate, freeze_observers, quantize
 from lathe.export import get
-from lathe.export.weights import restore
+from lathe.export.targets.weights import restore
 from lathe.nets import GPT
 
 

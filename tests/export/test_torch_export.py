@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantize import LayerPlan
+from lathe.compression.quantization.net import LayerPlan
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
@@ -189,7 +189,7 @@ def test_code_in_an_archive_is_refused(
 
 
 def test_sizes_are_arithmetic_alone() -> None:
-    from lathe.export.pt2_archive import check
+    from lathe.export.targets.pt2_archive import check
 
     def checked(expression: str) -> None:
         from io import BytesIO

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lathe.errors import UserError
 from lathe.export import get
 from lathe.export.preprocess import Preprocess, Shipped
+from lathe.legacy.torchserve_handler import open_payload
 from lathe.nets import GPT, ViT
-from lathe.serving.torchserve_handler import open_payload
 
 Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
@@ -115,7 +115,7 @@ def test_where_onednn_fuses_wrongly_nothing_is_fused(make_resnet: Make, tmp_path
 
 
 def test_kernels_are_fused_for_the_first_shapes_and_in_no_other_module(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:
-    from lathe.export.torchscript import PLANS
+    from lathe.legacy.torchscript import PLANS
 
     target.export(make_resnet(), images[:1], tmp_path / "net.pt")
     run = target.load(tmp_path / "net.pt", 1)

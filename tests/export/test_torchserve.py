@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError
 from lathe.export import get
-from lathe.export.torchserve import sources
+from lathe.legacy.torchserve import sources
 
 pytest.importorskip("model_archiver")
 Make = Callable[[], nn.Module]

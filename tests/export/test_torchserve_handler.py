@@ -13,8 +13,8 @@ import torch
 from support.torchserve_archives import NAMES, PIXELS, archived, encoded, pictures, same, shipped
 from torch import nn
 
+from lathe.legacy import torchserve_handler as handler
 from lathe.nets import GPT
-from lathe.serving import torchserve_handler as handler
 
 pytest.importorskip("model_archiver")
 Make = Callable[[], nn.Module]

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.quantize import LayerPlan, integer_weight, quantize, quantized_layers, set_enabled
+from lathe.compression.quantization.net import LayerPlan, integer_weight, quantize, quantized_layers, set_enabled
 from lathe.errors import UserError
 from lathe.export import get
-from lathe.export.weights import pack, restore, unpack
+from lathe.export.targets.weights import pack, restore, unpack
 from lathe.nets import GPT
 
 Make = Callable[[], nn.Module]

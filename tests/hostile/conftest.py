@@ -8,7 +8,7 @@ import pytest
 from support.hostile_runs import CANARY, SECRET, copied, harmless
 
 from lathe.errors import UserError
-from lathe.rundir import RunDir, open_run
+from lathe.runs.rundir import RunDir, open_run
 
 Refusal = Callable[[RunDir], str]
 

@@ -18,7 +18,7 @@ from lathe import trust
 from lathe.errors import UserError
 from lathe.export import PROGRAMS, get, manifest
 from lathe.export.bundle import open_bundle
-from lathe.export.torchserve import sources
+from lathe.legacy.torchserve import sources
 
 CONTENT = {
     "classes": None,

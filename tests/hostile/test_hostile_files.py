@@ -14,15 +14,15 @@ import torch
 from support.hostile_runs import CANARY, copied, harmless
 from torch import nn
 
-from lathe.callbacks.teachers import open_teacher
+from lathe.callbacks.methods.teachers import open_teacher
 from lathe.data.archive import ARCHIVES, read_archive
 from lathe.data.shard_index import FORMAT, VERSION, read_index
 from lathe.data.shards import Shards
 from lathe.data.token_file import TokenFiles
 from lathe.errors import UserError
 from lathe.receipt import kept
-from lathe.rundir import RunDir, open_run
-from lathe.score import open_run_net
+from lathe.runs.rundir import RunDir, open_run
+from lathe.runs.score import open_run_net
 
 OPEN = b"cbuiltins\nopen\n(V" + CANARY.encode() + b"\nVw\ntR."  # a pickle that leaves the file
 

@@ -12,7 +12,7 @@ from support.hostile_runs import CANARY, NOWHERE, SECRET, TEXTS, gadgets, plant,
 from support.runs import ROOT
 
 from lathe.errors import UserError
-from lathe.rundir import RunDir, find_unfinished, open_run
+from lathe.runs.rundir import RunDir, find_unfinished, open_run
 from lathe.trust.check import findings, kind_at
 
 Refusal = Callable[[RunDir], str]

@@ -14,9 +14,9 @@ from support.hostile_runs import plant, put
 from support.runs import ROOT
 
 from lathe import trust
+from lathe.config.schema import renamed
 from lathe.errors import UserError
-from lathe.rundir import RunDir, open_run
-from lathe.schema import renamed
+from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.check import KINDS, findings
 from lathe.trust.own import BASES
 from lathe.trust.parts import CALLBACKS, LAYERS, LOGGERS, METRICS, OPTIMIZERS, SCHEDULERS, listed

@@ -8,7 +8,7 @@ import pytest
 from support.ranks import on_ranks
 from support.runs import column, new_run
 
-import lathe.run
+import lathe.verbs.train
 from lathe.data.synthetic import Synthetic
 
 NARROW = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "data=synthetic", "data.image_size=32", "data.source.train_size=320",
@@ -28,7 +28,7 @@ def train(rank: int, cfg: dict[str, Any]) -> None:
         return black, labels
 
     Synthetic._draw = empty
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
 
 
 @pytest.mark.slow

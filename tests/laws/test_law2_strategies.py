@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.runs import column, config
 
-from lathe import rundir
-from lathe.agent import execute
-from lathe.evaluate import evaluate
+from lathe.launch.agent import execute
+from lathe.runs import rundir
+from lathe.verbs.evaluate import evaluate
 
 NETS = {
     "mlp": ("model=mlp", "model.net.width=32", "model.net.depth=5"),
@@ -46,7 +46,7 @@ def _train(folder: Path, processes: int, nets: list[str], *overrides: str) -> di
         directories[net] = rundir.create(folder, cfg, []).path
         cases.append({**cfg, "case": number})
     notes = folder / "notes.jsonl"
-    execute("lathe.parity:run_cases", {**cases[0], "cases": cases, "notes": str(notes)}, processes, cases[0]["launch"])
+    execute("lathe.verbs.support:run_cases", {**cases[0], "cases": cases, "notes": str(notes)}, processes, cases[0]["launch"])
     lines = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [line["refused"] for line in lines if "refused" in line] == [None] * len(nets)
     return directories

@@ -8,7 +8,7 @@ from support.commands import check, run
 from support.interruptions import NEVER, Interrupted, Interruption, interruption, kill_when, same
 from support.runs import new_run, runs, weights
 
-import lathe.run
+import lathe.verbs.train
 
 __all__ = ["interruption"]  # a fixture
 
@@ -36,9 +36,9 @@ def once(folder: Path, interruption: Interruption, step: int, *overrides: str) -
     interruption.hook, interruption.step = "on_train_batch_start", step
     if step < NEVER:
         with pytest.raises(Interrupted):
-            lathe.run.train(cfg)
+            lathe.verbs.train.train(cfg)
         interruption.step = NEVER
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 

@@ -12,7 +12,7 @@ from support.commands import check, command, run, start
 from support.interruptions import Interrupted, Interruption, interruption, kill_when, same
 from support.runs import new_run, rows, runs, weights
 
-import lathe.run
+import lathe.verbs.train
 
 __all__ = ["interruption"]  # a fixture
 
@@ -29,14 +29,14 @@ def _train_through(folder: Path, interruption: Interruption, hook: str, step: in
     cfg = new_run(folder, *TRAIN, *extra)
     interruption.hook, interruption.step = hook, step
     try:
-        lathe.run.train(cfg)
+        lathe.verbs.train.train(cfg)
         died = False
     except Interrupted:
         died = True
     assert died == (step <= STEPS), "the interruption has to happen, or the test shows nothing"
     if died:
         interruption.step = STEPS + 1
-        lathe.run.train(cfg)
+        lathe.verbs.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -69,12 +69,12 @@ def test_with_other_parts(tmp_path: Path, interruption: Interruption, parts: tup
         cfg = new_run(folder / str(step), *STEPPED, *parts, "trainer.max_epochs=2")
         interruption.hook, interruption.step = "on_train_batch_start", step
         if step > STEPS:
-            lathe.run.train(cfg)
+            lathe.verbs.train.train(cfg)
         else:
             with pytest.raises(Interrupted):
-                lathe.run.train(cfg)
+                lathe.verbs.train.train(cfg)
             interruption.step = STEPS + 1
-            lathe.run.train(cfg)
+            lathe.verbs.train.train(cfg)
         return Path(cfg["paths"]["run_dir"])
 
     alone = train(STEPS + 1)

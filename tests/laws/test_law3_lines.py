@@ -12,7 +12,7 @@ from support.interruptions import NEVER, Interrupted, Interruption, interruption
 from support.ranks import on_ranks
 from support.runs import new_run, rows
 
-import lathe.run
+import lathe.verbs.train
 from lathe.errors import Stopped
 
 __all__ = ["interruption"]  # a fixture
@@ -48,7 +48,7 @@ def train_through(cfg: dict[str, Any], deaths: list[tuple[str, int]], interrupti
     """Trains, dies at each of `deaths` (or goes past it, if a continued run does not meet it again), and trains to the end."""
     for interruption.hook, interruption.step in [*deaths, ("", NEVER)]:
         try:
-            lathe.run.train(dict(cfg))
+            lathe.verbs.train.train(dict(cfg))
             break
         except Interrupted:
             continue
@@ -96,17 +96,19 @@ def test_the_same_lines_after_a_signal_at_the_end_of_an_epoch(
             told.append(step)
             os.kill(os.getpid(), signal.SIGTERM)
 
-    make = lathe.run.make_callbacks
-    monkeypatch.setattr(lathe.run, "make_callbacks", lambda *args: [*make(*args), LambdaCallback(on_train_batch_start=tell)])
+    make = lathe.verbs.train.make_callbacks
+    monkeypatch.setattr(
+        lathe.verbs.train, "make_callbacks", lambda *args: [*make(*args), LambdaCallback(on_train_batch_start=tell)]
+    )
     cfg = new_run(tmp_path / "told", *BASE)
     with pytest.raises(Stopped):
-        lathe.run.train(cfg)
+        lathe.verbs.train.train(cfg)
     assert lines(train_through(cfg, [], interruption)) == alone
 
 
 def _on_two(rank: int, cfgs: list[dict[str, Any]], deaths: list[list[tuple[str, int]]]) -> None:
-    callback, make = Interruption(), lathe.run.make_callbacks
-    lathe.run.make_callbacks = lambda cfg, task: [*make(cfg, task), callback]
+    callback, make = Interruption(), lathe.verbs.train.make_callbacks
+    lathe.verbs.train.make_callbacks = lambda cfg, task: [*make(cfg, task), callback]
     for cfg, moments_of_one in zip(cfgs, deaths, strict=True):
         train_through(cfg, moments_of_one, callback)
 

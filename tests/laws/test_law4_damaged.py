@@ -12,7 +12,7 @@ import yaml
 from support.commands import in_process
 from support.runs import SMALL, new_run
 
-import lathe.run
+import lathe.verbs.train
 
 SEED = int(os.environ.get("LATHE_FUZZ_SEED", "0"))
 ABSENT = object()
@@ -26,7 +26,7 @@ VERBS = {
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cfg = new_run(tmp_path_factory.mktemp("damaged") / "logs", *SMALL, "trainer.max_epochs=1")
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from support.runs import SMALL, new_run, runs, weights
 
-import lathe.run
-from lathe import telling
-from lathe.schema.names import RENAMED
+import lathe.verbs.train
+from lathe.config.schema.names import RENAMED
+from lathe.launch import telling
 
 Cli = Callable[..., tuple[int, str]]
 WORDS = (
@@ -28,7 +28,7 @@ WORDS = (
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run, with the names of now."""
     cfg = new_run(tmp_path_factory.mktemp("trained") / "logs", *WORDS)
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 

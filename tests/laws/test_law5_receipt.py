@@ -12,11 +12,12 @@ import torch
 from support.commands import check, run
 from support.runs import SMALL, new_run, weights
 
-from lathe import export, score
-from lathe.build import make
+from lathe import export
 from lathe.measure import count_flops
 from lathe.receipt import measured
-from lathe.run import train
+from lathe.runs import score
+from lathe.runs.build import make
+from lathe.verbs.train import train
 
 SHORT = measured.Effort(repeats=5, warmup=1, seconds=1.0)
 

@@ -15,10 +15,10 @@ from lathe.data import Normalizer
 from lathe.data.shard_write import ImageFolder, index_tars, write_shards
 from lathe.data.shards import ShardDataModule, Shards
 from lathe.export.preprocess import Preprocess
-from lathe.image_files import find_images
-from lathe.predict import Images
+from lathe.images.files import find_images
 from lathe.serving.decode import decode
 from lathe.serving.limits import Limits
+from lathe.verbs.predict import Images
 
 MEAN, STD, SIDE = [0.5, 0.4, 0.3], [0.2, 0.3, 0.25], 8
 LIMITS = Limits(body=2**20, pixels=10000, samples=10, tokens=10)

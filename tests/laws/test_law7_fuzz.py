@@ -11,14 +11,14 @@ from support.fuzz_draws import MLP, QUICK, draws, seed
 from support.fuzz_runs import Warm, fault
 from support.runs import SMALL, new_run
 
-import lathe.run
+import lathe.verbs.train
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run for the other verbs."""
     cfg = new_run(tmp_path_factory.mktemp("trained") / "logs", *SMALL)
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -90,11 +90,11 @@ def test_a_directory_goes_with_whatever_ends_a_run_before_its_first_step(warm: W
     def interrupted(cfg: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(lathe.run, "make_loggers", lambda *_: 1 / 0)
+    monkeypatch.setattr(lathe.verbs.train, "make_loggers", lambda *_: 1 / 0)
     found = warm("train.py", *QUICK, *MLP)
     assert (found.code, found.left) == (1, [])
     assert "ZeroDivisionError" in found.errors
-    monkeypatch.setattr(lathe.run, "train", interrupted)
+    monkeypatch.setattr(lathe.verbs.train, "train", interrupted)
     found = warm("train.py", *QUICK, *MLP)
     assert (found.code, found.left) == (130, [])
     assert list(warm.folder.rglob("config.yaml")) == []

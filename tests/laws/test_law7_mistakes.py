@@ -11,7 +11,7 @@ import torch
 from support.commands import check, run
 from support.runs import SMALL, new_run, runs
 
-import lathe.run
+import lathe.verbs.train
 
 HAS_GPU = torch.cuda.is_available()
 Cli = Callable[..., tuple[int, str]]
@@ -170,7 +170,7 @@ def test_all_mistakes_of_another_verb_are_told_at_once(cli: Cli, tmp_path: Path)
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""
     cfg = new_run(tmp_path_factory.mktemp("trained") / "logs", *SMALL)
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 
@@ -204,7 +204,7 @@ def test_resuming_with_other_values_is_refused_with_a_diff(cli: Cli, trained: Pa
 
 
 def test_a_run_that_someone_writes_to_is_not_continued(cli: Cli, trained: Path) -> None:
-    from lathe.rundir import RunDir
+    from lathe.runs.rundir import RunDir
 
     with RunDir(trained).locked():
         _one_sentence(cli(f"resume={trained}", "trainer.max_epochs=3"), "another process")

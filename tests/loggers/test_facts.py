@@ -9,7 +9,7 @@ from support.runs import SMALL, new_run
 
 from lathe.errors import UserError
 from lathe.loggers import mlflow, run_facts, wandb
-from lathe.run import train
+from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
 

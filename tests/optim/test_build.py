@@ -10,12 +10,12 @@ from omegaconf import OmegaConf
 from support.runs import config
 from torch import nn
 
-from lathe.build import make_task
+from lathe.config.schema.check import problems
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet
 from lathe.optim import build_optimizer
 from lathe.optim.build import parameter_groups, scaled_lr
-from lathe.schema.check import problems
+from lathe.runs.build import make_task
 
 BASE = {
     "kind": torch.optim.SGD,

@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.runs import SMALL, column, config, new_run, rows
 
-from lathe.build import make_task
 from lathe.errors import UserError, refuse
-from lathe.run import train
+from lathe.runs.build import make_task
+from lathe.verbs.train import train
 
 TORCH = "torch.optim.lr_scheduler."
 
@@ -144,7 +144,7 @@ def test_an_optimizers_class_in_the_place_of_its_maker_is_told_where_it_belongs(
 
 
 def test_clipping_behind_a_step_that_unscales_is_refused() -> None:
-    from lathe.config import check
+    from lathe.config.composed import check
 
     words = ("model=mlp", "precision=16-mixed", "optimizer.fused=true")
     with pytest.raises(

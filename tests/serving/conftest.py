@@ -13,9 +13,9 @@ from support.runs import ROOT, SMALL, new_run
 from lathe import export
 from lathe.export import manifest
 from lathe.export.bundle import open_bundle
-from lathe.run import train
+from lathe.runs.shippable import open_shippable
 from lathe.serving.options import read
-from lathe.shippable import open_shippable
+from lathe.verbs.train import train
 
 
 @pytest.fixture(scope="session")

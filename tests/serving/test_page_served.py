@@ -18,8 +18,8 @@ from support.server_process import Served
 
 from lathe import export
 from lathe.export import manifest as manifests
-from lathe.run import train
-from lathe.shippable import open_shippable
+from lathe.runs.shippable import open_shippable
+from lathe.verbs.train import train
 
 KEY = "a key of the test"
 

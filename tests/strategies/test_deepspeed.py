@@ -13,8 +13,8 @@ from torch.utils.data import DataLoader
 
 from lathe.errors import UserError
 from lathe.optim import Muon
-from lathe.strategies import deepspeed as room
-from lathe.strategies.deepspeed import DeepSpeed
+from lathe.strategies.deepspeed import strategy as room
+from lathe.strategies.deepspeed.strategy import DeepSpeed
 
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)

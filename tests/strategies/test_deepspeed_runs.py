@@ -31,7 +31,7 @@ OFFLOAD = {
 
 def train_all(rank: int, cases: list[dict[str, Any]], stop_at: int | None = None) -> None:
     """Each run one after the other in this rank; `stop_at` ends each abruptly behind that micro-batch."""
-    from lathe.run import train
+    from lathe.verbs.train import train
 
     class Killed(Exception):
         pass

@@ -10,10 +10,10 @@ from support.ranks import on_ranks
 from support.strategy_fit import NETS, adamw, fit, mean_losses, relative, same_format
 from torch import nn
 
-from lathe.checkpoints import read_checkpoint
 from lathe.errors import UserError
 from lathe.nets import recompute
 from lathe.optim import Muon
+from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.fsdp import FSDP, units
 
 

@@ -12,8 +12,8 @@ from support.ranks import on_ranks
 from torch import Tensor, nn
 
 from lathe.errors import UserError
-from lathe.strategies.pipeline import Pipeline
-from lathe.strategies.pipeline_cut import Cut
+from lathe.strategies.pipeline.cut import Cut
+from lathe.strategies.pipeline.strategy import Pipeline
 from lathe.strategies.precision import precision_plugin
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lathe.errors import UserError
+from lathe.runs.trainer import device_type
 from lathe.strategies import precision_plugin
 from lathe.strategies.precision import FORMATS
-from lathe.trainer import device_type
 
 
 class Notes(LightningModule):

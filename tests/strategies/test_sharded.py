@@ -12,10 +12,10 @@ from support.ranks import on_ranks
 from support.runs import config, new_run, rows
 from torch.distributed.fsdp import fully_shard
 
-import lathe.run
-from lathe.checkpoints import read_checkpoint
+import lathe.verbs.train
 from lathe.errors import UserError
 from lathe.nets import MLP
+from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.fsdp import FSDP
 from lathe.strategies.sharded import ShardedStrategy
 from lathe.strategies.tensor import TensorParallel
@@ -38,14 +38,14 @@ class Death(Callback):
 
 
 def through(rank: int, configs: dict[str, tuple[dict[str, Any], dict[str, Any]]]) -> None:
-    make = lathe.run.make_callbacks
+    make = lathe.verbs.train.make_callbacks
     for whole, cut in configs.values():
-        lathe.run.train(whole)
-        lathe.run.make_callbacks = lambda cfg, task: [*make(cfg, task), Death()]
+        lathe.verbs.train.train(whole)
+        lathe.verbs.train.make_callbacks = lambda cfg, task: [*make(cfg, task), Death()]
         with suppress(Died):
-            lathe.run.train(cut)
-        lathe.run.make_callbacks = make
-        lathe.run.train(cut)
+            lathe.verbs.train.train(cut)
+        lathe.verbs.train.make_callbacks = make
+        lathe.verbs.train.train(cut)
 
 
 def test_a_death_within_an_epoch_changes_nothing(tmp_path: Path) -> None:

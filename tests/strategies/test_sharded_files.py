@@ -15,8 +15,8 @@ from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from lathe.checkpoints import read_checkpoint
 from lathe.errors import UserError
+from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies import sharded_files
 
 WEIGHT, BIAS = torch.arange(10.0).view(5, 2), torch.ones(5)

@@ -9,8 +9,8 @@ from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
 from support.ranks import on_ranks
 from support.strategy_fit import adamw, fit, mean_losses, relative, same_format
 
-from lathe.checkpoints import read_checkpoint
 from lathe.errors import UserError
+from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.tensor import TensorParallel
 
 # name: (net, options of the strategy, options of the run)

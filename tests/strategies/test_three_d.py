@@ -9,8 +9,8 @@ import torch
 from support.pipeline_fit import adam, fit, plain, sgd
 from support.ranks import on_ranks
 
+from lathe.config.mesh import axes
 from lathe.errors import UserError
-from lathe.mesh import axes
 from lathe.strategies.three_d import ThreeD
 
 # name: (net, the strategy's settings, the fit's); vit has five tokens, which two tensor ranks can't share out

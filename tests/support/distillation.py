@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-import lathe.run
+import lathe.verbs.train
 from support.runs import new_run
 
 QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "callbacks.throughput=null",
@@ -19,7 +19,7 @@ RESNET = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "data.batc
 
 def run_of(folder: Path, *overrides: str) -> Path:
     cfg = new_run(folder, *QUIET, *overrides)
-    lathe.run.train(cfg)
+    lathe.verbs.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 
 

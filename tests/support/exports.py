@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from lathe import export
-from lathe.run import train
-from lathe.rundir import RunDir
+from lathe.runs.rundir import RunDir
+from lathe.verbs.train import train
 from support.runs import SMALL, config, new_run
 
 WHOLE = ["onnx", "onnx/manifest.json", "onnx/model.onnx", "onnx/parity.json"]  # what target=onnx leaves in exports/

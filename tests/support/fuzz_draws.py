@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from lathe.schema import rules
-from lathe.schema.rule import Rule, node
+from lathe.config.schema import rules
+from lathe.config.schema.rule import Rule, node
 from support.runs import config
 
 QUICK = (

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-import lathe.launch
-import lathe.run
+import lathe.launch.start
+import lathe.verbs.train
 from lathe.benchmark import crew, inference
 from support.fuzz_draws import Draw
 from support.runs import ROOT
@@ -50,19 +50,19 @@ class Warm:
     def __init__(self, folder: Path, run: Path, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self.folder, self.run, self.patch, self.capture = folder, run, patch, capture
         self.cfg: dict[str, Any] | None = None
-        self.real = lathe.launch.execute
+        self.real = lathe.launch.start.execute
         self.known: dict[tuple[str, tuple[str, ...]], dict[str, Any] | None] = {}
         patch.setenv("HYDRA_FULL_ERROR", "0")
         patch.setenv("LATHE_FULL_ERROR", "0")
-        patch.setattr(lathe.launch, "execute", self._execute)
-        patch.setattr(lathe.run.Start, "on_train_start", self._reach)
+        patch.setattr(lathe.launch.start, "execute", self._execute)
+        patch.setattr(lathe.verbs.train.Start, "on_train_start", self._reach)
         patch.setattr(crew, "run", self._reach)
         patch.setattr(inference, "compare", self._reach)
 
     def _execute(self, job: str, cfg: dict[str, Any], processes: int, *options: Any) -> Any:
         self.cfg = cfg
         if (
-            job != "lathe.run:train" or processes > 1 or options[0]["max_restarts"]
+            job != "lathe.verbs.train:train" or processes > 1 or options[0]["max_restarts"]
         ):  # workers of their own know nothing of this class
             raise Reached
         return self.real(job, cfg, processes, *options)

@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from lathe.build import make_task
-from lathe.finalise import write_weights
-from lathe.rundir import RunDir
+from lathe.runs.build import make_task
+from lathe.runs.rundir import RunDir
+from lathe.verbs.finalise import write_weights
 from support.runs import SMALL, new_run
 
 SECRET = "hunter2-of-the-environment"
@@ -94,12 +94,12 @@ def gadgets(canary: Path) -> dict[str, dict[str, Any]]:
         "lightning.pytorch.callbacks.LambdaCallback": {},
         "lightning.pytorch.callbacks.ModelCheckpoint": {"dirpath": str(canary)},
         "lightning.pytorch.cli.LightningCLI": {},
-        "lathe.agent.call": {"job": f"runpy:run_path({module})", "cfg": {}},
-        "lathe.agent.importlib.import_module": {"name": "planted_module"},
+        "lathe.launch.agent.call": {"job": f"runpy:run_path({module})", "cfg": {}},
+        "lathe.launch.agent.importlib.import_module": {"name": "planted_module"},
         "lathe.files.write_atomically": {"path": str(canary), "text": "x"},
-        "lathe.build.hydra.utils.instantiate": {"config": {}},
+        "lathe.runs.build.hydra.utils.instantiate": {"config": {}},
         "lathe.data.unpickle.pickle.load": {},
-        "lathe.export.torchscript.load": {"path": str(payload)},
+        "lathe.legacy.torchscript.load": {"path": str(payload)},
         "hydra.utils.instantiate": {"config": {"_target_": "os.getcwd"}},
         "hydra.utils.call": {"config": {"_target_": "os.getcwd"}},
         "hydra._internal.utils._locate": {"path": "planted_module.Net"},

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback, Trainer
 
-import lathe.run
+import lathe.verbs.train
 from lathe.tasks import Task
 from support.commands import command, start
 from support.runs import rows, runs, weights
@@ -60,8 +60,8 @@ class Interruption(Callback):
 @pytest.fixture
 def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
     callback = Interruption()
-    make = lathe.run.make_callbacks
-    monkeypatch.setattr(lathe.run, "make_callbacks", lambda cfg, task: [*make(cfg, task), callback])
+    make = lathe.verbs.train.make_callbacks
+    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), callback])
     return callback
 
 

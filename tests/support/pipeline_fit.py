@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lathe.callbacks import AtomicCheckpointIO, Checkpoint
-from lathe.mesh import axes
+from lathe.config.mesh import axes
 from lathe.nets import GPT, MLP, Blocks, CifarResNet, ViT
 from lathe.optim import build_optimizer
+from lathe.runs.trainer import quiet
 from lathe.strategies import SyncBatchNorm
 from lathe.tasks import ClassificationTask, LanguageModellingTask
-from lathe.trainer import quiet
 
 STEPS = 6
 BATCH = 16

@@ -7,7 +7,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
-from lathe.callbacks.pruning import Prune
+from lathe.callbacks.methods.pruning import Prune
 
 
 class Loader:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.callbacks import ExactResume
-from lathe.callbacks.qat import QAT
-from lathe.compression.quantize import quantizers
+from lathe.callbacks.methods.qat import QAT
+from lathe.compression.quantization.net import quantizers
 from lathe.compression.structure import apply_structure
 from lathe.nets import recompute
 from lathe.strategies import SyncBatchNorm, compile_net

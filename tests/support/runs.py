@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from hydra import compose, initialize_config_dir
 
-from lathe import rundir
-from lathe.config import resolve
+from lathe.config.composed import resolve
+from lathe.runs import rundir
 
 ROOT = Path(__file__).parents[2]
 SMALL = ("model=mlp", "model.net.width=16", "model.net.depth=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from lathe.benchmark.suites import Case, order
-from lathe.devices import count_processes
 from lathe.files import scratch_prefix, write_atomically
+from lathe.launch.devices import count_processes
 
 LOOK = 0.002  # seconds between looks for a result
 
@@ -125,7 +125,7 @@ def _short(result: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    from lathe.agent import _die_with_parent, execute
+    from lathe.launch.agent import _die_with_parent, execute
 
     _die_with_parent()
     job = json.loads(Path(sys.argv[1]).read_text())

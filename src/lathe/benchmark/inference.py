@@ -20,11 +20,11 @@ from lathe.files import disk_sentence, scratch, write_atomically
 from lathe.receipt import kept, runtimes, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, Opened, reason
 from lathe.receipt.timing import time_forms
-from lathe.rundir import RunDir, open_run
-from lathe.shippable import Shippable, open_shippable
-from lathe.shipping.compare import arithmetic_of
-from lathe.shipping.make import make, ready_for
-from lathe.shipping.request import targets_of as options_of
+from lathe.runs.rundir import RunDir, open_run
+from lathe.runs.shippable import Shippable, open_shippable
+from lathe.verbs.export.compare import arithmetic_of
+from lathe.verbs.export.make import make, ready_for
+from lathe.verbs.export.request import targets_of as options_of
 
 ARCHIVES = ("torchserve",)  # they hold another target's file, which is measured by itself
 BESIDE = {"eager": "this eager", "bf16": "this compiled_bf16"}

@@ -14,15 +14,15 @@ from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from torch.nn.parallel import DistributedDataParallel
 
-from lathe import score
-from lathe.build import make_data, make_task
 from lathe.callbacks import Throughput, skip_empty_hooks
 from lathe.files import write_atomically
+from lathe.launch.telling import sentence_for
 from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
-from lathe.methods import make_methods
-from lathe.run import prepare
-from lathe.telling import sentence_for
-from lathe.trainer import device_type, make_trainer, quiet
+from lathe.runs import score
+from lathe.runs.build import make_data, make_task
+from lathe.runs.methods import make_methods
+from lathe.runs.trainer import device_type, make_trainer, quiet
+from lathe.verbs.train import prepare
 
 LOOK = 0.002  # seconds between looks for a turn
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from lathe.benchmark import plot
 from lathe.benchmark.suites import Case
-from lathe.environment import describe_environment
 from lathe.files import write_atomically
+from lathe.runs.environment import describe_environment
 
 Results = dict[str, list[dict[str, Any]]]
 MIB = 2**20

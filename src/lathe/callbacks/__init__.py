@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from lathe import lazily
 from lathe.callbacks.checkpoint import Checkpoint, numbers
 from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
-from lathe.callbacks.compression import Compression, compressions
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.lean import skip_empty_hooks
+from lathe.callbacks.methods.base import Compression, compressions
 from lathe.callbacks.model_summary import ModelSummary
 from lathe.callbacks.nan_guard import NanGuard
 from lathe.callbacks.preemption import Preemption
@@ -17,28 +17,28 @@ from lathe.callbacks.resume import ExactResume
 from lathe.callbacks.throughput import Throughput
 
 if TYPE_CHECKING:
-    from lathe.callbacks.channels import PruneChannels
-    from lathe.callbacks.distill import Distill
-    from lathe.callbacks.lottery import Lottery
-    from lathe.callbacks.pruning import Prune, PruneNM, PruneStructured
-    from lathe.callbacks.ptq import PTQDynamic, PTQStatic, WeightOnly
-    from lathe.callbacks.qat import QAT
-    from lathe.callbacks.rigl import RigL
+    from lathe.callbacks.methods.channels import PruneChannels
+    from lathe.callbacks.methods.distill import Distill
+    from lathe.callbacks.methods.lottery import Lottery
+    from lathe.callbacks.methods.pruning import Prune, PruneNM, PruneStructured
+    from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
+    from lathe.callbacks.methods.qat import QAT
+    from lathe.callbacks.methods.rigl import RigL
 else:
     __getattr__ = lazily(
         __name__,
         {
-            "PruneChannels": "channels",
-            "Distill": "distill",
-            "Lottery": "lottery",
-            "Prune": "pruning",
-            "PruneNM": "pruning",
-            "PruneStructured": "pruning",
-            "PTQDynamic": "ptq",
-            "PTQStatic": "ptq",
-            "WeightOnly": "ptq",
-            "QAT": "qat",
-            "RigL": "rigl",
+            "PruneChannels": "methods.channels",
+            "Distill": "methods.distill",
+            "Lottery": "methods.lottery",
+            "Prune": "methods.pruning",
+            "PruneNM": "methods.pruning",
+            "PruneStructured": "methods.pruning",
+            "PTQDynamic": "methods.ptq",
+            "PTQStatic": "methods.ptq",
+            "WeightOnly": "methods.ptq",
+            "QAT": "methods.qat",
+            "RigL": "methods.rigl",
         },
     )
 

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.callbacks import Timer
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
-from lathe.callbacks.compression import compressions
+from lathe.callbacks.methods.base import compressions
 from lathe.errors import UserError, did_you_mean
 
 

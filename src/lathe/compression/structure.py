@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from lathe.compression import channels, quantize
+from lathe.compression import channels, quantization
 from lathe.errors import UserError
 
 
@@ -13,7 +13,7 @@ def structure_of(net: nn.Module) -> dict[str, Any]:
 
     Holds numbers, words, lists and dicts alone, so that it can be saved in a checkpoint or as JSON.
     """
-    found = {"channels": channels.describe(net), "quantization": quantize.describe(net)}
+    found = {"channels": channels.describe(net), "quantization": quantization.describe(net)}
     return {name: description for name, description in found.items() if description}
 
 
@@ -33,5 +33,5 @@ def apply_structure(net: nn.Module, structure: dict[str, Any]) -> None:
 def _apply(net: nn.Module, structure: dict[str, Any]) -> None:
     if "channels" in structure and channels.describe(net) != structure["channels"]:
         channels.rebuild(net, structure["channels"])
-    if "quantization" in structure and quantize.describe(net) != structure["quantization"]:
-        quantize.rebuild(net, structure["quantization"])
+    if "quantization" in structure and quantization.describe(net) != structure["quantization"]:
+        quantization.rebuild(net, structure["quantization"])

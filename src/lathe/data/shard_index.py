@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from lathe.errors import UserError
-from lathe.pictures import COLOURS, as_seen
+from lathe.images.pictures import COLOURS, as_seen
 
 FORMAT, VERSION = "lathe shards", 1
 INDEX = "index.json"
@@ -28,7 +28,7 @@ Table = NDArray[np.int64]  # [samples, 4]: shard, first byte, bytes, label
 
 
 def decode(data: bytes, channels: int | None = None) -> NDArray[np.uint8]:
-    """The image in a member's bytes: uint8 [channels, height, width], as predictions and requests see it (`lathe.pictures`). Runs no
+    """The image in a member's bytes: uint8 [channels, height, width], as predictions and requests see it (`lathe.images.pictures`). Runs no
     code of the file: no pickle.
 
     `channels` are those that a PNG or JPEG gets; None those that it has, 1 or 3. Shards of other channels have their pixels as they lie.

@@ -13,8 +13,8 @@ from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
 from lathe.data.splits import Source, stratified_split
 from lathe.errors import UserError, naming
 from lathe.files import beside, sweep
-from lathe.image_files import file_kind
-from lathe.pictures import COLOURS, MOST, SUFFIXES, PictureError, read_picture, scaled
+from lathe.images.files import file_kind
+from lathe.images.pictures import COLOURS, MOST, SUFFIXES, PictureError, read_picture, scaled
 
 Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and its class
 
@@ -29,7 +29,7 @@ class ImageFolder:
         folder: see above.
         channels: 1 makes them grey, 3 RGB.
         image_size: side in pixels of the square that the middle of each image is brought to; None takes images as they are, which must
-            then have one size. Files are read and scaled as predictions and requests are, `lathe.pictures`.
+            then have one size. Files are read and scaled as predictions and requests are, `lathe.images.pictures`.
         val_size: images for validation, where the folder has no splits.
         test_size: images for the test, likewise.
         split_seed: draws them.

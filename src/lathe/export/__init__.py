@@ -11,16 +11,16 @@ from lathe.errors import UserError
 
 # A file's module is only imported when its target is asked for.
 TARGETS = {
-    "onnx": "lathe.export.onnx",
-    "onnx_int8": "lathe.export.onnx_int8",
-    "torch_export": "lathe.export.torch_export",
-    "aot_inductor": "lathe.export.aot_inductor",
-    "torchscript": "lathe.export.torchscript",
-    "executorch": "lathe.export.executorch",
-    "tensorrt": "lathe.export.tensorrt",
-    "torchserve": "lathe.export.torchserve",
-    "safetensors": "lathe.export.safetensors",
-    "weights": "lathe.export.weights",
+    "onnx": "lathe.export.targets.onnx",
+    "onnx_int8": "lathe.export.targets.onnx_int8",
+    "torch_export": "lathe.export.targets.torch_export",
+    "aot_inductor": "lathe.export.targets.aot_inductor",
+    "torchscript": "lathe.legacy.torchscript",
+    "executorch": "lathe.export.targets.executorch",
+    "tensorrt": "lathe.export.targets.tensorrt",
+    "torchserve": "lathe.legacy.torchserve",
+    "safetensors": "lathe.export.targets.safetensors",
+    "weights": "lathe.export.targets.weights",
 }
 
 

@@ -16,9 +16,9 @@ LARGEST = 4096  # pixels of a fixed side: larger pictures belong to "any", or ar
 class Preprocess(nn.Module):
     """uint8 pixels `[batch, channels, height, width]` to float32 of the net's size: scaled bilinearly, then normalised.
 
-    Without a change of size it computes the bits of `lathe.data.Normalizer`. With one it is `lathe.pictures.scaled` (the largest window
-    of the net's shape in the middle, an antialiased bilinear filter) without rounding back to whole pixels, written as two matrix
-    products, which every back end has.
+    Without a change of size it computes the bits of `lathe.data.Normalizer`. With one it is
+    `lathe.images.pictures.scaled` (the largest window of the net's shape in the middle, an antialiased bilinear filter) without
+    rounding back to whole pixels, written as two matrix products, which every back end has.
 
     Args:
         mean: of each channel, pixels on a scale from 0 to 1.

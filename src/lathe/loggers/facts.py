@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.config import flatten
+from lathe.config.composed import flatten
 
 HIDDEN = "hidden"
 LEFT_OUT = ("hydra", "resume", "trusted")  # of the command, not of the run

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.compression import quantize
+from lathe.compression import quantization
 from lathe.compression.structure import structure_of
+from lathe.config.stages import methods
 from lathe.errors import UserError
 from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
-from lathe.score import Forward, score
-from lathe.stages import methods
+from lathe.runs.score import Forward, score
 from lathe.tasks import Task
 
 NOTHING = 1e-3  # a share of zeros below this is no pruning: single weights may be zero in any net
@@ -70,10 +70,10 @@ def layers(net: nn.Module, sample: Tensor) -> list[dict[str, Any]]:
     """For each weight of a layer its shape, zeros and MACs; `integer_sparsity` are the zeros among the integers that ship, with those
     that rounding has made."""
     macs = count_macs(net, sample).layers
-    quantized = quantize.quantized_layers(net) if is_quantized(net) else {}
+    quantized = quantization.quantized_layers(net) if is_quantized(net) else {}
     found = []
     for name, weight in _weights(net):
-        integers = quantize.integer_weight(quantized[name])[0] if name in quantized else None
+        integers = quantization.integer_weight(quantized[name])[0] if name in quantized else None
         found.append(
             {
                 "name": name,

@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.checkpoints import read_checkpoint
 from lathe.errors import UserError
 from lathe.export.manifest import sha256
 from lathe.files import write_atomically
 from lathe.receipt import page
-from lathe.rundir import RunDir
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.rundir import RunDir
 from lathe.trust import read_json
 
 SECTION = "inference"

@@ -10,18 +10,18 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe import measure
-from lathe.build import make_task
-from lathe.checkpoints import read_checkpoint
 from lathe.compression.structure import structure_of
-from lathe.config import differences
+from lathe.config.composed import differences
 from lathe.data.checks import undeclared
 from lathe.errors import UserError, require
 from lathe.files import scratch
 from lathe.receipt import facts, kept, page, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, reason
 from lathe.receipt.timing import time_forms
-from lathe.rundir import RunDir
-from lathe.score import open_data, open_run_net
+from lathe.runs.build import make_task
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.rundir import RunDir
+from lathe.runs.score import open_data, open_run_net
 from lathe.tasks import Task
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lathe.pictures import COLOURS, PictureError, TooLarge, arranged, kind_of, read_picture, scaled
+from lathe.images.pictures import COLOURS, PictureError, TooLarge, arranged, kind_of, read_picture, scaled
 from lathe.serving.bodies import numbers, quoted, read_json, read_npy, read_shape
 from lathe.serving.limits import BadRequest, Limits
 

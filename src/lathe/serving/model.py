@@ -10,7 +10,7 @@ import numpy as np
 from lathe.errors import UserError
 from lathe.export.bundle import check_origin, open_bundle
 from lathe.export.manifest import PLAIN
-from lathe.rundir import open_run
+from lathe.runs.rundir import open_run
 from lathe.serving.described import described
 
 MODULE = "module"
@@ -26,7 +26,7 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     """
     path = open_run(run, "run").path
     if target == MODULE:
-        from lathe.shippable import open_shippable
+        from lathe.runs.shippable import open_shippable
 
         return {"target": MODULE, **open_shippable(path, checkpoint=checkpoint).facts}
     from lathe import export
@@ -67,7 +67,7 @@ def load(run: str, target: str, checkpoint: str, threads: int) -> Callable[[Arra
         return open_bundle(_folder(Path(run), target), threads)
     import torch
 
-    from lathe.shippable import open_shippable
+    from lathe.runs.shippable import open_shippable
 
     torch.set_num_threads(threads)
     net = open_shippable(run, checkpoint=checkpoint).net

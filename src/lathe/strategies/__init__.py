@@ -9,10 +9,10 @@ from lathe.strategies.precision import precision_plugin
 from lathe.strategies.sync_batchnorm import SyncBatchNorm
 
 if TYPE_CHECKING:
-    from lathe.strategies.deepspeed import DeepSpeed
+    from lathe.strategies.deepspeed.strategy import DeepSpeed
     from lathe.strategies.fsdp import FSDP
     from lathe.strategies.model_split import ModelSplit
-    from lathe.strategies.pipeline import Pipeline
+    from lathe.strategies.pipeline.strategy import Pipeline
     from lathe.strategies.tensor import TensorParallel
     from lathe.strategies.three_d import ThreeD
 else:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp import OffloadPolicy
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lathe.mesh import axes
+from lathe.config.mesh import axes
 from lathe.strategies.clipping import reduce_partial
 from lathe.strategies.fsdp import shard_net
 from lathe.strategies.one_by_one import as_asked_for, step_one_by_one

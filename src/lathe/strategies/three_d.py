@@ -8,7 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from lathe.strategies.one_by_one import as_asked_for, step_one_by_one
-from lathe.strategies.pipeline import Pipeline
+from lathe.strategies.pipeline.strategy import Pipeline
 from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 

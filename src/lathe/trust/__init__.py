@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lathe.config.schema import renamed
 from lathe.errors import UserError
-from lathe.schema import renamed
 from lathe.trust import own
 from lathe.trust.check import GETTERS, KINDS, Finding, findings, kind_at, names_in
 from lathe.trust.document import read_json, read_yaml, shown

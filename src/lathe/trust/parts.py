@@ -16,13 +16,13 @@ LATHE: dict[str, tuple[str, str]] = {
         "callbacks",
         "Distill Lottery PruneChannels Prune PruneNM PruneStructured PTQDynamic PTQStatic QAT RigL WeightOnly",
     ),
-    "strategy": ("strategies", "DDP DP DeepSpeed FSDP Horovod ModelSplit Pipeline Tensor ThreeD"),
+    "strategy": ("strategies", "DDP DeepSpeed FSDP ModelSplit Pipeline TensorParallel ThreeD"),
 }
-# Functions, by their whole names.
+# Functions and what lies in legacy/, by their whole names.
 FUNCTIONS: dict[str, str] = {
     "optimizer": "lathe.optim.build_optimizer",
     "scheduler": "lathe.optim.constant lathe.optim.cosine lathe.optim.cosine_restarts lathe.optim.one_cycle lathe.optim.step",
-    "strategy": "lathe.strategies.auto",
+    "strategy": "lathe.strategies.auto lathe.legacy.DP lathe.legacy.Horovod",
     "logger": "lathe.loggers.csv lathe.loggers.mlflow lathe.loggers.tensorboard lathe.loggers.wandb",
     "trainer": "lightning.pytorch.Trainer lightning.Trainer lightning.pytorch.trainer.Trainer",
 }

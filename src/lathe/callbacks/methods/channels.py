@@ -1,0 +1,299 @@
+"""Removal of channels: a net that is smaller in fact, not behind masks."""
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lathe.callbacks.ema import EMA
+from lathe.callbacks.methods.base import Compression
+from lathe.compression.batchnorm import reestimate_batchnorm
+from lathe.compression.channels import budget, slices
+from lathe.compression.channels.fade import Fade, fading, silence
+from lathe.compression.channels.groups import find_groups, require_packages
+from lathe.compression.channels.penalty import PENALTIES, add_penalty
+from lathe.compression.channels.prune import Options, at_least_one, one_of, require, shares, sizes
+from lathe.compression.channels.scores import loss_change
+from lathe.data.base import ExactDataModule
+from lathe.errors import UserError
+from lathe.measure.flops import net_input
+from lathe.measure.shards import local, part_of, whole
+
+KEY = "compression.prune_channels"
+MODES = ("gradual", "one_shot")
+BATCHES = 15  # for BatchNorm's statistics, and for `taylor`
+
+
+class PruneChannels(Compression):
+    """Removes whole channels, attention heads and hidden units until the net keeps to a budget (see `find_groups`, `choose`).
+
+    `one_shot` removes them before the first step, from the weights that `ckpt_path` gave, and estimates BatchNorm's statistics anew.
+    `gradual` trains the dense net up to `start`, chooses what will go, fades that out by a factor that falls to 0 at `end`, and removes
+    it after training: the net's outputs stay as they were, because what is removed is silent by then.
+
+    Args:
+        budget, share, importance, scope, round_to, min_channels, exclude: see `lathe.compression.channels.prune.Options`.
+        mode: `gradual` or `one_shot`.
+        start, end: shares of the window at which fading begins and is over.
+        regularise: `group_norm`, `group_lasso`, `bn_scale`, or null: pushes weak units towards zero up to `start`.
+        strength: of that push, added to gradients.
+        latency_batch: samples in the batch that latency is measured with.
+
+    Raises UserError without torch-pruning, for a value out of range, a net that can't be followed, a budget that can't be met, and
+    strategies under which a process does not hold its weights under the net's own names (pipeline, deepspeed).
+    """
+
+    def __init__(
+        self,
+        budget: str = "macs",
+        share: float = 0.5,
+        mode: str = "gradual",
+        importance: str = "group_norm",
+        scope: str = "global",
+        round_to: int | None = None,
+        min_channels: int = 4,
+        start: float = 0.3,
+        end: float = 0.6,
+        regularise: str | None = None,
+        strength: float = 5e-4,
+        exclude: Sequence[str] = (),
+        latency_batch: int = 32,
+    ) -> None:
+        require_packages()  # here: it is told before data is read
+        self.options = Options(budget, share, importance, scope, round_to, min_channels, tuple(exclude))
+        one_of("mode", mode, MODES)
+        one_of("regularise", regularise, (None, *PENALTIES))
+        at_least_one("latency_batch", latency_batch)
+        gradual = mode == "gradual"
+        require(0 <= start <= end <= 1, f"start={start} and end={end}: give shares of the run with 0 <= start <= end <= 1.")
+        require(gradual or regularise is None, f"regularise={regularise} acts before channels are chosen: use mode=gradual.")
+        require(strength > 0, f"strength={strength} is not above 0: use regularise=null for no push.")
+        early = gradual and importance == "taylor" and start == 0
+        require(not early, "importance=taylor reads gradients before channels are chosen: set start above 0.")
+        self.mode, self.start, self.end, self.regularise, self.strength = mode, start, end, regularise, strength
+        self.latency_batch, self.removes_late = latency_batch, gradual
+        self._reset()
+
+    def _reset(self) -> None:
+        self.chosen: dict[str, list[int]] | None = None  # units that go, by group
+        self.factor = 1.0  # what they are scaled to
+        self.shares: dict[str, float] = {}  # what remains of the dense net
+        self._step = -1  # the last optimizer step that was looked at; -1 before training
+        self._sensitivity: dict[str, Tensor] = {}
+        self._groups: list[slices.Group] = []
+        self._dense: tuple[nn.Module, Tensor] | None = None  # the net before, without values where its time does not count
+        self._fade: Fade | None = None
+        self._stays: dict[str, Tensor] = {}  # by parameter, where weights do not fade
+
+    # -- before training
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        self._reset()
+        net = pl_module.get_submodule("net")
+        self._refuse(trainer)
+        early = self.mode == "gradual" or self.window[0] == 0
+        require(early, "mode=one_shot acts before the first step: give it the first of compression.stages, or use mode=gradual.")
+        if self.mode == "one_shot" and slices.describe(net):  # a resumed run: run.py has given the net its structure
+            return
+        example = self._example(trainer, pl_module)
+        self._groups = find_groups(net, example, self.options.exclude)
+        if self.mode == "one_shot":
+            self._remove_now(trainer, pl_module, net, example)
+        elif self.options.budget == "latency":
+            self._dense = copy.deepcopy(net), example
+        else:
+            self._dense = budget.skeleton(net, example)
+
+    def _refuse(self, trainer: Trainer) -> None:
+        """Raises UserError for a strategy under which a process does not hold its weights under the net's own names."""
+        strategy: Any = trainer.strategy
+        reshapes = getattr(strategy, "reshapes", hasattr(strategy, "deepspeed_engine"))  # Lightning's own declare nothing
+        if reshapes and not getattr(strategy, "keeps_parameters", False):
+            name = type(strategy).__name__
+            raise UserError(f"{KEY} can't reach weights that strategy {name} cuts its own way: use strategy=ddp, fsdp or auto.")
+        if reshapes and self.regularise is not None:
+            raise UserError(f"{KEY}.regularise={self.regularise} needs whole weights in each process: use strategy=ddp, or null.")
+
+    def _example(self, trainer: Trainer, pl_module: LightningModule) -> Tensor:
+        """An input of `latency_batch` samples on the trainer's device."""
+        data: Any = trainer.datamodule if getattr(trainer, "datamodule", None) is not None else pl_module  # type: ignore[attr-defined]
+        batch = net_input(next(iter(data.val_dataloader())))
+        return batch[: self.latency_batch].to(trainer.strategy.root_device)
+
+    def _batches(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[Any]:
+        """Training batches of epoch 0, on the trainer's device; `_rewind` follows."""
+        loader: Any = (getattr(trainer, "datamodule", None) or pl_module).train_dataloader()
+        for batch in islice(iter(loader), BATCHES):
+            yield pl_module.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
+
+    def _rewind(self, trainer: Trainer) -> None:
+        """Lets training begin at the first batch again."""
+        datamodule: Any = getattr(trainer, "datamodule", None)
+        if isinstance(datamodule, ExactDataModule):
+            datamodule.setup("fit")
+
+    def _remove_now(self, trainer: Trainer, pl_module: LightningModule, net: nn.Module, example: Tensor) -> None:
+        home, device = next(net.parameters()).device, trainer.strategy.root_device
+        net.to(device)
+        if self.options.importance == "taylor":
+            self._measure_sensitivity(trainer, pl_module, net)
+        self._dense = net, example
+        self._choose(trainer, net)
+        slices.remove(net, self._groups, self.chosen or {})
+        reestimate_batchnorm(net, (net_input(batch) for batch in self._batches(trainer, pl_module)), BATCHES)
+        self._rewind(trainer)
+        if trainer.world_size > 1:
+            for buffer in net.buffers():
+                torch.distributed.broadcast(buffer, src=0)
+        net.to(home)
+
+    def _measure_sensitivity(self, trainer: Trainer, pl_module: Any, net: nn.Module) -> None:
+        modes = [(module, module.training) for module in net.modules()]
+        net.eval()
+        for batch in self._batches(trainer, pl_module):
+            loss = torch.stack(list(pl_module.losses(net(net_input(batch)), batch).values())).sum()
+            loss.backward()
+            self._add_sensitivity(net)
+            net.zero_grad(set_to_none=True)
+        self._rewind(trainer)
+        for module, training in modes:
+            module.training = training
+
+    # -- choosing
+
+    def _choose(self, trainer: Trainer, net: nn.Module) -> None:
+        """Process 0 decides for all."""
+        assert self._dense is not None
+        (dense, example), message = self._dense, None
+        tensors = {name: whole(parameter) for name, parameter in _parameters(net).items()}
+        if trainer.is_global_zero:
+            try:
+                self.chosen = self.options.pick(dense, self._groups, example, tensors, self._sensitivity, torch.initial_seed())
+                small = copy.deepcopy(dense)
+                slices.remove(small, self._groups, self.chosen)
+                self.shares = shares(sizes(dense, example), sizes(small, example))
+            except UserError as error:
+                message = str(error)
+        told: list[Any] = [self.chosen, self.shares, message]
+        if trainer.world_size > 1:
+            torch.distributed.broadcast_object_list(told, src=0)
+        self.chosen, self.shares, message = told
+        if message is not None:
+            raise UserError(message)
+        self._dense, self._sensitivity = None, {}
+
+    def _add_sensitivity(self, net: nn.Module) -> None:
+        named = _parameters(net)
+        tensors = {name: whole(parameter) for name, parameter in named.items()}
+        gradients = {name: whole(parameter.grad) for name, parameter in named.items() if parameter.grad is not None}
+        for name, change in loss_change(self._groups, tensors, gradients).items():
+            finite = change.cpu().nan_to_num(0.0, 0.0, 0.0)  # a step that overflows in float16 says nothing
+            self._sensitivity[name] = self._sensitivity.get(name, 0) + finite
+
+    # -- fading out
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Under fsdp a checkpoint is restored after on_fit_start.
+        twice = self.mode == "one_shot" and self.chosen is None
+        require(not twice, "mode=one_shot finds a net that has lost channels before: use mode=gradual to remove more.")
+        if self.mode == "gradual" and self.chosen is not None:  # resumed
+            self._bind(pl_module.get_submodule("net"))
+        self._begin, self._end = self.step_at(trainer, self.start), self.step_at(trainer, self.end)
+        self._first = self.step_at(trainer, 0.0)
+        # A resumed run's checkpoint may have been written between an optimizer step and what follows here.
+        if self.mode == "gradual" and trainer.global_step > self._step:
+            self._act(trainer, pl_module, trainer.global_step)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        if self.mode == "one_shot" or self.chosen is not None:
+            return
+        net, step = pl_module.get_submodule("net"), trainer.global_step
+        if self.options.importance == "taylor" and self._begin - BATCHES <= step:
+            self._add_sensitivity(net)
+        if self.regularise is not None and step >= self._first:
+            add_penalty(net, self._groups, self.regularise, self.strength)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if self.mode == "gradual" and trainer.global_step > self._step:  # not while gradients accumulate
+            self._act(trainer, pl_module, trainer.global_step)
+
+    def _act(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        """What follows optimizer step `step`, counted from 1; 0 is before the first."""
+        self._step = step
+        if step < self._begin:
+            return
+        net = pl_module.get_submodule("net")
+        if self.chosen is None:
+            self._choose(trainer, net)
+            self._bind(net)
+        before, self.factor = self.factor, max(self._end - step, 0) / max(self._end - self._begin, 1) if step < self._end else 0.0
+        assert self._fade is not None
+        self._fade.scale(self.factor / before if before else 0.0)
+        if before > self.factor == 0.0:
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, EMA):  # what is silent from here on is silent in the average too
+                    callback.mask(self._stays)
+
+    def _bind(self, net: nn.Module) -> None:
+        """Finds the weights that fade."""
+        assert self.chosen is not None
+        named = _parameters(net)
+        masks = {name: mask.to(named[name].device) for name, mask in fading(self._groups, self.chosen, net).items()}
+        self._stays = {name: ~mask for name, mask in masks.items()}
+        self._fade = Fade([local(named[name]) for name in masks], [part_of(mask, named[name]) for name, mask in masks.items()])
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.world_size > 1:
+            told = json.dumps([self.chosen, self.factor, slices.describe(pl_module.get_submodule("net"))], sort_keys=True)
+            everyone: list[Any] = [None] * trainer.world_size
+            torch.distributed.all_gather_object(everyone, hashlib.sha256(told.encode()).hexdigest())
+            assert len(set(everyone)) == 1, "ranks removed different channels"
+
+    # -- after training
+
+    def ready(self, trainer: Trainer) -> bool:
+        return self.mode == "one_shot" or (self.chosen is not None and self.factor == 0.0)
+
+    def finalise(self, net: nn.Module, datamodule: Any) -> bool:
+        if self.mode == "one_shot":
+            return False
+        if self.chosen is None or self.factor > 0:
+            rank_zero_warn(f"{KEY}: training ended before {KEY}.end={self.end}, so no channel was removed.")
+            self.chosen = None
+            return False
+        silence(net, self._groups, self.chosen)  # an average of weights still holds something of them
+        slices.remove(net, self._groups, self.chosen)
+        return True
+
+    def leaving(self) -> dict[str, dict[int, set[int]]]:
+        return slices.positions(self._groups, self.chosen or {}) if self.removes_late else {}
+
+    def report(self) -> dict[str, float]:
+        removed = self.mode == "one_shot" or self.factor == 0.0
+        return {f"prune_channels/{name}_share": share for name, share in self.shares.items() if removed}
+
+    # -- checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"chosen": self.chosen, "factor": self.factor, "shares": self.shares, "step": self._step,
+                "sensitivity": self._sensitivity}  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.chosen, self.factor, self.shares = state["chosen"], state["factor"], state["shares"]
+        self._step, self._sensitivity = state["step"], state["sensitivity"]
+
+
+def _parameters(net: nn.Module) -> dict[str, Tensor]:
+    """By name; under fsdp, a net's `state_dict` puts parameters that are gathered back into shards."""
+    names = {name for name, _ in net.named_parameters()}
+    return {name: tensor for name, tensor in net.state_dict(keep_vars=True).items() if name in names}

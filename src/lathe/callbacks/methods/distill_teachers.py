@@ -1,0 +1,183 @@
+"""The teachers of a run together: what they answer, and how good they are themselves."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+
+from lathe.callbacks.methods.distill_cache import LogitCache
+from lathe.callbacks.methods.distill_layers import KEY, Capture, Probe, probe
+from lathe.callbacks.methods.teachers import Average, OpenRun, open_teacher, specs_of
+from lathe.errors import UserError
+
+
+class Teachers:
+    """Nets that no module knows, so that they are in no checkpoint, hyper-parameter or DDP bucket.
+
+    `weights` are their parts of the soft term, null for equal ones; `cache` MiB of their logits are kept.
+
+    Raises:
+        UserError: as `specs_of`; weights that are not theirs; a cache for a teacher that changes.
+    """
+
+    def __init__(self, teacher: Any, weights: Any, ema_decay: float, cache: float) -> None:
+        self.specs = specs_of(teacher)
+        given = [1.0] * len(self.specs) if weights is None else [float(value) for value in weights]
+        if len(given) != len(self.specs) or min(given) <= 0:
+            raise UserError(
+                f"{KEY}.teacher_weights={weights}: give {len(self.specs)} numbers above 0, one for each teacher, or null."
+            )
+        if cache < 0:
+            raise UserError(f"{KEY}.cache={cache}: give a number of MiB, or 0 for none.")
+        if not 0 <= ema_decay < 1:
+            raise UserError(f"{KEY}.ema_decay={ema_decay} is not in [0, 1): use a value such as 0.999.")
+        if cache and "ema" in self.specs:
+            raise UserError(
+                f"{KEY}.cache={cache} keeps answers of a teacher that stays as it is, and teacher=ema does not: set cache=0."
+            )
+        self.shares = [value / sum(given) for value in given]
+        self.ema_decay = ema_decay
+        self.cache = LogitCache(int(cache * 2**20)) if cache else None
+        self.average: Average | None = None
+        self.nets: list[nn.Module] = []
+        self.captures: list[Capture | None] = []
+        self.figures: list[dict[str, float]] = []  # each one's own, on the validation split
+        self._dtype = torch.float32
+
+    def open(self, net: nn.Module, open_run: OpenRun | None) -> None:
+        """Opens the teachers of the student `net`, on the CPU."""
+        if self.specs == ["ema"]:
+            self.average = Average(net, self.ema_decay)
+            self.nets = [self.average.net]
+        elif not self.nets:
+            self.open_others(open_run)
+
+    def open_others(self, open_run: OpenRun | None) -> None:
+        """Opens the teachers that are nets of their own, and no average of the student."""
+        if self.specs != ["ema"]:
+            self.nets = [open_teacher(spec, open_run) for spec in self.specs]
+
+    def probed(self, index: int, example: Tensor, student: Probe) -> Probe:
+        """What teacher `index` does to an example; its outputs have to be of the student's shape."""
+        name = name_of(self.specs[index])
+        try:
+            found = probe(self.nets[index], example)
+        except (RuntimeError, IndexError, ValueError) as error:
+            raise UserError(
+                f"{KEY}.teacher={name} can't take this data's inputs of shape {list(example.shape[1:])} ({' '.join(str(error).split())}): "
+                "take a teacher that was trained on the same data."
+            ) from error
+        if found.output.shape != student.output.shape:
+            raise UserError(
+                f"{KEY}.teacher={name} gives outputs of shape {list(found.output.shape[1:])} and the student "
+                f"{list(student.output.shape[1:])}: take a teacher that was trained on the same classes."
+            )
+        return found
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> None:
+        self._dtype = torch.float32 if self.average is not None else dtype
+        for net in self.nets:
+            net.to(device, self._dtype)
+
+    @torch.no_grad()
+    def answers(self, x: Tensor) -> Tensor:
+        """All teachers' logits for the net's input: [batch, teachers, ..., classes]."""
+        return self._compute(x) if self.cache is None else self.cache.get(x, self._compute)
+
+    def _compute(self, x: Tensor) -> Tensor:
+        answers = [net(self._cast(x)) for net in self.nets]
+        return answers[0].unsqueeze(1) if len(answers) == 1 else torch.stack(answers, dim=1)
+
+    def _cast(self, x: Tensor) -> Tensor:
+        return x.to(self._dtype) if x.is_floating_point() else x
+
+    def forget(self) -> None:
+        """Lets go of what layers gave in the last forward pass."""
+        for capture in self.captures:
+            if capture is not None:
+                capture.found.clear()
+
+    def close(self) -> None:
+        for capture in self.captures:
+            if capture is not None:
+                capture.remove()
+        self.nets, self.captures = [], []
+
+    # -- how good they are
+
+    def judge(self, trainer: Trainer, task: Any) -> None:
+        """Takes and logs the teachers' own figures on the validation split, over all processes."""
+        monitored = str(task.monitor).partition("/")[2]
+        for index, net in enumerate(self.nets):
+            total: Tensor | None = None
+            with (
+                torch.random.fork_rng(devices=[]),
+                torch.no_grad(),
+                _as_evaluated(task),
+                trainer.precision_plugin.forward_context(),
+            ):
+                for batch in validation(trainer):
+                    batch = trainer.strategy.batch_to_device(batch)
+                    answer = net(self._cast(batch[0]))
+                    loss = torch.stack(list(task.losses(answer, batch).values())).sum()
+                    sums = task.sums(answer, batch, loss)
+                    total = sums if total is None else total + sums
+            assert total is not None, "an empty validation split"
+            self.figures.append({name.partition("/")[2]: value for name, value in task._means("val", total).items()})
+            task.write({f"{self._prefix(index)}_{monitored}": self.figures[-1][monitored]})
+        self.forget()
+
+    def compare(self, best: float, figure: str, lower: bool) -> None:
+        """Warns if the student's best value of a figure is as good as the best teacher's."""
+        theirs = [figures[figure] for figures in self.figures if figure in figures]
+        if theirs and (best <= min(theirs) if lower else best >= max(theirs)):
+            rank_zero_warn(
+                f"{KEY}.teacher={', '.join(map(name_of, self.specs))} is no better than its student: val/{figure} is "
+                f"{(min if lower else max)(theirs):.4g} of the teacher and {best:.4g} of the student; take a better teacher, or none."
+            )
+
+    def check_cache(self) -> None:
+        """Warns, once, of a cache that has spared the teachers nothing in whole epochs."""
+        cache = self.cache
+        if cache is None or not cache.lookups or cache.saved or cache.told:
+            return
+        cache.told = True
+        if 4 * cache.hits > cache.lookups:
+            rank_zero_warn(
+                f"{KEY}.cache: the teachers ran for every batch, since the cache holds {len(cache.rows)} inputs' answers and a batch is "
+                "only answered as a whole: give it more MiB, or set cache=0."
+            )
+        else:
+            rank_zero_warn(
+                f"{KEY}.cache: {cache.hits or 'none'} of {cache.lookups} inputs came twice, augmentation makes each a new one: set cache=0."
+            )
+
+    def report(self) -> dict[str, float]:
+        return {f"{self._prefix(i)}_{name}": value for i, figures in enumerate(self.figures) for name, value in figures.items()}
+
+    def _prefix(self, index: int) -> str:
+        return "distill/teacher" if len(self.specs) == 1 else f"distill/teacher{index + 1}"
+
+
+@contextmanager
+def _as_evaluated(task: nn.Module) -> Iterator[None]:
+    """The task's own flag in evaluation mode, its net's untouched: losses without label smoothing, filling rows left out."""
+    was, task.training = task.training, False
+    try:
+        yield
+    finally:
+        task.training = was
+
+
+def validation(trainer: Trainer) -> Any:
+    """A fresh loader of the validation split, which counts for nobody's position in the data."""
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    return datamodule.eval_loader("val") if hasattr(datamodule, "eval_loader") else datamodule.val_dataloader()
+
+
+def name_of(spec: Any) -> str:
+    return "net" if hasattr(spec, "keys") else str(spec)

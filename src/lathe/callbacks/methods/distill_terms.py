@@ -1,0 +1,231 @@
+"""The soft terms of a distilled student's loss: which method compares what of the student with what of one teacher."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lathe.callbacks.methods.distill_layers import KEY, Capture, Probe, pairs_of
+from lathe.compression.distillation.features import attention, connector, hint
+from lathe.compression.distillation.losses import dist, dkd, kd
+from lathe.compression.distillation.relations import Projections, Queue, crd, rkd
+from lathe.errors import UserError, did_you_mean
+
+IGNORE = -100  # the target of a row that does not count
+# What each method's term is multiplied by: 1 in DKD's and DIST's papers, the values of the CRD repository for the others.
+WEIGHTS = {"kd": 1.0, "dkd": 1.0, "dist": 1.0, "fitnets": 100.0, "attention": 1000.0, "rkd": 1.0, "crd": 0.8}
+FEATURES = ("fitnets", "attention", "rkd", "crd")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the configuration says of the methods; `weights` by method."""
+
+    weights: dict[str, float]
+    temperature: float
+    target_weight: float
+    other_weight: float
+    between_weight: float
+    within_weight: float
+    distance_weight: float
+    angle_weight: float
+    crd_features: int
+    crd_queue: int
+    crd_temperature: float
+    student_layers: Any
+    teacher_layers: Any
+
+    def __post_init__(self) -> None:
+        for name in ("temperature", "crd_features", "crd_temperature"):
+            if getattr(self, name) <= 0:
+                raise UserError(f"{KEY}.{name}={getattr(self, name)}: give a number above 0.")
+        for name in (
+            "target_weight",
+            "other_weight",
+            "between_weight",
+            "within_weight",
+            "distance_weight",
+            "angle_weight",
+            "crd_queue",
+        ):
+            if getattr(self, name) < 0:
+                raise UserError(f"{KEY}.{name}={getattr(self, name)}: give 0 to leave it out, or more.")
+
+
+def weights_of(method: Any, weight: Any) -> dict[str, float]:
+    """The methods with their weights: from a name, several joined by +, or a list; and from null, a number, or numbers by name.
+
+    Raises:
+        UserError: an unknown or repeated method, or weights that are not positive or not theirs.
+    """
+    names = method.split("+") if isinstance(method, str) else list(method or [])
+    for name in names:
+        if name not in WEIGHTS:
+            raise UserError(f"{KEY}.method={name}: {did_you_mean(str(name), list(WEIGHTS))}")
+    if not names or len(set(names)) != len(names):
+        raise UserError(f"{KEY}.method={method}: name one method or several different ones of {', '.join(WEIGHTS)}.")
+    given = dict(weight) if isinstance(weight, Mapping) else dict.fromkeys(names, weight) if weight is not None else {}
+    for name, value in given.items():
+        if name not in names or isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise UserError(
+                f"{KEY}.weight={weight}: give a number above 0, one for each of {', '.join(names)} as {{kd: 1.0}}, or null."
+            )
+    return {name: float(given.get(name, WEIGHTS[name])) for name in names}
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Which rows of the outputs count: `target` int64 [rows] or probabilities [rows, classes], `rows` their weights (null: all count) and
+    `count` what sums are divided by (null: the sum of `rows`)."""
+
+    target: Tensor | None
+    rows: Tensor | None
+    count: Tensor | None
+
+
+def counted(outputs: Tensor, batch: Any) -> Counted:
+    """Reads a batch as the tasks do: `(x, y)` or `(x, y, count)`, where rows with the target -100 only fill up."""
+    target = batch[1] if isinstance(batch, list | tuple) and len(batch) > 1 and isinstance(batch[1], Tensor) else None
+    if target is None or target.shape[: outputs.dim() - 1] != outputs.shape[:-1]:
+        return Counted(None, None, None)
+    if target.is_floating_point():
+        return Counted(target.flatten(0, -2), None, None)
+    flat = target.flatten()
+    return Counted(flat, flat != IGNORE, batch[2] if len(batch) > 2 else None)
+
+
+class Comparison:
+    """One teacher's terms. Connectors and the queue of `crd` are made here, equal on all processes, and belong to neither net."""
+
+    def __init__(self, settings: Settings, student: Probe, teacher: Probe, nets: tuple[nn.Module, nn.Module], seed: int) -> None:
+        self.settings = settings
+        self.pairs: dict[str, list[tuple[str, str]]] = {}
+        self.channels: dict[str, int] = {}  # of the student's layers, in the whole net
+        self.connectors = nn.ModuleDict()
+        self.queue: Queue | None = None
+        self._pending: tuple[Tensor, Tensor] | None = None  # what the queue takes next, once the backward pass is through
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            for method in settings.weights:
+                if method not in FEATURES:
+                    continue
+                patterns = (settings.student_layers, settings.teacher_layers)
+                pairs = self.pairs[method] = pairs_of(method, student, teacher, nets, patterns)
+                for index, (ours, theirs) in enumerate(pairs):
+                    shapes = student.shapes[ours], teacher.shapes[theirs]
+                    self.channels[ours] = _channels(shapes[0])
+                    if method == "fitnets":
+                        self.connectors[f"fitnets_{index}"] = connector(*shapes)
+                    if method == "crd":
+                        mine, other = (torch.Size(shape).numel() for shape in shapes)
+                        self.connectors[f"crd_{index}"] = Projections(mine, other, settings.crd_features)
+        if "crd" in self.pairs:
+            if len(self.pairs["crd"]) != 1:
+                raise UserError(f"{KEY}.student_layers: crd compares one embedding, and {len(self.pairs['crd'])} layers are named: "
+                                "name one.")  # fmt: skip
+            if settings.crd_queue:
+                self.queue = Queue(settings.crd_queue, settings.crd_features)
+
+    def to(self, device: torch.device) -> None:
+        self.connectors.to(device)
+        if self.queue is not None:
+            self.queue.embeddings, self.queue.labels = self.queue.embeddings.to(device), self.queue.labels.to(device)
+
+    def __call__(self, outputs: Tensor, logits: Tensor, ours: Capture | None, theirs: Capture | None, which: Counted) -> Tensor:
+        """The weighted sum of the methods' terms: 0-dim, in at least float32. Called without autocast."""
+        terms = [
+            weight * self._term(name, outputs, logits, ours, theirs, which) for name, weight in self.settings.weights.items()
+        ]
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+
+    def _term(
+        self, method: str, outputs: Tensor, logits: Tensor, ours: Capture | None, theirs: Capture | None, which: Counted
+    ) -> Tensor:
+        s, rows, count = self.settings, which.rows, which.count
+        if method == "kd":
+            return kd(outputs, logits, s.temperature, rows, count)
+        if method == "dkd":
+            if which.target is None:
+                raise UserError(
+                    f"{KEY}.method=dkd needs a target for each row of logits, which this task's batches lack: use kd."
+                )
+            return dkd(outputs, logits, which.target, s.temperature, s.target_weight, s.other_weight, rows, count)
+        if method == "dist":
+            return dist(outputs, logits, s.temperature, s.between_weight, s.within_weight, rows)
+        assert ours is not None
+        assert theirs is not None
+        terms = []
+        for index, (mine, other) in enumerate(self.pairs[method]):
+            features = ours.take(mine)
+            if _channels(features.shape[1:]) != self.channels[mine]:
+                raise UserError(
+                    f"{KEY}: {mine} gives {_channels(features.shape[1:])} channels where the whole net has {self.channels[mine]}, since "
+                    f"the strategy or another method has cut it: {method} can't compare it, use method=kd, dkd or dist."
+                )
+            terms.append(self._feature(method, index, features, theirs.take(other), which))
+        return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+
+    def _feature(self, method: str, index: int, ours: Tensor, theirs: Tensor, which: Counted) -> Tensor:
+        s, rows = self.settings, which.rows
+        if method == "fitnets":
+            link = self.connectors[f"fitnets_{index}"]
+            weight: Any = link.weight
+            if rows is not None and ours.dim() == 3 and len(rows) == len(ours):
+                rows = rows.repeat_interleave(ours.shape[1])
+            return hint(link(ours.to(weight.dtype)), theirs, rows)
+        if method == "attention":
+            return attention(ours, theirs, rows)
+        if method == "rkd":
+            return rkd(ours, theirs, s.distance_weight, s.angle_weight, rows)
+        self.flush()
+        mine, other = self.connectors[f"crd_{index}"](ours, theirs)
+        hard = None if which.target is None or which.target.is_floating_point() else which.target
+        loss = crd(mine, other, hard, self.queue, s.crd_temperature, rows)
+        if self.queue is not None:
+            self._pending = _everyones(other, hard)
+        return loss
+
+    def flush(self) -> None:
+        """Puts the last batch's embeddings into the queue, which the backward pass needs as it was."""
+        if self.queue is not None and self._pending is not None:
+            self.queue.push(*self._pending)
+            self._pending = None
+
+    def state_dict(self) -> dict[str, Any]:
+        self.flush()
+        state: dict[str, Any] = {"connectors": {k: v.detach().clone() for k, v in self.connectors.state_dict().items()}}
+        if self.queue is not None:
+            state |= {"queue": self.queue.embeddings.clone(), "labels": self.queue.labels.clone(), "next": self.queue.next}
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        try:
+            self.connectors.load_state_dict(state["connectors"])
+        except RuntimeError as error:
+            raise UserError(
+                f"{KEY}: the checkpoint's connectors are for other layers or another method: use those of its run."
+            ) from error
+        if self.queue is not None and "queue" in state:
+            self.queue.embeddings.copy_(state["queue"])
+            self.queue.labels.copy_(state["labels"])
+            self.queue.next = state["next"]
+
+
+def _channels(shape: tuple[int, ...]) -> int:
+    """Of features of this shape, without the batch: the first of three sizes, else the last."""
+    return shape[0] if len(shape) == 3 else shape[-1]
+
+
+def _everyones(embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+    """All processes' embeddings and labels, in the order of their ranks, so that a queue of them is the same everywhere."""
+    embeddings = embeddings.detach().contiguous()
+    labels = torch.full((len(embeddings),), -2, device=embeddings.device) if labels is None else labels.contiguous()
+    if torch.distributed.is_initialized() and (world := torch.distributed.get_world_size()) > 1:
+        everyone = [torch.empty_like(embeddings) for _ in range(world)]
+        classes = [torch.empty_like(labels) for _ in range(world)]
+        torch.distributed.all_gather(everyone, embeddings)
+        torch.distributed.all_gather(classes, labels)
+        embeddings, labels = torch.cat(everyone), torch.cat(classes)
+    return embeddings, torch.where(labels == IGNORE, -1, labels)  # a row that fills up leaves its place empty

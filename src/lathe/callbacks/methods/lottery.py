@@ -1,0 +1,178 @@
+"""Lottery tickets within one run: train, prune, rewind, and train again on a schedule that starts again."""
+
+import copy
+import itertools
+import math
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+
+from lathe.callbacks.ema import EMA
+from lathe.callbacks.methods.masking import Masking
+from lathe.compression.masks.lottery import copy_state, rewind, round_sparsities
+from lathe.compression.masks.masks import Scope, make_masks
+from lathe.errors import UserError
+from lathe.measure.shards import is_sharded, local, part_of
+
+
+class Lottery(Masking):
+    """Iterative magnitude pruning with rewinding (Frankle and Carbin 2019, arXiv:1803.03635; Frankle et al. 2020, arXiv:1912.05671).
+
+    The method's window is cut into `rounds` trainings of equal length. The first is dense; before each other one the smallest of the
+    surviving weights are masked, and the net goes back to a copy of what it was `rewind` steps into the first round, BatchNorm's
+    statistics too. The optimizer's state is dropped, an EMA starts anew, and the learning-rate schedule, which is made for the length
+    of a round, begins again: each round is a whole training. Outside the window (`compression.stages`) the schedule repeats as well.
+
+    Args:
+        sparsity: share of zeros among the maskable weights in the last round; rounds before it approach it geometrically.
+        rounds: trainings, the dense one counted: the run should be that many times as long as a plain one.
+        rewind: where the first round is kept for rewinding: a share of a round below 1, optimizer steps from 1 on; 0 is the initial net.
+        scope: "global" compares all layers' weights, "layer" those of each.
+        layers, exclude, types, head: which weights, as in `Masking`.
+
+    Raises UserError for values out of range, and for rounds or a rewind that do not fit the run's number of steps.
+    """
+
+    name = "lottery"
+
+    def __init__(
+        self,
+        sparsity: float = 0.8,
+        rounds: int = 4,
+        rewind: float = 0.05,
+        scope: Scope = "global",
+        layers: list[str] | None = None,
+        exclude: list[str] | None = None,
+        types: list[str] | None = None,
+        head: bool = False,
+    ) -> None:
+        super().__init__(layers, exclude, types, head)
+        self.sparsities = round_sparsities(sparsity, rounds)
+        if isinstance(rewind, bool) or not 0 <= rewind < math.inf or (rewind >= 1 and rewind != int(rewind)):
+            raise UserError(
+                f"compression.lottery.rewind={rewind} is neither a share below 1 nor a number of steps: use 0.05 or 500."
+            )
+        if scope not in ("global", "layer"):
+            raise UserError(f"compression.lottery.scope={scope} is unknown: choose global or layer.")
+        self.rounds, self.rewind, self.scope = rounds, rewind, scope
+        self.round = 0  # the one under way
+        self.saved: dict[str, Tensor] = {}  # what the net goes back to, on the CPU; empty before and when no more needed
+        self._schedules: list[tuple[Any, dict[str, Any], list[float]]] = []
+
+    # -- when
+
+    def begins(self, trainer: Trainer, number: int) -> int:
+        """The optimizer step after which round `number` begins; rounds go on before and past the window, for the schedule's sake."""
+        return self.step_at(trainer, number / self.rounds)
+
+    def rewind_step(self, trainer: Trainer) -> int:
+        """The optimizer step whose weights are kept."""
+        length = self.begins(trainer, 1) - self.begins(trainer, 0)
+        return self.begins(trainer, 0) + (round(self.rewind * length) if self.rewind < 1 else int(self.rewind))
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            start, end = self.window
+            pl_module.schedule_repeats = round(self.rounds / (end - start))  # type: ignore[assignment]
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Schedules are as they begin: a checkpoint's are restored later.
+        self._schedules = [
+            (scheduler, copy.deepcopy(scheduler.state_dict()), [group["lr"] for group in scheduler.optimizer.param_groups])
+            for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs)
+        ]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            self._check_steps(trainer)
+        super().on_train_start(trainer, pl_module)
+
+    def _check_steps(self, trainer: Trainer) -> None:
+        steps = [self.begins(trainer, number) for number in range(self.rounds + 1)]
+        if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+            raise UserError(
+                f"compression.lottery.rounds={self.rounds} do not fit into {steps[-1] - steps[0]} optimizer steps: train longer."
+            )
+        if self.rewind_step(trainer) >= steps[1]:
+            raise UserError(
+                f"compression.lottery.rewind={self.rewind} is not below a round's {steps[1] - steps[0]} optimizer steps: lower it."
+            )
+
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        net = pl_module.get_submodule("net")
+        if self.round == 0 and not self.saved and step >= self.rewind_step(trainer):
+            self.saved = copy_state(net, _whole)
+        due = [number for number in range(1, self.rounds) if step >= self.begins(trainer, number)]
+        if due and due[-1] > self.round:
+            self._begin(trainer, pl_module, due[-1])
+        elif 0 < step < self.total_steps(trainer) and self._starts_outside(trainer, step):
+            self._restart_schedules()
+
+    def ready(self, trainer: Trainer) -> bool:
+        last = self.rounds - 1
+        return self.round == last and trainer.global_step > self.begins(trainer, last)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.round < self.rounds - 1:
+            rank_zero_warn(
+                f"compression.lottery: training ended in round {self.round + 1} of {self.rounds}, at sparsity "
+                f"{self.sparsities[self.round]:.3f} instead of {self.sparsities[-1]:.3f}: let it run to its end."
+            )
+
+    # -- what
+
+    def _begin(self, trainer: Trainer, pl_module: LightningModule, number: int) -> None:
+        """Prune the trained weights, and start round `number` from the kept ones."""
+        scores = {name: _whole(parameter).abs() for name, parameter in self.parameters.items()}
+        masks = make_masks(scores, self.sparsities[number], scope=self.scope, previous=self.masks)
+        self.round = number
+        rewind(pl_module.get_submodule("net"), self.saved, put=_put)
+        self.set_masks(masks)
+        for optimizer in trainer.optimizers:
+            optimizer.state.clear()
+        for average in (callback for callback in trainer.callbacks if isinstance(callback, EMA)):  # type: ignore[attr-defined]
+            average.restart()
+        self._restart_schedules()
+        if number == self.rounds - 1:
+            self.saved = {}
+
+    def _starts_outside(self, trainer: Trainer, step: int) -> bool:
+        (start, end), total = self.window, self.total_steps(trainer)
+        number = round((step / total - start) / (end - start) * self.rounds)
+        return not 0 < number < self.rounds and step == self.begins(trainer, number)
+
+    def _restart_schedules(self) -> None:
+        for scheduler, state, rates in self._schedules:
+            scheduler.load_state_dict(copy.deepcopy(state))
+            for group, rate in zip(scheduler.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    # -- resume
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "round": self.round, "saved": self.saved}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.round = state_dict["round"]
+        self.saved = {name: tensor.clone() for name, tensor in state_dict["saved"].items()}
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """The full tensor, the same on every process: BatchNorm's statistics differ between them, and process 0's are those that count."""
+    if is_sharded(tensor):
+        full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
+        return full
+    value = tensor.detach()
+    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        value = value.clone()
+        torch.distributed.broadcast(value, src=0)
+    return value
+
+
+def _put(tensor: Tensor, value: Tensor) -> None:
+    local(tensor).copy_(part_of(value.to(tensor.device), tensor))

@@ -1,0 +1,268 @@
+"""What all methods that mask weights share: masks outside the modules, applied again after each optimizer step."""
+
+import math
+import zlib
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lathe.callbacks.ema import EMA
+from lathe.callbacks.methods.base import Compression, compressions
+from lathe.compression.channels.slices import staying
+from lathe.compression.masks.masks import HEAD_RULE, Masks, make_masks, maskable
+from lathe.errors import UserError
+from lathe.measure.shards import is_sharded, local, part_of
+
+
+class Masking(Compression):
+    """Keep weights exactly zero where `masks` are, from the moment that a mask is set: in the net, in checkpoints, in EMA's average.
+
+    A subclass overrides `on_step`, looks at `parameters` (of the net, by name; they may be DTensors) and calls `set_masks`. Process 0's
+    masks are sent to all. Masks are no part of the modules: parameters stay plain leaves under their own names, and an optimizer step
+    moves masked weights before they are zeroed again, so that gradients and momentum go on for those who want to regrow them.
+
+    `name` is the method's key in the configuration. Patterns of `layers` and `exclude` are those of a shell, matched with the names of
+    modules: `blocks.*.conv1`; null for `layers` is every layer of the kinds in `types` (linear, conv, embedding, norm, bias).
+
+    Where channels are removed after training (`prune_channels` with mode=gradual), sparsity is that of the weights which remain.
+
+    Raises UserError if a pattern matches nothing, nothing is left to mask, the processes hold different masks, or channels are removed
+    after training and the method does not count without them (`beside_removal`).
+    """
+
+    name = "masking"
+    beside_removal = False
+
+    def __init__(
+        self,
+        layers: list[str] | None = None,
+        exclude: list[str] | None = None,
+        types: list[str] | None = None,
+        head: bool = False,
+    ) -> None:
+        self.layers, self.exclude, self.head = layers, exclude or [], head
+        self.types = ["linear", "conv"] if types is None else types
+        self.masks: Masks = {}
+        self.parameters: dict[str, Tensor] = {}
+        self.updates = 0
+        self._step = -1  # the last optimizer step that was looked at; -1 before training
+        self._owners: list[Tensor] = []  # masked parameters, what this process holds of each, and its masks as numbers
+        self._live: list[Tensor] = []
+        self._factors: list[Tensor] = []
+        self._optimizers: list[Optimizer] = []
+        self._averages: list[EMA] = []
+        self._handles: list[Any] = []
+        self._others: list[Compression] = []  # methods that remove parts of parameters after training
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of all parameters, before they are spread
+        self._chosen: list[str] = []  # those that may be masked
+
+    # -- for subclasses
+
+    def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        """The parameters that this method may mask, by name."""
+        return maskable(net, self.layers, self.exclude, self.types, self.head, prefix=f"compression.{self.name}")
+
+    def check(self, net: nn.Module) -> None:
+        self.choose(net)
+
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        """Called once before the first optimizer step (0) and once after each (from 1), when masks have been applied."""
+
+    def make(self, scores: dict[str, Tensor], sparsity: float, **options: Any) -> Masks:
+        """What `make_masks` makes of the weights that remain after training; the others keep the masks that they have."""
+        leaving = self._leaving()
+        if not leaving:
+            return make_masks(scores, sparsity, previous=self.masks, **options)
+        left = {name: staying(score.shape, leaving.get(name, {})) for name, score in scores.items()}
+        previous = {name: mask[left[name]] for name, mask in self.masks.items()}
+        made = make_masks({name: score[left[name]] for name, score in scores.items()}, sparsity, previous=previous, **options)
+        masks = {}
+        for name, mask in made.items():
+            masks[name] = self.masks[name].clone() if name in self.masks else torch.ones_like(scores[name], dtype=torch.bool)
+            masks[name][left[name]] = mask
+        return masks
+
+    def follow_removal(self, trainer: Trainer, last: int) -> None:
+        """Raises UserError where channels are chosen after the step of the last update, which then could not count without them."""
+        for other in self._others:
+            choice = other.step_at(trainer, other.start)  # type: ignore[attr-defined]
+            if choice > last:
+                raise UserError(
+                    f"compression.{self.name} ends at step {last} and channels that go are chosen at step {choice}: raise "
+                    f"compression.{self.name}.end, or lower compression.prune_channels.start."
+                )
+
+    def set_masks(self, masks: Masks, momentum: bool = False) -> None:
+        """Take over masks (of the full shape, True where a weight stays; process 0's are sent to all) and apply them at once.
+
+        With `momentum`, the optimizer's numbers for each weight that was or becomes masked are zeroed too. Every process calls this.
+        """
+        before = self.masks
+        self.masks = _from_process_0({name: mask.bool().to(self.parameters[name].device) for name, mask in masks.items()})
+        self.updates += 1
+        self._bind_masks()
+        if momentum:
+            self._clear_momentum(before)
+        for average in self._averages:
+            average.mask(self.masks)
+
+    def apply(self) -> None:
+        """Zero the masked weights in place."""
+        if self._live:
+            with torch.no_grad():
+                torch._foreach_mul_(self._live, self._factors)
+                torch._foreach_add_(self._live, 0.0)  # -0.0 becomes 0.0: a file of zeros with random signs does not compress
+
+    # -- when
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        net = pl_module.get_submodule("net")
+        chosen = self.choose(net)
+        if not chosen:
+            raise UserError(f"compression.{self.name} finds nothing to mask: {HEAD_RULE}")
+        self._chosen = list(chosen)
+        # Without learned steps of fake quantization, which a resumed run's net has already and a new one's does not.
+        self._shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if "_quantizer." not in name}
+        self._others = [method for method in compressions(trainer) if method.removes_late]
+        if self._others and not self.beside_removal:
+            raise UserError(
+                f"compression.{self.name} lays its masks on channels that go after training, and would ship others than it was asked for: "
+                "use compression.prune_channels.mode=one_shot, or two runs."
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        net = pl_module.get_submodule("net")
+        state = net.state_dict(keep_vars=True)  # under fsdp this puts parameters that are gathered back into shards
+        names = self.choose(net)
+        self.parameters = {name: state[name] for name in names}
+        self._averages = [callback for callback in trainer.callbacks if isinstance(callback, EMA)]  # type: ignore[attr-defined]
+        self._optimizers = list(trainer.optimizers)
+        self._handles = [optimizer.register_step_post_hook(lambda *_: self.apply()) for optimizer in self._optimizers]
+        if self.masks:
+            self._install()
+        if self._step < 0:
+            self._step = trainer.global_step
+            self.on_step(trainer, pl_module, self._step)
+        elif trainer.global_step > self._step:
+            # The checkpoint was written between an optimizer step and its decision.
+            self._step = trainer.global_step
+            self.on_step(trainer, pl_module, self._step)
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        step = trainer.global_step
+        if step > self._step:  # not while gradients accumulate
+            self._step = step
+            self.on_step(trainer, pl_module, step)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            rank_zero_warn(
+                f"compression.{self.name}: training ended at step {trainer.global_step}, before compression.{self.name}.end, at sparsity "
+                f"{self.report()[f'{self.name}/sparsity']:.3f}: let it run to its end."
+            )
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._optimizers, self._averages = [], [], []
+        self.parameters, self._owners, self._live, self._factors = {}, [], [], []
+
+    # -- what is left
+
+    def report(self) -> dict[str, float]:
+        leaving = self._leaving()
+        counts = {
+            name: math.prod(size - len(leaving.get(name, {}).get(dim, ())) for dim, size in enumerate(shape))
+            for name, shape in self._shapes.items()
+        }
+        masks = {name: mask[staying(mask.shape, leaving[name])] if name in leaving else mask for name, mask in self.masks.items()}
+        zeros = sum(int((~mask).sum()) for mask in masks.values())
+        return {
+            f"{self.name}/sparsity": zeros / max(sum(counts[name] for name in self._chosen), 1),
+            f"{self.name}/sparsity_net": zeros / max(sum(counts.values()), 1),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Every process calls this: it also asserts that all have the same masks."""
+        self._assert_same()
+        return {"masks": {name: mask.cpu() for name, mask in self.masks.items()}, "updates": self.updates, "step": self._step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
+        self.updates, self._step = state_dict["updates"], state_dict["step"]
+
+    # -- inside
+
+    def _leaving(self) -> dict[str, dict[int, set[int]]]:
+        found: dict[str, dict[int, set[int]]] = {}
+        for other in self._others:
+            found |= other.leaving()
+        return found
+
+    def _install(self) -> None:
+        """Take over restored masks, once the net is spread and on its device."""
+        strange = [name for name, mask in self.masks.items()
+                   if name not in self.parameters or mask.shape != self.parameters[name].shape]  # fmt: skip
+        if strange:
+            raise UserError(
+                f"compression.{self.name}: the checkpoint masks {strange[0]}, which this run does not mask in that shape: keep the layers "
+                "of the run that wrote it."
+            )
+        self.masks = {name: mask.to(self.parameters[name].device) for name, mask in self.masks.items()}
+        self._bind_masks()
+
+    def _bind_masks(self) -> None:
+        self._owners = [self.parameters[name] for name in self.masks]
+        self._live = [local(owner) for owner in self._owners]
+        self._factors = [
+            part_of(mask.to(owner.dtype), owner) for mask, owner in zip(self.masks.values(), self._owners, strict=True)
+        ]
+        self.apply()
+
+    def _clear_momentum(self, before: Masks) -> None:
+        for name, owner in zip(self.masks, self._owners, strict=True):
+            kept = self.masks[name] & before[name] if name in before else self.masks[name]
+            for optimizer in self._optimizers:
+                for value in optimizer.state.get(owner, {}).values():
+                    if isinstance(value, Tensor) and value.shape == owner.shape:
+                        with torch.no_grad():
+                            local(value).mul_(part_of(kept.to(value.dtype), value if is_sharded(value) else owner))
+
+    def _assert_same(self) -> None:
+        if _processes() < 2 or not self.masks:
+            return
+        mine = checksum(self.masks)
+        everyone: list[Any] = [None] * _processes()
+        torch.distributed.all_gather_object(everyone, mine)
+        if any(other != everyone[0] for other in everyone):
+            raise UserError(
+                f"compression.{self.name}: the processes hold different masks ({everyone}): report this with your configuration."
+            )
+
+
+def checksum(masks: Masks) -> int:
+    """A number that differs where masks differ (CRC-32 of names and bits)."""
+    total = 0
+    for name, mask in masks.items():
+        total = zlib.crc32(mask.cpu().contiguous().view(torch.uint8).numpy().tobytes(), zlib.crc32(name.encode(), total))
+    return total
+
+
+def _processes() -> int:
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if distributed else 1
+
+
+def _from_process_0(masks: Masks) -> Masks:
+    """The masks of process 0, whose names and shapes are those of this one."""
+    if _processes() < 2:
+        return masks
+    for mask in masks.values():
+        torch.distributed.broadcast(mask.view(torch.uint8), src=0)
+    return masks

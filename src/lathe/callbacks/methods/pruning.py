@@ -1,0 +1,291 @@
+"""Pruning while training: sparsity grows along a schedule, then the net recovers behind fixed masks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+
+from lathe.callbacks.methods.masking import Masking
+from lathe.compression.masks import criteria
+from lathe.compression.masks.masks import check_options, divides
+from lathe.compression.masks.sparsity_schedules import SparsitySchedule
+from lathe.errors import UserError
+from lathe.measure.flops import net_input
+from lathe.measure.shards import is_sharded, joined, local, part_of, whole
+
+GRADIENT_CRITERIA = ("taylor", "movement")
+CRITERIA = ("magnitude", "random", "batchnorm", "taylor", "movement", "wanda")
+
+
+class Prune(Masking):
+    """Remove the weights of least worth, more and more of them, until `sparsity` of the maskable weights is zero.
+
+    Sparsity is absolute at each optimizer step (`compression.sparsity_schedules`), from `start` to `end`, which are shares of this
+    method's window; the rest of the window is for recovery. What has been removed stays removed. `compression.masks.make_masks` says
+    what `granularity`, `scope`, `norm`, `n`, `m` and `block` mean and how many units exactly are removed, `compression.criteria` what the
+    criteria are, `Masking` what `layers`, `exclude`, `types` and `head` choose. Shapes stay as they are: zeros make a dense net smaller
+    only after compression of its file, and faster only where a kernel for them exists.
+
+    taylor adds up gradients between two updates, movement from the start; wanda measures, in eval mode, the last `batches` training
+    batches before each update (the last micro-batch of each step).
+
+    Layers that do not divide into groups or blocks stay dense; where `layers` names them, that is an error, and where they hold more
+    than a tenth of the weights, a warning.
+
+    Raises UserError for values out of range, and where no update fits into the run.
+    """
+
+    name = "prune"
+
+    def __init__(
+        self,
+        sparsity: float = 0.8,
+        granularity: str = "unstructured",
+        scope: str = "global",
+        criterion: str = "magnitude",
+        norm: float = 1.0,
+        schedule: str = "cubic",
+        initial_sparsity: float = 0.0,
+        start: float = 0.1,
+        end: float = 0.6,
+        every_n_steps: int | None = None,
+        jumps: int = 4,
+        n: int = 2,
+        m: int = 4,
+        block: Sequence[int] = (4, 1),
+        batches: int = 4,
+        seed: int = 0,
+        layers: list[str] | None = None,
+        exclude: list[str] | None = None,
+        types: list[str] | None = None,
+        head: bool = False,
+    ) -> None:
+        super().__init__(layers, exclude, types, head)
+        key = f"compression.{self.name}"
+        check_options(sparsity, granularity, scope, n, m, block, prefix=key)
+        if granularity == "n_m" and sparsity > 1 - n / m + 1e-9:
+            raise UserError(f"{key}.sparsity={sparsity} is more than {n} of {m} leaves: at most {1 - n / m:g}.")
+        if criterion not in CRITERIA:
+            raise UserError(f"{key}.criterion={criterion} is unknown: choose {', '.join(CRITERIA)}.")
+        if criterion == "batchnorm" and granularity != "structured":
+            raise UserError(f"{key}.criterion=batchnorm scores whole channels: set granularity=structured, or another criterion.")
+        if norm <= 0:
+            raise UserError(f"{key}.norm={norm} is no norm: use 1 or 2.")
+        if batches < 1:
+            raise UserError(f"{key}.batches={batches} is below 1: give a number of training batches.")
+        if not 0 <= start <= end <= 1:
+            raise UserError(f"{key}.start={start} and end={end} are no shares of the run in this order: use 0.1 and 0.6.")
+        SparsitySchedule(sparsity, schedule, initial_sparsity, 0, 0, every_n_steps or 1, jumps, key)  # type: ignore[arg-type]
+        if every_n_steps is not None and every_n_steps < 1:
+            raise UserError(f"{key}.every_n_steps={every_n_steps} is below 1: give optimizer steps, or null.")
+        self.sparsity, self.granularity, self.scope, self.criterion, self.norm = sparsity, granularity, scope, criterion, norm
+        self.kind, self.initial_sparsity, self.start, self.end = schedule, initial_sparsity, start, end
+        self.every_n_steps, self.jumps, self.batches, self.seed = every_n_steps, jumps, batches, seed
+        self.n, self.m, self.block = n, m, (int(block[0]), int(block[1]))
+        self.beside_removal = granularity in ("unstructured", "structured")  # removal would break up groups and blocks
+        self.schedule: SparsitySchedule | None = None
+        self._sums: dict[str, Tensor] = {}  # taylor and movement: what this process holds; wanda: squares of inputs
+        self._restored: dict[str, Tensor] = {}
+        self._batch: Any = None
+        self._told = self._begun = False
+
+    # -- what
+
+    def choose(self, net: nn.Module) -> dict[str, nn.Parameter]:
+        found = super().choose(net)
+        fit = {name: p for name, p in found.items() if divides(p.shape, self.granularity, self.m, self.block)}
+        left = {name: p.numel() for name, p in found.items() if name not in fit}
+        what = f"groups of {self.m} inputs" if self.granularity == "n_m" else f"blocks of {self.block[0]} x {self.block[1]}"
+        if left and self.layers is not None:
+            raise UserError(
+                f"compression.{self.name}.layers: {next(iter(left))} does not divide into {what}: name it in exclude."
+            )
+        if fit and not self._told and sum(left.values()) > 0.1 * sum(p.numel() for p in found.values()):
+            self._told = True
+            rank_zero_warn(
+                f"compression.{self.name} leaves {', '.join(left)} dense, which do not divide into {what}: name them in exclude to say "
+                "so."
+            )
+        if self.criterion == "batchnorm" and fit:
+            criteria.batchnorms(net, fit)
+        return fit
+
+    def scores(self, net: nn.Module, step: int) -> dict[str, Tensor]:
+        """What each weight is worth after optimizer step `step`, by name, whole on every process."""
+        weights = {name: whole(parameter) for name, parameter in self.parameters.items()}
+        if self.criterion == "random":
+            return criteria.random(weights, self.seed, step)
+        if self.criterion == "batchnorm":
+            gammas = {name: whole(net.get_parameter(name)) for name in set(criteria.batchnorms(net, weights).values())}
+            return criteria.batchnorm_scale(net, weights, gammas)
+        if self.criterion == "wanda":
+            return criteria.wanda(weights, self._sums)
+        if self.criterion in GRADIENT_CRITERIA:
+            return self._gathered()
+        return criteria.magnitude(weights)
+
+    def update(self, net: nn.Module, step: int) -> None:
+        """Bring the masks to the schedule's sparsity at optimizer step `step`."""
+        assert self.schedule is not None
+        target = self.schedule.at(step)
+        if target > 0:
+            masks = self.make(
+                self.scores(net, step),
+                target,
+                granularity=self.granularity,
+                scope=self.scope,
+                norm=self.norm if self.criterion == "magnitude" else None,
+                n=self.n,
+                m=self.m,
+                block=self.block,
+            )
+            self.set_masks(masks)
+        if self.criterion == "wanda":
+            self._sums = {}
+        elif self.criterion == "taylor":
+            torch._foreach_zero_(list(self._sums.values()))
+
+    # -- when
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        super().setup(trainer, pl_module, stage)
+        if stage == "fit":
+            # Only where it is used: each hook costs each step a call.
+            self._begun = False
+            if self.criterion in GRADIENT_CRITERIA:
+                self.on_before_optimizer_step = self._add_gradients  # type: ignore[method-assign]
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        first = int(self.criterion in (*GRADIENT_CRITERIA, "wanda"))  # these know nothing before the first step
+        start = max(self.step_at(trainer, self.start), first)
+        end = max(self.step_at(trainer, self.end), start)
+        every = self.every_n_steps or max(1, (end - start) // 100)
+        self.schedule = SparsitySchedule(
+            self.sparsity, self.kind, self.initial_sparsity, start, end, every, self.jumps, f"compression.{self.name}"  # type: ignore[arg-type]
+        )  # fmt: skip
+        if self.schedule.last > self.total_steps(trainer):
+            raise UserError(f"compression.{self.name} would end at step {self.schedule.last}, after the run: train for longer.")
+        self.follow_removal(trainer, self.schedule.last)
+        super().on_train_start(trainer, pl_module)
+        self._take_over()
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self._batch = batch
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self._batch = None
+
+    def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
+        assert self.schedule is not None
+        self._take_over()
+        net = pl_module.get_submodule("net")
+        if self.criterion == "wanda" and self._batch is not None and self._wanted(step):
+            self._measure(net, trainer)
+        # A run that goes on from a checkpoint without masks may have passed its start.
+        late = not self._begun and self.updates == 0 and step > self.schedule.start
+        self._begun = True
+        if self.schedule.due(step) or (late and self.criterion not in (*GRADIENT_CRITERIA, "wanda")):
+            self.update(net, step)
+
+    def ready(self, trainer: Trainer) -> bool:
+        return self.schedule is not None and self._step >= self.schedule.last
+
+    # -- what criteria gather over steps
+
+    def _add_gradients(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        assert self.schedule is not None
+        if trainer.global_step >= self.schedule.last:
+            return
+        if not self._sums:
+            self._sums = {name: torch.zeros_like(local(p), dtype=torch.float32) for name, p in self.parameters.items()}
+        weights = {name: local(parameter) for name, parameter in self.parameters.items()}
+        gradients = {name: None if p.grad is None else local(p.grad) for name, p in self.parameters.items()}
+        (criteria.add_taylor if self.criterion == "taylor" else criteria.add_movement)(self._sums, weights, gradients)
+
+    def _wanted(self, step: int) -> bool:
+        """Whether an update comes within `batches` steps from `step` on."""
+        assert self.schedule is not None
+        return any(self.schedule.due(later) for later in range(step, step + self.batches))
+
+    def _measure(self, net: nn.Module, trainer: Trainer) -> None:
+        training = [(module, module.training) for module in net.modules()]
+        net.eval()
+        try:
+            with (
+                torch.no_grad(),
+                trainer.precision_plugin.forward_context(),
+                torch.compiler.set_stance("force_eager"),
+                criteria.input_squares(net, self.parameters) as squares,
+            ):
+                net(net_input(self._batch))
+        finally:
+            for module, mode in training:
+                module.training = mode
+                reshard: Any = getattr(module, "reshard", None)
+                if reshard is not None:  # fsdp: a root that stays gathered would not see new masks
+                    reshard()
+        for name, total in squares.items():
+            square = whole(total)  # under tensor parallelism each process sees a part of the features
+            if trainer.world_size > 1:
+                torch.distributed.all_reduce(square)
+            self._sums[name] = self._sums[name] + square if name in self._sums else square
+
+    def _gathered(self) -> dict[str, Tensor]:
+        found = {}
+        for name, part in self._sums.items():
+            owner = self.parameters[name]
+            found[name] = joined(part, owner).full_tensor() if is_sharded(owner) else part  # type: ignore[attr-defined]
+        return found
+
+    def _take_over(self) -> None:
+        """Restored sums, once the net is spread and on its device."""
+        for name, value in self._restored.items():
+            owner = self.parameters[name]
+            value = value.to(owner.device)
+            self._sums[name] = value if self.criterion == "wanda" else part_of(value, owner).clone()
+        self._restored = {}
+
+    # -- what is left
+
+    def state_dict(self) -> dict[str, Any]:
+        sums = self._sums if self.criterion == "wanda" else self._gathered()
+        return super().state_dict() | {"sums": {name: value.cpu() for name, value in sums.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self._begun = True
+        self._restored = dict(state_dict["sums"])
+
+
+class PruneStructured(Prune):
+    """Prune whole rows: the output channels of convolutions, the output features of linear layers."""
+
+    name = "prune_structured"
+
+    def __init__(
+        self,
+        sparsity: float = 0.5,
+        scope: str = "layer",
+        criterion: str = "magnitude",
+        norm: float = 2.0,
+        schedule: str = "cubic",
+        initial_sparsity: float = 0.0,
+        start: float = 0.1,
+        end: float = 0.6,
+        every_n_steps: int | None = None,
+        **options: Any,
+    ) -> None:
+        shared = {"schedule": schedule, "initial_sparsity": initial_sparsity, "start": start, "end": end}
+        super().__init__(sparsity, "structured", scope, criterion, norm, every_n_steps=every_n_steps, **shared, **options)  # type: ignore[arg-type]
+
+
+class PruneNM(Prune):
+    """Prune to N:M sparsity: of every `m` consecutive inputs of a weight at most `n` stay. The sparsity that is reached is 1 - n / m."""
+
+    name = "prune_nm"
+
+    def __init__(self, n: int = 2, m: int = 4, criterion: str = "magnitude", **options: Any) -> None:
+        check_options(0.0, "n_m", "global", n, m, (1, 1), prefix=f"compression.{self.name}")
+        super().__init__(1 - n / m, "n_m", criterion=criterion, n=n, m=m, **options)

@@ -1,0 +1,252 @@
+"""Quantization after training: acts once, on the best weights. The algorithms are in `lathe.compression.quantization.ptq`."""
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor, nn
+
+from lathe.callbacks.methods.base import Compression
+from lathe.compression.quantization.layer_plan import LayerPlan, check_layer_bits, choose, float_sentence
+from lathe.compression.quantization.ptq import (
+    OBSERVERS,
+    Quantized,
+    linear_alone,
+    overrides_of,
+    quantize_dynamic,
+    quantize_static,
+    refuse_quantized,
+)
+from lathe.compression.quantization.weight_only import quantize_weights
+from lathe.errors import UserError
+from lathe.measure.flops import net_input
+
+BITS = range(2, 9)
+
+
+class _AfterTraining(Compression):
+    """What the methods share: which layers, how many bits, and what is reported. `name` is the method's key in the configuration."""
+
+    name = ""
+    batches = 1
+    plan: LayerPlan
+
+    def __init__(
+        self, weight_bits: int, layer_bits: Mapping[str, int | None] | None = None, exclude: Sequence[str] | None = None
+    ) -> None:
+        self.weight_bits = weight_bits
+        check_layer_bits(f"compression.{self.name}", layer_bits)
+        self.layer_bits, self.exclude = dict(layer_bits or {}), list(exclude or [])
+        widths = {f"layer_bits.{pattern}": bits for pattern, bits in self.layer_bits.items() if bits is not None}
+        for key, bits in {"weight_bits": weight_bits, **widths}.items():
+            self.demand(key, bits, bits in BITS and not isinstance(bits, bool), "give a whole number from 2 to 8")
+        self.key = f"compression.{self.name}"  # what a pattern's sentence names
+        self._layers: dict[str, int] = {}
+
+    def demand(self, key: str, value: Any, holds: bool, way_out: str) -> None:
+        """Raises UserError, naming the key and `way_out`, unless it `holds`."""
+        if not holds:
+            raise UserError(f"compression.{self.name}.{key}={value}: {way_out}.")
+
+    def check_batches(self, batches: int) -> None:
+        """Takes the number of training batches that are looked at."""
+        self.demand("batches", batches, isinstance(batches, int) and batches >= 1, "give a whole number from 1")
+        self.batches = batches
+
+    def check(self, net: nn.Module) -> None:
+        refuse_quantized(net)
+        self.check_layers(net)
+
+    def overrides(self) -> dict[str, LayerPlan | None]:
+        """What differs from `plan`, by pattern."""
+        return overrides_of(self.plan, self.layer_bits, self.exclude)
+
+    def check_layers(self, net: nn.Module) -> None:
+        """Raises UserError for options that don't fit the net."""
+        choose(net, self.plan, self.overrides(), self.key)
+
+    def finalise(self, net: nn.Module, datamodule: Any) -> bool:
+        refuse_quantized(net)
+        net.eval()
+        done = self.act(net, inputs_of(datamodule, self.batches))
+        self._layers = {"layers": len(done.layers)}
+        if done.pairs:
+            self._layers["pairs"] = len(done.pairs)
+        corrected = sum(len(done.corrected.get(kind, ())) for kind in ("bias", "batchnorm"))
+        if corrected:
+            self._layers["corrected"] = corrected
+        self.tell_what_is_left(net, done.layers)
+        left = done.corrected.get("uncorrected", [])
+        if left and len(left) >= corrected:  # a head without a bias is no reason to worry
+            rank_zero_warn(
+                f"compression.{self.name}.bias_correction=true: {len(left)} of {len(left) + corrected} layers, such as {left[0]}, have "
+                "neither a bias nor a BatchNorm that alone reads them, so their means stay shifted."
+            )
+        return True
+
+    def tell_what_is_left(self, net: nn.Module, layers: Sequence[str]) -> None:
+        """Warns of weights that are still float, unless they were excluded."""
+        sentence = float_sentence(net, self.key, self.overrides())
+        if sentence is not None:
+            rank_zero_warn(sentence)
+
+    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+        """Quantizes `net` in place; `batches` are training inputs."""
+        raise NotImplementedError
+
+    def report(self) -> dict[str, float]:
+        return {f"{self.name}/{what}": float(count) for what, count in self._layers.items()}
+
+
+class PTQStatic(_AfterTraining):
+    """Static integers for weights and activations, whose ranges come from the first `batches` training batches, as training saw them:
+    shuffled and augmented.
+
+    `equalize` balances channels across layers first (Nagel et al. 2019), `bias_correction` restores each layer's mean outputs at the end
+    (the same paper), `observer` and `percentile` choose the activations' ranges. `layer_bits` gives weights of the layers that a pattern
+    matches other bits, or leaves these in float (null), `exclude` lists patterns of layers that stay in float.
+
+    Raises UserError for a value out of its range, a pattern that matches nothing, or a net that is quantized already.
+    """
+
+    name = "ptq_static"
+
+    def __init__(
+        self,
+        batches: int = 16,
+        observer: str = "minmax",
+        percentile: float = 99.99,
+        weight_bits: int = 8,
+        activation_bits: int = 8,
+        per_channel: bool = True,
+        equalize: bool = False,
+        bias_correction: bool = True,
+        layer_bits: Mapping[str, int | None] | None = None,
+        exclude: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(weight_bits, layer_bits, exclude)
+        self.check_batches(batches)
+        self.demand("observer", observer, observer in OBSERVERS, f"choose one of {', '.join(OBSERVERS)}")
+        self.demand("percentile", percentile, 50 < percentile <= 100, "give a number above 50 and up to 100")
+        self.demand("activation_bits", activation_bits, activation_bits in BITS, "give a whole number from 2 to 8")
+        self.observer, self.percentile = observer, percentile
+        self.equalize, self.bias_correction = equalize, bias_correction
+        self.plan = LayerPlan(weight_bits=weight_bits, activation_bits=activation_bits, per_channel=per_channel)
+
+    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+        done = quantize_static(
+            net,
+            batches,
+            self.plan,
+            self.overrides(),
+            observer=self.observer,  # type: ignore[arg-type]  # checked above
+            percentile=self.percentile,
+            equalization=self.equalize,
+            bias_correction=self.bias_correction,
+            key=self.key,
+        )
+        if self.equalize and not done.pairs:
+            rank_zero_warn(
+                f"compression.{self.name}.equalize=true found no two layers with only BatchNorm, ReLU or pooling between them, so nothing "
+                "was equalised: this net has another kind of activation; leave it false."
+            )
+        return done
+
+
+class PTQDynamic(_AfterTraining):
+    """Integer weights of linear layers, whose inputs are rounded in the range of each batch as it comes: no calibration data.
+
+    Convolutions stay in float, as no runtime runs them so faster; a net without linear layers is refused, and one of convolutions with a
+    linear head is told how little of it changed. The options are those of `PTQStatic`.
+    """
+
+    name = "ptq_dynamic"
+
+    def __init__(
+        self,
+        weight_bits: int = 8,
+        activation_bits: int = 8,
+        per_channel: bool = True,
+        layer_bits: Mapping[str, int | None] | None = None,
+        exclude: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(weight_bits, layer_bits, exclude)
+        self.demand("activation_bits", activation_bits, activation_bits in BITS, "give a whole number from 2 to 8")
+        self.plan = LayerPlan(
+            weight_bits=weight_bits, activation_bits=activation_bits, per_channel=per_channel, activation="dynamic"
+        )
+
+    def check_layers(self, net: nn.Module) -> None:
+        linear_alone(net, self.overrides(), self.key)
+
+    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+        return quantize_dynamic(net, batches[0], self.plan, self.overrides(), key=self.key)
+
+    def tell_what_is_left(self, net: nn.Module, layers: Sequence[str]) -> None:
+        share = weights_in(net, layers)
+        if share < 0.5:
+            rank_zero_warn(
+                f"compression.{self.name} quantizes linear layers alone, which hold {share:.1%} of this net's parameters: the rest stays "
+                "in float; compression=ptq_static takes convolutions too."
+            )
+
+
+class WeightOnly(_AfterTraining):
+    """Integer weights alone, of linear layers, convolutions and embeddings: a smaller file, while the net computes in float.
+
+    `group_size` weights that follow one another along the input dimension share a scale; null is one scale for each output channel.
+    `bias_correction` restores each layer's mean outputs on `batches` training batches. The other options are those of `PTQStatic`.
+    """
+
+    name = "weight_only"
+
+    def __init__(
+        self,
+        weight_bits: int = 8,
+        group_size: int | None = None,
+        bias_correction: bool = True,
+        batches: int = 16,
+        layer_bits: Mapping[str, int | None] | None = None,
+        exclude: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__(weight_bits, layer_bits, exclude)
+        self.check_batches(batches)
+        self.demand("group_size", group_size, group_size is None or (isinstance(group_size, int) and group_size >= 2),
+                   "give a whole number from 2, such as 32, or null for one scale per output channel")  # fmt: skip
+        self.bias_correction = bias_correction
+        self.plan = LayerPlan(weight_bits=weight_bits, activation_bits=None, activation="none", group_size=group_size)
+
+    def check_layers(self, net: nn.Module) -> None:
+        self.ungrouped(net, list(choose(net, self.plan, self.overrides(), self.key)))
+
+    def ungrouped(self, net: nn.Module, layers: Sequence[str]) -> list[str]:
+        """Those of `layers` whose weights for one output do not divide into groups; raises UserError if none does."""
+        size = self.plan.group_size
+        if size is None:
+            return []
+        left = [name for name in layers if net.get_submodule(name).weight[0].numel() % size]  # type: ignore[index]
+        self.demand("group_size", size, len(left) < len(layers), "it divides the inputs of no layer; give another, or null")
+        return left
+
+    def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
+        correct = self.bias_correction
+        done = quantize_weights(net, batches, self.plan, self.overrides(), bias_correction=correct, key=self.key)
+        left = self.ungrouped(net, done.layers)
+        if left:
+            rank_zero_warn(
+                f"compression.{self.name}.group_size={self.plan.group_size} does not divide the inputs of {len(left)} layers, such as "
+                f"{left[0]}: these have one scale for each output channel."
+            )
+        return done
+
+
+def inputs_of(datamodule: Any, batches: int) -> list[Tensor]:
+    """The inputs of the first `batches` training batches, or of all where there are fewer."""
+    return [net_input(batch) for batch in islice(iter(datamodule.train_dataloader()), batches)]
+
+
+def weights_in(net: nn.Module, layers: Sequence[str]) -> float:
+    """The share of the net's parameters that `layers` hold."""
+    inside = {id(p): p.numel() for name in layers for p in net.get_submodule(name).parameters(recurse=False)}
+    return sum(inside.values()) / max(sum(p.numel() for p in net.parameters()), 1)

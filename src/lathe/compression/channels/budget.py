@@ -1,0 +1,140 @@
+"""Which units are removed so that a net keeps to a budget, found by bisection."""
+
+import copy
+import time
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from lathe.compression.channels.slices import Group, remove
+from lathe.errors import UserError
+
+BUDGETS = ("macs", "parameters", "latency")
+SCOPES = ("global", "local")
+KEY = "compression.prune_channels"
+
+
+def choose(
+    groups: Sequence[Group],
+    scores: Mapping[str, Tensor],
+    net: nn.Module,
+    cost: Callable[[nn.Module], float],
+    share: float,
+    *,
+    scope: str = "global",
+    round_to: int | None = 1,
+    min_units: int = 1,
+) -> dict[str, list[int]]:
+    """The fewest units of lowest score without which copies of `net` cost at most `share`; names of groups and units in order.
+
+    Args:
+        net: what copies are made of; on the meta device where `cost` reads shapes alone. It is not changed.
+        cost: what a copy costs, as a share of the dense net.
+        scope: `global` ranks the units of all groups together; `local` takes the same share of each group.
+        round_to: channels that remain of a layer are a multiple of it, which kernels like; heads are not rounded. None takes 8 for
+            layers of at least 32 channels, 4 from 16 channels on.
+        min_units: at least as many channels remain in each group; of heads, one.
+
+    Raises:
+        UserError: the budget can't be met.
+    """
+    ranked = sorted((float(score), g, unit) for g, group in enumerate(groups) for unit, score in enumerate(scores[group.name]))
+    orders = [torch.argsort(scores[group.name], stable=True).tolist() for group in groups]
+
+    def removed(count: int) -> dict[str, list[int]]:
+        counts = [0] * len(groups)
+        for _, g, _ in ranked[:count]:
+            counts[g] += 1
+        if scope == "local":
+            counts = [int(group.units * count / len(ranked)) for group in groups]
+        found = {}
+        for group, order, number in zip(groups, orders, counts, strict=True):
+            keep = max(group.units - number, 1)
+            if group.kind == "channels":
+                multiple = round_to or (8 if group.units >= 32 else 4 if group.units >= 16 else 1)
+                keep = min(-(-max(keep, min_units) // multiple) * multiple, group.units)
+            if keep < group.units:
+                found[group.name] = sorted(order[: group.units - keep])
+        return found
+
+    def spent(count: int) -> float:
+        small = copy.deepcopy(net)
+        remove(small, groups, removed(count))
+        return cost(small)
+
+    low, high = 0, len(ranked)  # the answer lies in (low, high]: low costs too much, high does not
+    least = spent(high)
+    if least > share:
+        raise UserError(
+            f"{KEY}.share={share}: with the fewest channels that may remain, {least:.3f} of the dense net's cost does; raise {KEY}.share "
+            f"or lower {KEY}.min_channels."
+        )
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if spent(middle) > share else (low, middle)
+    return removed(high)
+
+
+def parameters(net: nn.Module) -> int:
+    """Numbers that are trained, tied ones once."""
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def macs(net: nn.Module, example: Tensor) -> int:
+    """Multiply-adds of a forward pass on `example`, on the same device as the net; on the meta device nothing is computed."""
+    modes = [(module, module.training) for module in net.modules()]
+    net.eval()
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            net(example)
+    finally:
+        for module, training in modes:
+            module.training = training
+    return int(counter.get_total_flops()) // 2
+
+
+def cost_function(budget: str, dense: nn.Module, example: Tensor) -> tuple[nn.Module, Callable[[nn.Module], float]]:
+    """For `choose`: a net to make copies of, and what a copy costs as a share of `dense`.
+
+    `example` is an input `[batch, ...]`. `macs` and `parameters` are counted on the meta device, `latency` is measured on the device
+    that `example` is on.
+
+    Raises:
+        UserError: for another name.
+    """
+    if budget not in BUDGETS:
+        raise UserError(f"{KEY}.budget={budget} is unknown: choose one of {', '.join(BUDGETS)}.")
+    if budget == "latency":
+        base = copy.deepcopy(dense).to(example.device).eval()
+        return base, lambda small: latency_share(small, base, example)
+    bare, shape = skeleton(dense, example)
+    if budget == "parameters":
+        total = parameters(bare)
+        return bare, lambda small: parameters(small) / total
+    total = macs(bare, shape)
+    return bare, lambda small: macs(small, shape) / total
+
+
+def skeleton(net: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
+    """A copy of a net and one sample as shapes without values, on the meta device."""
+    return copy.deepcopy(net).to("meta"), example[:1].detach().to("meta")
+
+
+def latency_share(small: nn.Module, dense: nn.Module, example: Tensor, repeats: int = 15, warmup: int = 3) -> float:
+    """Median time of a forward pass of `small` over that of `dense`, run in turns so that a busy machine slows both alike."""
+    times: dict[nn.Module, list[float]] = {small: [], dense: []}
+    with torch.inference_mode():
+        for turn in range(warmup + repeats):
+            for net, taken in times.items():
+                if example.is_cuda:
+                    torch.cuda.synchronize(example.device)
+                began = time.perf_counter()
+                net(example)
+                if example.is_cuda:
+                    torch.cuda.synchronize(example.device)
+                if turn >= warmup:
+                    taken.append(time.perf_counter() - began)
+    return median(times[small]) / median(times[dense])

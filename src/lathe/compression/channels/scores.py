@@ -1,0 +1,85 @@
+"""How much each unit of a group matters: what is removed has the lowest scores of the net, or of its layer."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from lathe.compression.channels.slices import Group, Slice
+from lathe.errors import UserError
+
+IMPORTANCES = ("group_norm", "l1", "l2", "bn_scale", "taylor", "random")
+
+
+def scores(
+    groups: Sequence[Group],
+    tensors: Mapping[str, Tensor],
+    importance: str = "group_norm",
+    *,
+    sensitivity: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+) -> dict[str, Tensor]:
+    """A score `[units]` for each group by name, with mean 1 in each, so that groups can be compared.
+
+    Args:
+        tensors: a net's parameters by name, whole.
+        importance: `group_norm`, mean square of everything that belongs to a unit (Fang et al. 2023, DepGraph, arXiv:2301.12900); `l1` or
+            `l2`, norm of the weights that make it (Li et al. 2017, arXiv:1608.08710); `bn_scale`, size of its BatchNorm weights (Liu et
+            al. 2017, Network Slimming, arXiv:1708.06519); `taylor`, the change of the loss without it, to first order (Molchanov et al.
+            2019, arXiv:1906.10771), given as `sensitivity`; `random`.
+
+    Raises:
+        UserError: for another name, or a group that has nothing of the kind.
+    """
+    if importance not in IMPORTANCES:
+        raise UserError(f"compression.prune_channels.importance={importance} is unknown: choose one of {', '.join(IMPORTANCES)}.")
+    generator = torch.Generator().manual_seed(seed)
+    found: dict[str, Tensor] = {}
+    for group in groups:
+        if importance == "random":
+            score = torch.rand(group.units, generator=generator)
+        elif importance == "taylor":
+            score = (sensitivity or {}).get(group.name, torch.zeros(group.units)).detach().float().cpu()
+        elif importance == "group_norm":
+            parts = [per_unit(tensors[part.name].float().square(), part) for part in group.slices if _weighs(part)]
+            score = torch.stack(parts).mean(0)
+        elif importance == "bn_scale":
+            scales = [
+                tensors[part.name].float().abs() for part in group.slices if _weighs(part) and tensors[part.name].dim() == 1
+            ]
+            norms = [part for part in group.slices if _weighs(part) and tensors[part.name].dim() == 1]
+            if not norms:
+                raise UserError(
+                    f"compression.prune_channels.importance=bn_scale: {group.name} has no BatchNorm; use group_norm, or list it under "
+                    "compression.prune_channels.exclude."
+                )
+            score = torch.stack([per_unit(scale, part) for scale, part in zip(scales, norms, strict=True)]).mean(0)
+        else:
+            power = 1 if importance == "l1" else 2
+            rows = [part for part in group.slices if part.role == "out" and tensors[part.name].dim() > 1]
+            score = torch.stack([per_unit(tensors[part.name].float().abs() ** power, part) for part in rows]).sum(0) ** (
+                1 / power
+            )
+        score = score.detach().cpu()
+        found[group.name] = score / score.mean().clamp_min(torch.finfo(torch.float32).tiny)
+    return found
+
+
+def loss_change(groups: Sequence[Group], tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """For each unit, the squared sum of weight x gradient over all that makes its output: `sensitivity`, to be averaged over batches."""
+    found = {}
+    for group in groups:
+        makers = [part for part in group.slices if part.role == "out" and part.name in gradients]
+        products = [per_unit((tensors[part.name] * gradients[part.name]).float(), part) for part in makers]
+        found[group.name] = torch.stack(products).sum(0).square() if products else torch.zeros(group.units)
+    return found
+
+
+def per_unit(values: Tensor, part: Slice) -> Tensor:
+    """Sums of `values`, shaped as the slice's tensor, over what each unit owns of it: `[units]`."""
+    sums = values.sum([dim for dim in range(values.dim()) if dim != part.dim]) if values.dim() > 1 else values
+    return sums[part.index.to(values.device)].sum(1)
+
+
+def _weighs(part: Slice) -> bool:
+    return part.tensor == "weight"

@@ -1,0 +1,5 @@
+"""Weights set to zero: which, by what score, when, and how they stay zero."""
+
+from lathe.compression.masks.masks import apply_masks, magnitude_masks, make_masks, maskable, sparsity_of, zero_share
+
+__all__ = ["apply_masks", "magnitude_masks", "make_masks", "maskable", "sparsity_of", "zero_share"]

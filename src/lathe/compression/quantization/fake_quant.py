@@ -1,0 +1,269 @@
+"""Fake quantization of one tensor: the float values that integers would stand for, with gradients that pass straight through."""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantization import observers
+from lathe.compression.quantization.lsq import LearnedStep, Untouched, first_step
+
+
+class StraightThrough(torch.autograd.Function):
+    """(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale, in float32, given back in x's format.
+
+    The gradient passes where x lies in the range and is zero elsewhere (Bengio et al. 2013, arXiv:1308.3432). Written out,
+    because torch.fake_quantize_per_tensor_affine with tensor parameters is not vectorised on a CPU and writes a mask.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int) -> Tensor:
+        ctx.save_for_backward(x, scale, zero_point)
+        ctx.bounds = low, high
+        return rounded(x, scale, zero_point, low, high)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
+        x, scale, zero_point = ctx.saved_tensors
+        low, high = ctx.bounds
+        # Within the range where -|x / scale + zero_point - middle| > -(half the range): one kernel that is vectorised.
+        middle = (high + low) / 2
+        place = torch.div(x.float(), scale)
+        if zero_point is not None:
+            place.add_(zero_point - middle)
+        place.abs_().neg_()
+        grad = torch.ops.aten.threshold_backward(grads[0].float(), place, -(high - low + 1) / 2)
+        return grad.to(x.dtype), None, None, None, None
+
+
+def rounded(x: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int) -> Tensor:
+    """What the integers of x stand for, in x's format; `scale` and `zero_point` broadcast with x, None is symmetric."""
+    q = torch.div(x.float(), scale).round_()
+    if zero_point is None:
+        q.clamp_(low, high)
+    else:
+        q.add_(zero_point).clamp_(low, high).sub_(zero_point)
+    return q.mul_(scale).to(x.dtype)
+
+
+class FakeQuantize(nn.Module):
+    """Rounds a tensor to what `bits`-bit integers can stand for.
+
+    Weights are symmetric, [-(2^(bits-1) - 1), 2^(bits-1) - 1] with zero at zero, so that a pruned weight stays zero; activations are
+    affine, [0, 2^bits - 1]. What decides the range:
+
+    - `follows`: the tensor itself, at each call. So it is for weights, until their range is frozen, and for dynamic activations.
+    - else what was seen in training mode while observing. `forward` only widens `batch_minimum` and `batch_maximum`; `ranges.update`,
+      called once per optimizer step, makes ranges of them for all quantizers at once. So a forward that is computed again changes
+      nothing, accumulated batches count as one, and the ranks of a run can agree.
+    - with `lsq`, training: the parameter `growth` is the logarithm of the scale over its first value, from which `ranges.update` makes
+      `scale` after each step. So a step of any optimizer changes it by a share of itself, and it can't become zero.
+
+    `scale` (float32) and `zero_point` (int32) are of shape [1] (`axis` None), [channels] (`axis` 0), or [channels, groups] with a
+    `group_size`: that many weights of an output channel share a scale. `enabled` and `observing` are buffers, so that they resume with
+    the net; Python's own copies of them decide in `forward`, because reading a tensor would wait for the device and break a compiled
+    graph: change them with `switch`.
+    """
+
+    never_decayed: ClassVar[tuple[str, ...]] = ("growth",)  # parameters that no weight decay should act on
+    scale: Tensor
+    growth: Tensor
+    first: Tensor
+    zero_point: Tensor
+    minimum: Tensor
+    maximum: Tensor
+    batch_minimum: Tensor
+    batch_maximum: Tensor
+    updates: Tensor
+    enabled: Tensor
+    observing: Tensor
+
+    def __init__(
+        self,
+        bits: int = 8,
+        *,
+        symmetric: bool,
+        axis: int | None = None,
+        channels: int = 1,
+        group_size: int | None = None,
+        groups: int = 1,
+        follows: bool = False,
+        lsq: bool = False,
+        device: torch.device | None = None,
+    ) -> None:
+        super().__init__()
+        self.bits, self.symmetric, self.axis, self.group_size = bits, symmetric, axis, group_size
+        self.follows, self.lsq = follows, lsq
+        self.observer, self.percentile = "moving_average", 99.99
+        self.shared = False  # whether several layers read the same tensor through this quantizer
+        self.high: int = 2 ** (bits - 1) - 1 if symmetric else 2**bits - 1
+        self.low: int = -self.high if symmetric else 0
+        shape = [1] if axis is None else [channels, groups] if group_size is not None else [channels]
+        self.register_buffer("scale", torch.ones(shape, device=device))
+        if lsq:
+            self.growth = nn.Parameter(torch.zeros(shape, device=device))
+            self.register_buffer("first", torch.ones(shape, device=device))
+        # int32: no moving average of buffers makes a fraction of it
+        self.register_buffer("zero_point", torch.zeros(shape, dtype=torch.int32, device=device))
+        self.register_buffer("minimum", torch.zeros(shape, device=device))
+        self.register_buffer("maximum", torch.zeros(shape, device=device))
+        self.register_buffer("batch_minimum", torch.full([1], torch.inf, device=device), persistent=False)
+        self.register_buffer("batch_maximum", torch.full([1], -torch.inf, device=device), persistent=False)
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int32, device=device))
+        self.register_buffer("enabled", torch.zeros((), dtype=torch.uint8, device=device))
+        self.register_buffer("observing", torch.ones((), dtype=torch.uint8, device=device))
+        self.is_enabled, self.is_observing = False, True
+
+    def extra_repr(self) -> str:
+        kind = "symmetric" if self.symmetric else "affine"
+        per = "" if self.axis is None else ", per channel" if self.group_size is None else f", groups of {self.group_size}"
+        return f"{self.bits} bits, {kind}{per}{', lsq' if self.lsq else ''}"
+
+    # -- state
+
+    def switch(self, *, enabled: bool | None = None, observing: bool | None = None) -> None:
+        """Turns rounding or observing on or off, here and in what a checkpoint holds."""
+        if enabled is not None:
+            self.enabled.fill_(int(enabled))
+            self.is_enabled = enabled
+        if observing is not None:
+            self.observing.fill_(int(observing))
+            self.is_observing = observing
+
+    def sync(self) -> None:
+        """Reads the flags from the buffers: for whoever has written these. Loading a state dict does so by itself."""
+        if not self.enabled.is_meta:
+            self.is_enabled, self.is_observing = bool(self.enabled), bool(self.observing)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self.sync()
+
+    # -- scales
+
+    def view(self, values: Tensor, x: Tensor) -> Tensor:
+        """`values` of the scale's shape as they broadcast with x (with `group_size`, with `self.grouped(x)`)."""
+        if self.axis is None:
+            return values
+        return values.view(-1, *[1] * (x.dim() - 1)) if self.group_size is None else values.unsqueeze(-1)
+
+    def grouped(self, x: Tensor) -> Tensor:
+        """x as [channels, groups, group_size] where groups share a scale, else x itself."""
+        return x if self.group_size is None else x.reshape(x.shape[0], -1, self.group_size)
+
+    def extremes(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Smallest and largest value of x for each scale, float32, of the scale's shape; zero is always within."""
+        x = self.grouped(x.detach())
+        low: Tensor
+        high: Tensor
+        if self.axis is None:
+            low, high = torch.aminmax(x)
+            low, high = low.view(1), high.view(1)
+        else:
+            low, high = torch.aminmax(x if self.group_size is not None else x.flatten(1), dim=-1)
+        return low.float().clamp_max(0), high.float().clamp_min(0)
+
+    def qparams(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and zero point, of the scale's shape, with which `forward(x)` rounds."""
+        if self.follows and self.is_observing and not self.lsq:
+            return self.from_range(*self.extremes(x))
+        return self.scale, self.zero_point
+
+    def from_range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and zero point for values between `low` <= 0 and `high` >= 0; a range of nothing but zero has the scale 1 / `self.high`."""
+        if self.symmetric:
+            largest = torch.maximum(high, -low)
+            return (largest + (largest == 0)) / self.high, torch.zeros_like(largest)
+        return observers.affine(low, high, self.high)
+
+    def set_range(self, low: Tensor, high: Tensor) -> None:
+        """Fixes the range by hand, as calibration does: tensors of the scale's shape."""
+        with torch.no_grad():
+            low, high = low.float().clamp_max(0).to(self.scale.device), high.float().clamp_min(0).to(self.scale.device)
+            self.minimum.copy_(low)
+            self.maximum.copy_(high)
+            scale, zero_point = self.from_range(low, high)
+            self._begin(scale)
+            self.zero_point.copy_(zero_point)
+
+    def set_first_step(self, weight: Tensor) -> None:
+        """LSQ's first step size of a weight."""
+        with torch.no_grad():
+            x = self.grouped(weight)
+            dims = list(range(x.dim())) if self.axis is None else list(range(1 if self.group_size is None else 2, x.dim()))
+            self._begin(first_step(x, self.high, dims).view_as(self.scale))
+
+    def restart(self) -> None:
+        """Lets learned scales go on from what they are: where an EMA has averaged them, their growth says another value."""
+        with torch.no_grad():
+            self._begin(self.scale)
+
+    def _begin(self, scale: Tensor) -> None:
+        self.scale.copy_(scale)
+        if self.lsq:
+            self.first.copy_(scale)
+            self.growth.zero_()
+
+    def integers(self, x: Tensor) -> Tensor:
+        """The integers that x is rounded to, float32, of x's shape."""
+        scale, zero_point = self.qparams(x)
+        y = self.grouped(x.detach()).float()
+        q = torch.div(y, self.view(scale.detach(), y)).round_() + self.view(zero_point, y)
+        return q.clamp_(self.low, self.high).view(x.shape)
+
+    # -- forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.is_observing and not self.follows:
+            self.watch(x)
+        if self.is_enabled:
+            return self._kept(x) if self.shared and not torch.compiler.is_compiling() else self.quantize(x)
+        if self.lsq and torch.is_grad_enabled():
+            passed: Tensor = Untouched.apply(x, self.growth)
+            return passed
+        return x
+
+    def _kept(self, x: Tensor) -> Tensor:
+        """x rounded, once for all layers that read it; it is kept on x itself and goes with it.
+
+        What the backward pass computes again (activation checkpointing) must not meet what the first pass has kept, nor the other
+        way round, or the two would save different tensors.
+        """
+        place = (torch._C._current_graph_task_id(), _saving(), torch.is_grad_enabled(), None if x.is_inference() else x._version)
+        kept = x.__dict__.get("_lathe_rounded")
+        if kept is None or kept[0] is not self or kept[1] != place:
+            kept = (self, place, self.quantize(x))
+            x._lathe_rounded = kept  # type: ignore[attr-defined]
+        out: Tensor = kept[2]
+        return out
+
+    def watch(self, x: Tensor) -> None:
+        """Takes the extremes of x into those of the optimizer step under way."""
+        with torch.no_grad():
+            low, high = observers.batch_range(x, self.observer, self.percentile)
+            self.batch_minimum.copy_(torch.minimum(self.batch_minimum, low.float()))
+            self.batch_maximum.copy_(torch.maximum(self.batch_maximum, high.float()))
+
+    def quantize(self, x: Tensor) -> Tensor:
+        """x rounded, whatever the flags say."""
+        scale, zero_point = self.qparams(x)
+        y = self.grouped(x)
+        scale = self.view(scale, y)
+        shift = None if self.symmetric else self.view(zero_point.float(), y)
+        out: Tensor
+        if not torch.is_grad_enabled() or not (x.requires_grad or self.lsq):
+            out = rounded(y, scale, shift, self.low, self.high)
+        elif self.lsq:
+            values = x.numel() // x.shape[0] if not self.symmetric or self.axis == 0 else x.numel()
+            growth = self.view(self.growth, y)
+            out = LearnedStep.apply(y, growth, scale, shift, self.low, self.high, (values * self.high) ** -0.5)
+        else:
+            out = StraightThrough.apply(y, scale, shift, self.low, self.high)
+        return out if self.group_size is None else out.reshape(x.shape)
+
+
+def _saving() -> int:
+    """Tells regions of activation checkpointing from each other and from what is outside; compilers don't come here."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    hooks = top(True) if top is not None else None
+    return 0 if hooks is None else id(hooks[0])

@@ -1,0 +1,189 @@
+"""What a composed configuration must satisfy before any data or device is touched. Imports no torch: it has to answer at once."""
+
+import copy
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lathe.config.schema import (
+    CLASHES,
+    CONTRADICTIONS,
+    Problem,
+    Together,
+    follows,
+    kind_of,
+    problems,
+    renamed,
+    rules,
+    shown,
+    together,
+)
+from lathe.errors import UserError
+
+CPU_PROCESSES_PER_CORE = 4  # more than this on one machine is a typing mistake, not a plan
+
+
+def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Leaves of nested dicts keyed by dotted path; a list counts as one leaf."""
+    if not isinstance(tree, dict) or not tree:
+        return {prefix: tree}
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves.update(flatten(value, f"{prefix}.{key}" if prefix else str(key)))
+    return leaves
+
+
+def resolve(cfg: DictConfig) -> dict[str, Any]:
+    """The configuration as plain nested dicts and lists with every interpolation resolved, and each part under its name of now.
+
+    Raises:
+        UserError: interpolations lead nowhere, or mandatory values (`???`) are missing.
+    """
+    try:
+        container = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(*(_unresolved(cfg) or [_why(error)])) from error
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in renamed(container).items()}
+
+
+def _unresolved(cfg: DictConfig) -> list[str]:
+    """A sentence for each thing that values need and that is not there."""
+    found: dict[str, str] = {}
+    for key, value in flatten(OmegaConf.to_container(cfg)).items():
+        if value == "???" or "${" in str(value):
+            try:
+                there = OmegaConf.select(cfg, key, throw_on_missing=True)
+                OmegaConf.to_container(there, resolve=True, throw_on_missing=True) if OmegaConf.is_config(there) else None
+            except OmegaConfBaseException as error:
+                found.setdefault("a fact" if _fact(error) else str(error).splitlines()[0], _why(error))
+    return list(found.values())
+
+
+def _fact(error: OmegaConfBaseException) -> str:
+    """What a net needs to know of its data, and they do not declare; empty where that is not it."""
+    fact = re.search(r"Interpolation key 'data\.(\w+)' not found", str(error))
+    return fact.group(1) if fact and str(error.full_key).startswith("model.") else ""
+
+
+def _why(error: OmegaConfBaseException) -> str:
+    if _fact(error):
+        return (f"{error.full_key} follows data.{_fact(error)}, which this data set does not declare: choose data for this kind of model, "
+                "such as data=digits for images or data=synthetic_tokens for tokens.")  # fmt: skip
+    return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
+
+
+def _fits(default: Any, value: Any) -> bool:
+    if default is None or value is None:
+        return True
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, float):
+        return isinstance(value, (int, float))
+    return isinstance(value, type(default))
+
+
+def mistyped(typed: Sequence[str], cfg: dict[str, Any], defaults: dict[str, Any], verb: str = "train") -> Iterator[Problem]:
+    """Holds each typed override of a part that no table of `schema` knows against the type of the default it replaces; gives keys and
+    the sentences that say what is wrong there.
+
+    `typed` are the dotted keys of the overrides; `defaults` is the configuration of the same groups without them, flat. A default of null
+    says nothing about the type, and null is always taken: each YAML comment says what it does.
+    """
+    values, reference, known = flatten(cfg), flatten(defaults), rules(cfg, verb)
+    for key in typed:
+        for leaf in [name for name in values if (name == key or name.startswith(f"{key}.")) and name not in known]:
+            default, value = reference.get(leaf), values[leaf]
+            if not _fits(default, value):
+                yield leaf, f"{leaf}={value!r} is {kind_of(value)}, but it takes {kind_of(default)}, such as {default!r}."
+        if key not in values and isinstance(reference.get(key), (int, float, str)):
+            such = f"it takes {kind_of(reference[key])}, such as {reference[key]!r}."
+            yield key, f"{key} is a group of keys here, but {such}"
+
+
+GROUPS = ("data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
+# What the configuration of every run has had from the first version on, and no default stands in for.
+ALWAYS = ("seed", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "precision.name")
+READ_AGAIN = ("data", "model", "trainer", "strategy", "precision")  # what a job on a finished run builds
+
+
+def check(
+    cfg: dict[str, Any],
+    verb: str = "train",
+    rules: Iterable[Together] | None = (),
+    raw: Any = None,
+    saved: Literal["run", "parts"] | None = None,
+    more: Iterable[Problem] = (),
+) -> list[str]:
+    """Everything that is wrong with a resolved configuration, a sentence for each mistake, beginning with its key. Needs no torch.
+
+    Each key is asked alone, then what keys mean together: the rules of `schema` and these `rules` (None: neither). One that needs a
+    value that was refused says nothing, and neither does a key that follows another one. `raw` is the configuration before it was resolved,
+    if that is known, and `more` what else is wrong with single keys. Of a `saved` configuration, which an older version may have taken,
+    some may be missing, and what a job on a run directory (`parts`) does not build is left out.
+    """
+    training, old = verb == "train", saved is not None
+    keys = {key: value for key, value in cfg.items() if saved != "parts" or key in READ_AGAIN}
+    followed = follows(raw)
+    read = None if raw is None else {name.split(".")[0] for names in followed.values() for name in names}
+    alone: dict[str, str] = {}
+    for key, sentence in chain(_groups(cfg, old) if training else (), problems(keys, verb, read, old), more):
+        alone.setdefault(key, sentence)
+    told = [sentence for key, sentence in alone.items() if not followed.get(key, set()) & alone.keys()]
+    if rules is None:
+        return told
+    shipped = (CLASHES if old else CONTRADICTIONS) if training else ()
+    return [*told, *together([*shipped, *rules], cfg, alone)]
+
+
+def _groups(cfg: dict[str, Any], saved: bool) -> Iterator[Problem]:
+    there, bad = flatten(cfg), [name for name in GROUPS if not isinstance(cfg.get(name), dict) and (saved or name in cfg)]
+    for group in bad:
+        yield group, f"{group}={shown(cfg.get(group))}: a run needs this group; choose one of the files in configs/{group}."
+    for key in ALWAYS if saved else ():
+        if key not in there and key.split(".")[0] not in bad:
+            yield key, f"{key} is missing from the configuration, which that of every run has: take a whole one."
+
+
+def pinned(cfg: dict[str, Any]) -> dict[str, Any]:
+    """A copy of a resolved configuration in which the runs and files that it starts from or learns from (`ckpt_path`, teachers) stand
+    with their real, absolute paths: logs/latest leads to another run as soon as this one has begun."""
+    cfg = copy.deepcopy(cfg)
+    cfg["ckpt_path"] = _real(cfg.get("ckpt_path"))
+    for node in (cfg.get("compression") or {}).values():
+        if isinstance(node, dict) and "teacher" in node:
+            node["teacher"] = _real(node["teacher"])
+    return cfg
+
+
+def _real(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_real(item) for item in value]
+    if isinstance(value, dict) and "weights" in value:
+        return {**value, "weights": _real(value["weights"])}
+    return os.path.realpath(value) if isinstance(value, str) and value != "ema" and os.path.exists(value) else value
+
+
+def changes(saved: dict[str, Any], asked: dict[str, Any], own: str, ignore: Sequence[str]) -> list[str]:
+    """`differences` between the configuration that a run has saved in its directory `own` and the one that is asked for. A path in the
+    latter that leads to `own` was typed as logs/latest, which led elsewhere when the run began: it is no difference."""
+    lines = differences(saved, pinned(asked), ignore)
+    here = f" -> {os.path.realpath(own)}"
+    return [line for line in lines if not (line.endswith(here) and line.split(":")[0].endswith(("ckpt_path", ".teacher")))]
+
+
+def differences(old: dict[str, Any], new: dict[str, Any], ignore: Sequence[str] = ()) -> list[str]:
+    """Lines `key: old -> new` for every leaf that differs, leaving out keys that equal or lie below one of `ignore`."""
+    before, after = flatten(old), flatten(new)
+    lines = []
+    for key in sorted(before.keys() | after.keys()):
+        if any(key == name or key.startswith(f"{name}.") for name in ignore):
+            continue
+        if before.get(key) != after.get(key):
+            lines.append(f"{key}: {before.get(key, 'absent')} -> {after.get(key, 'absent')}")
+    return lines

@@ -1,0 +1,63 @@
+"""Which way a sweeper optimises, held against what the run reports. Imports the task only where a sweeper optimises at all."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lathe.config.words import key_of
+from lathe.errors import UserError
+
+# Where Hydra's plug-ins say it (Optuna, Nevergrad, Ax), the value that means minimising, and the value that means maximising.
+SWITCHES: dict[str, tuple[Any, Any]] = {
+    "hydra.sweeper.direction": ("minimize", "maximize"),
+    "hydra.sweeper.optim.maximize": (False, True),
+    "hydra.sweeper.ax_config.experiment.minimize": (True, False),
+}
+
+
+def check_direction(cfg: Mapping[str, Any], sweeper: Mapping[str, Any], typed: Sequence[str]) -> None:
+    """Holds the direction of a sweeper that optimises, whose resolved configuration is `sweeper`, against the objective of `cfg`. All
+    plug-ins minimise by default, and a task's own metric is mostly one of which more is better. `typed` are the overrides of Hydra's keys:
+    a direction among them was chosen.
+
+    Raises:
+        UserError: the sweep would look for the worst run; the sentence has the override that turns it round.
+    """
+    for key, (low, high) in SWITCHES.items():
+        asked = _look_up(sweeper, key.removeprefix("hydra.sweeper.").split("."))
+        asked = getattr(asked, "name", asked)  # Optuna's is an enumeration
+        if asked not in (low, high) or isinstance(asked, bool) != isinstance(low, bool) or key in map(key_of, typed):
+            continue
+        name, minimised = _objective(cfg)
+        if name is None:
+            continue
+        if minimised is None:
+            print(f"The sweep takes {'lower' if asked == low else 'higher'} {name} for better: {key}={_word(asked)} says so.")
+        elif minimised != (asked == low):
+            raise UserError(f"{key}={_word(asked)} would look for the worst run, as {'lower' if minimised else 'higher'} {name} is better: "
+                            f"add {key}={_word(low if minimised else high)}.")  # fmt: skip
+
+
+def _look_up(tree: Any, parts: Sequence[str]) -> Any:
+    for part in parts:
+        tree = tree.get(part) if isinstance(tree, Mapping) else None
+    return tree
+
+
+def _word(value: Any) -> str:
+    return str(value).lower()
+
+
+def _objective(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
+    """The name of what a job returns, and whether lower is better; None where nothing says so."""
+    from hydra.utils import get_object
+
+    task = get_object(cfg["model"]["_target_"])
+    checkpoint = cfg["callbacks"].get("checkpoint") or {}
+    monitor, mode = checkpoint.get("monitor"), checkpoint.get("mode")
+    monitor = getattr(task, "monitor", None) if monitor == "auto" else monitor
+    name = cfg["objective"] or monitor
+    if name == monitor and mode in ("min", "max"):
+        return name, mode == "min"
+    split, _, metric = str(name).rpartition("/")
+    known = {*getattr(task, "figures", ()), *getattr(task, "derived", ())}
+    return name, metric in getattr(task, "minimised", ()) if split and metric in known else None

@@ -1,0 +1,71 @@
+"""What `--help` prints: the map of the configuration as it is written, and the choices of every group.
+
+Hydra's own help composes the configuration once for each of its groups, which takes several times as long as the whole start of a run.
+Nothing is parsed here: the YAML files are meant to be read.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lathe.configs import FOLDER
+
+
+def configuration_folder() -> Path | None:
+    """The folder `configs` beside the script that is running, or beside its folder; else the one that travels with the package, for a
+    script of the same name as in a clone."""
+    script = Path(sys.argv[0]).resolve()
+    beside = next((folder / "configs" for folder in (script.parent, script.parent.parent) if (folder / "configs").is_dir()), None)
+    return beside or (FOLDER if (FOLDER / f"{script.stem}.yaml").is_file() else None)
+
+
+def choices(folder: Path) -> dict[str, list[str]]:
+    """The names of the choices of every group."""
+    groups = sorted(path for path in folder.iterdir() if path.is_dir())
+    return {group.name: sorted(path.stem for path in group.glob("*.yaml")) for group in groups}
+
+
+def root_names() -> dict[str, list[str]]:
+    """What an override may start with: the groups and their choices, and the keys at the root of the script's configuration."""
+    folder = configuration_folder()
+    if folder is None:
+        return {}
+    keys: list[str] = re.findall(r"^(\w+):", _map(folder), flags=re.MULTILINE)
+    return {**{key: [] for key in keys}, **choices(folder)}
+
+
+def _map(folder: Path) -> str:
+    path = folder / f"{Path(sys.argv[0]).stem}.yaml"
+    return path.read_text() if path.is_file() else ""
+
+
+def help_text(typed: Sequence[str] = ()) -> str:
+    """The script's first words, its configuration file and the choices of the groups that the file names; or, where keys were `typed` (and
+    overrides, which choose the composition), what there is to say of these keys.
+
+    Raises:
+        UserError: there is no such key.
+    """
+    folder, keys = configuration_folder(), [word for word in typed if "=" not in word and not word.startswith("-")]
+    if folder is not None and keys:
+        from lathe.config.schema.explained import explained  # here: it composes, which the help without keys need not wait for
+
+        return explained(folder, Path(sys.argv[0]).stem, keys, [word for word in typed if "=" in word])
+    words = (sys.modules["__main__"].__doc__ or "").strip()
+    if folder is None:
+        return words
+    text = _map(folder)
+    named = set(re.findall(r"^  - (?:optional )?(\w+):", text, flags=re.MULTILINE))
+    table = choices(folder)
+    rows = "\n".join(f"  {group:14}{', '.join(table[group])}" for group in table if group in named and table[group])
+    return f"""{words}
+
+Choices of each group:
+{rows}
+
+{text.strip()}
+
+Flags: --help optimizer.lr explains a key, --help optimizer the group; -m runs a sweep (-m seed=1,2,3); --cfg job
+prints the composed configuration without running; --trust asks before parts that a run directory names are built;
+--hydra-help lists Hydra's own."""

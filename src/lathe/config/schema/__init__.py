@@ -1,0 +1,21 @@
+"""What every key takes: kinds, ranges and choices, in one place. Imports no torch."""
+
+from lathe.config.schema.check import Problem, follows, problems, rules
+from lathe.config.schema.names import renamed
+from lathe.config.schema.rule import kind_of, shown
+from lathe.config.schema.together import CLASHES, CONTRADICTIONS, Taken, Together, together
+
+__all__ = [
+    "CLASHES",
+    "CONTRADICTIONS",
+    "Problem",
+    "Taken",
+    "Together",
+    "follows",
+    "kind_of",
+    "problems",
+    "renamed",
+    "rules",
+    "shown",
+    "together",
+]

@@ -1,0 +1,90 @@
+"""Data sets, their sources and augmentation."""
+
+from lathe.config.schema.rule import Rule, count, flag, items, node, number, path, share, text, whole, word
+
+_seed = whole(0, 2**32 - 1)
+_side = whole(1, 65536)
+_size = whole(1, 2**31)
+_batch = whole(1, 2**31)
+_ids = whole(2, 2**32)
+_length = whole(1, 2**24)
+_loading: dict[str, Rule] = {
+    "batch_size": _batch,
+    "eval_batch_size": _batch | None,
+    "seed": _seed,
+}
+_images: dict[str, Rule] = {
+    "source": node,
+    "num_classes": whole(1, 2**24),
+    "class_names": items(text()) | None,
+    "channels": whole(1, 65536),
+    "image_size": _side,
+    "mean": items(number(), 1),
+    "std": items(number(above=0), 1),
+    **_loading,
+    "augment": node | None,
+    "loader": word("resident", "workers"),
+    "num_workers": whole(0, 65536),
+    "pin_memory": flag,
+    "prefetch_factor": whole(1, 4096) | None,
+    "persistent_workers": flag,
+}
+_files: dict[str, Rule] = {"data_dir": path, "name": path, "verify": flag}
+_sizes: dict[str, Rule] = {"train_size": _size, "val_size": _size, "test_size": _size}
+
+DATA: dict[str, dict[str, Rule]] = {
+    "lathe.data.ImageDataModule": {**_images, "normalize": word("batch", "folded")},
+    "lathe.data.ShardDataModule": {**_images, "window": whole(1, 2**20)},
+    "lathe.data.TokenDataModule": {"source": node, "vocab_size": _ids, "length": _length, **_loading},
+    "lathe.data.DocumentDataModule": {
+        "source": node,
+        "vocab_size": _ids,
+        "length": _length,
+        "long": word("refuse", "split", "cut"),
+        "max_tokens": _size,
+        "max_batch_size": _batch,
+        **_loading,
+        "bucket_growth": number(1) | None,
+        "pad_multiple": _length,
+        "row_multiple": _batch,
+    },
+    "lathe.data.Augment": {
+        "crop": whole(0, 65536),
+        "crop_fill": word("zero", "reflect"),
+        "flip": word("none", "random", "alternating"),
+        "cutout": whole(0, 65536),
+        "mixup": number(0),
+        "cutmix": number(0),
+    },
+    "lathe.data.Digits": {"image_size": whole(8, 65536), "val_size": _size, "test_size": _size, "split_seed": _seed},
+    "lathe.data.Cifar": {
+        "name": word("cifar10", "cifar100"),
+        "data_dir": path,
+        "download": flag,
+        "val_size": _size,
+        "split_seed": _seed,
+        "archives": items() | None,
+        "base_url": text("an address", r"(https?|file)://\S+"),
+    },
+    "lathe.data.Shards": {**_files, "max_open": whole(1, 2**20)},
+    "lathe.data.TokenFiles": _files,
+    "lathe.data.Synthetic": {
+        "num_classes": _size,
+        "channels": whole(1, 65536),
+        "image_size": _side,
+        **_sizes,
+        "noise": share,
+        "difficulty": share,
+        "seed": _seed,
+    },
+    "lathe.data.SyntheticTokens": {"vocab_size": _ids, "length": _length, **_sizes, "noise": share, "lag": count, "seed": _seed},
+    "lathe.data.SyntheticDocuments": {
+        "vocab_size": whole(3, 2**32),
+        "shortest": _length,
+        "longest": whole(2, 2**24),
+        **_sizes,
+        "noise": share,
+        "lag": count,
+        "seed": _seed,
+    },
+}

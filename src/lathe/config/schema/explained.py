@@ -1,0 +1,133 @@
+"""What `--help <key>` prints: a key's value in this composition, what it takes, what it means and where it stands."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lathe.config.schema import rules
+from lathe.config.schema.check import takes
+from lathe.config.schema.described import Written, choices, comments, headings, plain, written
+from lathe.config.schema.rule import Rule
+from lathe.config.schema.verbs import VERBS
+from lathe.errors import UserError, did_you_mean
+
+
+def explained(folder: Path, verb: str, keys: Sequence[str], overrides: Sequence[str]) -> str:
+    """What there is to say of some keys of a verb's configuration, composed of the files in `folder` and these `overrides`.
+
+    Raises:
+        UserError: there is no such key.
+    """
+    page = Page(folder, verb, overrides)
+    return "\n\n".join(page.of(key) for key in keys)
+
+
+class Page:
+    """A composition and all that is known of its keys."""
+
+    def __init__(self, folder: Path, verb: str, overrides: Sequence[str]) -> None:
+        with initialize_config_dir(str(folder), version_base="1.3"):
+            self.verb, self.cfg = verb, compose(verb, overrides=list(overrides), return_hydra_config=True)
+        self.chosen: dict[str, Any] = dict(self.cfg.hydra.runtime.choices)
+        tree: Any = OmegaConf.to_container(self.cfg, resolve=False)
+        self.tree = {key: value for key, value in tree.items() if key != "hydra"}
+        self.rules: Mapping[str, Rule] = rules(self.tree, verb) if verb in VERBS else {}
+        self.found = written(folder)
+        self.groups, self.headings = choices(self.found), headings(folder)
+        self.comments = comments([item for item in self.found if item.file == f"configs/{verb}.yaml"] + self.found)
+
+    def of(self, key: str) -> str:
+        """What there is to say of a key or a group of keys."""
+        there, value = self._look_up(key)
+        if isinstance(value, Mapping) and value and (key not in self.rules or "_target_" in value):
+            return self._group(key, value)
+        if there:
+            return self._key(key, value)
+        parent = self._look_up(key.rpartition(".")[0])[1]
+        further = _arguments(parent)
+        if key.rpartition(".")[2] in further:
+            owner, name = parent["_target_"], key.rpartition(".")[2]
+            said = self.comments.get((owner, name))
+            lines = {"takes": further[name].expected(), "means": said, "in": f"no file: add it with +{key}=..."}
+            return f"{key} (an argument of {owner})\n{_table(lines)}"
+        if key in self.groups:
+            return self._heading(key)
+        every = {*self.rules, *(name.rpartition(".")[0] for name in self.rules), *self.tree, *self.groups} - {""}
+        same = [name for name in sorted(every) if name.rpartition(".")[2] == key][:3]
+        near = [*every, *(f"{key.rpartition('.')[0]}.{name}" for name in further)]
+        hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, near)
+        raise UserError(f"--help {key}: there is no such key; {hint}")
+
+    def _look_up(self, key: str) -> tuple[bool, Any]:
+        value: Any = self.tree
+        for part in key.split("."):
+            if not isinstance(value, Mapping) or part not in value:
+                return False, None
+            value = value[part]
+        return True, value
+
+    def _key(self, key: str, value: Any) -> str:
+        rule, place = self.rules.get(key), self._written(key, value)
+        said = place.comment if place is not None and place.comment else self.comments.get(("", key))
+        lines = {
+            "takes": rule.expected() if rule is not None else None,
+            "means": said,
+            "in": place.file if place is not None else None,
+        }
+        return f"{key}={self._shown(key, value)}\n{_table(lines)}"
+
+    def _shown(self, key: str, value: Any) -> str:
+        if not isinstance(value, str) or "${" not in value:
+            return "???, which has to be given" if value == "???" else plain(value)
+        try:
+            return f"{plain(OmegaConf.select(self.cfg, key))}, as it follows {value}"
+        except OmegaConfBaseException:
+            return value
+
+    def _written(self, key: str, value: Any) -> Written | None:
+        """The file's line that a key's value stands in: of the files of this composition, else of any with this value, else of any."""
+        group, own = key.split(".")[0], [item for item in self.found if item.key == key]
+        files = {f"configs/{name}/{choice}.yaml" for name, chosen in self.chosen.items() for choice in _several(chosen)}
+        files.add(f"configs/{self.verb}.yaml")
+        same = [item for item in own if item.value == plain(value)] + own
+        ranked = sorted(same, key=lambda item: (item.file not in files, not item.file.startswith(f"configs/{group}/")))
+        return ranked[0] if ranked else None
+
+    def _heading(self, group: str) -> str:
+        lines = {"choices": ", ".join(self.groups[group]), "chosen": plain(self.chosen.get(group))}
+        return f"{group}: {self.headings.get(group, 'a group of keys')}\n{_table(lines)}"
+
+    def _group(self, key: str, value: Mapping[str, Any]) -> str:
+        rows = [(name, self._shown(name, item), self.rules.get(name)) for name, item in _leaves(key, value)]
+        width, values = max(len(name) for name, *_ in rows), min(28, max(len(item) for _, item, _ in rows))
+        lines = [
+            f"  {name:{width}}  {item:{values}}  {rule.expected() if rule is not None else ''}".rstrip()
+            for name, item, rule in rows
+        ]
+        more = [name for name in _arguments(value) if name not in value]
+        head = self._heading(key) if key in self.groups else f"{key}: a group of keys"
+        also = f"\n\n  with a plus: {', '.join(f'+{key}.{name}' for name in more)}" if more else ""
+        return f"{head}\n\n" + "\n".join(lines) + also
+
+
+def _arguments(part: Any) -> dict[str, Rule]:
+    """What the class of a part takes, if that is known."""
+    return (takes(part) or {}) if isinstance(part, Mapping) and isinstance(part.get("_target_"), str) else {}
+
+
+def _several(choice: Any) -> list[str]:
+    return [str(item) for item in choice] if isinstance(choice, Sequence) and not isinstance(choice, str) else [str(choice)]
+
+
+def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:
+    if not isinstance(value, Mapping) or not value:
+        return [(key, value)]
+    return [leaf for name, item in value.items() for leaf in _leaves(f"{key}.{name}", item)]
+
+
+def _table(lines: Mapping[str, str | None]) -> str:
+    return "\n".join(f"  {name:8}{text}" for name, text in lines.items() if text)

@@ -1,0 +1,42 @@
+"""Tasks and nets."""
+
+from lathe.config.schema.rule import Rule, flag, items, node, number, text, whole, word
+
+_depth, _width = whole(1, 100_000), whole(1, 2**20)
+_dropout = number(0, below=1)
+_classes = whole(1, 2**24)
+_init = text("an initialisation") | items(text("an initialisation"), 1) | None
+_flat: dict[str, Rule] = {
+    "width": _width,
+    "depth": _depth,
+    "dropout": _dropout,
+    "channels": whole(1, 65536),
+    "image_size": whole(1, 65536),
+    "num_classes": _classes,
+}
+_convolutions: dict[str, Rule] = {"depth": _depth, "width": _width, "in_channels": whole(1, 65536), "num_classes": _classes}
+
+MODELS: dict[str, dict[str, Rule]] = {
+    "lathe.tasks.ClassificationTask": {"net": node, "label_smoothing": number(0, below=1), "init": _init},
+    "lathe.tasks.LanguageModellingTask": {"net": node, "init": _init},
+    "lathe.nets.MLP": _flat,
+    "lathe.nets.DeepMLP": _flat,
+    "lathe.nets.ViT": {
+        **_flat,
+        "patch_size": whole(1, 65536),
+        "heads": whole(1, 65536),
+        "pool": word("mean", "token"),
+    },
+    "lathe.nets.GPT": {
+        "width": _width,
+        "depth": _depth,
+        "heads": whole(1, 65536),
+        "dropout": _dropout,
+        "tie_weights": flag,
+        "vocab_size": whole(1, 2**32),
+        "max_length": whole(1, 2**24),
+    },
+    "lathe.nets.CifarResNet": {**_convolutions, "shortcut": word("projection", "zero_pad"), "stem": _width | None},
+    "lathe.nets.ResNet": _convolutions,
+    "lathe.nets.WideResNet": {**_convolutions, "dropout": _dropout},
+}

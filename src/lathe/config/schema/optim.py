@@ -1,0 +1,69 @@
+"""Optimizers, by the class that `optimizer.kind.path` names, and schedules."""
+
+from lathe.config.schema.rule import Rule, count, flag, items, node, number, only, share, text, whole, word
+
+# Beside the options of the class in OPTIMIZERS below.
+OPTIMIZER: dict[str, Rule] = {
+    "_partial_": only[True],
+    "kind": node,
+    "lr": number(above=0),
+    "weight_decay": number(0),
+    "no_decay": items(text()) | text("a pattern") | None,
+    "scale_lr": word("none", "linear", "sqrt"),
+    "reference_batch_size": count | None,
+    "batch_size": count | None,
+}
+_position = whole(0) | number(0, below=1)  # optimizer steps, or a share of the run
+_schedule = {"_partial_": only[True], "warmup": _position}
+SCHEDULERS: dict[str, dict[str, Rule]] = {
+    "lathe.optim.constant": _schedule,
+    "lathe.optim.cosine": {**_schedule, "min_ratio": share},
+    "lathe.optim.cosine_restarts": {
+        **_schedule,
+        "period": count | number(above=0, below=1),
+        "period_growth": number(1, 1000),
+        "min_ratio": share,
+    },
+    "lathe.optim.one_cycle": {**_schedule, "start_ratio": share, "end_ratio": share},
+    "lathe.optim.step": {**_schedule, "milestones": items(_position), "gamma": share},
+}
+
+_decayed = number(0, below=1)
+_betas = items(_decayed, 2, 2)
+_eps = number(0)
+_how = {"maximize": flag, "foreach": flag | None, "differentiable": flag, "capturable": flag}
+# The options of torch's optimizers beside lr and weight_decay, by the class that optimizer.kind.path names.
+OPTIMIZERS: dict[str, dict[str, Rule]] = {
+    "torch.optim.SGD": {
+        "momentum": _decayed,
+        "dampening": number(),
+        "nesterov": flag,
+        "maximize": flag,
+        "foreach": flag | None,
+        "differentiable": flag,
+        "fused": flag | None,
+    },
+    "torch.optim.Adam": {
+        "betas": _betas,
+        "eps": _eps,
+        "amsgrad": flag,
+        **_how,
+        "fused": flag | None,
+        "decoupled_weight_decay": flag,
+    },
+    "torch.optim.AdamW": {"betas": _betas, "eps": _eps, "amsgrad": flag, **_how, "fused": flag | None},
+    "torch.optim.NAdam": {"betas": _betas, "eps": _eps, "momentum_decay": number(0), "decoupled_weight_decay": flag, **_how},
+    "torch.optim.RAdam": {"betas": _betas, "eps": _eps, "decoupled_weight_decay": flag, **_how},
+    "torch.optim.Adamax": {"betas": _betas, "eps": _eps, **_how},
+    "torch.optim.Adadelta": {"rho": share, "eps": _eps, **_how},
+    "torch.optim.RMSprop": {"alpha": _decayed, "eps": _eps, "momentum": number(0), "centered": flag, **_how},
+    "lathe.optim.Muon": {
+        "momentum": _decayed,
+        "nesterov": flag,
+        "ns_steps": whole(1, 100),
+        "adjust_lr_fn": word("original", "match_rms_adamw"),
+        "adamw_lr_ratio": number(above=0),
+        "adamw_betas": _betas,
+        "adamw_eps": _eps,
+    },
+}

@@ -1,0 +1,167 @@
+"""Keys of a training configuration that contradict each other, or of which one would do nothing."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from lathe.config.schema.names import canonical
+from lathe.config.schema.rule import shown
+from lathe.errors import UserError
+
+WORKERS_PER_CORE = 16  # more reading processes than this are a typing mistake, and take a machine down
+CUT = ("Pipeline", "ThreeD")  # strategies under which no process has the whole net
+Together = Callable[["Taken"], Iterable[str] | None]  # yields a sentence for each contradiction, or raises the first one
+
+
+class Refused(Exception):
+    """A value was asked for that its key does not take."""
+
+
+class Taken(dict[str, Any]):
+    """A configuration of which some keys are `refused`, by dotted path: whoever asks for the value of one gets `Refused`."""
+
+    def __init__(self, tree: Mapping[str, Any], refused: Iterable[str]) -> None:
+        own = set(refused)
+        below = {key: [name.removeprefix(f"{key}.") for name in own if name.startswith(f"{key}.")] for key in tree}
+        super().__init__({key: Taken(value, below[key]) if isinstance(value, dict) else value for key, value in tree.items()})
+        self.refused = own
+
+    def __getitem__(self, key: str) -> Any:
+        if key in self.refused:
+            raise Refused(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self or key in self.refused else default
+
+    def __iter__(self) -> Iterator[str]:  # also: so that {**taken} asks for each value
+        return super().__iter__()
+
+    def values(self) -> Any:
+        return [self[key] for key in self]
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+
+def together(rules: Iterable[Together], cfg: dict[str, Any], refused: Iterable[str] = ()) -> Iterator[str]:
+    """What `rules` say of a configuration; one that asks for a `refused` key, which was told already, says nothing."""
+    taken = Taken(cfg, refused)
+    for rule in rules:
+        try:
+            yield from rule(taken) or ()
+        except Refused:
+            continue
+        except UserError as error:
+            yield from error.args
+
+
+def _end(cfg: Mapping[str, Any]) -> Iterator[str]:
+    trainer = cfg["trainer"]
+    if trainer.get("max_epochs") is None and trainer.get("max_steps", -1) == -1 and trainer.get("max_time") is None:
+        yield "trainer.max_epochs=null needs an end: set trainer.max_steps or trainer.max_time."
+
+
+def _shortest(unit: str, cfg: Mapping[str, Any]) -> Iterator[str]:
+    trainer = cfg["trainer"]
+    number, limit = trainer.get(f"min_{unit}"), trainer.get(f"max_{unit}")
+    if number is not None and limit not in (None, -1) and number > limit:
+        yield (f"trainer.min_{unit}={number} is above trainer.max_{unit}={limit}, which ends the run first: lower one or raise the "
+               "other.")  # fmt: skip
+
+
+def _interval(cfg: Mapping[str, Any]) -> Iterator[str]:
+    interval, every = cfg["trainer"].get("val_check_interval"), cfg["trainer"].get("check_val_every_n_epoch", 1)
+    if every is None and isinstance(interval, float):
+        yield (f"trainer.check_val_every_n_epoch=null counts batches across epochs, and trainer.val_check_interval={interval} is a share "
+               "of one: give a number of batches, such as trainer.val_check_interval=100.")  # fmt: skip
+
+
+def _clipping(cfg: Mapping[str, Any]) -> Iterator[str]:
+    clip, how = cfg["trainer"].get("gradient_clip_val"), cfg["trainer"].get("gradient_clip_algorithm")
+    if not clip and how == "value":
+        yield (f"trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val={shown(clip)}: set that one too, or "
+               "leave this out.")  # fmt: skip
+
+
+def _nesterov(cfg: Mapping[str, Any]) -> Iterator[str]:
+    optimizer = cfg["optimizer"]
+    if optimizer.get("nesterov") is True and (optimizer.get("momentum") == 0 or optimizer.get("dampening")):
+        yield "optimizer.nesterov=true needs a momentum above 0 and no dampening: set optimizer.nesterov=false."
+
+
+def _foreach(cfg: Mapping[str, Any]) -> Iterator[str]:
+    if cfg["optimizer"].get("foreach") is True and cfg["optimizer"].get("fused") is True:
+        yield "optimizer.foreach=true and optimizer.fused=true exclude each other: set one of them to null."
+
+
+def _fused(cfg: Mapping[str, Any]) -> Iterator[str]:
+    clip = cfg["trainer"].get("gradient_clip_val")
+    if cfg["optimizer"].get("fused") is True and cfg["precision"].get("name") == "16-mixed" and clip:
+        yield (f"optimizer.fused=true unscales the gradients of precision=16-mixed in its own step, behind "
+               f"trainer.gradient_clip_val={clip}: use optimizer.fused=false, or another precision.")  # fmt: skip
+
+
+def _start(cfg: Mapping[str, Any]) -> Iterator[str]:
+    if cfg.get("ckpt_mode") == "trainer" and cfg.get("ckpt_path") is None and cfg.get("resume") is None:
+        yield "ckpt_mode=trainer says what is taken from ckpt_path, which is null: set ckpt_path, or leave ckpt_mode out."
+
+
+def _devices(cfg: Mapping[str, Any]) -> Iterator[str]:
+    devices = cfg["trainer"].get("devices")
+    if isinstance(devices, list) and len(set(devices)) < len(devices):
+        yield f"trainer.devices={devices} names a device twice: name each once."
+    named = cfg["strategy"].get("devices")
+    same = named == devices or (isinstance(named, list) and len(named) == devices)
+    if cfg["strategy"].get("processes") == "one" and devices not in (1, -1, "auto") and not same:
+        yield (f"trainer.devices={shown(devices)} has no say where one process drives several devices: leave it out, and name them with "
+               "strategy.devices.")  # fmt: skip
+
+
+def _workers(cfg: Mapping[str, Any]) -> Iterator[str]:
+    workers, cores = cfg["data"].get("num_workers"), os.cpu_count() or 1
+    most = max(32, WORKERS_PER_CORE * cores)
+    if isinstance(workers, int) and workers > most:
+        yield f"data.num_workers={workers} would start that many processes on this machine's {cores} cores: use at most {most}."
+
+
+def _averaging(cfg: Mapping[str, Any]) -> Iterator[str]:
+    strategy = str(cfg["strategy"].get("_target_")).rpartition(".")[2]
+    nodes = {name: node for name, node in cfg["callbacks"].items() if node}
+    averaged = [name for name, node in nodes.items() if canonical(str(node.get("_target_"))) == "lathe.callbacks.EMA"]
+    if averaged and (strategy in CUT or (strategy == "DeepSpeed" and cfg["strategy"].get("stage") == 3)):
+        yield (f"callbacks.{averaged[0]} can't average a net that strategy {strategy} cuts between processes: leave it out, or use "
+               "strategy=fsdp or ddp.")  # fmt: skip
+
+
+def _precisions(cfg: Mapping[str, Any]) -> Iterator[str]:
+    name, taken = cfg["precision"].get("name"), cfg["strategy"].get("precisions")
+    if taken is not None and name not in taken:
+        strategy = str(cfg["strategy"].get("_target_")).rpartition(".")[2]
+        yield f"precision.name={name}: strategy {strategy} takes {', '.join(taken)}; choose one of them or another strategy."
+
+
+def _scaling(cfg: Mapping[str, Any]) -> Iterator[str]:
+    scaling = [key for key in ("init_scale", "growth_interval") if key in cfg["precision"]]
+    if scaling and cfg["precision"].get("name") != "16-mixed":
+        yield f"precision.{scaling[0]} is of the gradient scaler that precision=16-mixed alone has: leave it out, or choose that."
+
+
+# Those of precision and strategy, which a job on a finished run chooses anew.
+CLASHES: tuple[Together, ...] = (_precisions, _scaling)
+CONTRADICTIONS: tuple[Together, ...] = (
+    _end,
+    partial(_shortest, "epochs"),
+    partial(_shortest, "steps"),
+    _interval,
+    _clipping,
+    _nesterov,
+    _foreach,
+    _fused,
+    _start,
+    _devices,
+    _workers,
+    _averaging,
+    *CLASHES,
+)

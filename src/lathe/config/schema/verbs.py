@@ -1,0 +1,256 @@
+"""The keys of train.yaml and of the other verbs' YAML files: what stands where."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from lathe.config.schema.rule import Rule, anything, count, flag, group, items, none, number, path, share, text, whole, word
+from lathe.config.schema.strategies import COMPILE, LAUNCH, PRECISION, PRECISIONS
+from lathe.config.schema.trainer import ACCELERATORS
+
+
+@dataclass(frozen=True)
+class Part:
+    """A group with a `_target_`, whose class says what else it takes; `needs` are keys that the launch reads itself."""
+
+    null: bool = False
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts by name, beside `settings` of the group itself; null leaves one out. `noun` is what one is called."""
+
+    noun: str
+    settings: "Mapping[str, Place]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Keys:
+    """A group of these keys and no others; all of them have to be there but the `optional` ones."""
+
+    keys: "Mapping[str, Place]"
+    optional: tuple[str, ...] = ()
+    null: bool = False
+
+
+Place = Rule | Part | Parts | Keys
+
+_RUN = text("a run directory")
+# It becomes a folder below paths.log_dir, where Lathe makes these folders itself.
+_name = text("letters, digits and . _ - + alone, at most 100 and none of latest, benchmark, slurm and sweeps",
+             r"(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}")  # fmt: skip
+_trusted = items(text("a package or a dotted name"))
+_checkpoint = word("best", "last")
+_batch = whole(1, 2**31) | None
+_launch = Keys(LAUNCH)
+_log_dir = Keys({"log_dir": path})
+_precision = Keys(PRECISION, ("init_scale", "growth_interval"), null=True)
+_seed = whole(0, 2**32 - 1)
+
+
+def _devices(*more: str) -> Keys:
+    keys: dict[str, Place] = {
+        "accelerator": word(*ACCELERATORS),
+        "devices": whole(1, 1_000_000, also=[-1]) | "auto" | items(whole(0), 1),
+    }
+    return Keys(keys | dict.fromkeys(more, flag))
+
+
+TRAIN: dict[str, Place] = {
+    "name": _name,
+    "tags": items(text("a label")),
+    "seed": _seed,
+    "test": flag,
+    "objective": text("a metric such as val/accuracy") | None,
+    "resume": text("a run directory") | "auto" | None,
+    "ckpt_path": path | None,
+    "ckpt_mode": word("weights", "trainer"),
+    "trusted": _trusted,
+    "paths": Keys({"data_dir": path, "log_dir": path, "run_dir": none}),
+    "data": Part(),
+    "model": Part(),
+    "optimizer": Part(),
+    "scheduler": Part(null=True),
+    "trainer": Part(needs=("accelerator", "devices", "num_nodes", "fast_dev_run", "enable_checkpointing", "enable_progress_bar",
+                           "enable_model_summary")),
+    "strategy": Part(),
+    "precision": Keys(PRECISION, ("matmul", "init_scale", "growth_interval")),
+    "compile": Keys(COMPILE, tuple(key for key in COMPILE if key != "enabled")),
+    "compression": Parts("method", {"stages": items(anything, 1) | None, "receipt": word("quick", "full", "none")}),
+    "callbacks": Parts("callback"),
+    "logger": Parts("logger"),
+    "launch": _launch,
+}  # fmt: skip
+
+_integers: dict[str, Place] = {"integers": flag | None}
+_pixels = whole(1, 2**31)
+TARGETS: dict[str, dict[str, Place]] = {
+    "onnx": {},
+    "onnx_int8": {},
+    "torch_export": {},
+    "weights": {},
+    "aot_inductor": _integers,
+    "executorch": {**_integers, "max_batch_size": whole(1, 2**20)},
+    "safetensors": {"push_to_hub": text("<user>/<name>", r"[\w.-]+/[\w.-]+") | None},
+    "tensorrt": {
+        **_integers,
+        "through": word("auto", "torch_tensorrt", "onnx"),
+        "half": flag,
+        "max_batch_size": whole(1, 2**20),
+        "typical_batch_size": whole(1, 2**20) | None,
+        "workspace": count | None,
+    },
+    "torchscript": {"method": word("trace", "script"), "freeze": flag, "fuse": flag},
+    "torchserve": {
+        **_integers,
+        "payload": word("torch_export", "onnx", "aot_inductor", "torchscript") | None,
+        "workers": whole(1, 1024),
+        "threads": whole(1, 1024) | None,
+        "batch_size": whole(1, 2**20),
+        "max_batch_delay": whole(0, 2**31),
+        "response_timeout": whole(1, 2**31),
+        "top_k": count,
+        "max_pixels": _pixels,
+    },
+}
+_targets: dict[str, Place] = {name: Keys(options, tuple(options), null=True) for name, options in TARGETS.items()}
+_target = Keys({
+    "preprocess": flag,
+    "input_size": items(whole(1, 65536), 2, 2) | "any" | None,
+    "split": word("test", "val"),
+    "samples": count | None,
+    "tolerance": number(above=0) | None,
+    "agreement": share | None,
+    "max_drop": number(0) | None,
+    **_targets,
+}, tuple(_targets))  # fmt: skip
+_on_a_run: dict[str, Place] = {"run": _RUN, "batch_size": _batch, "strategy": Part(), "launch": _launch, "paths": _log_dir,
+                              "trusted": _trusted}  # fmt: skip
+_port, _seconds = whole(0, 65535), number(above=0)
+
+VERBS: dict[str, dict[str, Place]] = {
+    "train": TRAIN,
+    "evaluate": {
+        **_on_a_run,
+        "precision": _precision,
+        "split": word("train", "val", "test"),
+        "checkpoint": _checkpoint,
+        "output": path | None,
+        "trainer": _devices("enable_progress_bar"),
+    },
+    "predict": {
+        **_on_a_run,
+        "precision": _precision,
+        "target": Keys(_targets, tuple(_targets), null=True),
+        "input": path,
+        "output": path,
+        "export": text("one target") | None,
+        "checkpoint": _checkpoint,
+        "resize": flag,
+        "trainer": _devices("enable_progress_bar"),
+    },
+    "compress": {
+        **_on_a_run,
+        "checkpoint": _checkpoint,
+        "compression": TRAIN["compression"],
+        "trainer": _devices(),
+    },
+    "receipt": {**_on_a_run, "baseline": _RUN | None, "effort": word("quick", "full"), "trainer": _devices()},
+    "sensitivity": {
+        **_on_a_run,
+        "checkpoint": _checkpoint,
+        "limit_batches": count | None,
+        "layers": items(text("a pattern"), 1) | None,
+        "sparsities": items(number(0, below=1)),
+        "bits": items(whole(2, 8)),
+        "reestimate": whole(0),
+        "metric": text("a metric"),
+        "allocate": word("bits", "sparsity"),
+        "budget": number(above=0) | None,
+        "latency": path | None,
+        "trainer": _devices("enable_progress_bar"),
+    },
+    "export": {**_on_a_run, "checkpoint": _checkpoint, "target": _target, "trainer": _devices()},
+    "serve": {
+        **_on_a_run,
+        "target": Keys(_targets, tuple(_targets), null=True),
+        "export": text("one target") | None,
+        "checkpoint": _checkpoint,
+        "batch_size": none,  # what comes together is computed together
+        "host": text("a name or an address"),
+        "hosts": items(text("a name or an address")),
+        "port": _port,
+        "api_key": text("a key") | whole() | None,
+        "workers": whole(1, 1024),
+        "threads": whole(1, 1024) | None,
+        "batch_timeout": number(0),
+        **dict.fromkeys(("max_batch_size", "top_k", "max_queue", "max_connections", "max_body_bytes", "max_pixels", "max_samples",
+                         "max_tokens"), count),
+        **dict.fromkeys(("request_timeout", "header_timeout", "body_timeout", "keep_alive_timeout", "health_timeout", "stop_timeout",
+                         "load_timeout"), _seconds),
+        "trainer": Keys({"accelerator": word("cpu"), "devices": whole(1, 1)}),  # one process listens
+    },
+    "benchmark": {
+        "trusted": _trusted,
+        "suite": word("scaling", "memory", "overhead", "gpu", "inference", "cli", "trainer", "data"),
+        "run": _RUN | None,
+        "targets": items(text("a target"), 1) | None,
+        "batches": items(count, 1) | None,
+        "seconds": _seconds | None,
+        "processes": items(whole(1, 1024), 1) | None,
+        "strategies": items(text("a strategy")) | None,
+        **dict.fromkeys(("rounds", "steps", "batch_size"), count | None),
+        "warmup": whole(0) | None,
+        "threads": whole(1, 1024) | items(whole(1, 1024), 1) | None,
+        "accelerator": word("cpu", "gpu") | None,
+        "timeout": _seconds,
+        "overrides": items(text("an override")),
+        "output": path | None,
+        "paths": _log_dir,
+    },
+    "make_shards": {
+        "data": Part(),
+        "output": path,
+        "overwrite": flag,
+        "shard_size": whole(1, 2**31),
+        "encoding": word("png", "npy"),
+        "images": Keys({
+            "folder": path | None,
+            "channels": whole(1, 3),
+            "image_size": whole(1, 65536) | None,
+            "val_size": whole(0, 2**31),
+            "test_size": whole(0, 2**31),
+            "split_seed": _seed,
+        }),
+        "tars": Keys({"folder": path | None, "num_classes": whole(1, 2**24) | None}),
+        "seed": _seed,
+        "paths": Keys({"data_dir": path, "log_dir": path}),
+    },
+    "prepare_tokens": {
+        "input": path,
+        "output": path,
+        "overwrite": flag,
+        "suffixes": items(text("an ending"), 1),
+        "separator": Rule("string", saying="the text between two documents") | None,
+        "tokenizer": text("bytes or a tokenizer"),
+        "val_share": number(above=0, below=1),
+        "test_share": number(above=0, below=1),
+        "split_seed": _seed,
+        "paths": Keys({"data_dir": path, "log_dir": path}),
+    },
+    "support": {
+        "processes": whole(1, 1024),
+        "steps": count,
+        "strategies": items(text("a strategy"), 1),
+        "precisions": items(word(*PRECISIONS), 1),
+        "compiles": items(text("a choice of compile"), 1),
+        "inductor": items(word(*PRECISIONS)),
+        "models": items(text("a model"), 1) | group(items(text("an override"))),
+        "part": word("plain", "compression", "all"),
+        "compressions": items(text("a method")) | group(items(text("an override"))),
+        "overrides": items(text("an override")),
+        "output": path | None,
+        "launch": _launch,
+        "paths": _log_dir,
+    },
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""The runtimes' formats, a file each; `lathe.export.TARGETS` names them."""

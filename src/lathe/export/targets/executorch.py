@@ -1,0 +1,168 @@
+"""ExecuTorch programs (.pte) for phones and small devices, computed by XNNPACK's kernels: float32, and 8-bit integers of quantized nets.
+
+Integers are the weights and ranges of training. A layer whose result is rounded next runs in integers from end to end; any other rounds
+each row of its input once more and gives floats (`lathe.export.targets.xnnpack_graph`).
+"""
+
+import warnings
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from lathe.compression.quantization.net import quantized_layers
+from lathe.errors import UserError, uninstalled
+from lathe.export.bounded import Array, bounded_axes, check_bounds, in_parts, largest
+from lathe.export.deploy import copied, deployable
+from lathe.export.dialects import Xnnpack
+from lathe.export.files import readable, whole
+from lathe.export.inputs import stand_in
+from lathe.export.targets.executorch_program import POOL, Program, quiet, without_native_notes
+from lathe.export.targets.xnnpack_graph import Delegated, delegated, round_rows, share_roundings, without_kernel
+
+suffix = ".pte"
+computes = True
+integers: bool | None = None
+MOST_MEMORY = 2**31  # bytes that a program may reserve when it is loaded
+DTYPES = {0: "uint8", 4: "int64", 6: "float32"}  # by ExecuTorch's number of each
+
+
+def available() -> str | None:
+    """None, or the sentence that says what to install."""
+    return uninstalled("export", "executorch")
+
+
+def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: int = 64) -> None:
+    """Writes one file with its weights, for batches of up to `max_batch_size` and sequences of up to the example's length, for which memory
+    is reserved when it is loaded. `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net and its modes
+    stay as they are.
+
+    Layers that XNNPACK has no integer kernel for keep the values of their integers as floats: those whose activations are not rounded,
+    those with groups of weights, and convolutions that read one channel each and whose result is not rounded.
+
+    Raises:
+        UserError: ExecuTorch is missing, pictures of every size are to be taken, a quantized net has no ranges yet or no layer that XNNPACK
+            computes in integers, too much memory would be reserved, or the file can't be written.
+    """
+    sentence = available()
+    if sentence:
+        raise UserError(sentence)
+    check_bounds(net, "executorch", max_batch_size)
+    given, quantized = largest(example, max_batch_size), bool(quantized_layers(net))
+    with whole(path) as temporary, torch.no_grad(), quiet():
+        import_module("executorch.kernels.quantized")  # registers operators, for roundings that XNNPACK does not take
+        program = _integer_program(net, given) if quantized else _traced(net, copied(net), given)
+        lowered, found = _lowered(program)
+        _judge(found, quantized)
+        made = lowered.to_executorch()
+        _check_memory(made, given)
+        with open(temporary, "wb") as file:
+            made.write_to_file(file)
+
+
+def _traced(net: nn.Module, found: nn.Module, given: Tensor) -> ExportedProgram:
+    for name, module in list(found.named_modules()):
+        if isinstance(module, nn.Dropout):  # a copy in ExecuTorch's graph, which parts a layer from what rounds its result
+            found.set_submodule(name, nn.Identity().eval())
+    return torch.export.export(found, (given,), dynamic_shapes=bounded_axes(net, given))
+
+
+def _integer_program(net: nn.Module, given: Tensor) -> ExportedProgram:
+    dialect = Xnnpack()
+    found = deployable(net, stand_in(given), dialect)
+    for layer in found.modules():
+        if hasattr(layer, "integers") and not isinstance(layer, nn.Embedding):
+            dialect.prepare(layer)
+    program = _traced(net, found, given)
+    share_roundings(program)
+    lacking = without_kernel(program)
+    if lacking:
+        for name in lacking:
+            dialect.to_float(found.get_submodule(name))
+        program = _traced(net, found, given)
+        share_roundings(program)
+    round_rows(program)
+    return program
+
+
+def _lowered(program: ExportedProgram) -> tuple[Any, Delegated]:
+    from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    from executorch.exir import to_edge_transform_and_lower  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+    lowered = to_edge_transform_and_lower(program, partitioner=[XnnpackPartitioner()])
+    return lowered, delegated(lowered.exported_program())
+
+
+def _judge(found: Delegated, quantized: bool) -> None:
+    """Tells of layers that run otherwise than they should, which would only be slow."""
+    if quantized and not found.integers:
+        raise UserError(
+            "XNNPACK would compute no layer of this net in integers, such as where weights alone are quantized: export it as floats with "
+            "target.executorch.integers=false, or quantize activations too."
+        )
+    if not quantized and not found.floats:
+        raise UserError(
+            "XNNPACK would compute no layer of this net, which has no convolution or linear layer that it knows: choose another target."
+        )
+    if found.left:
+        warnings.warn(
+            f"XNNPACK does not take {len(found.left)} layers of this net, which ExecuTorch's slow portable kernels compute: "
+            f"{', '.join(found.left)}.",
+            stacklevel=3,
+        )
+
+
+def _check_memory(made: Any, given: Tensor) -> None:
+    """Raises UserError where the largest batch needs too much memory, or memory was planned for another."""
+    plan = made.executorch_program.execution_plan[0]
+    planned = tuple(plan.values[plan.inputs[0]].val.sizes)
+    if planned != tuple(given.shape):  # ExecuTorch narrows bounds by what it assumes of the example
+        raise UserError(
+            f"target.executorch.max_batch_size={len(given)}: ExecuTorch plans memory for {list(planned)} instead of {list(given.shape)}: "
+            "choose another one."
+        )
+    reserved = sum(plan.non_const_buffer_sizes)
+    if reserved > MOST_MEMORY:
+        raise UserError(
+            f"target.executorch.max_batch_size={len(given)} reserves {reserved / 2**30:.1f} GiB whenever the file is loaded: choose a "
+            "smaller one."
+        )
+
+
+def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
+    """A function of the net's input, `[batch, ...]`, that gives its output; of batches larger than the file's largest, in parts.
+
+    `threads` is the size of XNNPACK's pool, which the whole process has in common: calls wait for each other, and where functions of
+    different `threads` take turns, each change loads their files again. None leaves the pool as it is, at first one for each core.
+
+    Raises:
+        UserError: ExecuTorch is missing, there is no such file, or it can't be read; the function, for an input that the file does not
+            take.
+    """
+    sentence = available()
+    if sentence:
+        raise UserError(sentence)
+    path = readable(path, "path")
+    program = Program(path, threads)
+    try:
+        with POOL.lock, quiet(), without_native_notes():
+            meta = program.ready().metadata.input_tensor_meta(0)
+    except (RuntimeError, ValueError) as error:
+        raise UserError(f"{path} can't be read as an ExecuTorch program ({str(error)[:200]}): export the run again.") from error
+    limits, dtype = tuple(meta.sizes()), DTYPES[meta.dtype()]
+
+    def forward(x: Array) -> Array:
+        sequences = dtype == "int64"
+        fits = x.ndim == len(limits) and (x.shape[1] <= limits[1] if sequences else x.shape[1:] == limits[1:])
+        if not fits or not x.size or x.dtype != dtype:
+            takes = ("up to " if sequences else "") + ", ".join(map(str, limits[1:]))
+            raise UserError(
+                f"{path} takes {dtype} of shape [batch, {takes}] and nothing empty: {x.dtype} of shape {list(x.shape)} does not fit."
+            )
+        return in_parts(program, x, limits[0])
+
+    return forward

@@ -1,0 +1,171 @@
+"""Weights alone as the Hugging Face hub has them: model.safetensors, config.json and a model card; the net's own Python code runs them.
+
+A file of `lathe.export.targets.weights` in another format, which holds no pickle: the same integers, structure and names.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from lathe.errors import UserError, uninstalled
+from lathe.export.files import readable, whole
+from lathe.export.targets.onnx_graph import Array
+from lathe.export.targets.weights import content_of, fill
+
+suffix = ".safetensors"
+computes = False
+integers: bool | None = None
+VERSION = 1
+KEY = "lathe"  # of the header's metadata
+SCALE = "_scale"  # behind the name of a weight of integers: the name of their scale
+UPLOADED = ["README.md", "config.json", "manifest.json", "model.safetensors", "parity.json"]
+
+
+def available() -> str | None:
+    """None, or the sentence that says what to install."""
+    return uninstalled("export", "safetensors")
+
+
+def _require(package: str, key: str) -> None:
+    sentence = uninstalled("export", package)
+    if sentence:
+        raise UserError(f"{key}: {sentence}")
+
+
+def export(
+    net: nn.Module, example: Tensor, path: str | Path, config: Mapping[str, Any] | None = None, push_to_hub: str | None = None
+) -> None:
+    """Writes the net's weights, and beside them config.json with `config`, the node that builds the net. `example` is not used.
+
+    Tensors have their plain names. A quantized layer's weight is int8 (or uint8 with the bits of all integers one after the other, where
+    these have fewer than 8), and `<name>_scale` is its scale, of each output channel or group. The header's metadata hold the rest as
+    JSON under "lathe": `{"version", "structure", "integers": {name: {"shape", "bits"}}, "aliases"}`; `restore` puts it back.
+
+    `push_to_hub` is only looked at here; `publish` uploads what has passed its comparison.
+
+    Raises:
+        UserError: a package is missing, `push_to_hub` names no repository, or a file can't be written.
+    """
+    _require("safetensors", "target=safetensors")
+    check_repository(push_to_hub)
+    import safetensors.torch
+
+    content = content_of(net)
+    tensors: dict[str, Tensor] = dict(content["state"])
+    for name, stored in content["integers"].items():
+        assert name + SCALE not in tensors
+        tensors |= {name: stored["data"], name + SCALE: stored["scale"]}
+    kept = {
+        "version": VERSION,
+        "structure": content["structure"],
+        "integers": {name: {"shape": stored["shape"], "bits": stored["bits"]} for name, stored in content["integers"].items()},
+        "aliases": content["aliases"],
+    }
+    with whole(path) as temporary:
+        # in memory first: what the package raises of a full disk has no number
+        temporary.write_bytes(safetensors.torch.save(tensors, {"format": "pt", KEY: json.dumps(kept)}))
+    if config is not None:
+        with whole(Path(path).with_name("config.json")) as temporary:
+            temporary.write_text(json.dumps({"library": KEY, "version": VERSION, "net": dict(config)}, indent=2) + "\n")
+
+
+def restore(net: nn.Module, path: str | Path) -> nn.Module:
+    """Gives `net`, as its configuration builds it, the structure and the weights of a file, in place, and returns it; as
+    `lathe.export.targets.weights.restore`.
+
+    Raises:
+        UserError: there is no such file, or it does not fit the net.
+    """
+    return fill(net, _read(path), path)
+
+
+def _read(path: str | Path) -> dict[str, Any]:
+    _require("safetensors", f"path={path}")
+    from safetensors import safe_open
+
+    path = readable(path, "path")
+    try:
+        with safe_open(path, framework="pt") as file:
+            kept = json.loads(file.metadata()[KEY])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
+        assert kept["version"] == VERSION
+        stored = {
+            name: {"data": tensors.pop(name), "scale": tensors.pop(name + SCALE), "shape": entry["shape"], "bits": entry["bits"]}
+            for name, entry in kept["integers"].items()
+        }
+        return {"structure": dict(kept["structure"]), "aliases": dict(kept["aliases"]), "state": tensors, "integers": stored}
+    except Exception as error:  # whatever a torn file raises
+        raise UserError(f"{path} can't be read as weights of target=safetensors: export the run again.") from error
+
+
+def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
+    """Raises UserError: weights alone compute nothing. See `restore`."""
+    raise UserError(
+        f"{path} holds weights alone: lathe.export.get('safetensors').restore(net, path) puts them into a net; or use another target."
+    )
+
+
+def complete(folder: Path) -> None:
+    """Writes the model card, README.md, of an export in `folder` from its manifest.json, parity.json and config.json."""
+    manifest, parity, config = (json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "parity", "config"))
+    node = dict(config["net"])
+    module, _, name = str(node.pop("_target_")).rpartition(".")
+    arguments = ", ".join(f"{key}={value!r}" for key, value in node.items() if not key.startswith("_"))
+    given, preprocess = manifest["input"], manifest["preprocess"]
+    takes = f"{given['dtype']} `[{', '.join(map(str, given['shape']))}]`"
+    if preprocess is not None:
+        takes += f": pixels on a scale from 0 to 1, minus {preprocess['mean']}, divided by {preprocess['std']}, for each channel"
+    figures, kind = parity["figures"], ", as integers with their scales" if manifest["integers"] else ""
+    rows = [f"| {key} | {value:.4f} | {figures['file'][key]:.4f} |" for key, value in figures["trained"].items()]
+    lines = [
+        "---", "library_name: lathe", "tags: [pytorch, lathe]", "---", "",
+        f"# {name}, {manifest['run']}", "",
+        f"Weights of a `{module}.{name}` that was trained with Lathe{kind}.", "",
+        f"| {parity['split']}, n = {parity['samples']} | as trained | this file |", "|---|---|---|", *rows, "",
+        f"Input: {takes}. Output: {manifest['output']['dtype']} logits `[{', '.join(map(str, manifest['output']['shape']))}]`.", "",
+        "```python", f"from {module} import {name}", "from lathe.export.targets.safetensors import restore", "",
+        f'net = restore({name}({arguments}), "{manifest["file"]}").eval()', "```",
+    ]  # fmt: skip
+    (folder / "README.md").write_text("\n".join(lines) + "\n")
+
+
+def check_repository(push_to_hub: str | None) -> None:
+    """Raises UserError where huggingface_hub is missing, or `push_to_hub` is no name of a repository; None is fine."""
+    if push_to_hub is None:
+        return
+    _require("huggingface_hub", f"target.safetensors.push_to_hub={push_to_hub}")
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(push_to_hub)
+    except HFValidationError as error:
+        raise UserError(
+            f"target.safetensors.push_to_hub={push_to_hub} is no name of a repository: give <user>/<name>."
+        ) from error
+
+
+def publish(folder: Path, push_to_hub: str | None = None) -> None:
+    """Uploads an export that has its final name to the hub, with the token of `hf auth login` or HF_TOKEN. A repository that does not
+    exist is made, and is private.
+
+    Raises:
+        UserError: it can't be reached, or does not let this user write. The export in `folder` stays.
+    """
+    if push_to_hub is None:
+        return
+    check_repository(push_to_hub)
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(push_to_hub, private=True, exist_ok=True)
+        api.upload_folder(repo_id=push_to_hub, folder_path=folder, allow_patterns=UPLOADED, commit_message="Export of Lathe")
+    except Exception as error:  # of the package, of its HTTP client and of the operating system
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(
+            f"target.safetensors.push_to_hub={push_to_hub}: {folder} was exported but not uploaded ({line[:200].rstrip('.')}): check the "
+            f"network and `hf auth login`, then export again or run: hf upload {push_to_hub} {folder}"
+        ) from error

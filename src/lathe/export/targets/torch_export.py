@@ -1,0 +1,111 @@
+"""A graph of ATen operators (`torch.export.save`): for torch without the net's Python code, and what compilers of torch start from."""
+
+import io
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lathe.compression.quantization.net import quantized_layers
+from lathe.errors import UserError
+from lathe.export.calls import Array, on_arrays
+from lathe.export.deploy import copied, deployable
+from lathe.export.dialects import Inductor
+from lathe.export.files import readable, whole
+from lathe.export.inputs import dynamic_axes, stand_in
+from lathe.export.targets import pt2_archive
+from lathe.export.targets.onnx_graph import quiet
+
+suffix = ".pt2"
+computes = True
+integers: bool | None = None
+# what torch notes on each node beside its value: source lines with paths of this machine, and names of Python classes
+NOTES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom")
+
+
+def available() -> str | None:
+    """None: nothing is needed but torch."""
+    return None
+
+
+def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
+    """Writes the net's graph, which takes batches of any size. `example` is the net's input, `[batch, ...]`; only its shape and type are
+    used. The net and its modes stay as they are.
+
+    Of a quantized net, weights are stored as int8, and the graph says by the operators of PT2E where values are rounded. Torch computes
+    these one by one, in float32 on integers' values: for speed, compile the graph (`torch.compile(program.module())`), or take
+    target=aot_inductor.
+
+    Raises:
+        UserError: the net can't be traced, a quantized net has no ranges yet, or the file can't be written.
+    """
+    if Path(path).suffix != suffix:
+        raise UserError(f"{path} is no name for an exported program: end it with {suffix}.")
+    given = stand_in(example)
+    found = deployable(net, given, Inductor()) if quantized_layers(net) else copied(net)
+    with whole(path) as temporary, quiet():
+        program = _program(found, given, dynamic_axes(net, given))
+        buffer = io.BytesIO()  # the archive would be named after the file for now, and differ at each export
+        torch.export.save(program, buffer)
+        try:
+            pt2_archive.check(buffer)
+        except ValueError as error:
+            raise UserError(
+                f"target=torch_export: the file would not be loaded again, since {error}, which is not torch's own."
+            ) from error
+        temporary.write_bytes(buffer.getvalue())
+
+
+def _program(net: nn.Module, given: Tensor, axes: tuple[dict[int, object]]) -> torch.export.ExportedProgram:
+    """Without anything in it that is not computed with.
+
+    Raises:
+        UserError: the net can't be traced.
+    """
+    try:
+        with torch.no_grad():
+            program = torch.export.export(net, (given,), dynamic_shapes=axes)
+    except UserError:
+        raise
+    except Exception as error:  # what Python code can be up to has no class in common
+        line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise UserError(
+            f"target=torch_export: torch.export can't trace {type(net).__name__} for inputs of any size ({line[:200]}); where its "
+            "code makes a Python number of a size, as len(x) does, write x.shape[0]."
+        ) from error
+    for module in program.graph_module.modules():
+        for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
+            for name in NOTES:
+                node.meta.pop(name, None)
+    program.example_inputs = None  # a pickle
+    return program
+
+
+def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
+    """A function of the net's input, `[batch, ...]`, that gives its output. `threads` is torch's number of threads during each call; None
+    leaves it as it is.
+
+    `torch.export.load` unpickles and evaluates what it finds in an archive, and has no `weights_only`; so this refuses archives with
+    anything in them but tensors and operators, see `pt2_archive`. `torch.export.load(path)` reads the file as well, after
+    `import torch.ao.quantization.fx._decomposed` where it holds integers.
+
+    Raises:
+        UserError: there is no such file, or it can't be read.
+    """
+    import torch.ao.quantization.fx._decomposed  # registers the operators of integers
+
+    path = readable(path, "path")
+    try:
+        archive = pt2_archive.checked(path)
+        with warnings.catch_warnings(), quiet():
+            # weights are read into memory that nothing writes to
+            warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+            module = torch.export.load(archive).module(
+                check_guards=False
+            )  # guards are Python code; sizes are checked without them
+    except Exception as error:  # a torn archive, or one of another version of torch
+        reason = str(error) if type(error) is ValueError else type(error).__name__
+        raise UserError(f"{path} can't be read as a program of target=torch_export ({reason}): export the run again.") from error
+    return on_arrays(module, threads)

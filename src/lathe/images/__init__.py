@@ -1,0 +1,1 @@
+"""Pixels and image files: one way to read them for training, predicting and serving."""

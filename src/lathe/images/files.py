@@ -1,0 +1,124 @@
+"""Images in a folder or a .npy file: found and checked by their headers at first, read one after the other later. Imports no torch."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lathe.errors import UserError, require
+from lathe.images.pictures import COLOURS, MOST, SUFFIXES, PictureError, arranged, kind_of, picture_size, read_picture
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """A file with `count` images of one `size`, height and width. `opened` maps `[n, channels, height, width]` on disk, None for files
+    of one image."""
+
+    path: Path
+    channels: int
+    size: tuple[int, int]
+    count: int = 1
+    opened: Callable[[], Array] | None = None  # a map that is held costs a file descriptor, of which a folder may need too many
+    numbered: bool = False  # images are called by their number, not by the file
+
+    @property
+    def names(self) -> Iterator[str]:
+        """What the images are called: the file, and which one of it where it has several."""
+        if self.numbered:
+            return map(str, range(self.count))
+        return iter([self.path.name] if self.count == 1 else [f"{self.path.name}[{index}]" for index in range(self.count)])
+
+    def read(self) -> Iterator[Array]:
+        """The images, uint8 `[channels, height, width]` each.
+
+        Raises:
+            UserError: its pixels are damaged.
+        """
+        if self.opened is not None:
+            array = self.opened()
+            require(len(array) == self.count, f"input={self.path} has changed since its header was read: start again.")
+            yield from map(np.ascontiguousarray, array)
+            return
+        try:
+            kind = file_kind(self.path)
+            with open(self.path, "rb") as file:
+                pixels = read_picture(file, kind, self.channels, MOST)
+        except (PictureError, OSError) as error:
+            raise _unreadable(self.path, error) from error
+        yield pixels
+
+
+def find_images(path: Path, channels: int) -> list[ImageFile]:
+    """The .png, .jpg, .jpeg and .npy files of a folder by name, or one .npy file whose images are called by their number.
+
+    Raises:
+        UserError: nothing there, or not images of that many channels.
+    """
+    if not path.is_dir():
+        require(path.is_file(), f"input={path}: there is no such file or folder.")
+        return [open_array(path, channels, one=False)]
+    wanted = (*SUFFIXES, ".npy")
+    found = sorted(file for file in path.iterdir() if file.suffix.lower() in wanted and not file.name.startswith("."))
+    require(bool(found), f"input={path}: the folder has no {', '.join(wanted)} files.")
+    return [open_array(file, channels) if file.suffix.lower() == ".npy" else open_image(file, channels) for file in found]
+
+
+def open_image(path: Path, channels: int) -> ImageFile:
+    """An image file, whose header is read.
+
+    Raises:
+        UserError: it is none, or the net takes another number of channels than such files have.
+    """
+    named = SUFFIXES[path.suffix.lower()]
+    require(
+        channels in COLOURS, f"input={path}: {named} images have 1 or 3 channels, but the net takes {channels}; give a .npy file."
+    )
+    try:
+        kind = file_kind(path)
+        with open(path, "rb") as file:
+            return ImageFile(path, channels, picture_size(file, kind, MOST))
+    except (PictureError, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def file_kind(path: Path) -> str:
+    """The kind of an image file as it begins, whatever it is called; where that tells nothing, as it is called."""
+    with open(path, "rb") as file:
+        return kind_of(file.read(12)) or SUFFIXES[path.suffix.lower()]
+
+
+def open_array(path: Path, channels: int, one: bool | None = None) -> ImageFile:
+    """A .npy file of uint8 images, which stays on disk; `one` as `arranged` has it.
+
+    Raises:
+        UserError: it is none.
+    """
+    count, _, height, width = _mapped(path, channels, one).shape
+    return ImageFile(path, channels, (height, width), count, partial(_mapped, path, channels, one), numbered=one is False)
+
+
+def _mapped(path: Path, channels: int, one: bool | None) -> Array:
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise UserError(
+            f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of .png, .jpg or .npy files."
+        ) from error
+    require(array.dtype == np.uint8, f"input={path}: images must be uint8, from 0 to 255.")
+    found = arranged(array, channels, one=one)
+    if found is None:
+        raise UserError(
+            f"input={path} has shape {list(array.shape)}, but the net takes images of {channels} channels: give "
+            f"[n, height, width, {channels}] or [n, {channels}, height, width]."
+        )
+    return found[0]
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    predicate = str(error) if isinstance(error, PictureError) else f"can't be read as a {SUFFIXES[path.suffix.lower()]} image"
+    return UserError(f"input={path} {predicate}: mend it, or take it out of the folder.")

@@ -1,0 +1,6 @@
+"""From a command line to running processes. Imports no torch: it answers at once."""
+
+from lathe.launch.start import launch, launch_on_run
+from lathe.launch.telling import one_sentence
+
+__all__ = ["launch", "launch_on_run", "one_sentence"]

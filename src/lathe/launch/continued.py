@@ -1,0 +1,106 @@
+"""What a run goes on with: its own configuration, and a later end if the command gives one. Imports no torch."""
+
+from datetime import timedelta
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+
+from lathe.config.composed import differences, resolve
+from lathe.config.stages import methods
+from lathe.config.words import key_of
+from lathe.errors import require
+from lathe.runs import rundir
+
+FREE_ON_RESUME = ("resume", "launch", "hydra", "trusted")
+ENDS = ("max_epochs", "max_steps", "max_time")
+
+
+def typed_words() -> list[str]:
+    """The overrides of this command, Hydra's own apart."""
+    return [str(item) for item in HydraConfig.get().overrides.task]
+
+
+def composed(overrides: list[str]) -> dict[str, Any]:
+    """The resolved configuration of these overrides."""
+    return resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides))
+
+
+def at_home(run: rundir.RunDir, own: dict[str, Any], cfg: dict[str, Any]) -> dict[str, Any]:
+    """The run's configuration `own` where it lies now, with the restarts of this command's `cfg`."""
+    own["launch"], own["paths"] = cfg["launch"], {**own["paths"], "run_dir": str(run.path)}
+    return own
+
+
+def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
+    """The run's own configuration, longer if the command raises its end.
+
+    Raises:
+        UserError: the command would change anything else, or an end that is not the one that counts; or there is nothing to go on from.
+    """
+    saved = run.config
+    raised = []
+    typed = [item for item in typed_words() if key_of(item).split(".")[0] not in FREE_ON_RESUME]
+    if typed:
+        own = run.overrides
+        asked = composed(own + typed)
+        lines = []
+        if asked.get("tags") != composed(own).get("tags"):
+            saved["tags"] = asked["tags"]
+        for line in differences(composed(own), asked, rundir.NOT_THE_EXPERIMENT):
+            key = line.split(":", 1)[0]
+            group, _, name = key.partition(".")
+            name, below = name.partition(".")[0], f"trainer.{name.partition('.')[0]}"
+            if group == "trainer" and name in ENDS and _later(name, _lookup(saved, below), _lookup(asked, below)):
+                saved["trainer"][name] = _lookup(asked, below)
+                raised.append(name)
+            else:
+                lines.append(line)
+        require(not lines, f"resume={cfg['resume']} keeps the run's own configuration, but the command changes {'; '.join(lines)}: leave "
+                           "that out, or start a new run from its weights with ckpt_path.")  # fmt: skip
+    if run.complete and raised:
+        end = end_of(run)
+        require(end.removeprefix("trainer.") in raised, f"resume={cfg['resume']}: {end} ended this run, so a later trainer.{raised[0]} "
+                                                        f"trains nothing: raise {end} as well.")  # fmt: skip
+        require(run.last.exists() or not run.result.get("steps"), f"resume={cfg['resume']}: its checkpoints/last.ckpt is not there, so "
+                "nothing says where to go on: start a new run from its best weights with ckpt_path.")  # fmt: skip
+    return at_home(run, saved, cfg)
+
+
+def end_of(run: rundir.RunDir) -> str:
+    """The key whose value ended a complete run, as far as its result says."""
+    trainer, result = run.known_config["trainer"], run.result
+    epochs, steps = trainer.get("max_epochs"), trainer.get("max_steps", -1)
+    if (
+        trainer.get("max_time") is not None
+        and (epochs in (None, -1) or result.get("epochs", 0) < epochs)
+        and result.get("steps") != steps
+    ):
+        return "trainer.max_time"
+    return "trainer.max_steps" if result.get("steps") == steps else "trainer.max_epochs"
+
+
+def owes_receipt(run: rundir.RunDir, cfg: dict[str, Any]) -> bool:
+    """Whether the complete run of `cfg` was made small and ended before its receipt was measured."""
+    compression = cfg.get("compression") or {}
+    wanted = bool(methods(compression)) and compression.get("receipt", "none") != "none"
+    return wanted and run.best.exists() and not (run.path / "receipt.json").exists()
+
+
+def _later(name: str, old: Any, new: Any) -> bool:
+    if name == "max_time":
+        return new is None or (old is not None and _seconds(new) >= _seconds(old))
+    return isinstance(new, int) and (new == -1 or (old or 0) <= new)
+
+
+def _seconds(limit: str | dict[str, int]) -> float:
+    """Seconds of a time limit as `trainer.max_time` takes it: DD:HH:MM:SS, or a group of units."""
+    if isinstance(limit, str):
+        limit = dict(zip(("days", "hours", "minutes", "seconds"), map(int, limit.split(":")), strict=True))
+    return timedelta(**limit).total_seconds()
+
+
+def _lookup(tree: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        tree = tree.get(part, {}) if isinstance(tree, dict) else {}
+    return tree

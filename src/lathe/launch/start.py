@@ -1,0 +1,274 @@
+"""From a composed configuration to running processes: one in place, or one per device under torch's own elastic agent.
+
+Hydra has composed once, here, in the parent. Every rank receives the resolved configuration as plain data; none runs Hydra again.
+torch is imported only once it is certain that there is something to run.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack, nullcontext
+from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lathe import trust
+from lathe.config.composed import changes, check, differences, flatten, mistyped, pinned, resolve
+from lathe.config.direction import check_direction
+from lathe.config.mesh import data_replicas
+from lathe.config.schema import Taken, Together, rules
+from lathe.config.stages import check_compression
+from lathe.config.words import key_of
+from lathe.errors import Stopped, refuse, require
+from lathe.launch.agent import call, execute
+from lathe.launch.continued import at_home, continued, end_of, owes_receipt, typed_words
+from lathe.launch.devices import count_processes
+from lathe.launch.nodes import Nodes, arriving, read_nodes
+from lathe.launch.outer import Outer, detect_outer
+from lathe.launch.telling import one_sentence, tell, tell_older_names
+from lathe.runs import rundir
+
+__all__ = ["launch", "launch_on_run", "one_sentence"]
+
+
+def launch(cfg: DictConfig, job: str) -> Any:
+    """Runs `job`, a function named `module:function`, on the resolved `cfg` and returns what rank 0 returned.
+
+    A training job gets a run directory first: a fresh one, or the one that `resume` names.
+
+    Raises:
+        UserError: the configuration can't work, told before any data or device is touched.
+    """
+    try:
+        return _launch(cfg, job)
+    except Exception as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN and not isinstance(error, Stopped):
+            raise  # Hydra goes on with the sweep's other jobs and raises this at the end; a signal means the sweep too
+        sys.exit(tell(error))
+
+
+def _launch(cfg: DictConfig, job: str) -> Any:
+    typed, outer = resolve(cfg), detect_outer()
+    # What a run that is continued or joined is made of, it says itself.
+    alone = typed.get("resume") is not None or (outer is not None and outer.rank != 0)
+    check_typed(cfg, typed, None if alone else _together(outer))
+    for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
+        cfg.paths[key] = os.path.abspath(cfg.paths[key])
+    typed = resolve(cfg)  # with what follows them
+    trust.allow(typed)
+    nodes = read_nodes(typed["launch"], outer)
+    outer = None if nodes.several else outer  # srun's task on each node is that node's agent
+    _check_sweep(outer, nodes)
+    if outer is not None and outer.rank != 0:
+        with outer:
+            received = outer.receive(typed)
+            return None if received is None else call(job, received)
+    log_dir = Path(typed["paths"]["log_dir"])
+    # The first node makes the directory that the others find; of two commands with resume=auto one starts the run.
+    with ExitStack() as held:
+        with arriving(log_dir) if nodes.launch_id or typed["resume"] == "auto" else nullcontext():
+            run, resolved = _find_run(typed, outer, nodes)
+            if run is not None:
+                refuse(check(resolved, "train", _together(outer), saved="run"))
+            elif alone:
+                check_typed(cfg, resolve(cfg), _together(outer))
+            processes = count_processes(resolved, outer, nodes)
+            complete = run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
+            if complete and outer is not None:
+                with outer:
+                    outer.dismiss(resolved)
+            if run is not None and complete and not owes_receipt(run, resolved):
+                print(f"{run.path} is complete; raise {end_of(run)} to train it further.")
+                return run.result.get("objective")
+            fresh = run is None
+            if run is None:
+                resolved = pinned(resolved)
+                resolved["resume"] = None
+                words = [item for item in typed_words() if key_of(item) != "resume"]
+                run = rundir.create(log_dir, resolved, words, outer.launch_id if outer else nodes.launch_id)
+            held.enter_context(run.locked(shared=nodes.several))
+        if complete:
+            print(f"{run.path} is complete but for its receipt, which is measured now.")
+            call("lathe.verbs.finalise:complete", resolved)
+            return run.result.get("objective")
+        try:
+            reopened = run.reopened(resolved) if not fresh and (run.complete or not nodes.several) else nullcontext()
+            with outer or nullcontext(), reopened:
+                if outer is not None:
+                    outer.send(resolved)
+                result = execute(job, resolved, 1 if outer else processes, resolved["launch"], nodes)
+        except BaseException:  # an interrupt and a bug too: a directory that holds nothing is in the way
+            if fresh and not run.begun:
+                run.remove()
+            raise
+    return (result or {}).get("objective")
+
+
+def _together(outer: Outer | None) -> tuple[Together, ...]:
+    """What the keys of a run mean together, beside lathe.config.schema's."""
+
+    def sizes(cfg: Taken) -> None:
+        if cfg.refused and cfg["trainer"]["accelerator"] != "cpu":
+            return  # GPUs are counted by torch, which is not imported for a command that can't run
+        nodes = read_nodes(cfg["launch"], outer)
+        processes = count_processes(cfg, outer, nodes)
+        for count in range(nodes.least, nodes.most + 1):
+            check_batch_size(cfg, outer.world_size if outer else processes * count)
+
+    return check_compression, _check_direction, sizes
+
+
+def _check_direction(cfg: dict[str, Any]) -> None:
+    hydra = HydraConfig.get()
+    if hydra.mode == RunMode.MULTIRUN:
+        check_direction(cfg, OmegaConf.to_container(hydra.sweeper), hydra.overrides.hydra)  # type: ignore[arg-type]
+
+
+def _check_sweep(outer: Outer | None, nodes: Nodes) -> None:
+    """What a sweep can't be combined with. A job that submitit has started is one run, though Hydra says that it belongs to a sweep."""
+    hydra = HydraConfig.get()
+    sweep, submitted = hydra.mode == RunMode.MULTIRUN, "SUBMITIT_EXECUTOR" in os.environ
+    require(sweep or hydra.runtime.choices.get("launch") != "slurm",
+            "launch=slurm submits the jobs of a sweep: add -m (python train.py -m launch=slurm ...), or use scripts/slurm/train.sbatch for "
+            "a single run.")  # fmt: skip
+    if not sweep or submitted:
+        return
+    require(
+        outer is None, "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside."
+    )
+    require(nodes.launch_id is None, f"launch.id={nodes.launch_id} names one run, and a sweep (-m) has several: leave launch.id and "
+                                     "launch.nodes out, or sweep outside.")  # fmt: skip
+
+
+def launch_on_run(cfg: DictConfig, job: str) -> Any:
+    """Runs `job` on a finished or unfinished run directory, `cfg.run`, which it only reads. `job` gets the run's own configuration with
+    the device, strategy, precision and evaluation batch that `cfg` asks for in their place, and `cfg` itself under `request`.
+
+    Raises:
+        UserError: as `launch`.
+    """
+    try:
+        if "export" in cfg:
+            _name_export(cfg)
+        request = resolve(cfg)
+        check_typed(cfg, request)
+        trust.allow(request)
+        run = rundir.open_run(request["run"], "run")
+        resolved = run.config
+        resolved["paths"]["run_dir"] = str(run.path)
+        resolved["trainer"] |= request["trainer"]
+        resolved["strategy"] = request["strategy"]
+        if request.get("precision") is not None:
+            resolved["precision"] = request["precision"]
+        if request["batch_size"] is not None:
+            resolved["data"]["eval_batch_size"] = request["batch_size"]
+        resolved["request"] = request
+        refuse(check(resolved, saved="parts"))
+        nodes = read_nodes(request["launch"])
+        alone = not nodes.several and nodes.launch_id is None
+        require(alone, "launch.nodes and launch.id are for training: a job on a run directory takes one machine; leave them out.")
+        return execute(job, resolved, count_processes(resolved), request["launch"])
+    except Exception as error:
+        if HydraConfig.get().mode == RunMode.MULTIRUN:
+            raise
+        sys.exit(tell(error))
+
+
+def _name_export(cfg: DictConfig) -> None:
+    """Fills in `export` with the name that `target=` chose: a group, of which the choice's name alone counts where a run is used.
+
+    Raises:
+        UserError: `export` itself was typed, which would be ignored.
+    """
+    require(cfg.get("export") is None, f"export={cfg.get('export')} is filled in from target=: write target={cfg.get('export')}.")
+    cfg.export = HydraConfig.get().runtime.choices["target"]
+
+
+def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[Together] | None = ()) -> None:
+    """Holds the configuration of this verb against what its keys take, alone and `together`, and what was typed for parts that no table
+    knows against the types of the defaults of the groups that were chosen.
+
+    Raises:
+        UserError: with a sentence for each mistake.
+    """
+    hydra = HydraConfig.get()
+    verb, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_words()
+    raw, known = OmegaConf.to_container(cfg, resolve=False), rules(resolved, verb)
+    tell_older_names(raw)
+    own = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
+    own = [key for key in own if key not in known]
+    defaults = _defaults([item for item in typed if key_of(item) in choices]) if own else {}
+    refuse(check(resolved, verb, together, raw, more=mistyped(own, resolved, defaults, verb)))
+
+
+def _defaults(groups: list[str]) -> dict[str, Any]:
+    """The configuration of these groups; what follows a key that is only typed (`+data.channels=1`) is left open, as null."""
+    tree = compose(config_name=HydraConfig.get().job.config_name, overrides=groups)
+    leaves: dict[str, Any] = flatten(OmegaConf.to_container(tree))
+    for key, value in leaves.items():
+        if isinstance(value, str) and ("${" in value or value == "???"):
+            try:
+                found = OmegaConf.select(tree, key)
+                leaves[key] = OmegaConf.to_container(found) if OmegaConf.is_config(found) else found
+            except OmegaConfBaseException:
+                leaves[key] = None
+    return leaves
+
+
+def check_batch_size(cfg: dict[str, Any], world: int) -> None:
+    """The processes have to fill the strategy's sizes, and the global batch has to divide by the data replicas.
+
+    Raises:
+        UserError: it does not; the sentence names both keys.
+    """
+    documents = "max_batch_size" in cfg["data"]  # batches of any size, filled up to equal shares
+    batch_size, replicas = None if documents else cfg["data"].get("batch_size"), data_replicas(cfg["strategy"], world)
+    shared = f"trainer.devices x trainer.num_nodes = {world}"
+    require(
+        batch_size is None or batch_size % replicas == 0,
+        f"data.batch_size={batch_size} is the global batch and does not divide by "
+        f"{shared if replicas == world else f'the {replicas} data replicas that {shared} makes'}: choose a multiple of {replicas}.",
+    )
+
+
+def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[rundir.RunDir | None, dict[str, Any]]:
+    """The run to continue or to join, if there is one, and the configuration to go by."""
+    log_dir, resume = Path(cfg["paths"]["log_dir"]), cfg["resume"]
+    found = None
+    if resume == "auto":
+        require(nodes.launch_id is None, f"resume=auto and launch.id={nodes.launch_id} both look for a run: leave resume out.")
+        found = rundir.find_unfinished(log_dir, cfg) or _complete_already(log_dir, cfg)
+    elif resume is not None:
+        run = rundir.open_run(resume, "resume")
+        return run, continued(run, cfg)
+    elif nodes.launch_id is not None:
+        found = rundir.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
+        changed = changes(found.config, cfg, str(found.path), rundir.NOT_THE_EXPERIMENT) if found else []
+        if found and changed:
+            require(
+                not found.complete, f"launch.id={nodes.launch_id} is the name of {found.path}, which is complete: choose another."
+            )
+            print(f"{found.path} keeps its own configuration; this command differs in {'; '.join(changed)}")
+    elif outer is not None and outer.restarted:
+        found = rundir.find_launch(log_dir, str(cfg["name"]), outer.launch_id)
+    if found is None:
+        return None, cfg
+    if not found.complete:
+        print(f"{'Continuing' if found.last.exists() or not nodes.several else 'Joining'} {found.path}")
+    return found, at_home(found, found.config, cfg)
+
+
+def _complete_already(log_dir: Path, cfg: dict[str, Any]) -> rundir.RunDir | None:
+    """A sweep that is started again keeps its finished jobs: a second run of the same seed would count twice in an average."""
+    found = rundir.find_complete(log_dir, cfg)
+    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or owes_receipt(found, cfg):
+        return found
+    print(
+        f"{found.path} is a complete run of this configuration; resume=auto starts another (under -m it keeps the complete one)."
+    )
+    return None

@@ -1,0 +1,112 @@
+"""What a user reads when something went wrong: one sentence for a mistake, a traceback for a bug."""
+
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+from lathe import files, trust
+from lathe.config.help import configuration_folder, help_text, root_names
+from lathe.config.schema import renamed
+from lathe.config.words import explain, refused_as_well, translate
+from lathe.errors import Stopped, UserError
+from lathe.launch.group import waited
+
+FULL_ERROR = "LATHE_FULL_ERROR"
+_older: set[str] = set()  # names of parts that were told
+
+
+def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
+    """Decorates a Hydra main: a user's mistake costs one line on stderr and exit code 1, a bug still shows its traceback.
+
+    Hydra prints several lines for an error of its own unless HYDRA_FULL_ERROR is set, and then raises it. It is set here, so that the
+    sentence can be made from the exception; what the user had set is kept in LATHE_FULL_ERROR.
+    """
+
+    @functools.wraps(main)
+    def wrapped() -> None:
+        os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
+        os.environ["HYDRA_FULL_ERROR"] = "1"
+        trust.ask("--trust" in sys.argv[1:])
+        sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            try:
+                print(help_text([word for word in sys.argv[1:] if word not in ("-h", "--help")]))
+            except Exception as error:
+                sys.exit(tell(error))
+            return
+        try:
+            sys.argv[1:] = translate(sys.argv[1:], root_names())
+            main()
+        except KeyboardInterrupt:  # where no job answers for its signals
+            print("Error: stopped by Ctrl-C.", file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)
+        except Exception as error:
+            also = [] if full_error() else refused_as_well(error, configuration_folder(), root_names())
+            sys.exit(tell(UserError(*also) if also else error))
+
+    return wrapped
+
+
+def tell(error: Exception) -> int:
+    """Prints what went wrong, a line for each mistake, and returns the exit code."""
+    if _silent() and isinstance(error, UserError):
+        return 1
+    sentence = sentence_for(error)
+    if sentence is None or full_error():
+        traceback.print_exception(error)
+    else:
+        print(*(f"Error: {line}" for line in sentence.split("\n")), sep="\n", file=sys.stderr)
+    return error.code if isinstance(error, Stopped) else 1
+
+
+def _silent() -> bool:
+    """Whether rank 0 says what all ranks know."""
+    return os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) != "0"
+
+
+def tell_older_names(cfg: Any) -> None:
+    """Says of each part that a command's own configuration names as an earlier version did what to write now; once in this process."""
+
+    def note(key: str, old: str, new: str) -> None:
+        if old not in _older and not _silent():
+            _older.add(old)
+            print(f"Note: {key}={old} is an older name, which goes on working: write {new}.", file=sys.stderr)
+
+    renamed(cfg, note)
+
+
+def full_error() -> bool:
+    """Whether the user asked for tracebacks."""
+    return os.environ.get(FULL_ERROR) == "1"
+
+
+def sentence_for(error: BaseException) -> str | None:
+    """The sentence for a mistake that the user can mend, or None if `error` is a bug."""
+    missing = str(getattr(error, "missing_cfg_file", None) or error) if type(error).__name__ == "MissingConfigException" else ""
+    if "submitit" in missing and not find_spec("hydra_plugins.hydra_submitit_launcher"):
+        return "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e .[slurm]."
+    return explain(error, root_names()) or _foreign_sentence(error)
+
+
+def _foreign_sentence(error: BaseException) -> str | None:
+    """A sentence for another library's exception that a user can mend, or None if it is a bug."""
+    if isinstance(error, OSError):
+        return files.disk_sentence(error)
+    note = waited(error)
+    if note is not None and note.seconds:
+        return f"{note}: another rank did not come (if it was only slow, raise launch.timeout)."
+    if 'Could not detect "srun"' in str(error):
+        return "launch=slurm submits to SLURM, and srun is not here: type the command on a machine of the cluster."
+    kind = type(error).__name__
+    if kind == "OutOfMemoryError":
+        return (
+            "the GPU's memory is used up: lower data.batch_size, or try precision=bf16-mixed or trainer.accumulate_grad_batches."
+        )
+    if kind == "MisconfigurationException":
+        return " ".join(str(error).split())
+    return None

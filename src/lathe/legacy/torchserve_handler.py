@@ -1,0 +1,167 @@
+"""TorchServe's handler of an archive that target=torchserve made: requests in every form that scripts/serve.py takes, its answers out.
+
+It lies in the archive with the modules that it imports, facts.json, and the net as another target's file, and needs torch, numpy and
+pillow, and onnxruntime for an ONNX payload; Lathe it does not need. TorchServe gathers requests into batches: one that can't be answered
+gets its own status and sentence, and the others of its batch their answers.
+"""
+
+import importlib
+import json
+import logging
+import re
+import warnings
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from lathe.export.calls import on_arrays
+from lathe.export.targets.pt2_archive import checked
+from lathe.serving.answers import answer
+from lathe.serving.decode import BINARY, JSON, NPY, decode
+from lathe.serving.limits import BadRequest, Limits
+
+Array = np.ndarray[Any, Any]
+logger = logging.getLogger(__name__)
+
+
+class Model:
+    """The payload and the facts in `folder`. `threads` is torch's or ONNX Runtime's number of threads; None takes that of the facts, and
+    None there leaves it to them.
+
+    Raises:
+        RuntimeError: the payload can't be loaded here.
+    """
+
+    def __init__(self, folder: str | Path, threads: int | None = None) -> None:
+        self.facts: dict[str, Any] = json.loads((Path(folder) / "facts.json").read_text())
+        self.limits = Limits(pixels=self.facts["max_pixels"])
+        payload = self.facts["payload"]
+        threads = self.facts["threads"] if threads is None else threads
+        try:
+            self.run = open_payload(payload["kind"], Path(folder) / payload["file"], threads)
+        except Exception as error:
+            # TorchServe tells of a RuntimeError, and starts a worker over and over after others
+            raise RuntimeError(f"the {payload['kind']} payload, made with torch {self.facts['torch']}, can't be loaded beside torch "
+                               f"{torch.__version__}: {error}") from error  # fmt: skip
+
+    def decoded(self, value: Any, content_type: str) -> tuple[Array, bool]:
+        """What the net takes, `[n, ...]`, of a request's body, and whether it was a single sample.
+
+        Raises:
+            BadRequest: it is not what the net takes.
+        """
+        facts = self.facts
+        if facts["input"] is None:
+            raise BadRequest(422, "This archive does not say what its net takes: make it with scripts/export.py.")
+        if not isinstance(value, str | bytes | bytearray):  # TorchServe has read the JSON
+            value = json.dumps(value)
+        body = value.encode() if isinstance(value, str) else bytes(value)
+        return decode(body, self._kind(body, content_type), facts, self.limits)
+
+    def _kind(self, body: bytes, declared: str) -> str:
+        """The type of a body: as declared, but told by its beginning where clients declare none or, as curl does, one for all files."""
+        declared = declared.partition(";")[0].strip().lower()
+        if declared in (JSON, NPY) or declared.startswith("image/"):
+            return declared
+        bare = declared == BINARY
+        if body.startswith(b"\x93NUMPY"):
+            return NPY
+        if body.startswith(b"\x89PNG\r\n\x1a\n"):
+            return "image/png"
+        # what is few bytes may as well be the first pixels
+        if body.startswith(b"\xff\xd8\xff") and (not bare or body.endswith(b"\xff\xd9")):
+            return "image/jpeg"
+        return JSON if re.match(rb'\s*\{\s*"(image|images|tokens)"' if bare else rb"\s*\{", body) else BINARY
+
+    def logits(self, inputs: Array) -> Array:
+        """Logits `[n, ..., classes]` of uint8 pixels or token ids `[n, ...]`."""
+        preprocess = self.facts["preprocess"]
+        if preprocess is not None and not preprocess["in_graph"]:
+            mean, std = (np.asarray(preprocess[name], dtype=np.float64)[:, None, None] for name in ("mean", "std"))
+            inputs = inputs.astype(np.float32) * (1 / (255 * std)).astype(np.float32) + (-mean / std).astype(np.float32)
+        return self.run(inputs)
+
+    def answers(self, requests: Sequence[tuple[Array, bool]]) -> list[dict[str, Any] | None]:
+        """Of requests whose samples have one shape. Where they fail together each is tried alone; None for those that fail so, too."""
+        try:
+            logits = self.logits(np.concatenate([samples for samples, _ in requests]))
+            ends = np.cumsum([len(samples) for samples, _ in requests])
+            parts = np.split(logits, ends[:-1])
+            return [
+                answer(part, self.facts, self.facts["top_k"], single) for part, (_, single) in zip(parts, requests, strict=True)
+            ]
+        except Exception:
+            logger.exception("%d requests failed", len(requests))
+            return [None] if len(requests) == 1 else [self.answers([request])[0] for request in requests]
+
+
+def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array], Array]:
+    """The net of an archive as a function of arrays."""
+    if kind == "onnx":
+        import onnxruntime  # type: ignore[import-untyped,import-not-found,unused-ignore]
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads or 0
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        return lambda x: np.asarray(session.run(["output"], {"input": x})[0])
+    net: Any
+    if kind == "aot_inductor":
+        net = torch._inductor.aoti_load_package(str(path))
+    elif kind == "torchscript":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=r"`torch\.jit\.load` is deprecated")  # whoever chose the payload was told
+            net = torch.jit.load(str(path), map_location="cpu")
+    else:
+        importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operators of integers
+        archive = checked(path)
+        with warnings.catch_warnings():
+            # weights are read into memory that nothing writes to
+            warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
+            net = torch.export.load(archive).module(check_guards=False)  # guards are Python code; sizes are checked without them
+    return on_arrays(net, threads)
+
+
+model: Model | None = None
+
+
+def handle(data: list[dict[str, Any]] | None, context: Any) -> list[bytes] | None:
+    """TorchServe's entry: once without data, to load the payload, then with the requests of each batch."""
+    global model
+    if model is None:
+        model = Model(context.system_properties["model_dir"])
+    if data is None:
+        return None
+    found: list[dict[str, Any] | None] = [None] * len(data)
+    groups: dict[tuple[int, ...], list[tuple[int, tuple[Array, bool]]]] = defaultdict(list)
+    for index, request in enumerate(data):
+        name = "data" if "data" in request else "body"
+        try:
+            samples, single = model.decoded(request.get(name, b""), content_type(context, index, name))
+            groups[samples.shape[1:]].append((index, (samples, single)))
+        except BadRequest as refused:
+            found[index] = told(context, index, refused.status, refused.sentence)
+    for members in groups.values():
+        for (index, _), result in zip(members, model.answers([request for _, request in members]), strict=True):
+            found[index] = result or told(context, index, 500, "The net could not compute an answer: see the server's log.")
+    for index in range(len(data)):
+        context.set_response_content_type(index, JSON)
+    return [json.dumps(result).encode() for result in found]
+
+
+def content_type(context: Any, index: int, name: str) -> str:
+    """What a request declares of its body, or of the part `name` of a form; "" for nothing."""
+    headers = context.get_all_request_header(index)
+    part = headers.get(name)
+    if isinstance(part, dict) and part.get("content-type"):
+        return str(part["content-type"])
+    return next((str(value) for key, value in headers.items() if key.lower() == "content-type"), "")
+
+
+def told(context: Any, index: int, status: int, sentence: str) -> dict[str, Any]:
+    """The answer to a request that gets none, whose status is set."""
+    context.set_response_status(code=status, phrase="", idx=index)
+    return {"error": sentence, "code": status}

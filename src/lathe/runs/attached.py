@@ -1,0 +1,83 @@
+"""What is attached to a run: its callbacks and loggers, made from the configuration and held against each other."""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
+from lightning.pytorch.loggers import Logger
+
+from lathe.callbacks import ExactResume
+from lathe.errors import UserError, require
+from lathe.runs.build import make_part, target_of
+from lathe.runs.methods import make_methods
+from lathe.tasks import Task
+
+
+def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
+    """The callbacks that the configuration lists, and those that every run needs.
+
+    Raises:
+        UserError: a node is no callback, or one that can't work here, or two are the same.
+    """
+    trainer = cfg["trainer"]
+    skip = set()
+    if trainer["fast_dev_run"] or not trainer["enable_checkpointing"]:
+        skip.add("checkpoint")
+    if not trainer["enable_progress_bar"]:
+        skip.add("progress_bar")
+    if not trainer["enable_model_summary"]:
+        skip.add("model_summary")
+    nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skip}
+    made: dict[str, Callback] = {}
+    for name, node in nodes.items():
+        callback = make_part(_monitoring(name, node, task), f"callbacks.{name}", Callback)
+        twin = next((other for other, known in made.items() if known.state_key == callback.state_key), None)
+        require(twin is None, f"callbacks.{twin} and callbacks.{name} are both {callback.state_key}: leave one of them out.")
+        require(not isinstance(callback, (LearningRateFinder, BatchSizeFinder)),
+                f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: leave it out, "
+                "and compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).")  # fmt: skip
+        made[name] = callback
+    return [ExactResume(cfg["seed"]), *make_methods(cfg), *made.values()]
+
+
+def _monitoring(name: str, node: Any, task: Task) -> Any:
+    """A callback's node with the task's own metric for `monitor: auto`, and for `mode: auto` that metric's direction.
+
+    Raises:
+        UserError: the direction of a metric that is not the task's own is not known.
+    """
+    if not isinstance(node, dict):
+        return node
+    if node.get("monitor") == "auto":
+        node = {**node, "monitor": task.monitor}
+    if node.get("mode") == "auto":
+        monitor = node["monitor"]
+        if monitor is not None and monitor not in task.metric_names and type(task).__module__.split(".")[0] != "lathe":
+            raise UserError(f"callbacks.{name}.mode=auto knows the task's own metrics, and not {monitor}: set callbacks.{name}.mode to max "
+                            "or min.")  # fmt: skip
+        node = {**node, "mode": "min" if str(monitor).rpartition("/")[2] in task.minimised else "max"}
+    return node
+
+
+def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Logger]:
+    """metrics.csv, which every run has, and the loggers that the configuration lists.
+
+    Raises:
+        UserError: a node is no logger, or one that can't start.
+    """
+    nodes = {"csv": {"_target_": "lathe.loggers.csv"}, **{name: node for name, node in cfg["logger"].items() if node is not None}}
+    return [make_logger(node, f"logger.{name}", run_dir, start_step) for name, node in nodes.items()]
+
+
+def make_logger(node: Any, key: str, run_dir: Path, start_step: int) -> Logger:
+    """The logger of a node. A function gets the run's directory and the step that it starts at; a class, such as Lightning's own, its keys
+    alone, and the directory where it takes a `save_dir` that was not given."""
+    kind = target_of(node)
+    if not inspect.isclass(kind):
+        logger: Logger = make_part(node, key, Logger, run_dir, start_step)
+        return logger
+    if "save_dir" in inspect.signature(kind).parameters:
+        node = {"save_dir": str(run_dir), **node}
+    logger = make_part(node, key, Logger)
+    return logger

@@ -1,0 +1,298 @@
+"""What a run leaves on disk, and how it is found again. Imports no torch.
+
+A run directory holds config.yaml, overrides.yaml, environment.json, checkpoints/, metrics.csv and, once the run is complete,
+result.json. One process at a time may write to it; a lock says so.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from omegaconf import OmegaConf
+
+from lathe import trust
+from lathe.config.composed import changes
+from lathe.errors import UserError, require
+from lathe.files import beside, disk_sentence, sweep, write_atomically
+from lathe.runs.environment import describe_environment
+
+# What every configuration of a run has, as groups of keys.
+GROUPS = ("paths", "data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
+# What stands in a run directory, besides what loggers make: nobody else may write there.
+OWN_FILES = ("config.yaml", "overrides.yaml", "environment.json", "metrics.csv", "result.json", "receipt.json", "receipt.md", ".lock",
+             "checkpoints", "exports")  # fmt: skip
+# What may differ between a run and its continuation without making it another experiment.
+NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "trusted", "tags", "data.class_names")
+
+
+class RunDir:
+    """The directory of one run."""
+
+    def __init__(self, path: Path | str, where: str | None = None) -> None:
+        self.path = Path(path)
+        self.where = where or str(self.path)  # how the user has named it, for sentences
+
+    @property
+    def last(self) -> Path:
+        """The newest whole checkpoint, which a continuation starts from."""
+        return self.path / "checkpoints" / "last.ckpt"
+
+    @property
+    def best(self) -> Path:
+        """The checkpoint with the best monitored value."""
+        return self.path / "checkpoints" / "best.ckpt"
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run reached its end."""
+        return (self.path / "result.json").is_file()
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration that the run has trained with.
+
+        Raises:
+            UserError: it is no configuration, or names what a saved configuration may not build (lathe.trust).
+        """
+        return trust.checked_config(self.path / "config.yaml", self.where)
+
+    @property
+    def overrides(self) -> list[str]:
+        """What was typed when the run was started.
+
+        Raises:
+            UserError: it is no list of overrides.
+        """
+        return trust.checked_overrides(self.path / "overrides.yaml", self.where)
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The final figures."""
+        return trust.read_json(self.path / "result.json", f"{self.where}: its result.json")
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions, hardware and the state of the code at the start."""
+        return trust.read_json(self.path / "environment.json", f"{self.where}: its environment.json")
+
+    @property
+    def readable(self) -> bool:
+        """Whether config.yaml and environment.json are whole, and the former names nothing that may not be built."""
+        try:
+            return "name" in self.known_config and "launch_id" in self.environment
+        except Exception:  # a torn YAML file can raise nearly anything
+            return False
+
+    @property
+    def known_config(self) -> dict[str, Any]:
+        """The configuration to compare with, not to build from: nothing is imported to check it. Raises as `config`."""
+        return trust.checked_config(self.path / "config.yaml", self.where, kinds=False)
+
+    def checkpoint(self, name: str) -> Path:
+        """Where checkpoint `name`, `best` or `last`, is: a file, or a folder if ranks wrote their own parts.
+
+        Raises:
+            UserError: the run has no such checkpoint.
+        """
+        path = self.path / "checkpoints" / f"{name}.ckpt"
+        if not path.exists():
+            there = sorted(file.stem for file in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
+            raise UserError(f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) if there else 'none at all'}.")
+        return path
+
+    def save_config(self, cfg: dict[str, Any]) -> None:
+        """Writes config.yaml."""
+        write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(cfg)))
+
+    @property
+    def begun(self) -> bool:
+        """Whether training had started, so that there is something to keep."""
+        return (self.path / "metrics.csv").exists()
+
+    def reopen(self, cfg: dict[str, Any]) -> None:
+        """Makes the run unfinished again, to be continued under `cfg`."""
+        (self.path / "result.json").unlink(missing_ok=True)
+        self.save_config(cfg)
+
+    @contextmanager
+    def reopened(self, cfg: dict[str, Any]) -> Iterator[None]:
+        """As `reopen`; what stood there comes back if an error ends the job before training has gone on, which begins by writing
+        metrics.csv anew."""
+        kept = [self.path / name for name in ("config.yaml", "result.json") if (self.path / name).exists()]
+        before, lines = {path: path.read_text() for path in kept}, self.path / "metrics.csv"
+        mark = lines.exists() and lines.stat().st_mtime_ns  # not its inode, which a file that takes its place may be given again
+        self.reopen(cfg)
+        try:
+            yield
+        except BaseException:
+            for path, text in before.items() if (lines.exists() and lines.stat().st_mtime_ns) == mark else ():
+                write_atomically(path, text)
+            raise
+
+    def remove(self) -> None:
+        """Deletes a directory whose run never began, and the folder above it if that is empty then."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            self.path.parent.rmdir()
+
+    def finish(self, result: dict[str, Any]) -> None:
+        """Writes result.json, which makes the run complete."""
+        write_atomically(self.path / "result.json", json.dumps(result, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+    @contextmanager
+    def locked(self, shared: bool = False) -> Iterator[None]:
+        """Holds the directory for this process, or with `shared` for it and the other machines of its launch; the kernel lets go of it
+        however the process ends.
+
+        Raises:
+            UserError: another process is writing to it.
+        """
+        with open(self.path / ".lock", "a") as file:
+            _lock(file, self.path, shared)
+            self.sweep()
+            yield
+
+    def sweep(self) -> None:
+        """Removes what killed processes have left half-written in it."""
+        sweep(self.path, self.path / "checkpoints", self.path / "exports")
+
+    @property
+    def busy(self) -> bool:
+        """Whether a live process holds the directory."""
+        try:
+            with self.locked():
+                return False
+        except UserError:
+            return True
+
+
+def _lock(file: IO[str], path: Path, shared: bool = False) -> None:
+    if sys.platform == "win32":  # no flock there: two writers are not kept apart
+        return
+    import fcntl
+
+    try:
+        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+    except OSError as error:
+        raise UserError(f"{path} is being written to by another process: wait for it, or stop it first.") from error
+
+
+def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: str | None = None) -> RunDir:
+    """Makes a fresh directory `<log_dir>/<name>/<date>_<time>_<short id>`, and writes what is known at the start.
+    `launch_id` is what an outer launcher (torchrun, SLURM) calls this run.
+
+    Raises:
+        UserError: the place can't be written to. Nothing is left behind then.
+    """
+    parent = log_dir.absolute() / str(cfg["name"])
+    while True:
+        path = parent / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
+        if not os.path.lexists(path):
+            break
+    making = RunDir(beside(path))  # a kill leaves no run directory without its files
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        sweep(parent)
+        making.path.mkdir()
+        cfg["paths"]["run_dir"] = str(path)
+        making.save_config(cfg)
+        write_atomically(making.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
+        write_atomically(making.path / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
+        os.rename(making.path, path)
+    except OSError as error:
+        if making.path.exists():
+            making.remove()
+        if error.filename is not None:
+            error.filename = str(error.filename).replace(making.path.name, path.name)
+        sentence = disk_sentence(error)
+        if sentence is None:
+            raise
+        raise UserError(sentence) from error
+    return RunDir(path)
+
+
+def point_latest(log_dir: Path, target: Path) -> None:
+    """Makes `<log_dir>/latest` a link to `target`, in one step, so that it always leads somewhere."""
+    temporary = beside(log_dir / "latest")
+    sweep(log_dir)
+    try:
+        temporary.unlink(missing_ok=True)
+        temporary.symlink_to(os.path.relpath(target, log_dir.absolute()), target_is_directory=True)
+        os.replace(temporary, log_dir / "latest")
+    except OSError:  # a file system without links, or a folder of that name: the run itself is not hurt
+        temporary.unlink(missing_ok=True)
+
+
+def open_run(path: str | Path, key: str) -> RunDir:
+    """The run directory that `key` (such as `resume`) names.
+
+    Raises:
+        UserError: it does not exist or is not a run directory.
+    """
+    if not isinstance(path, (str, Path)) or not str(path).strip():
+        raise UserError(f"{key}={path}: expected the path of a run directory; logs/latest is the newest run.")
+    try:
+        run = RunDir(Path(path).resolve(), f"{key}={path}")
+        there = run.path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long or holds a null byte
+        raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {_reason(error)}; logs/latest is the newest run.") from error
+    require(there, f"{key}={path}: there is no such directory; logs/latest is the newest run.")
+    if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
+        raise UserError(
+            f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the newest run."
+        )
+    trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
+    require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
+    saved = run.known_config
+    require("name" in saved, f"{key}={path}: its config.yaml can't be read as a configuration.")
+    for group in GROUPS:
+        require(isinstance(saved.get(group), dict), f"{key}={path}: its config.yaml has no group {group}, which every run has: take a run "
+                                                    "directory as Lathe has written it.")  # fmt: skip
+    run.sweep()
+    return run
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror if isinstance(error, OSError) else error)[:200]
+
+
+def find_runs(log_dir: Path, name: str) -> list[RunDir]:
+    """All runs called `name`, newest first."""
+    paths = sorted((path.parent for path in (log_dir / name).glob("[!.]*/config.yaml")), key=lambda path: path.name, reverse=True)
+    return [RunDir(path.absolute()) for path in paths]
+
+
+def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
+    """The newest run of exactly this configuration that has no result yet.
+
+    Raises:
+        UserError: a live process is at it: another run of the same would be a duplicate.
+    """
+    for run in find_runs(log_dir, str(cfg["name"])):
+        if not run.complete and run.readable and not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT):
+            require(not run.busy, f"resume=auto: another process is at {run.path}: wait for it, or leave resume out.")
+            return run
+    return None
+
+
+def find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
+    """The newest complete run of exactly this configuration."""
+    for run in find_runs(log_dir, str(cfg["name"])):
+        if run.complete and run.readable and not changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT):
+            return run
+    return None
+
+
+def find_launch(log_dir: Path, name: str, launch_id: str, unfinished: bool = True) -> RunDir | None:
+    """The newest run that was started under `launch_id`; of the `unfinished` ones, it is the one that a restart continues."""
+    for run in find_runs(log_dir, name):
+        if not (unfinished and run.complete) and run.readable and run.environment.get("launch_id") == launch_id:
+            return run
+    return None

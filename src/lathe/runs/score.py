@@ -1,0 +1,76 @@
+"""A run's net in hand, and the figures of anything that computes what it does: for verbs that need no Trainer."""
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lathe.data.base import ExactDataModule
+from lathe.runs.build import make_data, make_task
+from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.rundir import open_run
+from lathe.tasks import Task
+
+Forward = Callable[[Tensor], Any]
+
+
+def open_run_net(path: str | Path, key: str = "run", checkpoint: str = "best") -> tuple[Task, dict[str, Any]]:
+    """The task of a run directory with the weights and structure of a checkpoint, on the CPU in eval mode, and its configuration.
+
+    `key` is the configuration key that named the directory.
+
+    Raises:
+        UserError: it is no run directory, or has no such checkpoint.
+    """
+    run = open_run(path, key)
+    cfg = run.config
+    cfg["paths"]["run_dir"] = str(run.path)
+    task: Task = make_task(cfg, train=False)
+    file = run.checkpoint(checkpoint)
+    restore(task.net, read_checkpoint(file), str(file))
+    return task.eval(), cfg
+
+
+def open_net(path: str | Path, key: str = "run") -> nn.Module:
+    """The net alone of `open_run_net`."""
+    return open_run_net(path, key)[0].net
+
+
+def open_data(cfg: dict[str, Any]) -> Any:
+    """The data module of a resolved configuration, set up and without a trainer: batches are global ones, on the CPU."""
+    datamodule = make_data(cfg)
+    datamodule.prepare_data()
+    # a user's own may open each split in its stage
+    for stage in ("fit",) if isinstance(datamodule, ExactDataModule) else ("fit", "validate", "test"):
+        datamodule.setup(stage)
+    return datamodule
+
+
+@torch.no_grad()
+def outputs_of(forward: Forward, batches: Iterable[Any]) -> Tensor:
+    """What `forward` answers to the inputs of all batches, one behind the other along the first dimension, in float32 or wider."""
+    found = [torch.as_tensor(forward(batch[0])) for batch in batches]
+    return torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)) for part in found])
+
+
+@torch.no_grad()
+def score(task: Task, forward: Forward, batches: Iterable[Any]) -> dict[str, float]:
+    """The task's figures, such as loss and accuracy, for the outputs of `forward`; samples that only fill up do not count.
+
+    `forward` takes a batch's input and returns logits, as a tensor or an array.
+    """
+    training = task.training
+    task.eval()
+    total: Tensor | None = None
+    for batch in batches:
+        outputs = torch.as_tensor(forward(batch[0]))
+        loss = torch.stack(list(task.losses(outputs, batch).values())).sum()
+        sums = task.sums(outputs, batch, loss).double()
+        total = sums if total is None else total + sums
+    task.train(training)
+    assert total is not None, "no batches"
+    *values, count = total.tolist()
+    means = {name: value / count for name, value in zip(task.figures, values, strict=True)}
+    return {**means, **task.derive(means)}

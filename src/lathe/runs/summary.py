@@ -1,0 +1,85 @@
+"""The short table at the end of a run."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lathe.config.composed import flatten
+from lathe.runs.rundir import RunDir
+
+
+def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
+    """Prints the final figures of the run of `cfg`, where it lies, and three commands to try next."""
+    console = console or Console()
+    table = Table(title="Run complete", show_header=False, title_justify="left")
+    for name in sorted(key for key in result if key.startswith("test/")) or sorted(
+        key for key in result if key.startswith("val/")
+    ):
+        table.add_row(name, _figure(result[name]))
+    for name in sorted(key for key in result if "/" in key and key.split("/")[0] not in ("train", "val", "test")):
+        table.add_row(name, _figure(result[name]))  # what compression and the user's own parts report
+    if "best" in result:
+        table.add_row("best", result["best"])
+    table.add_row("parameters", f"{result['parameters']:,}")
+    if result.get("samples_per_s"):
+        table.add_row("samples/s", f"{result['samples_per_s']:,.0f}")
+    table.add_row("seconds", f"{result['seconds']:.1f}")
+    try:
+        shown = run.path.relative_to(Path.cwd())
+    except ValueError:
+        shown = run.path
+    table.add_row("run directory", str(shown))
+    console.print(table)
+    for note in result.get("notes", []):
+        console.print(note, soft_wrap=True, highlight=False, markup=False)
+    console.print("Next:")
+    for command in proposals(run, shown, cfg):
+        console.print(f"  {command}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _figure(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
+    """Commands that make sense after `run`, which lies at `shown` for who types them: its figures on the validation split, the same run
+    with half its learning rate, and with other seeds."""
+    words = _typed(run, cfg)
+    found = [["python", "scripts/evaluate.py", f"run={_value(str(shown))}", "split=val"]] if run.best.exists() else []
+    rate = cfg["optimizer"].get("lr")
+    if isinstance(rate, (int, float)):
+        found.append(["python", "train.py", *_without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
+    found.append(["python", "train.py", "-m", *_without(words, "seed"), "seed=1,2,3"])
+    return [shlex.join(command) for command in found]
+
+
+def _typed(run: RunDir, cfg: dict[str, Any]) -> list[str]:
+    """The overrides that make another run like this one: without what names this one alone, and with the runs that it started from or
+    learned from as they were found then, since logs/latest leads elsewhere by now."""
+    words = run.overrides if (run.path / "overrides.yaml").is_file() else []
+    leaves = flatten(cfg)
+    kept = []
+    for word in _without(words, "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
+        key = _key(word)
+        known = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
+        kept.append(f"{word.partition('=')[0]}={_value(known)}" if isinstance(known, str) else word)
+    return kept
+
+
+def _key(word: str) -> str:
+    return word.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
+def _without(words: list[str], *keys: str) -> list[str]:
+    return [word for word in words if not any(_key(word) == key or _key(word).startswith((f"{key}.", f"{key}/")) for key in keys)]
+
+
+def _value(text: str) -> str:
+    """`text` as the value of an override: in quotes where Hydra's grammar would read more than a word."""
+    if re.fullmatch(r"[\w./-]+", text):
+        return text
+    return "'" + re.sub(r"(\\*)'", r"\1\1\'", text) + "'"

@@ -1,0 +1,96 @@
+"""Lightning's Trainer, made from a resolved configuration."""
+
+import logging
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
+from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
+from lightning.pytorch.strategies import Strategy
+
+from lathe.callbacks import AtomicCheckpointIO
+from lathe.runs.build import call_factory, make, make_part
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.strategies import DDP, SyncBatchNorm, precision_plugin
+
+
+def quiet() -> None:
+    """Leaves Lightning its warnings and takes its chatter, which says at every start what the configuration says already."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # images on the device need none
+    warnings.filterwarnings(
+        "ignore", message=".*treespec, LeafSpec.*"
+    )  # Lightning 2.6 calls torch's tree functions by their older names
+
+
+def _without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
+    return {key: value for key, value in node.items() if key not in keys}
+
+
+def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback], loggers: list[Logger] | None = None) -> Trainer:
+    """Lightning's Trainer for the configuration's `trainer`, `strategy` and `precision` groups, writing below `directory`.
+
+    Raises:
+        UserError: an argument that the Trainer does not take, or a combination that it refuses.
+    """
+    options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing")
+    kinds = {"enable_checkpointing": CheckpointBase, "enable_progress_bar": ProgressBar, "enable_model_summary": ModelSummary}
+    for key, kind in kinds.items():  # Lightning would put one of its own in the place of a callback that was left out
+        options[key] = any(isinstance(callback, kind) for callback in callbacks)
+    one_process = cfg["strategy"].get("processes") == "one"
+    if one_process:
+        options["devices"] = 1
+    spread = _without(cfg["strategy"], "processes", "precisions", "compressions")
+    strategy = make_part(spread, "strategy", Strategy, or_none=True)
+    several = world_size() > 1
+    number_format = cfg["precision"]
+    precision = precision_plugin(number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name"))
+    plugins = [AtomicCheckpointIO(read_checkpoint), *precision.pop("plugins", [])]
+    if several and cfg["trainer"].get("sync_batchnorm", False):
+        plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())
+    return call_factory(
+        make({**options, **precision, "_partial_": True}, "trainer"),
+        "trainer",
+        strategy=strategy if strategy is not None else DDP() if several else "auto",
+        plugins=plugins,
+        callbacks=callbacks,
+        logger=loggers or False,
+        default_root_dir=str(directory),
+    )
+
+
+def world_size() -> int:
+    """How many ranks take part, as the launcher has said."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size()
+    return int(os.environ.get("WORLD_SIZE", "1")) if "LOCAL_WORLD_SIZE" in os.environ else 1
+
+
+def found_device(trainer: Trainer) -> str:
+    """What `trainer.accelerator=auto` took, in a sentence; where that is a CPU, why."""
+    device, several = trainer.strategy.root_device, trainer.world_size
+    if device.type == "cpu":
+        built = "sees no GPU" if torch.version.cuda or torch.version.hip else "is built without GPU support"
+        return f"trainer.accelerator=auto took the CPU: torch {torch.__version__} {built}."
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "Apple's GPU"
+    return (
+        f"trainer.accelerator=auto took {several} x {name}."
+        if several > 1
+        else f"trainer.accelerator=auto took {device}, {name}."
+    )
+
+
+def device_type(accelerator: str) -> str:
+    """cpu, cuda or mps: what Lightning makes of `trainer.accelerator` on this machine."""
+    if accelerator in ("auto", "gpu"):
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    return {"gpu": "cuda"}.get(accelerator, accelerator)

@@ -1,5 +1,0 @@
-"""From a run directory to files for other runtimes, each compared with what was trained before it gets its name."""
-
-from lathe.shipping.ship import ship
-
-__all__ = ["ship"]

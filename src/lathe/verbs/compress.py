@@ -1,0 +1,237 @@
+"""A finished run made smaller without training: a new run directory, with the figures of both and a receipt.
+
+For methods that act on weights as they are: quantization after training, and pruning in one step. The run itself is only read.
+"""
+
+import copy
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from lathe import files, receipt
+from lathe.callbacks.methods.ptq import inputs_of
+from lathe.compression import quantization
+from lathe.compression.batchnorm import reestimate_batchnorm
+from lathe.compression.channels.prune import prune_channels
+from lathe.compression.masks.masks import HEAD_RULE, apply_masks, make_masks
+from lathe.config.stages import check_compression, methods
+from lathe.errors import require
+from lathe.runs import rundir, score
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.methods import make_methods
+from lathe.runs.rundir import RunDir
+from lathe.runs.trainer import quiet
+from lathe.verbs import finalise
+
+Figures = dict[str, float]
+BATCHES = 15  # training batches that BatchNorm statistics are estimated on anew
+
+
+def compress(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Applies the methods of `cfg["request"]["compression"]`, one after the other, to the net of a run, writes a new run directory beside
+    the run's own, and returns what its result.json holds: the figures of the new net under `val/` and `test/`, those of the run's under
+    `source/val/` and `source/test/`.
+
+    Raises:
+        UserError: no method, one that has to train, a run that is quantized already, or what a method itself raises. Nothing is written.
+    """
+    quiet()
+    began = time.monotonic()
+    request, source = cfg["request"], RunDir(cfg["paths"]["run_dir"])
+    check_request(cfg)
+    steps = make_steps(request["compression"])
+    finalise.tell_what_is_not_measured(request["compression"])
+    task, config = score.open_run_net(source.path, "run", request["checkpoint"])
+    state = read_checkpoint(source.checkpoint(request["checkpoint"]))
+    refuse_quantized(task.net, request)
+    if request["batch_size"] is not None:
+        config["data"]["eval_batch_size"] = request["batch_size"]
+    datamodule = score.open_data(config)
+
+    def figures() -> Figures:
+        found: Figures = {}
+        for split in ("val", "test") if config["test"] else ("val",):
+            measured = score.score(task, task.net, datamodule.eval_loader(split))
+            found |= {f"{split}/{name}": value for name, value in measured.items()}
+        return found
+
+    before = figures()
+    reports: Figures = {}
+    for method in steps:
+        method(task.net, datamodule)
+        reports |= method.report()
+    after = figures()
+    run = write_run(source, request, task.net, state)
+    earlier = source.result if source.complete else {}
+    monitor = str(earlier.get("monitor") or task.monitor)
+    result: dict[str, Any] = {
+        **{key: earlier[key] for key in ("best_step", "epochs", "steps", "seed") if key in earlier},
+        **after,
+        **{f"source/{name}": value for name, value in before.items()},
+        **reports,
+        "source": str(source.path),
+        "monitor": monitor,
+        "objective": after.get(monitor),
+        "parameters": sum(parameter.numel() for parameter in task.net.parameters()),
+        "devices": 1,
+        "name": config["name"],
+        "seconds": time.monotonic() - began,
+    }
+    run.finish(result)
+    rundir.point_latest(run.path.parent.parent, run.path)
+    show(before, after, reports, run.path)
+    if request["compression"]["receipt"] != "none":
+        receipt.write(run, run.config, source.path, request["compression"]["receipt"])
+    return result
+
+
+def check_request(cfg: dict[str, Any]) -> None:
+    """What can be told before data or weights are touched.
+
+    Raises:
+        UserError: no method, methods out of order, one that has to train, or several devices.
+    """
+    request = cfg["request"]
+    nodes, source = methods(request["compression"]), request["run"]
+    require(bool(nodes), "compression=none leaves the run as it is: name a method, such as compression=ptq_static.")
+    check_compression({"compression": request["compression"], "strategy": {}})
+    for name, node in nodes.items():
+        able = node["kind"] == "after" or name in ONE_SHOT
+        require(able, f"compression={name} has to train: use python train.py ckpt_path={source} compression={name}, with the model and "
+                      "data of that run.")  # fmt: skip
+    devices = cfg["trainer"]["devices"]
+    require(devices in (1, "auto"), f"trainer.devices={devices}: a run is compressed in one process; leave it 1.")
+
+
+def refuse_quantized(net: Any, request: dict[str, Any]) -> None:
+    """Raises UserError for a net whose weights are integers already: neither masks nor other integers would be what they say."""
+    names = ",".join(methods(request["compression"]))
+    done = bool(quantization.describe(net))
+    require(not done, f"run={request['run']} is quantized already, compression={names} would act on rounded weights: name the run that it "
+                      "was made from.")  # fmt: skip
+
+
+class Step:
+    """One method that acts once on a net and its data, and what it reports then."""
+
+    def __init__(self, act: Callable[[Any, Any], Any], report: Callable[[], Figures]) -> None:
+        self.act, self.report = act, report
+
+    def __call__(self, net: Any, datamodule: Any) -> None:
+        self.act(net, datamodule)
+
+
+def make_steps(group: dict[str, Any]) -> list[Step]:
+    """The methods of a `compression` group as steps, in their order.
+
+    Raises:
+        UserError: one can't be built.
+    """
+    steps = []
+    made = make_methods({"compression": group})
+    for (name, node), method in zip(methods(group).items(), made, strict=True):
+        if node["kind"] == "after":
+            steps.append(Step(method.finalise, method.report))
+        else:
+            reports: Figures = {}
+
+            def act(net: Any, datamodule: Any, name: str = name, method: Any = method, reports: Figures = reports) -> None:
+                reports.update(ONE_SHOT[name](method, net, datamodule))
+
+            steps.append(Step(act, lambda reports=reports: reports))  # type: ignore[misc]
+    return steps
+
+
+def prune_once(method: Any, net: Any, datamodule: Any) -> Figures:
+    """Masks at the method's final sparsity in one step, by what weights alone tell, and BatchNorm statistics anew.
+
+    Raises:
+        UserError: a criterion that watches training, or nothing to mask.
+    """
+    key = f"compression.{method.name}"
+    require(method.criterion in ("magnitude", "random", "batchnorm"),
+            f"{key}.criterion={method.criterion} watches training: choose magnitude, random or batchnorm here, or prune in "
+            "train.py.")  # fmt: skip
+    chosen = method.choose(net)
+    require(bool(chosen), f"{key} finds nothing to mask: {HEAD_RULE}")
+    method.parameters = chosen
+    masks = make_masks(
+        method.scores(net, 0),
+        method.sparsity,
+        granularity=method.granularity,
+        scope=method.scope,
+        norm=method.norm if method.criterion == "magnitude" else None,
+        n=method.n,
+        m=method.m,
+        block=method.block,
+    )
+    apply_masks(net, masks)
+    method.parameters = {}
+    reestimate_batchnorm(net, inputs_of(datamodule, BATCHES))
+    zeros = sum(int((parameter == 0).sum()) for parameter in chosen.values())
+    return {
+        f"{method.name}/sparsity": zeros / sum(parameter.numel() for parameter in chosen.values()),
+        f"{method.name}/sparsity_net": zeros / sum(parameter.numel() for parameter in net.parameters()),
+    }
+
+
+def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Figures:
+    """Removes channels down to the method's budget in one step, by what weights alone tell, and BatchNorm statistics anew.
+
+    Raises:
+        UserError: an importance that needs gradients, a net that can't be followed, or a budget that can't be met.
+    """
+    require(method.options.importance != "taylor",
+            "compression.prune_channels.importance=taylor needs gradients: choose another here, or prune in train.py.")  # fmt: skip
+    example = inputs_of(datamodule, 1)[0][: method.latency_batch]
+    shares = prune_channels(net, example, seed=getattr(datamodule, "seed", 0), **vars(method.options))
+    reestimate_batchnorm(net, inputs_of(datamodule, BATCHES))
+    return {f"prune_channels/{name}_share": share for name, share in shares.items()}
+
+
+# Methods that train, but can also act in one step on a net as it is.
+ONE_SHOT: dict[str, Callable[[Any, Any, Any], Figures]] = {
+    "prune_channels": remove_channels_once,
+    "prune": prune_once,
+    "prune_structured": prune_once,
+    "prune_nm": prune_once,
+}
+
+
+def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str, Any]) -> RunDir:
+    """A fresh directory beside `source`, with its configuration under the new `compression`, and best.ckpt.
+
+    Raises:
+        UserError: the place can't be written to. Nothing is left behind then.
+    """
+    config = copy.deepcopy(source.config)
+    config |= {"compression": request["compression"], "ckpt_path": str(source.path), "ckpt_mode": "weights", "resume": None}
+    names = list(methods(request["compression"]))
+    overrides = [f"run={source.path}", f"checkpoint={request['checkpoint']}", f"compression=[{','.join(names)}]"]
+    run = rundir.create(source.path.parent.parent, config, overrides)
+    try:
+        finalise.write_weights(run.best, net, state)
+    except OSError as error:
+        run.remove()
+        sentence = files.disk_sentence(error)
+        require(sentence is None, str(sentence))
+        raise
+    return run
+
+
+def show(before: Figures, after: Figures, reports: Figures, run: Path, console: Console | None = None) -> None:
+    """Prints the figures of both nets side by side, what the methods report, and where the new one lies."""
+    table = Table(title="Compressed", title_justify="left")
+    for column in ("figure", "before", "after", "change"):
+        table.add_column(column, justify="left" if column == "figure" else "right")
+    for name in sorted(after):
+        table.add_row(name, f"{before[name]:.4f}", f"{after[name]:.4f}", f"{after[name] - before[name]:+.4f}")
+    for name in sorted(reports):
+        table.add_row(name, "", f"{reports[name]:.4g}", "")
+    console = console or Console()
+    console.print(table)
+    console.print(f"run directory: {run}", soft_wrap=True, highlight=False)

@@ -1,0 +1,109 @@
+"""A trained run, rebuilt from its directory: its net on any split, and its figures there."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from rich.console import Console
+from rich.table import Table
+
+from lathe.callbacks import Progress
+from lathe.errors import require
+from lathe.files import write_atomically
+from lathe.images.files import SUFFIXES
+from lathe.runs.build import make_data, make_task
+from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.rundir import OWN_FILES, RunDir
+from lathe.runs.trainer import make_trainer, quiet
+from lathe.tasks import SPLITS, Task
+
+IMAGES = (*SUFFIXES, ".npy")
+
+
+def rebuild(cfg: dict[str, Any]) -> tuple[Task, Any, Trainer]:
+    """The task with the weights of the checkpoint that `cfg["request"]` names, the data module and a Trainer for them.
+
+    Raises:
+        UserError: the checkpoint is missing, damaged, or does not fit the configuration.
+    """
+    quiet()
+    request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
+    path = run.checkpoint(request["checkpoint"])
+    task: Task = make_task(cfg, train=False)
+    restore(task.net, read_checkpoint(path), str(path))
+    callbacks: list[Callback] = [Progress()] if cfg["trainer"]["enable_progress_bar"] else []
+    trainer = make_trainer(cfg, run.path, callbacks)
+    return task, make_data(cfg), trainer
+
+
+def check_request(request: dict[str, Any]) -> None:
+    """What both verbs ask of a request before the net is built.
+
+    Raises:
+        UserError: a batch of nothing, or an output that can't be a file.
+    """
+    batch_size, output = request["batch_size"], request["output"]
+    require(batch_size is None or (isinstance(batch_size, int) and batch_size >= 1),
+            f"batch_size={batch_size}: give a whole number from 1, or null for the run's.")  # fmt: skip
+    if output is not None:
+        require(Path(output).absolute().parent.is_dir(), f"output={output}: its folder does not exist.")
+        require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
+        check_output(Path(output), Path(request["run"]), request.get("input"))
+
+
+def check_output(output: Path, run: Path, source: str | None) -> None:
+    """An output takes the place of whatever file has its name, but not of what the verb reads.
+
+    Raises:
+        UserError: it is the input, one of the images in the input's folder, or a file of the run.
+    """
+    place = output.resolve()
+    if source is not None:
+        read = Path(source).resolve()
+        image = place.parent == read and place.suffix.lower() in IMAGES
+        require(place != read and not image, f"output={output} would take the place of input={source}: name another file.")
+    home = run.resolve()
+    inside = place.relative_to(home).parts if place.is_relative_to(home) else ()
+    require(not inside or inside[0] not in OWN_FILES, f"output={output} would take the place of the run's own {'/'.join(inside)}: name "
+            "another file.")  # fmt: skip
+
+
+def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
+    """Figures of a split, keyed by `split/metric`; rank 0 prints them and writes them to `output` if that is given.
+
+    Raises:
+        UserError: an unknown split, a metric that is no number, or what `check_request` and `rebuild` raise.
+    """
+    request = cfg["request"]
+    split = request["split"]
+    require(split in SPLITS, f"split={split}: choose one of {', '.join(SPLITS)}.")
+    check_request(request)
+    task, datamodule, trainer = rebuild(cfg)
+    has = is_overridden(f"{split}_dataloader", datamodule, LightningDataModule)
+    require(has, f"split={split}: {type(datamodule).__name__} has no {split}_dataloader.")
+    if split == "val":  # as training validates, a task's own metrics included, and as much of the split as of the others
+        trainer.limit_val_batches = trainer.limit_test_batches
+        trainer.validate(task, datamodule=datamodule, verbose=False)
+    else:
+        datamodule.test_split = split
+        trainer.test(task, datamodule=datamodule, verbose=False)
+    figures = {name.replace("test/", f"{split}/", 1): float(value) for name, value in trainer.callback_metrics.items()}
+    if trainer.is_global_zero:
+        table, console = Table(show_header=False), Console()
+        for name, value in sorted(figures.items()):
+            table.add_row(name, f"{value:.6f}")
+        title = f"{request['run']}, {request['checkpoint']}.ckpt"
+        console.print(title, soft_wrap=True, markup=False, highlight=False)  # whole, to be copied
+        console.print(table)
+    # a user's own metric may be NaN, where there was nothing to count
+    lost = sorted(name for name in figures if math.isnan(figures[name]) and name.partition("/")[2] in task.reported)
+    require(not lost, f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: the net "
+                      "overflows on this split; try precision=32-true, or another checkpoint.")  # fmt: skip
+    if trainer.is_global_zero and request["output"] is not None:
+        words = {name: value if math.isfinite(value) else None for name, value in figures.items()}  # a perplexity may be infinite
+        write_atomically(Path(request["output"]), json.dumps(words, indent=2, sort_keys=True, allow_nan=False) + "\n")
+    return figures

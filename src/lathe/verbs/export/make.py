@@ -1,0 +1,83 @@
+"""From a run to a file and its manifest in a folder: for what ships, and for what is only measured."""
+
+import logging
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lathe import export, measure
+from lathe.errors import UserError, require
+from lathe.export import manifest as manifests
+from lathe.runs.shippable import Shippable, open_shippable
+from lathe.verbs.export.request import taken
+
+
+def ready_for(
+    name: str,
+    options: Mapping[str, Any],
+    run: Path,
+    *,
+    checkpoint: str = "best",
+    preprocess: bool = True,
+    input_size: Any = None,
+    eval_batch_size: int | None = None,
+) -> Shippable:
+    """The run's net as target `name` takes it with these options: as integers or floats, behind its preprocessing.
+
+    Raises:
+        UserError: the target can't be used here, or what `open_shippable` raises.
+    """
+    target = export.get(name)
+    missing = target.available()
+    require(missing is None, str(missing))
+    return open_shippable(
+        run,
+        checkpoint=checkpoint,
+        preprocess=preprocess and target.computes,
+        input_size=input_size if target.computes else None,
+        integers=options.get("integers") if target.integers is None else target.integers,
+        eval_batch_size=eval_batch_size,
+    )
+
+
+def make(ready: Shippable, name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Writes the file of target `name` and its manifest into `folder`; returns the manifest's facts.
+
+    Raises:
+        UserError: the target can't take this net, or the file can't be written.
+    """
+    target = export.get(name)
+    file = f"model{target.suffix}"
+    facts = {"target": name, "file": file, **ready.facts, "options": dict(options),
+             "exported": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": measure.versions()}  # fmt: skip
+    given = taken(target.export, {"facts": facts, "config": ready.cfg["model"].get("net")})
+    own = {option: value for option, value in options.items() if option != "integers"}  # which has decided what `ready` is
+    try:
+        with silent():
+            target.export(ready.net, ready.example, folder / file, **own, **given)
+    except (UserError, OSError):
+        raise
+    except Exception as error:  # whatever a tracer or a compiler finds wrong with a net
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+        raise UserError(f"target={name} can't take this net ({type(error).__name__}: {lines[0][:200].rstrip('.')}): choose another target; "
+                        "HYDRA_FULL_ERROR=1 shows where.") from error  # fmt: skip
+    manifests.write(folder, facts, files_in(folder))
+    return facts
+
+
+def files_in(folder: Path) -> list[str]:
+    """Names of the files of an export, without its manifest."""
+    return sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != manifests.NAME)
+
+
+@contextmanager
+def silent() -> Iterator[None]:
+    """Without exporters' notes on every pass over a graph, which Hydra's logging would print."""
+    was = logging.root.manager.disable
+    logging.disable(max(was, logging.INFO))
+    try:
+        yield
+    finally:
+        logging.disable(was)

@@ -1,0 +1,208 @@
+"""Whether a file computes what was trained: reloaded in a fresh process, on held-out data and on inputs of odd shapes."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import interpolate, pad
+
+from lathe.errors import UserError
+from lathe.export.files import REASONS
+from lathe.files import scratch
+from lathe.measure import AgreementMeter
+from lathe.runs.shippable import Shippable, make_preprocess
+
+IGNORE = -100  # the target of rows that only fill up a batch
+LOGITS = 2**25  # of the held-out data at most, 128 MiB: enough for any image data, and a limit for large vocabularies
+BYTES = 2**26  # of one batch at most, where pictures of another size are large
+INPUTS = 2**30  # bytes of all held-out inputs at most, which lie in memory and in the folder for temporary files
+BATCHES = (1, 2, 3, 7, 16, 33)  # besides those of the data
+SECONDS = 600  # in which the fresh process has to answer
+
+
+@dataclass(frozen=True)
+class Held:
+    """Held-out batches: as the data module gives them, and their inputs as clients send them."""
+
+    batches: list[Any]
+    inputs: list[Tensor]
+
+    @property
+    def n(self) -> int:
+        return sum(len(x) for x in self.inputs)
+
+
+def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
+    """The first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow, without rows that only fill up a batch; pictures are
+    scaled to the size that the file takes.
+
+    Raises:
+        UserError: normalising the pixels gives other values than training saw.
+    """
+    held = Held([], [])
+    size, logits, inputs = ready.other_size, 0, 0
+    for batch in ready.data.eval_loader(split):
+        for part in _pieces(_counted(batch), most_of(ready)):
+            part = tuple(item[: samples - held.n] if _rows(item) else item for item in part) if samples is not None else part
+            if not len(part[0]):
+                continue
+            x = ready.inputs_of(part[0])
+            if x.dtype == torch.uint8:
+                own = make_preprocess(ready.cfg)  # the bits that training saw
+                if not torch.equal(own(x), part[0]):
+                    raise UserError(
+                        "target.preprocess=true: the run's pixels, normalised again, are not what the net was trained on; export with "
+                        "target.preprocess=false."
+                    )
+                if size is not None:
+                    x = inside(x, size)
+            held.batches.append(part)
+            held.inputs.append(x)
+            logits += ready.logits_of(x)
+            inputs += x.nbytes
+            if held.n == samples or logits > LOGITS or inputs > INPUTS:
+                return held
+    return held
+
+
+def inside(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Pictures of `size` whose middle, which is what `Preprocess` sees, are the pictures `x`, scaled; their border goes on outwards."""
+    ratio = min(side / own for side, own in zip(size, x.shape[2:], strict=True))
+    tall, wide = (min(side, max(1, round(own * ratio))) for side, own in zip(size, x.shape[2:], strict=True))
+    top, left = (size[0] - tall) // 2, (size[1] - wide) // 2
+    middle = interpolate(x.float(), size=(tall, wide), mode="bilinear", antialias=True).round().clamp(0, 255)
+    return pad(middle, (left, size[1] - wide - left, top, size[0] - tall - top), mode="replicate").to(torch.uint8)
+
+
+def _rows(item: Any) -> bool:
+    return torch.is_tensor(item) and item.dim() > 0
+
+
+def _counted(batch: Any) -> tuple[Any, ...]:
+    """The batch without rows whose targets do not count."""
+    batch = tuple(batch)
+    if len(batch) < 2 or not _rows(batch[1]) or batch[1].is_floating_point() or len(batch[1]) != len(batch[0]):
+        return batch
+    counts = (batch[1] != IGNORE).flatten(1).any(1) if batch[1].dim() > 1 else batch[1] != IGNORE
+    return batch if counts.all() else tuple(item[counts] if _rows(item) else item for item in batch)
+
+
+def _pieces(batch: tuple[Any, ...], most: int) -> list[tuple[Any, ...]]:
+    starts = range(0, len(batch[0]), most)
+    return [tuple(item[start : start + most] if _rows(item) else item for item in batch) for start in starts]
+
+
+def most_of(ready: Shippable) -> int:
+    """Rows of a batch at most."""
+    return max(1, BYTES // ready.example[:1].numel())
+
+
+def odd_inputs(ready: Shippable) -> list[Tensor]:
+    """Batches of sizes that the file was not traced with, of noise and of the extremes of its type; token ids of other lengths, and
+    pictures of other sizes where the file takes these."""
+    draw = torch.Generator().manual_seed(0)
+    shape = ready.example.shape[1:]
+    found = []
+    for number, batch in enumerate(size for size in BATCHES if size <= max(2, most_of(ready))):
+        if ready.example.dtype == torch.uint8:
+            sides = list(shape[1:])
+            if ready.takes_any_size:
+                sides = torch.randint(1, 4 * max(sides) + 1, (2,), generator=draw).tolist() if number else [1, 1]
+            found.append(torch.randint(0, 256, (batch, shape[0], *sides), generator=draw, dtype=torch.uint8))
+            if number < 2:
+                found.append(torch.full((batch, *shape), 255 * number, dtype=torch.uint8))
+        elif ready.example.is_floating_point():
+            found.append(torch.randn(batch, *shape, generator=draw))
+        else:
+            time = shape[0]
+            if ready.facts["input"]["shape"][1] == "time":
+                time = int(torch.randint(1, time + 1, (), generator=draw)) if number else 1
+            found.append(torch.randint(0, ready.facts["input"]["vocab_size"], (batch, time), generator=draw))
+    return found
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two sets of logits: the largest difference, the largest of the reference's logits, and equal predictions among `n`."""
+
+    largest: float
+    scale: float
+    agreement: float
+    n: int
+
+    @property
+    def relative(self) -> float:
+        return self.largest / self.scale if self.scale else self.largest
+
+
+@torch.no_grad()
+def answers_of(ready: Shippable, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """The module's own answers.
+
+    Raises:
+        UserError: they hold nan or inf, with which nothing can be compared.
+    """
+    found = []
+    for x in inputs:
+        answer = ready.net(x).float()
+        if not answer.isfinite().all():
+            raise UserError(f"the run's own net answers an input of shape {list(x.shape)} with nan or inf")
+        found.append(answer)
+    return found
+
+
+def differences(inputs: Sequence[Tensor], answers: Sequence[Tensor], references: Sequence[Tensor]) -> Difference:
+    """Of a file's answers from the module's own, `references`. A nan among the answers makes the difference nan.
+
+    Raises:
+        UserError: an answer has another shape than the module's.
+    """
+    meter, scale = AgreementMeter(), 0.0
+    for x, answer, reference in zip(inputs, answers, references, strict=True):
+        if answer.shape != reference.shape:
+            raise UserError(
+                f"an input of shape {list(x.shape)} is answered with {list(answer.shape)} instead of {list(reference.shape)}"
+            )
+        meter.add(answer, reference)
+        scale = max(scale, float(reference.abs().max()))
+    found = meter.result
+    return Difference(found.largest, scale, found.share, found.n)
+
+
+def answered(command: Sequence[str], job: dict[str, Any], inputs: Sequence[Tensor]) -> list[Tensor]:
+    """What a fresh process, `python -m <command>`, answers to `inputs`.
+
+    Raises:
+        UserError: it ended with a sentence, or did not end.
+    """
+    try:
+        with scratch() as folder:
+            (folder / "job.json").write_text(json.dumps(job))
+            for number, x in enumerate(inputs):
+                np.save(folder / f"in_{number}.npy", x.numpy())
+            _run([sys.executable, "-m", *command, str(folder)])
+            return [torch.from_numpy(np.load(folder / f"out_{number}.npy")).float() for number in range(len(inputs))]
+    except OSError as error:
+        if error.errno not in REASONS:
+            raise
+        reason = REASONS[error.errno]
+        raise UserError(
+            f"the folder for temporary files, {tempfile.gettempdir()}, can't be used ({reason}; TMPDIR names another)"
+        ) from error
+
+
+def _run(words: list[str]) -> None:
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=SECONDS)  # our own modules  # noqa: S603
+    except subprocess.TimeoutExpired as error:
+        raise UserError(f"a fresh process did not answer within {SECONDS} seconds") from error
+    if done.returncode:
+        lines = [line for line in done.stderr.splitlines() if line.strip()] or [f"exit code {done.returncode}"]
+        raise UserError(f"a fresh process could not run the file ({lines[-1][:300].rstrip('.')})")

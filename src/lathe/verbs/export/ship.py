@@ -1,0 +1,110 @@
+"""The verb: exports a run to targets, one after the other, and leaves only files that passed their comparison."""
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from lathe import export, measure
+from lathe.errors import UserError
+from lathe.export import manifest as manifests
+from lathe.runs.rundir import RunDir
+from lathe.runs.trainer import quiet
+from lathe.verbs.export.compare import compared
+from lathe.verbs.export.folder import fresh_folder, stoppable
+from lathe.verbs.export.make import files_in, make, ready_for
+from lathe.verbs.export.request import check_request, taken, targets_of
+
+
+def ship(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Exports the run of `cfg["request"]` to each of its targets, into the run's exports/<target>, and returns their parity reports by
+    target. Targets after one that fails are still made.
+
+    Raises:
+        UserError: an unknown target or option, a run without a checkpoint, or a target that failed; of that nothing is left.
+        Stopped: a signal came.
+    """
+    quiet()
+    run = RunDir(cfg["paths"]["run_dir"])
+    targets = targets_of(cfg["request"]["target"])
+    check_request(cfg, run)
+    reports: dict[str, Any] = {}
+    failed: list[UserError] = []
+    with stoppable():
+        for name, options in targets.items():
+            try:
+                reports[name] = ship_one(run, cfg["request"], name, options)
+            except UserError as error:
+                failed.append(error)
+    show(reports, run.path)
+    if failed:
+        raise UserError(" ".join(map(str, failed))) from failed[0]
+    return reports
+
+
+def ship_one(run: RunDir, request: Mapping[str, Any], name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Exports to one target and returns its parity report.
+
+    Raises:
+        UserError: the target can't be used here, or its file fails.
+    """
+    began, shared = time.monotonic(), request["target"]
+    ready = ready_for(
+        name,
+        options,
+        run.path,
+        checkpoint=request["checkpoint"],
+        preprocess=shared["preprocess"],
+        input_size=shared["input_size"],
+        eval_batch_size=request["batch_size"],
+    )
+    target, own = export.get(name), {option: value for option, value in options.items() if option != "integers"}
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), fresh_folder(run.path / "exports" / name) as folder:
+        facts = make(ready, name, options, folder)
+        seconds = time.monotonic() - began
+        report = compared(run.path, ready, folder, name, own, shared)
+        report |= {"export_seconds": seconds, "seconds": time.monotonic() - began, "versions": measure.versions()}
+        (folder / "parity.json").write_text(json.dumps(report, indent=2, allow_nan=False) + "\n")
+        manifests.write(folder, facts, files_in(folder))
+        if hasattr(target, "complete"):
+            target.complete(folder)
+            manifests.write(folder, facts, files_in(folder))
+    if hasattr(target, "publish"):
+        target.publish(run.path / "exports" / name, **taken(target.publish, own))
+    return report
+
+
+def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) -> None:
+    """Prints a line for each target, within 80 columns: the largest difference of a logit as a share of the largest, the share of equal
+    predictions, and the figures of the run's own net and of the file."""
+    if not reports:
+        return
+    first = next(iter(reports.values()))
+    title = f"Exports: {first['metric']} on {first['samples']} held-out samples ({first['split']})"
+    table = Table(title=title, title_justify="left")
+    for column in ("target", "in", "difference", "equal", "run", "file", "s"):
+        table.add_column(column, justify="left" if column in ("target", "in") else "right")
+    for name, report in reports.items():
+        held, metric = report["held_out"], report["metric"]
+        figures = (_figure(report["figures"][which][metric]) for which in ("trained", "file"))
+        table.add_row(
+            name,
+            report["arithmetic"],
+            f"{held['relative']:.1e}",
+            f"{held['agreement']:.4f}",
+            *figures,
+            f"{report['seconds']:.1f}",
+        )
+    console = console or Console()
+    console.print(table)
+    for name in reports:
+        console.print(f"{run / 'exports' / name}", soft_wrap=True, highlight=False)
+
+
+def _figure(value: float | None) -> str:
+    return "inf" if value is None else f"{value:.4f}"

@@ -1,0 +1,102 @@
+"""The end of a run: its best checkpoint is tested once, and the final figures are gathered, however the run has ended."""
+
+import math
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import Callback
+
+from lathe.callbacks import Checkpoint, Compression, Progress, Throughput, numbers
+from lathe.errors import did_you_mean
+from lathe.runs import rundir
+from lathe.runs.build import make_task
+from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.trainer import make_trainer
+from lathe.tasks import Task
+from lathe.verbs.finalise import finalise
+
+
+def finish(
+    cfg: dict[str, Any], run: rundir.RunDir, trainer: Trainer, task: Task, datamodule: Any, callbacks: list[Callback]
+) -> dict[str, Any]:
+    """Tests the best checkpoint and gathers the final figures, keyed by `split/metric` or by their own names.
+
+    A run that nothing has judged (no validation ran, no step was trained) is tested with the weights that it has, which become
+    best.ckpt; `best` says so then.
+
+    A strategy that `reshapes` the net leaves nothing that takes plain weights, and compression may have changed the best ones after
+    training: a new net is built then.
+    """
+    made = [callback for callback in callbacks if isinstance(callback, Compression)]
+    checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
+    result: dict[str, Any] = {"steps": trainer.global_step, "devices": trainer.world_size}
+    # not `current_epoch`: an epoch that max_steps has cut counts as well, also when the run is only brought to its end here
+    result["epochs"] = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
+    reported = numbers(trainer.callback_metrics) if checkpoint is None else checkpoint.latest
+    if checkpoint is not None:
+        best = checkpoint.path("best")
+        if not best.exists():
+            checkpoint.keep_newest(trainer, "no validation ran" if checkpoint.best_score is None else "best.ckpt was not there")
+        reported = reported | checkpoint.best_metrics
+        changed = False
+        if made:
+            if trainer.is_global_zero:
+                finalise(cfg, best, made)
+            trainer.strategy.barrier()
+            changed = bool(read_checkpoint(best).get("finalised", False))
+        state = read_checkpoint(best)
+        if cfg["test"] or changed:
+            if made or getattr(trainer.strategy, "reshapes", False):
+                task = make_task(cfg, train=False)
+                trainer = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, Progress)])
+            restore(task.net, state, str(best), finite=False)  # what is not finite is told with the result
+        if changed:
+            trainer.validate(task, datamodule=datamodule, verbose=False)
+            reported |= numbers(trainer.callback_metrics)
+        if made:
+            result |= {"parameters": sum(p.numel() for p in task.net.parameters()), **state.get("report", {})}
+        result |= {"best_step": int(state["global_step"]), "monitor": checkpoint.monitor}
+        if checkpoint.monitor is not None and checkpoint.best_score is None:
+            reason = checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"  # the latter in runs of older versions
+            result["best"] = f"the last weights, {reason}" if result["steps"] else "the initial weights, nothing was trained"
+    result |= {
+        name: value for name, value in reported.items() if not name.startswith("train/") or name == _objective(cfg, result)
+    }
+    if cfg["test"]:
+        trainer.test(task, datamodule=datamodule, verbose=False)
+        result |= numbers(trainer.callback_metrics)
+    for callback in callbacks:
+        if isinstance(callback, Throughput):
+            result |= callback.summary()
+    for method in made:
+        result |= method.report()
+    tags = {"tags": cfg["tags"]} if cfg.get("tags") else {}
+    return {**result, "seed": cfg["seed"], "name": cfg["name"], **tags}
+
+
+def _objective(cfg: dict[str, Any], result: dict[str, Any]) -> str | None:
+    return cfg["objective"] or result.get("monitor")
+
+
+def conclude(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """The final figures with the one that a sweeper optimises as `objective`. What is not finite becomes None, since JSON has no word
+    for it, and `notes` says in a sentence each what a reader would miss."""
+    wild = sorted(name for name, value in result.items() if isinstance(value, float) and not math.isfinite(value))
+    result = {name: None if name in wild else value for name, value in result.items()}
+    name = _objective(cfg, result)
+    result["objective"] = result.get(name) if name else None
+    notes = []
+    if not name:
+        notes.append("objective is null: neither objective nor the monitor of callbacks.checkpoint names a metric.")
+    elif result["objective"] is None:
+        reason = "it is not finite" if name in wild else _why(name, result)
+        notes.append(f"objective is null: there is no {name}, {reason}; a sweeper that optimises gets no number")
+    if wild:
+        notes.append(f"Not finite, and null in result.json: {', '.join(wild)}.")
+    return {**result, "notes": notes} if notes else result
+
+
+def _why(name: str, result: dict[str, Any]) -> str:
+    if "best" in result:
+        return str(result["best"]).partition(", ")[2]
+    return f"nothing reported it; {did_you_mean(name, [key for key in result if '/' in key])}".rstrip("; ")

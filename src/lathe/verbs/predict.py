@@ -1,0 +1,182 @@
+"""Classes of images that are not part of any data set, by a run's own net or by one of its exports."""
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from lathe import export
+from lathe.data import Normalizer
+from lathe.data.checks import check_declared
+from lathe.errors import UserError, require
+from lathe.export import manifest as manifests
+from lathe.export.bundle import open_bundle
+from lathe.export.files import whole
+from lathe.images.files import ImageFile, find_images
+from lathe.images.pictures import scaled
+from lathe.runs.shippable import class_names, is_image
+from lathe.verbs.evaluate import check_request, rebuild
+
+MODULE = "module"
+BATCH = 64  # images, for a data module that declares no batch
+Array = np.ndarray[Any, Any]
+Write = Callable[[Array], None]
+
+
+def predict(cfg: dict[str, Any]) -> int:
+    """Writes a line for each image of `input` to the CSV `output`, whole or not at all, and returns how many.
+
+    Images are read batch by batch: a folder may be larger than the memory.
+
+    Raises:
+        UserError: images that can't be read or do not fit the net, an export that is not there, or what `rebuild` raises.
+    """
+    request, facts = cfg["request"], cfg["data"]
+    devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
+    require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device.")
+    check_request(request)
+    check_declared(facts, request["run"])
+    require(is_image(cfg), f"run={request['run']}: its data are not images, and prediction takes images: choose another run.")
+    size: tuple[int, int] | None = (facts["image_size"], facts["image_size"])
+    if target != MODULE:
+        size = check_export(cfg)
+        require(size is not None or not request["resize"], f"resize=true: target={target} scales images itself; leave it false.")
+    files = find_images(Path(request["input"]), facts["channels"])
+    batch_size = request["batch_size"] or facts.get("eval_batch_size") or facts.get("batch_size") or BATCH
+    images = Images(files, size, request["resize"], batch_size)
+    names = class_names(cfg) if facts.get("class_names") else None
+    run = run_module if target == MODULE else run_export
+    with (
+        whole(request["output"]) as path,
+        open(path, "w", newline="") as file,
+        bar(cfg["trainer"]["enable_progress_bar"]) as progress,
+    ):
+        writer, labels = csv.writer(file), (name for image in files for name in image.names)
+        writer.writerow(["image", "prediction", "probability", *(["class"] if names else [])])
+        work = progress.add_task("images", total=images.total)
+
+        def write(logits: Array) -> None:
+            for row in torch.from_numpy(logits).double().softmax(dim=1):
+                best, label = int(row.argmax()), next(labels)
+                require(
+                    bool(row[best] == row[best]),
+                    f"run={request['run']}: its net answers {label} with NaN, not with numbers: train it again.",
+                )
+                writer.writerow([label, best, f"{float(row[best]):.6f}", *([names[best]] if names else [])])
+            progress.advance(work, len(logits))
+
+        run(cfg, images, write)
+    print(f"{images.total} predictions in {request['output']}")
+    return images.total
+
+
+def bar(shown: bool) -> Progress:
+    """Progress in images, on a terminal; nothing elsewhere."""
+    console = Console()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, disable=not shown or not console.is_terminal)
+
+
+class Images:
+    """Batches uint8 `[batch, channels, height, width]` of images at `size`, or, where that is None, each at its own: then a batch ends
+    where the size changes.
+
+    Raises:
+        UserError: an image has another size and `resize` is off.
+    """
+
+    def __init__(self, files: list[ImageFile], size: tuple[int, int] | None, resize: bool, batch_size: int) -> None:
+        self.files, self.size, self.batch_size = files, size, batch_size
+        self.total = sum(file.count for file in files)
+        for file in files:
+            check_size(file, file.size, size if not resize else None)
+        self.resize = resize
+
+    def __iter__(self) -> Iterator[Array]:
+        batch: list[Array] = []
+        for file in self.files:
+            for pixels in file.read():
+                check_size(file, pixels.shape[1:], self.size if not self.resize else None)  # a header can be wrong
+                fitting = pixels if self.size is None else scaled(pixels, self.size)
+                if batch and (len(batch) == self.batch_size or batch[0].shape != fitting.shape):
+                    yield np.stack(batch)
+                    batch = []
+                batch.append(fitting)
+        yield np.stack(batch)
+
+
+def check_size(file: ImageFile, found: tuple[int, ...], size: tuple[int, int] | None) -> None:
+    """Raises UserError for images of another size than `size`; None takes all."""
+    if size is not None and tuple(found) != size:
+        raise UserError(f"input={file.path} has {found[0]} x {found[1]} pixels, but the net takes {size[0]} x {size[1]}: "
+                        "resize=true scales images.")  # fmt: skip
+
+
+def run_module(cfg: dict[str, Any], images: Images, write: Write) -> None:
+    """Has the run's own net answer, on the device and in the precision that `cfg` asks for."""
+    facts = cfg["data"]
+    task, _, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
+    trainer.callbacks.append(Written(write))  # type: ignore[attr-defined]
+    batches = Normalized(images, Normalizer(facts["mean"], facts["std"], facts["channels"]))
+    trainer.predict(task, dataloaders=batches, return_predictions=False)
+
+
+class Normalized:
+    """`images` as the net takes them: float32 of the same shape."""
+
+    def __init__(self, images: Images, normalizer: Normalizer) -> None:
+        self.images, self.normalizer = images, normalizer
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for batch in self.images:
+            yield self.normalizer(torch.from_numpy(batch))
+
+
+class Written(Callback):
+    """Hands each batch's logits on."""
+
+    def __init__(self, write: Write) -> None:
+        self.write = write
+
+    def on_predict_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *_: Any) -> None:
+        self.write(torch.as_tensor(outputs).float().cpu().numpy())
+
+
+def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
+    """Height and width of the images that the run's export takes; None for any.
+
+    Raises:
+        UserError: there is no such export, or the request asks for what only the module has.
+    """
+    request, target = cfg["request"], cfg["request"]["export"]
+    require(target in export.TARGETS, f"target={target} is unknown: choose {MODULE}, or one that the run was exported to, of "
+            f"{', '.join(export.TARGETS)}.")  # fmt: skip
+    found = manifests.read(folder_of(cfg))
+    asked, precision, accelerator = request["checkpoint"], request.get("precision"), cfg["trainer"]["accelerator"]
+    require(found["checkpoint"] == asked, f"checkpoint={asked}: target={target} was exported from {found['checkpoint']}.ckpt; "
+            f"say checkpoint={found['checkpoint']}, or export the other.")  # fmt: skip
+    require(
+        precision is None, f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out."
+    )
+    require(accelerator in ("auto", "cpu"), f"trainer.accelerator={accelerator} is for target={MODULE}: target={target} runs where its "
+            "runtime does; leave it auto.")  # fmt: skip
+    height, width = found["input"]["shape"][2:]
+    return (height, width) if isinstance(height, int) else None
+
+
+def run_export(cfg: dict[str, Any], images: Images, write: Write) -> None:
+    """Has the export answer."""
+    bundle = open_bundle(folder_of(cfg))
+    for batch in images:
+        write(np.asarray(bundle(batch), dtype=np.float32))
+
+
+def folder_of(cfg: dict[str, Any]) -> Path:
+    """Where the export that the request names is."""
+    return Path(cfg["paths"]["run_dir"]) / "exports" / str(cfg["request"]["export"])

@@ -1,0 +1,198 @@
+"""Builds the parts from a resolved configuration and drives the Trainer. The only file that knows all the parts.
+
+Every function takes the resolved configuration as plain data and runs in each rank.
+"""
+
+import signal
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import lightning
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lathe.callbacks import (
+    Compression,
+    Preemption,
+    skip_empty_hooks,
+)
+from lathe.compression.structure import apply_structure
+from lathe.config.stages import methods
+from lathe.errors import Stopped, UserError, require
+from lathe.loggers import CSVLogger, ended_on_error, log_facts, run_facts
+from lathe.nets import recompute
+from lathe.runs import rundir, summary
+from lathe.runs.attached import make_callbacks, make_loggers
+from lathe.runs.build import make_data, make_task
+from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.reported import check_names, not_reported
+from lathe.runs.trainer import found_device, make_trainer, quiet
+from lathe.strategies import compile_net
+from lathe.tasks import Task
+from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
+from lathe.verbs.finish import conclude, finish
+
+
+def train(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Trains, or continues, the run in `paths.run_dir`, tests its best checkpoint once, and returns what result.json holds.
+
+    Raises:
+        UserError: a part can't be built, or the data or the disk is not fit.
+        Stopped: a signal ended the run, which can be resumed.
+    """
+    quiet()
+    run = rundir.RunDir(cfg["paths"]["run_dir"])
+    with ended_on_error(run.path):
+        return _train(cfg, run)
+
+
+def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
+    began, fresh = time.monotonic(), not run.begun
+    seed_everything(cfg["seed"], workers=True, verbose=False)
+    datamodule = make_data(cfg)
+    task = make_task(cfg)
+    resume = run.last if run.last.exists() else None
+    state = read_checkpoint(resume) if resume else None
+    if state is not None:
+        apply_structure(task.net, state.get("structure", {}))
+    first_step = state["global_step"] if state else 0
+    loggers = make_loggers(cfg, run.path, first_step)
+    start = Start(run, cfg, first_step)
+    callbacks = [*make_callbacks(cfg, task), start]  # the last: every other part has had its chance to refuse
+    if fresh:  # what an older version has let begin is brought to its end
+        check_names(cfg, task, callbacks)
+        task.check_facts(cfg["data"])
+    skip_empty_hooks(callbacks)
+    trainer = make_trainer(cfg, run.path, callbacks, loggers)
+    parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy spreads them
+    if state is None and cfg["ckpt_path"] is not None:
+        resume = start_from(cfg, task)
+    prepare(cfg, task, trainer)
+    tell_what_is_not_measured(cfg.get("compression") or {})
+    try:
+        with interruptible(run, start):
+            trainer.fit(task, datamodule=datamodule, ckpt_path=resume, weights_only=True)
+    except SIGTERMException as error:
+        received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
+        raise Stopped(received or "SIGTERM", str(run.path)) from error
+    except RuntimeError as error:
+        if not str(error).startswith("Early stopping conditioned on metric"):
+            raise
+        raise not_reported(cfg, callbacks, str(error), trainer.callback_metrics) from error
+    except (TypeError, ValueError, AttributeError) as error:
+        if start.begun or not from_lightning(error):
+            raise
+        raise UserError(f"Lightning refuses this run: {' '.join(str(error).split())}") from error
+    start.on_train_start(trainer, task)  # a run of no steps
+    try:
+        with interruptible(run, start):
+            result = finish(cfg, run, trainer, task, datamodule, callbacks)
+    except SIGTERMException as error:  # Lightning's own, between two batches of the test
+        raise Stopped("SIGTERM", str(run.path)) from error
+    result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
+    if trainer.is_global_zero:
+        run.finish(result)
+        summary.show(result, run, cfg)
+        if any(isinstance(callback, Compression) for callback in callbacks) and cfg["compression"]["receipt"] != "none":
+            write_receipt(run, cfg)
+    return result
+
+
+@contextmanager
+def interruptible(run: rundir.RunDir, start: "Start") -> Iterator[None]:
+    """Tells a Ctrl-C as a stop: Lightning takes it in, and ends the process without a word."""
+    try:
+        yield
+    except SystemExit as error:
+        if not isinstance(error.__context__, KeyboardInterrupt):
+            raise
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning leaves it ignored
+        raise Stopped("SIGINT", str(run.path) if start.begun else None) from error
+
+
+def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
+    """Makes the net recompute and compile what the configuration asks for, in place.
+
+    Raises:
+        UserError: the net can't.
+    """
+    check = getattr(trainer.strategy, "check", None)
+    if check is not None:
+        check(task.net)  # a net that can't be spread so is told before any data is touched
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
+        if isinstance(callback, Compression):
+            callback.check(task.net)
+    recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
+    compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
+
+
+class Start(Callback):
+    """Marks on disk that data and devices are ready and training begins: from here on, what the run leaves is kept. Loggers are told
+    what the run is."""
+
+    def __init__(self, run: rundir.RunDir, cfg: dict[str, Any], first_step: int) -> None:
+        self.run, self.cfg, self.first_step, self.begun = run, cfg, first_step, False
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.begun:
+            return
+        self.begun = True
+        for logger in trainer.loggers:
+            if isinstance(logger, CSVLogger):
+                logger.begin()
+            log_facts(logger, run_facts(self.cfg), self.cfg.get("tags") or [], self.first_step, str(pl_module.monitor))
+        if trainer.is_global_zero:
+            rundir.point_latest(self.run.path.parent.parent, self.run.path)
+            if self.cfg["trainer"].get("accelerator") == "auto":
+                print(found_device(trainer), flush=True)
+
+
+def from_lightning(error: BaseException) -> bool:
+    """Whether Lightning's own code raised this, and not a part that it called."""
+    frames = traceback.extract_tb(error.__traceback__)
+    if frames and frames[-1].name == "__getattr__":  # a module's: who has asked for what is not there?
+        frames.pop()
+    return bool(frames) and Path(frames[-1].filename).is_relative_to(Path(lightning.__file__).parent)
+
+
+def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
+    """Takes what `ckpt_mode` says from `ckpt_path`: the net's weights at once, or the path for the Trainer to restore everything from."""
+    path = Path(cfg["ckpt_path"])
+    if path.is_dir() and not (path / "meta.pt").is_file():
+        path = rundir.open_run(path, "ckpt_path").checkpoint("best" if cfg["ckpt_mode"] == "weights" else "last")
+    state = read_checkpoint(path, "ckpt_path")
+    if cfg["ckpt_mode"] == "trainer":
+        require("optimizer_states" in state, f"ckpt_path={path} holds weights alone: use ckpt_mode=weights.")
+        averaged = "ema" in state and "ema" not in cfg["callbacks"]
+        require(
+            not averaged,
+            f"ckpt_path={path} holds averaged weights, ckpt_mode=trainer goes on from raw ones: add callbacks=[default,ema].",
+        )
+        nodes = methods(cfg.get("compression") or {})
+        early = [name for name, node in nodes.items() if node["kind"] == "quantization" or node.get("mode") == "one_shot"]
+        require(not early or "structure" in state, f"ckpt_mode=trainer takes over the optimizer of another net than the one that "
+                                                   f"compression={','.join(early)} makes: use ckpt_mode=weights.")  # fmt: skip
+        apply_structure(task.net, state.get("structure", {}))
+        return path
+    restore(task.net, state, f"ckpt_path={path}")
+    _tell_what_is_taken(path, int(state["global_step"]))
+    tell_what_goes(cfg, task.net, f"ckpt_path={path}")
+    return None
+
+
+@rank_zero_only
+def _tell_what_is_taken(path: Path, step: int) -> None:
+    home = path.resolve().parent.parent
+    resume = (
+        f"resume={home} goes on with that run"
+        if (home / "config.yaml").is_file()
+        else "resume=<run directory> goes on with a run"
+    )
+    print(f"ckpt_path={path}: a new run from these weights alone (of step {step}); optimizer, schedule and data start anew. {resume}, "
+          "ckpt_mode=trainer takes over all of its state.", flush=True)  # fmt: skip

@@ -1,0 +1,112 @@
+"""configs/schema.json is made from the tables, is current, takes every file that ships and refuses what a rule refuses."""
+
+import json
+import runpy
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import yaml
+from config.test_rule import JUNK, TAKEN
+from omegaconf._utils import get_yaml_loader
+from support.runs import ROOT
+
+from lathe.config.schema.as_json import as_json, named
+from lathe.config.schema.check import CLASSES, canonical
+from lathe.config.schema.rule import Rule
+from lathe.config.schema.trainer import TRAINER
+
+jsonschema = pytest.importorskip("jsonschema")
+SCHEMA = json.loads((ROOT / "configs" / "schema.json").read_text())
+FILES = sorted(path for path in (ROOT / "configs").rglob("*.yaml") if path.parent.name != "local")
+WHOLE = jsonschema.Draft202012Validator(SCHEMA)
+
+
+def loaded(text: str) -> Any:
+    return yaml.load(text, Loader=get_yaml_loader()) or {}
+
+
+def test_what_is_made_from_the_tables_is_current(tmp_path: Any) -> None:
+    script = runpy.run_path(str(ROOT / "scripts" / "schema.py"))
+    assert script["stale"]() == [], "run python scripts/schema.py"
+
+
+@pytest.mark.slow
+def test_what_is_stale_is_told() -> None:
+    check = (
+        "import sys, runpy, lathe.config.schema.as_json as made; made.text = lambda folder: 'x'; sys.argv = ['schema.py', '--check']; "
+        "runpy.run_path('scripts/schema.py', run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "configs/schema.json is stale: python scripts/schema.py\n\n")
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_every_file_is_valid(path: Any) -> None:
+    assert WHOLE.is_valid(loaded(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "optimzer: {}",
+        "max_epoch: 3",
+        "name: latest",
+        "max_restarts: -1",
+        "trainer: {max_epochs: x}",
+        "data: {batch_size: 0}",
+        "{_target_: lathe.optim.build_optimizer, lr: -1}",
+        "{_target_: lathe.nets.MLP, widht: 3}",
+        "ema: {_target_: lathe.callbacks.ema.EMA, decay: 2}",
+        "model: {net: {_target_: lathe.nets.GPT, heads: 0}}",
+        "model: {net: {_target_: lathe.nets.GPT, shortcut: projection}}",
+    ],
+)
+def test_mistakes_are_seen(text: str) -> None:
+    assert not WHOLE.is_valid(loaded(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "data: {batch_size: '${oc.env:BATCH}'}",
+        "model: {net: {_target_: mine.Net, anything: goes}}",
+        "{_target_: lathe.optim.build_optimizer, kind: {_target_: hydra.utils.get_class, path: mine.Lion}, anything: goes}",
+        "callbacks: {mine: {_target_: mine.Callback, x: 1}, nan_guard: null}",
+    ],
+)
+def test_what_follows_others_and_parts_of_your_own_are_taken(text: str) -> None:
+    assert WHOLE.is_valid(loaded(text))
+
+
+def agrees(rule: Rule) -> None:
+    """A schema can't say that a word is printable, that 1.0 is no whole number, or that a number is finite."""
+    schema = jsonschema.Draft202012Validator({**as_json(rule), "$defs": SCHEMA["$defs"]})
+    for kind, value in JUNK.items():
+        if kind not in ("blank", "nul", "line", "surrogate", "long", "huge", "nan", "inf"):
+            assert schema.is_valid(value) == rule.fits(value), (rule, value)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_a_schema_takes_what_its_rule_takes(name: str) -> None:
+    agrees(TAKEN[name][0])
+
+
+@pytest.mark.parametrize("key", TRAINER)
+def test_a_schema_takes_what_its_rule_takes_in_the_trainer(key: str) -> None:
+    agrees(TRAINER[key])
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_class_is_meant_by_its_names(name: str) -> None:
+    pattern = jsonschema.Draft202012Validator({"pattern": f"^{named(name)}$"})
+    assert canonical(name) == name
+    longer = name.replace("lightning.", "lightning.pytorch.callbacks.")
+    assert pattern.is_valid(longer)
+    assert not pattern.is_valid(f"{name}x")
+    assert not pattern.is_valid(f"mine.{name}")

@@ -1,0 +1,285 @@
+"""Every mistake in a configuration is one sentence with the key, the value and the way out."""
+
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+from support.runs import config
+
+from lathe.config.composed import check, differences, flatten, mistyped, resolve
+from lathe.config.words import explain
+from lathe.errors import UserError, did_you_mean, refuse
+
+GROUPS = {
+    "model": [],
+    "data": [],
+    "optimizer": [],
+    "scheduler": [],
+    "trainer": [],
+    "logger": ["csv", "wandb"],
+    "seed": [],
+    "resume": [],
+}
+
+
+@pytest.fixture(scope="module")
+def defaults() -> dict[str, Any]:
+    return config()
+
+
+def changed(defaults: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    """`defaults` with another value at the dotted `key`."""
+    node = OmegaConf.create(defaults)
+    OmegaConf.update(node, key, value, force_add=True)
+    return resolve(node)
+
+
+def test_did_you_mean() -> None:
+    assert did_you_mean("adamv", ["sgd", "adamw", "muon"]) == "did you mean adamw?"
+    assert did_you_mean("xyz", ["sgd", "adamw"]) == "choose one of adamw, sgd"
+    assert did_you_mean("xyz", []) == ""
+    assert did_you_mean("@@", [f"name{i}" for i in range(41)]) == ""
+
+
+def test_flatten_takes_lists_and_empty_groups_as_leaves() -> None:
+    assert flatten({"a": {"b": 1, "c": {"d": [1, {"e": 2}]}}, "f": {}, "g": None}) == {
+        "a.b": 1, "a.c.d": [1, {"e": 2}], "f": {}, "g": None,
+    }  # fmt: skip
+
+
+def test_resolve_gives_plain_data_without_interpolations() -> None:
+    cfg = resolve(OmegaConf.create({"a": 1, "b": {"c": "${a}", "d": ["${a}"]}}))
+    assert cfg == {"a": 1, "b": {"c": 1, "d": [1]}}
+    assert type(cfg["b"]) is dict
+    assert type(cfg["b"]["d"]) is list
+
+
+@pytest.mark.parametrize(
+    ("tree", "sentence"),
+    [
+        ({"a": {"b": "${nope}"}}, "a.b: Interpolation key 'nope' not found"),
+        ({"a": {"b": "???"}}, "a.b: Missing mandatory value: a.b"),
+    ],
+)
+def test_resolve_names_the_key_that_leads_nowhere(tree: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve(OmegaConf.create(tree))
+    assert str(caught.value) == sentence
+
+
+# types
+
+
+@pytest.fixture(scope="module")
+def own(defaults: dict[str, Any]) -> dict[str, Any]:
+    """`defaults` with a net that no table knows."""
+    return changed(
+        defaults, "model.net", {"_target_": "mine.Net", "width": 16, "rate": 0.1, "on": True, "kinds": ["a"], "how": "x"}
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("rate", 1), ("rate", 0.5), ("width", None), ("on", False), ("kinds", ["b", 1]), ("how", "y")]
+)
+def test_right_types_pass(own: dict[str, Any], key: str, value: Any) -> None:
+    assert list(mistyped([f"model.net.{key}"], changed(own, f"model.net.{key}", value), own)) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("width", "many", "model.net.width='many' is a word, but it takes a whole number, such as 16."),
+        ("width", 12.5, "model.net.width=12.5 is a number, but it takes a whole number, such as 16."),
+        ("width", True, "model.net.width=True is true or false, but it takes a whole number, such as 16."),
+        ("rate", "fast", "model.net.rate='fast' is a word, but it takes a number, such as 0.1."),
+        ("rate", False, "model.net.rate=False is true or false, but it takes a number, such as 0.1."),
+        ("on", 1, "model.net.on=1 is a whole number, but it takes true or false, such as True."),
+        ("kinds", "norm", "model.net.kinds='norm' is a word, but it takes a list, such as ['a']."),
+        ("how", 3, "model.net.how=3 is a whole number, but it takes a word, such as 'x'."),
+        ("rate", {"x": 1}, "model.net.rate is a group of keys here, but it takes a number, such as 0.1."),
+    ],
+)
+def test_wrong_types_of_an_unknown_part_are_named_with_an_example(
+    own: dict[str, Any], key: str, value: Any, sentence: str
+) -> None:
+    assert list(mistyped([f"model.net.{key}"], changed(own, f"model.net.{key}", value), own)) == [(f"model.net.{key}", sentence)]
+
+
+def test_a_group_is_checked_leaf_by_leaf(own: dict[str, Any]) -> None:
+    wrong = changed(changed(own, "model.net.width", "wide"), "model.net.on", 1)
+    assert [key for key, _ in mistyped(["model.net"], wrong, own)] == ["model.net.width", "model.net.on"]
+
+
+def test_only_what_was_typed_is_checked(own: dict[str, Any]) -> None:
+    assert list(mistyped(["seed"], changed(own, "model.net.width", "fast"), own)) == []
+
+
+# values
+
+
+def test_the_defaults_are_fine(defaults: dict[str, Any]) -> None:
+    refuse(check(defaults))
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**32 - 1])
+def test_seeds(defaults: dict[str, Any], value: int) -> None:
+    refuse(check(changed(defaults, "seed", value)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "sentence"),
+    [
+        ("seed", -1, "seed=-1: expected a whole number from 0 to 4294967295, got one out of this range."),
+        ("seed", 2**32, "seed=4294967296: expected a whole number"),
+        ("seed", None, "seed=null: expected a whole number from 0 to 4294967295, got null."),
+        ("ckpt_mode", "weigths", "ckpt_mode=weigths: expected weights or trainer, got a word; did you mean weights?"),
+        ("data.batch_size", 0, "data.batch_size=0: expected a whole number from 1"),
+        ("data.batch_size", 12.5, "data.batch_size=12.5: expected a whole number from 1 to 2147483648, got a number."),
+        ("trainer.num_nodes", 0, "trainer.num_nodes=0: expected a whole number from 1"),
+        ("trainer.accumulate_grad_batches", 0, "trainer.accumulate_grad_batches=0: expected"),
+        ("trainer.devices", -2, "trainer.devices=-2: expected a whole number from 1"),
+        ("trainer.devices", "all", "trainer.devices=all: expected a whole number from 1 to 1000000 or -1, auto or a list"),
+        ("trainer.max_epochs", None, "trainer.max_epochs=null needs an end: set trainer.max_steps or trainer.max_time."),
+        (
+            "trainer.accelerator",
+            "gpus",
+            "trainer.accelerator=gpus: expected auto, cpu, gpu, cuda, mps, tpu or hpu, got a word; did you",
+        ),
+        (
+            "trainer.use_distributed_sampler",
+            True,
+            "trainer.use_distributed_sampler=true: expected false, as Lathe's loaders shard",
+        ),
+        ("launch.max_restarts", -1, "launch.max_restarts=-1: expected a whole number from 0"),
+        ("launch.timeout", 0, "launch.timeout=0: expected a number above 0, got one out of this range."),
+        ("model", None, "model=null: a run needs this group; choose one of the files in configs/model."),
+        ("trainer.min_epochs", 31, "trainer.min_epochs=31 is above trainer.max_epochs=30, which ends the run first"),
+        ("ckpt_mode", "trainer", "ckpt_mode=trainer says what is taken from ckpt_path, which is null"),
+        ("trainer.devices", [0, 0], "trainer.devices=[0, 0] names a device twice"),
+        ("optimizer.momentum", 0, "optimizer.nesterov=true needs a momentum above 0"),
+        ("trainer.gradient_clip_algorithm", "value", "trainer.gradient_clip_algorithm=value clips nothing with"),
+        ("trainer.check_val_every_n_epoch", None, "trainer.check_val_every_n_epoch=null counts batches across epochs"),
+        ("precision.init_scale", 2.0, "precision.init_scale is of the gradient scaler that precision=16-mixed alone has"),
+    ],
+)
+def test_bad_values_are_refused(defaults: dict[str, Any], key: str, value: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        refuse(check(changed(defaults, key, value)))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_combinations_of_three_keys_are_refused() -> None:
+    fused = config("optimizer.fused=true", "precision=16-mixed", "trainer.gradient_clip_val=1.0")
+    with pytest.raises(UserError, match="unscales the gradients of precision=16-mixed in its own step"):
+        refuse(check(fused))
+    with pytest.raises(UserError, match=r"^optimizer\.foreach=true and optimizer\.fused=true exclude each other"):
+        refuse(check(config("optimizer.fused=true", "optimizer.foreach=true")))
+    with pytest.raises(UserError, match=r"^callbacks\.ema can't average a net that strategy Pipeline cuts between processes"):
+        refuse(check(config("callbacks=[default,ema]", "strategy=pipeline")))
+
+
+def test_runs_that_an_older_version_took_are_still_read(defaults: dict[str, Any]) -> None:
+    older = changed(changed(defaults, "trainer.min_epochs", 31), "optimizer.momentum", 1.5)
+    older["optimizer"]["foreach"] = older["optimizer"]["fused"] = True
+    refuse(check(older, saved="parts"))  # evaluated: no optimizer is built
+    refuse(check(changed(older, "optimizer.momentum", 0.9), saved="run"))  # continued as it began
+    with pytest.raises(UserError, match=r"^optimizer\.momentum=1\.5: expected"):
+        refuse(check(older, saved="run"))
+    with pytest.raises(UserError, match=r"^precision\.name=16-true: strategy Pipeline takes"):
+        refuse(check(config("strategy=pipeline", "precision=16-true"), saved="parts"))
+
+
+@pytest.mark.parametrize(("key", "value"), [("max_steps", 10), ("max_time", "00:00:01:00")])
+def test_a_run_may_end_by_steps_or_time_alone(defaults: dict[str, Any], key: str, value: Any) -> None:
+    refuse(check(changed(changed(defaults, "trainer.max_epochs", None), f"trainer.{key}", value)))
+
+
+# what Hydra raises
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("model=rsnet20", "model=rsnet20: there is no such choice; did you mean resnet20?"),
+        (
+            "optimizer.rl=1",
+            "optimizer.rl: there is no such key in optimizer; did you mean lr? (to add a new key, put a + before it)",
+        ),
+        ("modle=mlp", "modle: there is no such key; did you mean model? (to add a new key, put a + before it)"),
+        ("model.net.widht=3", "model.net.widht: there is no such key in model.net; did you mean width?"),
+        ("callbacks.chekpoint.monitor=x", "callbacks.chekpoint: there is no such key in callbacks; did you mean checkpoint?"),
+        ("optimizer.lr=[1", "'optimizer.lr=[1' can't be read as an override: write key=value, and quote"),
+        ("foo bar", "'foo bar' can't be read as an override"),
+        ("+optimizer.lr=3", "Could not append to config. An item is already at 'optimizer.lr'."),
+        ("~optimizer.rl", "Could not delete from config. 'optimizer.rl' does not exist."),
+        ("seed=1,2", "Ambiguous value for argument 'seed=1,2'"),
+        ("data.batch_size=${nope}", "data.batch_size: Interpolation key 'nope' not found"),
+        (
+            "model=gpt_nano",
+            "model.net.vocab_size follows data.vocab_size, which this data set does not declare: choose data for this",
+        ),
+        ("data=synthetic_tokens", "model.net.in_channels follows data.channels, which this data set does not declare"),
+    ],
+)
+def test_hydras_errors_are_one_sentence(override: str, sentence: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of several kinds
+        config(override)
+    told = explain(caught.value, GROUPS)
+    assert told is not None
+    assert told.startswith(sentence)
+    assert "\n" not in told
+
+
+def test_an_unknown_group_is_named() -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config("optimiser@x=sgd")
+    told = str(explain(caught.value, GROUPS))
+    assert "'optimiser'" in told
+
+
+def test_a_missing_value_is_named() -> None:
+    with pytest.raises(UserError, match=r"^run: Missing mandatory value: run$"):
+        config(name="evaluate")
+
+
+def test_a_sentence_without_options_ends_well() -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config("seed.x=1")
+    assert explain(caught.value, GROUPS) == "seed.x: there is no such key in seed (to add a new key, put a + before it)"
+
+
+def test_an_unknown_choice_in_a_list_is_compared_with_the_choices() -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config("logger=[csv,wandbb]")
+    assert "did you mean wandb?" in str(explain(caught.value, GROUPS))
+
+
+@pytest.mark.parametrize("override", ["model=null", "=3"])
+def test_a_value_that_hydra_chokes_on_is_a_sentence(override: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config(override)
+    assert explain(caught.value, GROUPS) is not None
+
+
+def test_a_bug_is_not_explained() -> None:
+    assert explain(ValueError("a bug")) is None
+    assert explain(KeyError("a bug")) is None
+    assert explain(UserError("a sentence")) == "a sentence"
+
+
+# differences
+
+
+def test_differences_name_each_leaf() -> None:
+    old = {"a": 1, "b": {"c": 2, "d": 3}, "e": [1]}
+    new = {"a": 1, "b": {"c": 4, "x": 5}, "e": [1, 2]}
+    assert differences(old, new) == ["b.c: 2 -> 4", "b.d: 3 -> absent", "b.x: absent -> 5", "e: [1] -> [1, 2]"]
+    assert differences(old, old) == []
+
+
+def test_differences_ignore_keys_and_what_is_below_them() -> None:
+    assert differences({"a": {"b": 1}, "ab": 1}, {"a": {"b": 2}, "ab": 2}, ignore=["a"]) == ["ab: 1 -> 2"]
+
+
+def test_null_is_as_good_as_absent() -> None:
+    assert differences({"b": 1}, {"a": None, "b": 1}) == []  # a run of an older version is the same experiment

@@ -1,0 +1,108 @@
+"""--help, --cfg job and a bad override answer without importing torch."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.commands import environment, in_process, run
+from support.runs import ROOT
+
+from lathe.config import help as help_page
+from lathe.config.schema.explained import Page
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--help",),
+        ("--help", "optimizer.lr"),
+        ("--cfg", "job"),
+        ("optimizer.lrr=1",),
+        ("model=resnet21",),
+        ("optimizer.lr=fast",),
+    ],
+    ids=str,
+)
+def test_torch_is_not_imported(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    words = [sys.executable, "-X", "importtime", str(ROOT / "train.py"), *arguments]
+    done = subprocess.run(words, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    imported = {line.rsplit("|", 1)[-1].strip() for line in done.stderr.splitlines() if line.startswith("import time:")}
+    assert "hydra" in imported, "the list of imports has to be there"
+    assert not imported & {"torch", "lightning", "numpy", "lightning.pytorch"}
+
+
+@pytest.mark.parametrize("script", ["train.py", "scripts/evaluate.py", "scripts/predict.py"])
+def test_help_lists_the_choices_and_keys(script: str, tmp_path: Path) -> None:
+    done = run("--help", script=script, cwd=tmp_path)
+    assert done.returncode == 0
+    assert "32-true, 64-true" in done.stdout
+    assert ("resnet18, resnet20" in done.stdout) == (script == "train.py")
+    assert ("run: ???" in done.stdout) == (script != "train.py")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_root_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py")])
+    assert {"model", "optimizer", "seed", "resume"} <= set(help_page.root_names())
+    monkeypatch.setattr(sys, "argv", ["/nowhere/at/train.py"])  # as where a wheel is installed
+    assert {"model", "optimizer", "seed", "resume"} <= set(help_page.root_names())
+    monkeypatch.setattr(sys, "argv", ["/nowhere/at/all.py"])
+    assert help_page.root_names() == {}
+
+
+EXPLAINED = {
+    "a key": (["optimizer.lr"], ["optimizer.lr=0.1", "takes   a number above 0", "means   learning rate at the peak of the schedule",
+                                 "in      configs/optimizer/sgd.yaml"]),
+    "of another choice": (["optimizer.lr", "optimizer=adamw", "optimizer.lr=0.5"], ["optimizer.lr=0.5", "configs/optimizer/adamw.yaml"]),
+    "null": (["trainer.max_time"], ["trainer.max_time=null", "or null", "configs/trainer/default.yaml"]),
+    "what follows others": (["optimizer.batch_size"], ["optimizer.batch_size=64, as it follows ${oc.select:data.batch_size,null}"]),
+    "an argument that no file has": (["optimizer.amsgrad", "optimizer=adamw"],
+                                     ["an argument of lathe.optim.build_optimizer", "true or false", "with +optimizer.amsgrad=..."]),
+    "a group": (["optimizer"], ["optimizer: how weights move", "choices adamw, muon, sgd", "chosen  sgd", "optimizer.kind.path",
+                                "a whole number from 1 or null", "with a plus: +optimizer.dampening"]),
+    "a part": (["model.net"], ["model.net.depth", "lathe.nets.CifarResNet", "20"]),
+    "a group without a choice": (["experiment"], ["choices cifar100_resnet20_dkd, ", "chosen  null"]),
+    "several": (["seed", "test"], ["seed=42", "test=true"]),
+    "a part of one's own": (["model.net.size", "+model.net.size=3", "model.net._target_=mine.Net"], ["model.net.size=3"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_a_key_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    typed, words = EXPLAINED[name]
+    assert in_process("train.py", "--help", *typed) == 0
+    told = capsys.readouterr().out
+    assert [word for word in words if word not in told] == []
+
+
+def test_every_key_is_explained() -> None:
+    page = Page(ROOT / "configs", "train", [])
+    for key in page.rules:
+        text = page.of(key)
+        assert text.startswith(key)
+        hydras = key.rpartition(".")[2] in ("_target_", "_partial_")
+        assert hydras or "_target_" in text or ("takes " in text and "means " in text and "in      configs/" in text)
+
+
+def test_keys_of_other_scripts_are_explained_from_their_own_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process("scripts/evaluate.py", "--help", "run", "batch_size") == 0
+    told = capsys.readouterr().out
+    assert "run=???, which has to be given" in told
+    assert "means   evaluation batch over all devices; null: the run's" in told
+    assert told.count("in      configs/evaluate.yaml") == 2
+    assert in_process("scripts/make_shards.py", "-h", "images.folder") == 0
+    assert "in      configs/make_shards.yaml" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [("lr", "did you mean optimizer.lr?"), ("optimizer.lrr", "did you mean optimizer.lr?"), ("modle", "did you mean model?"),
+     ("optimizer=nope optimizer.lr", "there is no such choice")],
+)  # fmt: skip
+def test_a_key_that_is_not_there_is_told(key: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process("train.py", "--help", *key.split()) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("Error: ")
+    assert error.count("\n") == 1
+    assert hint in error

@@ -1,0 +1,92 @@
+"""What is typed by habit means the same here, or is told in one sentence; nothing that is typed is ignored."""
+
+import inspect
+import re
+from typing import Any
+
+import pytest
+from lightning.pytorch import Trainer
+from support.runs import ROOT, config
+
+from lathe.config.composed import check
+from lathe.config.help import choices
+from lathe.config.schema.trainer import FILLED_IN
+from lathe.config.words import HABITS, translate
+from lathe.errors import UserError
+
+GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name": [], "test": [], "hydra": []}
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        (["+experiment=digits_quickstart"], ["experiment=digits_quickstart"]),
+        (["++model=mlp"], ["model=mlp"]),
+        (["~logger"], ["logger=none"]),
+        *[([f"{group}={word}"], [f"{group}=none"]) for group in ("logger", "callbacks") for word in ("null", "[]", "false", "")],
+        (["compile=null"], ["compile=none"]),
+        (["~compression"], ["compression=none"]),
+        (["callbacks=[default,ema]"], ["callbacks=[default,ema]"]),
+        (["~callbacks.ema", "+model.net.width=3", "seed=1"], ["~callbacks.ema", "+model.net.width=3", "seed=1"]),
+        (["strategy=ddp", "-m", "seed=1,2"], ["-m", "strategy=ddp", "seed=1,2"]),
+        (["--cfg", "job", "seed=1"], ["--cfg", "job", "seed=1"]),
+        (["-m", "seed=range(1,3)"], ["-m", "seed=range(1,3)"]),
+    ],
+)
+def test_translated(typed: list[str], meant: list[str]) -> None:
+    assert translate(typed, GROUPS) == meant
+
+
+@pytest.mark.parametrize(
+    ("typed", "words"),
+    [
+        (["-m", "seed=1,2", "--cfg", "job"], ["-m", "--cfg", "leave -m out"]),
+        (["--cfg", "job", "--info", "all"], ["--cfg and --info"]),
+        (["--cfg"], ["--cfg", "expected one argument"]),
+        (["--cfg", "nosuch"], ["nosuch", "'job'"]),
+        (["--nosuch"], ["--nosuch"]),
+        (["--resolve"], ["--resolve", "--cfg job"]),
+        (["--config-dir=/nowhere"], ["--config-dir=/nowhere", "no such folder"]),
+        (["+callbacks=ema"], ["+callbacks=ema", "callbacks=[default,ema]"]),
+        (["+logger=wandb"], ["+logger=wandb", "logger=wandb"]),
+        (["-m", "seed=range(1,1)"], ["seed=range(1,1)", "no job"]),
+        (["-m", "model=mlp", "seed=range(5,1)"], ["seed=range(5,1)", "no job"]),
+        *[([f"{word}=3"], [f"{word}=3", "no such key"]) for word in HABITS],
+    ],
+)
+def test_refused(typed: list[str], words: list[str]) -> None:
+    with pytest.raises(UserError) as caught:
+        translate(typed, GROUPS)
+    assert "\n" not in str(caught.value)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_value_typed_twice_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    translate(["seed=1", "seed=1", "model=mlp", "seed=2"], GROUPS)
+    assert capsys.readouterr().out == "seed=1 is replaced by seed=2, which was typed later.\n"
+
+
+def test_every_argument_of_the_trainer_is_a_key_or_told() -> None:
+    takes = set(inspect.signature(Trainer).parameters) - {"self"}
+    assert takes <= set(config()["trainer"]) | set(FILLED_IN)
+    assert set(FILLED_IN) <= takes
+    for name, way in FILLED_IN.items():
+        assert check(config(f"+trainer.{name}=1")) == [f"trainer.{name}=1 is not taken from here: {way}."]
+
+
+@pytest.mark.parametrize("name", ["train", "a", "resnet20_lr0.1", "2026-11-22", "größe", "x" * 100, "latest2"])
+def test_names(name: str) -> None:
+    assert check(config() | {"name": name}) == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", ".", "..", "../x", "/x", "a/b", "a\\b", ".hidden", "a\nb", "a\0", "a ", " a", "a b", "a,b", "a=b", "a;b", "$HOME", "*", "-x",
+     "x" * 101, None, 5, True, ["a"], "latest", "benchmark", "slurm", "sweeps"],
+)  # fmt: skip
+def test_names_that_lie_elsewhere_or_need_quoting_or_are_lathes_own(name: Any) -> None:
+    (sentence,) = check(config() | {"name": name})
+    assert re.match(
+        r"name=.*: expected letters, digits and . _ - \+ alone, at most 100 and none of latest, benchmark, slurm", sentence
+    )

@@ -1,0 +1,125 @@
+"""Images in folders and .npy files, in batches or refused."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import lathe.images.files
+from lathe.errors import UserError
+from lathe.images.files import find_images
+from lathe.verbs.predict import Images
+
+
+def save(folder: Path, array: np.ndarray) -> Path:
+    np.save(folder / "images.npy", array)
+    return folder / "images.npy"
+
+
+def png_folder(tmp_path: Path, *sizes: tuple[int, ...]) -> Path:
+    for number, size in enumerate(sizes):
+        pixels = np.arange(np.prod(size), dtype=np.uint8).reshape(size)
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    return tmp_path
+
+
+def test_images_are_read_batch_by_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than a batch and the image after it is in memory."""
+    folder = png_folder(tmp_path, *[(8, 8)] * 10)
+    read = 0
+    original = lathe.images.files.read_picture
+
+    def counted(*args: Any) -> Any:
+        nonlocal read
+        read += 1
+        return original(*args)
+
+    monkeypatch.setattr("lathe.images.files.read_picture", counted)
+    found = []
+    for batch in Images(find_images(folder, 1), (8, 8), False, 4):
+        found.append((len(batch), read))
+    assert found == [(4, 5), (4, 9), (2, 10)]
+
+
+def test_nets_for_any_size_get_batches_of_one_size(tmp_path: Path) -> None:
+    batches = Images(find_images(png_folder(tmp_path, (4, 5), (4, 5), (6, 5), (4, 5)), 1), None, False, 8)
+    assert [batch.shape for batch in batches] == [(2, 1, 4, 5), (1, 1, 6, 5), (1, 1, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("array", "channels", "sentence"),
+    [
+        (np.zeros((2, 8, 8), np.float32), 1, "images must be uint8, from 0 to 255"),
+        (
+            np.zeros((2, 4, 8, 8), np.uint8),
+            1,
+            r"has shape \[2, 4, 8, 8\], but the net takes images of 1 channels: give \[n, height, width, 1\]",
+        ),
+        (np.zeros((2, 8, 8), np.uint8), 3, "but the net takes images of 3 channels"),
+        (np.zeros((8, 8), np.uint8), 1, "but the net takes images of 1 channels"),
+        (np.zeros((0, 1, 8, 8), np.uint8), 1, "has shape"),
+    ],
+)
+def test_arrays_that_are_no_images_are_refused(tmp_path: Path, array: np.ndarray, channels: int, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        find_images(save(tmp_path, array), channels)
+
+
+def test_files_that_cant_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no such file or folder"):
+        find_images(tmp_path / "no.npy", 1)
+    path = save(tmp_path, np.zeros((9, 8, 8), np.uint8))
+    path.write_bytes(path.read_bytes()[:300])
+    with pytest.raises(UserError, match=r"images\.npy can't be read as a \.npy array"):
+        find_images(path, 1)
+    for content in (b"", b"text", b"PK\x03\x04 torn"):
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=r"images\.npy can't be read as a \.npy array"):
+            find_images(path, 1)
+    np.save(path, np.array([{"code": 1}], dtype=object), allow_pickle=True)
+    with pytest.raises(UserError, match="can't be read"):
+        find_images(path, 1)
+    with open(path, "wb") as file:
+        np.savez(file, a=np.zeros(3))
+    with pytest.raises(UserError, match="can't be read"):
+        find_images(path, 1)
+
+
+def test_png_colours_follow_the_net(tmp_path: Path) -> None:
+    files = find_images(png_folder(tmp_path, (4, 5), (4, 5, 3)), 1)
+    assert [name for file in files for name in file.names] == ["0.png", "1.png"]
+    (grey,) = files[0].read()
+    assert (grey.shape, grey.dtype) == ((1, 4, 5), np.uint8)
+    assert grey.flatten().tolist() == list(range(20))
+    grey_as_colour, colour = (next(file.read()) for file in find_images(tmp_path, 3))
+    assert colour.transpose(1, 2, 0).flatten().tolist() == list(range(60))
+    assert np.array_equal(grey_as_colour, np.stack([grey[0]] * 3))
+
+
+def test_png_folders_that_cant_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the folder has no \.png, \.jpg, \.jpeg, \.bmp, \.webp, \.npy files"):
+        find_images(tmp_path, 1)
+    png_folder(tmp_path, (4, 4), (5, 5))
+    with pytest.raises(
+        UserError, match=r"^input=.*1\.png has 5 x 5 pixels, but the net takes 4 x 4: resize=true scales images\.$"
+    ):
+        Images(find_images(tmp_path, 1), (4, 4), False, 8)
+    with pytest.raises(UserError, match=r"PNG images have 1 or 3 channels, but the net takes 4; give a \.npy file"):
+        find_images(tmp_path, 4)
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "empty", "gif", "flipped"])
+def test_a_damaged_png_is_named(tmp_path: Path, damage: str) -> None:
+    path = png_folder(tmp_path, (32, 32)) / "0.png"
+    if damage == "gif":
+        Image.open(path).save(path, format="GIF")
+    else:
+        content = path.read_bytes()
+        flipped = content[:60] + bytes(255 - byte for byte in content[60:70]) + content[70:]
+        path.write_bytes({"cut": content[: len(content) // 2], "text": b"hello", "empty": b"", "flipped": flipped}[damage])
+    with pytest.raises(
+        UserError, match=r"^input=.*0\.png can't be read as a PNG image: mend it, or take it out of the folder\.$"
+    ):
+        list(Images(find_images(tmp_path, 1), (32, 32), False, 8))

@@ -1,0 +1,105 @@
+"""Pictures as arrays: layouts, scaling, and what their headers say. The kinds of files are held in tests/serving/test_decode.py."""
+
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch.nn.functional import interpolate
+
+from lathe.export.preprocess import Preprocess
+from lathe.images.pictures import READERS, PictureError, TooLarge, arranged, kind_of, picture_size, read_picture, scaled
+
+
+@pytest.mark.parametrize(
+    ("shape", "channels", "size", "one", "expected"),
+    [
+        ((5, 1, 4, 6), 1, None, None, ((5, 1, 4, 6), False)),
+        ((5, 4, 6, 3), 3, None, None, ((5, 3, 4, 6), False)),
+        ((3, 4, 6), 3, None, None, ((1, 3, 4, 6), True)),
+        ((4, 6, 3), 3, None, None, ((1, 3, 4, 6), True)),
+        ((3, 6, 3), 3, None, None, ((1, 3, 6, 3), True)),  # both would fit: channels first
+        ((3, 6, 3), 3, (3, 6), None, ((1, 3, 3, 6), True)),  # the size decides
+        ((5, 4, 6), 1, None, None, ((5, 1, 4, 6), False)),
+        ((1, 4, 6), 1, None, None, ((1, 1, 4, 6), True)),
+        ((1, 4, 6), 1, None, False, ((1, 1, 4, 6), False)),
+        ((5, 4, 6), 1, None, True, None),
+        ((4, 6), 1, (4, 6), None, ((1, 1, 4, 6), True)),
+        ((4, 6), 1, (6, 4), None, None),
+        ((4, 6), 3, None, None, None),
+        ((4, 6), 1, None, False, None),
+        ((0, 1, 4, 6), 1, None, None, None),
+        ((2, 5, 1, 4, 6), 1, None, None, None),
+        ((6,), 1, None, None, None),
+    ],
+)
+def test_layouts(shape: tuple[int, ...], channels: int, size: Any, one: Any, expected: Any) -> None:
+    array = np.arange(np.prod(shape), dtype=np.int64).reshape(shape)
+    found = arranged(array, channels, size, one)
+    assert (found and (found[0].shape, found[1])) == expected
+    if found:
+        assert sorted(found[0].ravel().tolist()) == list(range(array.size))
+        assert np.shares_memory(found[0], array)  # a file on disk stays there
+
+
+def test_scaling_is_that_of_the_graphs_up_to_rounding() -> None:
+    """What exports with target.input_size compute; for one shape, torch's own antialiased filter."""
+    picture = np.random.default_rng(0).integers(0, 256, (3, 19, 31), dtype=np.uint8)
+    given = torch.from_numpy(picture)[None]
+    for size in ((8, 8), (40, 16), (19, 7), (38, 62), (1, 1)):
+        found = scaled(picture, size)
+        assert (found.shape, found.dtype) == ((3, *size), np.uint8)
+        for sides in ("any", picture.shape[1:]):
+            exact = Preprocess([0.0] * 3, [1.0] * 3, size, sides)(given)[0].numpy() * 255
+            assert np.abs(found - exact).max() <= 1.01  # it rounds after each axis
+    exact = interpolate(given.float(), size=(38, 62), mode="bilinear", antialias=True)[0].numpy()
+    assert np.abs(scaled(picture, (38, 62)) - exact).max() <= 1.01
+    assert scaled(picture, (19, 31)) is picture
+
+
+def test_the_middle_is_scaled_and_nothing_is_squeezed() -> None:
+    scene = np.zeros((1, 8, 24), np.uint8)
+    scene[:, :, 8:16] = np.arange(64).reshape(8, 8)
+    assert np.array_equal(scaled(scene, (8, 8)), scene[:, :, 8:16])
+    assert np.array_equal(scaled(scene.transpose(0, 2, 1), (8, 8)), scene[:, :, 8:16].transpose(0, 2, 1))
+    for height, width in ((1, 40), (33, 7), (500, 499), (3, 4)):  # the window ends where the picture does
+        assert (scaled(np.full((1, height, width), 9, np.uint8), (16, 12)) == 9).all()
+
+
+def test_kinds_are_told_by_how_a_file_begins() -> None:
+    for kind in READERS:
+        file = io.BytesIO()
+        Image.new("RGB", (3, 2), (1, 2, 3)).save(file, kind)
+        assert kind_of(file.getvalue()[:12]) == kind
+        assert read_picture(io.BytesIO(file.getvalue()), kind, 3, 6).shape == (3, 2, 3)
+    assert kind_of(b"GIF89a") is None
+
+
+def test_a_header_tells_the_size_without_the_pixels() -> None:
+    out, turned = io.BytesIO(), Image.Exif()
+    turned[0x0112] = 8
+    noise = np.random.default_rng(0).integers(0, 256, (20, 30), dtype=np.uint8)
+    Image.fromarray(noise).save(out, "JPEG", exif=turned, quality=95)
+    cut = out.getvalue()[:-300]
+    assert picture_size(io.BytesIO(cut), "JPEG", 600) == (30, 20)
+    assert read_picture(io.BytesIO(out.getvalue()), "JPEG", 1, 600).shape == (1, 30, 20)
+    with pytest.raises(PictureError, match="can't be read as a JPEG image"):
+        read_picture(io.BytesIO(cut), "JPEG", 1, 600)
+    with pytest.raises(TooLarge, match="has 20 x 30 pixels, more than 599"):
+        picture_size(io.BytesIO(cut), "JPEG", 599)
+    with pytest.raises(PictureError, match="can't be read as a PNG image"):
+        picture_size(io.BytesIO(cut), "PNG", 600)
+
+
+def test_a_jpeg_of_endless_scans_is_refused() -> None:
+    """Each scan of a progressive JPEG takes a pass over all pixels, and may be a few bytes."""
+    file = io.BytesIO()
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(file, "JPEG", progressive=True)
+    content = file.getvalue()
+    assert read_picture(io.BytesIO(content), "JPEG", 3, 4096).shape == (3, 64, 64)
+    last = content.rindex(b"\xff\xda")
+    bomb = content[:-2] + content[last:-2] * 100 + content[-2:]
+    with pytest.raises(PictureError, match="has more than 100 scans"):
+        read_picture(io.BytesIO(bomb), "JPEG", 3, 4096)

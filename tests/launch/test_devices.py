@@ -1,0 +1,92 @@
+"""How many processes a run needs, and what is not there."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from lathe.errors import UserError
+from lathe.launch.devices import count_processes
+from lathe.launch.outer import Outer
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets what the machine has: machine(cores=4, gpus=0, mps=False)."""
+
+    def has(cores: int = 4, gpus: int = 0, mps: bool = False) -> None:
+        monkeypatch.setattr("os.cpu_count", lambda: cores)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
+
+    has()
+    return has
+
+
+def cfg(accelerator: str = "auto", devices: Any = 1, nodes: int = 1, processes: str = "per_device") -> dict[str, Any]:
+    return {"trainer": {"accelerator": accelerator, "devices": devices, "num_nodes": nodes}, "strategy": {"processes": processes}}
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "devices", "gpus", "mps", "count"),
+    [
+        ("cpu", 1, 0, False, 1), ("cpu", 3, 0, False, 3), ("cpu", "auto", 8, False, 1), ("cpu", -1, 0, False, 1),
+        ("auto", 1, 0, False, 1), ("auto", 2, 0, False, 2), ("auto", "auto", 0, False, 1), ("auto", "auto", 4, False, 4),
+        ("auto", 2, 4, False, 2), ("gpu", "auto", 4, False, 4), ("gpu", -1, 4, False, 4), ("gpu", [1, 3], 4, False, 2),
+        ("cuda", 3, 4, False, 3), ("gpu", 1, 0, True, 1), ("mps", "auto", 0, True, 1), ("auto", "auto", 0, True, 1),
+    ],
+)  # fmt: skip
+def test_counts(machine: Any, accelerator: str, devices: Any, gpus: int, mps: bool, count: int) -> None:
+    machine(gpus=gpus, mps=mps)
+    assert count_processes(cfg(accelerator, devices)) == count
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "devices", "gpus", "sentence"),
+    [
+        ("gpu", 1, 0, "trainer.accelerator=gpu: no GPU is visible here; use trainer.accelerator=cpu or auto."),
+        ("cuda", 1, 0, "trainer.accelerator=cuda: no GPU is visible here"),
+        ("mps", 1, 0, "trainer.accelerator=mps: there is none here; use trainer.accelerator=auto."),
+        ("gpu", 3, 2, "trainer.devices=3 asks for 3 GPUs, but 2 are here: ask for at most 2."),
+        ("gpu", [0, 2], 2, "trainer.devices=[0, 2] names a GPU that is not here: give numbers from 0 to 1."),
+        ("gpu", [-1], 2, "trainer.devices=[-1] names a GPU that is not here"),
+        ("cpu", 17, 0, "trainer.devices=17 asks for 17 processes on 4 cores: use at most 16."),
+        ("auto", 100, 0, "trainer.devices=100 asks for 100 processes on 4 cores: use at most 16."),
+    ],
+)
+def test_what_is_not_there_is_refused(machine: Any, accelerator: str, devices: Any, gpus: int, sentence: str) -> None:
+    machine(gpus=gpus)
+    with pytest.raises(UserError) as caught:
+        count_processes(cfg(accelerator, devices))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_a_small_machine_may_still_run_eight(machine: Any) -> None:
+    machine(cores=1)
+    assert count_processes(cfg("cpu", 8)) == 8
+    with pytest.raises(UserError, match="use at most 8"):
+        count_processes(cfg("cpu", 9))
+
+
+def test_a_strategy_of_one_process_drives_all_devices(machine: Any) -> None:
+    machine(gpus=4)
+    assert count_processes(cfg("gpu", 4, processes="one")) == 1
+    with pytest.raises(UserError, match="asks for 5 GPUs"):
+        count_processes(cfg("gpu", 5, processes="one"))
+
+
+def outer(world: int) -> Outer:
+    return Outer("torchrun:1", 0, 0, world, False)
+
+
+def test_an_outer_launcher_has_to_agree() -> None:
+    assert count_processes(cfg("cpu", 2, nodes=3), outer(6)) == 2
+    with pytest.raises(
+        UserError, match=r"^trainer\.devices x trainer\.num_nodes = 1, but the launcher started 2 processes: make them equal"
+    ):
+        count_processes(cfg("cpu", 1), outer(2))
+
+
+def test_several_machines_need_an_outer_launcher() -> None:
+    with pytest.raises(UserError, match=r"^trainer\.num_nodes=2: start a run on several machines with launch\.nodes=2, or"):
+        count_processes(cfg("cpu", 1, nodes=2))

@@ -1,0 +1,35 @@
+"""Ctrl-C and a time limit: a run that they ended goes on."""
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.commands import command, start
+from support.runs import SMALL, new_run, runs
+
+from lathe.verbs.train import train
+
+
+@pytest.mark.slow
+def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
+    words = [word for word in SMALL if not word.startswith("trainer.max_epochs")]
+    process = start(command(*words, "trainer.max_epochs=100000"), tmp_path)
+    deadline = time.monotonic() + 120
+    while not list(tmp_path.glob("logs/*/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    (run,) = runs(tmp_path / "logs")
+    assert process.returncode == 130, errors
+    assert errors.splitlines()[-1] == f"Error: stopped by SIGINT; continue with: python train.py resume={run}"
+    assert not (run / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_a_run_that_its_time_ended_goes_on_with_more(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=100000", "trainer.max_time=00:00:00:01")
+    steps = train(cfg)["steps"]
+    assert train(cfg)["steps"] == steps  # brought to its end again
+    cfg["trainer"]["max_time"] = "00:00:00:04"
+    assert train(cfg)["steps"] > steps

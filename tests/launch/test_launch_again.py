@@ -1,0 +1,155 @@
+"""What a launch finds by a key that is only typed, by a path, and under another launcher."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.types import RunMode
+from support.typed import Command
+
+from lathe.errors import UserError
+from lathe.launch import start as launching
+from lathe.launch.outer import Outer
+from lathe.runs.rundir import RunDir
+
+
+def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command) -> None:
+    """`${data.length}` in a model, of data that do not declare it."""
+    mine = ("data._target_=mine.Data", "model.net._target_=mine.Net")  # parts of one's own, whose arguments no table knows
+    command("model=mlp", *mine, "+data.length=3", "+model.net.length=${data.length}")
+    assert command.runs[0].config["model"]["net"]["length"] == 3
+
+
+@pytest.mark.parametrize("typed", ["true", "5", "''", "[a]"])
+def test_a_run_is_named_by_a_path(command: Command, capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    assert command.fails(f"resume={typed}", capsys=capsys).startswith("resume=")
+    assert command.fails(f"run={typed}", "split=test", name="evaluate", capsys=capsys).startswith("run=")
+
+
+def test_paths_that_lead_nowhere(command: Command, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    for path in (tmp_path / "a", tmp_path / "a" / "c", "x" * 3000):
+        assert "leads nowhere" in command.fails(f"resume={path}", capsys=capsys)
+    assert command.fails("run=null", name="evaluate", capsys=capsys).startswith("run=null: expected a run directory")
+
+
+def finished(command: Command, *typed: str, **result: int) -> RunDir:
+    command("model=mlp", *typed)
+    (run,) = command.runs
+    run.finish({**run.result, **result})
+    (run.path / "checkpoints").mkdir()
+    run.last.touch()
+    return run
+
+
+def test_a_refused_continuation_changes_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished(command, steps=5, epochs=30)
+    before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+    told = command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="support.agent_jobs:never_begins", capsys=capsys)
+    assert told == "it never began."
+    assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
+
+
+def test_a_continuation_that_began_stays_unfinished(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also where metrics.csv keeps its inode, as it may by chance when it is replaced twice."""
+    run = finished(command, steps=5, epochs=30)
+    assert (
+        command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="support.agent_jobs:breaks_off", capsys=capsys)
+        == "it broke off."
+    )
+    assert not run.complete
+    assert run.config["trainer"]["max_epochs"] == 40
+
+
+def test_the_end_that_counts_is_raised(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    run = finished(command, "trainer.max_time=00:00:00:10", steps=5, epochs=2)
+    command(f"resume={run.path}")
+    assert "is complete; raise trainer.max_time to train it further." in capsys.readouterr().out
+    assert "trainer.max_time ended this run" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
+    assert "trainer.max_time: " in command.fails(f"resume={run.path}", "trainer.max_time=00:00:00:09", capsys=capsys)
+    assert run.config["trainer"]["max_time"] == "00:00:00:10"
+    command(f"resume={run.path}", "trainer.max_time=00:00:01:00")
+    assert run.config["trainer"]["max_time"] == "00:00:01:00"
+
+
+def test_a_complete_run_without_its_last_state_is_not_trained_from_the_start(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = finished(command, steps=5, epochs=30)
+    run.last.unlink()
+    assert "last.ckpt is not there" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
+    (run.path / "overrides.yaml").unlink()
+    assert "its overrides.yaml is not there" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
+
+
+# outer launchers
+
+
+def test_a_sweep_under_an_outer_launcher_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "detect_outer", lambda: Outer("torchrun:1", 0, 0, 2, False))
+    with pytest.raises(UserError, match=r"^A sweep \(-m\) under torchrun or srun would be run once per rank"):
+        command(mode=RunMode.MULTIRUN)
+
+
+class Wire:
+    """Stands in for the process group of two ranks."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.box: list[Any] = []
+        monkeypatch.setattr(Outer, "send", lambda outer, cfg: self.box.append(cfg))
+        monkeypatch.setattr(Outer, "dismiss", lambda outer, cfg: self.box.append(None))
+        monkeypatch.setattr(Outer, "receive", lambda outer, typed: self.box[-1])
+        self.patch = monkeypatch
+
+    def rank(self, rank: int, launch_id: str = "torchrun:1", restarted: bool = False) -> None:
+        self.patch.setattr(launching, "detect_outer", lambda: Outer(launch_id, rank, rank, 2, restarted))
+
+
+TWO = ("trainer.accelerator=cpu", "trainer.devices=2")
+
+
+def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wire = Wire(monkeypatch)
+    wire.rank(0)
+    command(*TWO, "optimizer.lr=0.1")
+    wire.rank(1)
+    other = command(*TWO, "optimizer.lr=0.2")  # as an unseeded sampler gave it
+    (run,) = command.runs
+    assert other["cfg"] == run.config
+    assert run.config["optimizer"]["lr"] == 0.1
+    assert run.environment["launch_id"] == "torchrun:1"
+
+
+def test_ranks_of_an_outer_launcher_are_told_that_a_run_is_complete(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(monkeypatch)
+    wire.rank(0)
+    command(*TWO)
+    (run,) = command.runs
+    for rank in (0, 1):
+        wire.rank(rank)
+        command(f"resume={run.path}", job="support.agent_jobs:never_begins")
+    assert wire.box[-1] is None
+
+
+def test_a_restart_of_an_outer_launcher_finds_its_run(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wire = Wire(monkeypatch)
+    for launch_id in ("torchrun:1", "torchrun:2"):
+        wire.rank(0, launch_id)
+        command.fails(*TWO, job="support.agent_jobs:breaks_off", capsys=capsys)
+    first = next(run for run in command.runs if run.environment["launch_id"] == "torchrun:1")
+    wire.rank(0, "torchrun:1", restarted=True)
+    command(*TWO)
+    assert len(command.runs) == 2
+    assert [run.path for run in command.runs if run.complete] == [first.path]
+
+
+def test_the_launcher_has_to_start_as_many_as_the_configuration_says(
+    command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Wire(monkeypatch).rank(0)
+    assert "but the launcher started 2 processes" in command.fails("trainer.accelerator=cpu", "trainer.devices=1", capsys=capsys)

@@ -1,0 +1,222 @@
+"""Several machines under one launch. Two agents on loopback stand for two machines."""
+
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import Started, check, command, run
+from support.commands import start as started
+from support.runs import SMALL, rows, runs, weights
+
+from lathe.errors import UserError
+from lathe.launch.nodes import Nodes, arriving, read_nodes
+from lathe.launch.outer import Outer
+from lathe.runs import rundir
+from lathe.runs.rundir import RunDir
+
+
+def options(**given: Any) -> dict[str, Any]:
+    return {"nodes": 1, "endpoint": None, "id": None, "max_restarts": 0, **given}
+
+
+MEET = {"endpoint": "host7:29400", "id": "big-run"}
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes"),
+    [
+        ({}, Nodes()),
+        ({"id": "x"}, Nodes(launch_id="x")),
+        ({"nodes": 2, **MEET}, Nodes(2, 2, "host7:29400", "big-run")),
+        ({"nodes": "2:4", "max_restarts": 1, **MEET}, Nodes(2, 4, "host7:29400", "big-run")),
+        ({"nodes": "3:3", **MEET}, Nodes(3, 3, "host7:29400", "big-run")),
+        ({"nodes": 2, "endpoint": "[::1]:80", "id": 7}, Nodes(2, 2, "[::1]:80", "7")),
+    ],
+)
+def test_machines_are_read(given: dict[str, Any], nodes: Nodes) -> None:
+    assert read_nodes(options(**given)) == nodes
+    assert nodes.several == (given.get("nodes", 1) != 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"nodes": 0}, "launch.nodes=0: give a number from 1, or min:max such as 2:4."),
+        ({"nodes": "4:2"}, "launch.nodes=4:2: give a number from 1"),
+        ({"nodes": "two"}, "launch.nodes=two: give a number from 1"),
+        ({"nodes": True}, "launch.nodes=True: give a number from 1"),
+        ({"nodes": 1.5}, "launch.nodes=1.5: give a number from 1"),
+        ({"nodes": 2}, "launch.nodes=2 needs launch.id, a name that all nodes share"),
+        ({"nodes": 2, "id": "a"}, "launch.nodes=2 needs launch.endpoint=host:port of one of the nodes"),
+        ({"nodes": 2, "id": "a", "endpoint": "host"}, "launch.endpoint=host: give host:port of one of the nodes"),
+        ({"nodes": 2, "id": "a", "endpoint": "host:0"}, "launch.endpoint=host:0: give host:port of one of the nodes"),
+        (
+            {"nodes": 2, "id": "a/b", "endpoint": "host:1"},
+            "launch.id='a/b': give a name of letters, digits and . _ - that all nodes share.",
+        ),
+        ({"endpoint": "host:1"}, "launch.endpoint=host:1 is where several nodes meet: set launch.nodes, or leave it out."),
+        (
+            {"nodes": "1:2", **MEET},
+            "launch.nodes=1:2 goes on without a lost node by a restart: set launch.max_restarts to how many.",
+        ),
+    ],
+)
+def test_what_can_not_meet_is_refused(given: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_nodes(options(**given))
+    assert str(caught.value).startswith(sentence)
+
+
+def test_srun_with_a_task_on_each_node_gives_place_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key, value in (("MASTER_ADDR", "node3"), ("MASTER_PORT", "12345"), ("SLURM_NNODES", "2")):
+        monkeypatch.setenv(key, value)
+    srun = Outer("slurm:99", 1, 0, 2, False)
+    assert read_nodes(options(nodes=2), srun) == Nodes(2, 2, "node3:12345", "slurm-99")
+    assert read_nodes(options(nodes=2, **MEET), srun) == Nodes(2, 2, "host7:29400", "big-run")
+    for outer in (Outer("slurm:99", 1, 0, 4, False), Outer("torchrun:99", 1, 0, 2, False)):
+        with pytest.raises(UserError, match=r"^launch\.nodes=2 starts the ranks itself, but a launcher has started"):
+            read_nodes(options(nodes=2), outer)
+    with pytest.raises(UserError, match=r"^launch\.id=a: under torchrun or srun the launcher names the run"):
+        read_nodes(options(id="a"), srun)
+
+
+def test_the_address_is_the_one_on_the_way_to_the_endpoint() -> None:
+    assert Nodes(2, 2, "127.0.0.1:29400", "a").address == "127.0.0.1"
+    assert Nodes(2, 2, "no such host:29400", "a").address is None
+    assert Nodes().address is None
+
+
+def test_machines_arrive_one_at_a_time(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def other() -> None:
+        with arriving(tmp_path / "logs"):
+            order.append("second")
+
+    thread = threading.Thread(target=other)
+    with arriving(tmp_path / "logs"):
+        thread.start()
+        thread.join(0.3)
+        order.append("first")
+    thread.join(10)
+    assert order == ["first", "second"]
+
+
+def test_a_place_that_can_not_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="a part of that path is a file"), arriving(tmp_path / "file" / "logs"):
+        pass
+
+
+def test_the_machines_of_a_launch_share_a_directory_and_others_are_kept_out(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    with run.locked(shared=True), run.locked(shared=True):
+        assert run.busy
+        with pytest.raises(UserError, match="is being written to by another process"), run.locked():
+            pass
+    assert not run.busy
+    with run.locked(), pytest.raises(UserError, match="is being written to"), run.locked(shared=True):
+        pass
+
+
+def test_a_launch_is_found_by_its_name_complete_or_not(tmp_path: Path) -> None:
+    made = [rundir.create(tmp_path, {"name": "train", "paths": {}}, [], name) for name in ("a", "b")]
+    for unfinished in (True, False):
+        found = rundir.find_launch(tmp_path, "train", "b", unfinished=unfinished)
+        assert found is not None
+        assert found.path == made[1].path
+    made[1].finish({})
+    assert rundir.find_launch(tmp_path, "train", "b") is None
+    found = rundir.find_launch(tmp_path, "train", "b", unfinished=False)
+    assert found is not None
+    assert found.path == made[1].path
+    assert rundir.find_launch(tmp_path, "train", "c", unfinished=False) is None
+
+
+# real agents
+
+TRAIN = (*SMALL, "trainer.log_every_n_steps=1", "callbacks.throughput=null")
+
+
+def endpoint() -> str:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return f"localhost:{free.getsockname()[1]}"
+
+
+def start(folder: Path, *arguments: str) -> Started:
+    return started(command(*arguments), folder, merged=True)
+
+
+@pytest.mark.slow
+def test_two_nodes_are_two_devices(tmp_path: Path) -> None:
+    arguments = (*TRAIN, "launch.nodes=2", f"launch.endpoint={endpoint()}", "launch.id=pair")
+    agents = [start(tmp_path, *arguments, f"seed={seed}") for seed in (1, 1)]
+    outputs = [agent.communicate(timeout=300)[0] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], outputs
+    (directory,) = runs(tmp_path / "logs")
+    assert sorted("Joining" in output for output in outputs) == [False, True]
+    assert json.loads((directory / "environment.json").read_text())["launch_id"] == "pair"
+    assert json.loads((directory / "result.json").read_text())["devices"] == 2
+    check(run(*TRAIN, "seed=1", "trainer.devices=2", f"paths.log_dir={tmp_path / 'one'}", cwd=tmp_path))
+    (one,) = runs(tmp_path / "one")
+    assert rows(directory) == rows(one)
+    ours, theirs = weights(directory), weights(one)
+    assert all(ours[key].equal(theirs[key]) for key in theirs)
+    done = run(*arguments, "seed=1", cwd=tmp_path)  # a node that comes too late
+    assert f"{directory} is complete" in done.stdout
+    done = run(*arguments, "seed=2", cwd=tmp_path)
+    assert done.stderr == f"Error: launch.id=pair is the name of {directory}, which is complete: choose another.\n"
+    assert runs(tmp_path / "logs") == [directory]
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
+    arguments = (*TRAIN, "model.net.width=1024", "model.net.depth=3", "trainer.max_epochs=4", "callbacks.checkpoint.every_n_train_steps=3",
+                 "launch.nodes=1:2", f"launch.endpoint={endpoint()}", "launch.id=elastic", "launch.max_restarts=3",
+                 "launch.last_call_timeout=15")  # fmt: skip
+    first = start(tmp_path, *arguments)
+    while not list(tmp_path.glob("logs/.arriving")):
+        time.sleep(0.05)
+    time.sleep(3)  # so that the first is the one that holds the meeting place
+    second = start(tmp_path, *arguments)
+    try:
+        while not list(tmp_path.glob("logs/*/*/checkpoints/last.ckpt")):
+            assert first.poll() is None
+            assert second.poll() is None
+            time.sleep(0.02)
+        os.kill(second.pid, signal.SIGKILL)
+        output, _ = first.communicate(timeout=300)
+    finally:
+        first.kill()
+        second.kill()
+        second.communicate()
+    assert first.returncode == 0, output
+    assert "A worker died: restart 1 of 3, from the last checkpoint." in output
+    (directory,) = runs(tmp_path / "logs")
+    assert json.loads((directory / "result.json").read_text())["devices"] == 1
+    steps = [int(row["step"]) for row in rows(directory) if row["train/loss"]]
+    assert steps == list(range(1, 81))
+
+
+def test_a_batch_has_to_divide_at_every_number_of_nodes(tmp_path: Path) -> None:
+    done = run(
+        *SMALL, "launch.nodes=1:3", "launch.endpoint=localhost:29400", "launch.id=x", "launch.max_restarts=1", cwd=tmp_path
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(
+        "Error: data.batch_size=64 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 3"
+    )
+    assert runs(tmp_path / "logs") == []
+
+
+def test_a_sweep_over_several_nodes_is_refused(tmp_path: Path) -> None:
+    done = run("-m", "seed=1,2", *SMALL, "launch.nodes=2", "launch.endpoint=localhost:29400", "launch.id=x", cwd=tmp_path)
+    assert "Error: launch.id=x names one run, and a sweep (-m) has several: leave launch.id and launch.nodes out" in done.stderr
+    assert runs(tmp_path / "logs") == []

@@ -1,0 +1,86 @@
+"""Which worker is bound to which CPUs is torch's to do; what it can't do here is told first."""
+
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lathe.errors import UserError
+from lathe.launch import numa
+from lathe.launch.agent import _launch_config
+from lathe.launch.nodes import Nodes
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    """Sets what the machine has: machine(nodes=2, gpus=4)."""
+
+    def has(nodes: int = 2, gpus: int = 0, numactl: bool = True) -> None:
+        for index in range(nodes):
+            (tmp_path / f"node{index}").mkdir(exist_ok=True)
+        (tmp_path / "possible").touch()
+        monkeypatch.setattr(numa, "SYSTEM", tmp_path)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}" if numactl else None)
+        monkeypatch.setattr("sys.platform", "linux")
+
+    return has
+
+
+def cfg(accelerator: str = "auto", devices: Any = 2) -> dict[str, Any]:
+    return {"trainer": {"accelerator": accelerator, "devices": devices}}
+
+
+def test_none_asks_for_nothing(machine: Any) -> None:
+    machine(nodes=1)
+    assert numa.numa_mode(cfg(), "none") is None
+
+
+@pytest.mark.parametrize("mode", ["node", "socket"])
+def test_one_numa_node_is_warned_about(machine: Any, mode: str) -> None:
+    machine(nodes=1)
+    with pytest.warns(UserWarning, match=rf"^launch\.numa={mode} does nothing here: this machine has one NUMA node\.$"):
+        assert numa.numa_mode(cfg("cpu"), mode) is None
+
+
+def test_a_machine_that_does_not_say_has_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(numa, "SYSTEM", tmp_path / "absent")
+    assert numa.count_numa_nodes() == 1
+
+
+BESIDE = "binds the worker of local rank r to the CPUs beside GPU r, and"
+
+
+@pytest.mark.parametrize(
+    ("mode", "has", "accelerator", "devices", "sentence"),
+    [
+        ("nodes", {}, "auto", 2, "launch.numa='nodes': did you mean node?"),
+        ("node", {"gpus": 0}, "auto", 2, f"launch.numa=node {BESIDE} this run uses no GPU: "),
+        ("exclusive", {"nodes": 1, "gpus": 4}, "cpu", 2, f"launch.numa=exclusive {BESIDE} this run uses no GPU"),
+        ("socket", {"gpus": 4}, "gpu", [2, 3], f"launch.numa=socket {BESIDE} trainer.devices=[2, 3] picks others"),
+        ("node", {"gpus": 4, "numactl": False}, "gpu", 4, "launch.numa=node: torch asks for the program numactl, which is not here"),
+    ],
+)  # fmt: skip
+def test_what_torch_can_not_follow_is_refused(
+    machine: Any, mode: str, has: dict[str, Any], accelerator: str, devices: Any, sentence: str
+) -> None:
+    machine(**has)
+    with pytest.raises(UserError) as caught:
+        numa.numa_mode(cfg(accelerator, devices), mode)
+    assert str(caught.value).startswith(sentence)
+
+
+@pytest.mark.parametrize("mode", ["node", "socket", "exclusive"])
+def test_torch_is_told(machine: Any, mode: str) -> None:
+    machine(gpus=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert numa.numa_mode(cfg("gpu", [0, 1]), mode) == mode
+    options = {"max_restarts": 0, "monitor_interval": 0.1}
+    told = _launch_config(2, options, Nodes(), mode).numa_options
+    assert told.affinity_mode.value == mode
+    assert not told.should_fall_back_if_binding_fails
+    assert _launch_config(2, options, Nodes(), None).numa_options is None

@@ -1,0 +1,202 @@
+"""torchrun, srun and horovodrun are recognised by what they leave in the environment, and rank 0's configuration is everybody's."""
+
+import os
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from support.ranks import on_ranks
+
+from lathe.errors import UserError
+from lathe.launch.outer import Outer, detect_outer
+
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "job7",
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_PORT": "29400",
+}
+SLURM = {"SLURM_JOB_ID": "99", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_NODELIST": "node[3-4]",
+         "SLURM_JOB_NAME": "train", "SLURM_NTASKS_PER_NODE": "2"}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Replaces the launchers' variables: environment(RANK="0")."""
+    for key in list(os.environ):
+        if key.startswith(("TORCHELASTIC", "SLURM", "HOROVOD")) or key in (
+            "RANK",
+            "LOCAL_RANK",
+            "WORLD_SIZE",
+            "LOCAL_WORLD_SIZE",
+        ):
+            monkeypatch.delenv(key)
+    set_here = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RUN_ID")
+    for key in ("MASTER_ADDR", "MASTER_PORT", *set_here):
+        monkeypatch.setenv(key, "x")  # so that what the code sets is taken back after the test
+        monkeypatch.delenv(key)
+
+    def put(**values: str) -> None:
+        for key, value in values.items():
+            monkeypatch.setenv(key, value)
+
+    return put
+
+
+def test_a_run_by_hand_has_no_outer_launcher() -> None:
+    assert detect_outer() is None
+
+
+def test_torchrun(environment: Any) -> None:
+    environment(**TORCHRUN)
+    assert detect_outer() == Outer("torchrun:job7", rank=3, local_rank=1, world_size=4, restarted=False)
+    environment(TORCHELASTIC_RESTART_COUNT="2")
+    assert detect_outer() == Outer("torchrun:job7", rank=3, local_rank=1, world_size=4, restarted=True)
+
+
+def test_torchrun_without_a_name_is_known_by_its_agent_on_one_machine(environment: Any) -> None:
+    environment(**{**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "2", "RANK": "0"})
+    outer = detect_outer()
+    assert outer is not None
+    assert outer.launch_id == f"torchrun:torchrun-{os.getppid()}-29400"
+
+
+def test_torchrun_without_a_name_is_refused_on_several(environment: Any) -> None:
+    environment(**{**TORCHRUN, "TORCHELASTIC_RUN_ID": "none"})
+    with pytest.raises(UserError, match="torchrun on several nodes needs --rdzv-id"):
+        detect_outer()
+
+
+def test_srun_and_where_its_ranks_meet(environment: Any) -> None:
+    environment(**SLURM)
+    assert detect_outer() == Outer("slurm:99", rank=2, local_rank=0, world_size=4, restarted=False)
+    assert os.environ["MASTER_ADDR"] == "node3"
+    port = int(os.environ["MASTER_PORT"])
+    assert 10000 <= port < 65536
+    environment(SLURM_RESTART_COUNT="1")
+    outer = detect_outer()
+    assert outer is not None
+    assert outer.restarted
+    assert int(os.environ["MASTER_PORT"]) == port
+
+
+def test_srun_has_to_say_how_many_tasks_a_node_has(environment: Any) -> None:
+    environment(**{key: value for key, value in SLURM.items() if key != "SLURM_NTASKS_PER_NODE"})
+    with pytest.raises(UserError, match=r"^srun was given --ntasks alone: give --nodes and --ntasks-per-node in its place\.$"):
+        detect_outer()
+
+
+@pytest.mark.parametrize("change", [{"SLURM_NTASKS": "1"}, {"SLURM_JOB_NAME": "bash"}, {"SLURM_JOB_NAME": "interactive"}])
+def test_a_command_typed_inside_an_allocation_is_a_run_by_hand(environment: Any, change: dict[str, str]) -> None:
+    environment(**{**SLURM, **change})
+    assert detect_outer() is None
+    assert "MASTER_ADDR" not in os.environ
+
+
+class Table(BaseHTTPRequestHandler):
+    """The table of keys that horovodrun offers its ranks over HTTP."""
+
+    keys: ClassVar[dict[str, bytes]] = {}
+
+    def do_PUT(self) -> None:
+        self.keys[self.path] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.reply(200, b"")
+
+    def do_GET(self) -> None:
+        self.reply(200 if self.path in self.keys else 404, self.keys.get(self.path, b""))
+
+    def reply(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def horovodrun(environment: Any) -> Iterator[Any]:
+    """Replaces horovodrun and its variables: horovodrun(rank, hosts)."""
+    Table.keys.clear()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Table)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+    def put(rank: int, hosts: int = 1) -> str:
+        port, local = str(server.server_address[1]), 4 // hosts
+        environment(HOROVOD_RANK=str(rank), HOROVOD_SIZE="4", HOROVOD_LOCAL_RANK=str(rank % local), HOROVOD_LOCAL_SIZE=str(local),
+                    HOROVOD_CROSS_RANK=str(rank // local), HOROVOD_HOSTNAME=f"host{rank // local}", http_proxy="http://nowhere:1",
+                    HOROVOD_GLOO_RENDEZVOUS_ADDR="127.0.0.1", HOROVOD_GLOO_RENDEZVOUS_PORT=port)  # fmt: skip
+        return f"127.0.0.1:{port}"
+
+    yield put
+    server.shutdown()
+    server.server_close()
+
+
+def test_horovodrun_and_where_its_ranks_meet(horovodrun: Any, environment: Any) -> None:
+    environment(**{**SLURM, "SLURM_PROCID": "0"})  # a batch script inside an allocation: every rank sees these
+    address = horovodrun(0, hosts=2)
+    assert detect_outer() == Outer(f"horovodrun:{address}", rank=0, local_rank=0, world_size=4, restarted=False)
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    assert (host, port.isdigit()) == ("host0", True)
+    for key in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"):
+        del os.environ[key]
+    horovodrun(3, hosts=2)
+    assert detect_outer() == Outer(f"horovodrun:{address}", rank=3, local_rank=1, world_size=4, restarted=False)
+    names = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK")
+    assert [os.environ[name] for name in names] == [host, port, "3", "1", "4", "2", "1"]
+
+
+def test_a_rank_of_horovodrun_waits_for_rank_0(horovodrun: Any) -> None:
+    horovodrun(1)
+    late = threading.Timer(0.3, Table.keys.__setitem__, ("/lathe/meeting", b"localhost:29501"))
+    late.start()
+    assert detect_outer() is not None
+    late.join()
+    assert (os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]) == ("localhost", "29501")
+
+
+def test_what_horovodrun_can_not_be(horovodrun: Any, environment: Any) -> None:
+    horovodrun(0)
+    environment(HOROVOD_GLOO_RENDEZVOUS_PORT="1")
+    with pytest.raises(UserError, match=r"^horovodrun does not answer at 127\.0\.0\.1:1: start all ranks again"):
+        detect_outer()
+    environment(HOROVOD_ELASTIC="1")
+    with pytest.raises(UserError, match=r"^horovodrun with --min-np is not supported"):
+        detect_outer()
+
+
+TYPED = {"trainer": {"accelerator": "cpu", "devices": 2}, "launch": {"timeout": 30.0}}
+
+
+def exchange(rank: int) -> dict[str, Any]:
+    """As two ranks that composed different configurations."""
+    outer = Outer("torchrun:1", rank, rank, 2, False)
+    torch.distributed.destroy_process_group()
+    os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", os.environ["TEST_PORT"]
+    if rank == 0:
+        mine = {"lr": 0.1, "list": [1, {"a": None}], "rank": 0, **TYPED}
+        outer.send(mine)
+        return mine
+    return outer.receive({"lr": 0.2, **TYPED})
+
+
+def test_rank_0s_configuration_reaches_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    first, second = on_ranks(exchange_at, port)
+    assert first == second == {"lr": 0.1, "list": [1, {"a": None}], "rank": 0, **TYPED}
+
+
+def exchange_at(rank: int, port: int) -> dict[str, Any]:
+    os.environ["TEST_PORT"] = str(port)
+    return exchange(rank)

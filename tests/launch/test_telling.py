@@ -1,0 +1,132 @@
+"""One sentence on stderr for a mistake, a traceback for a bug, and the exit code that says so."""
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from support.runs import ROOT
+
+from lathe.errors import Stopped, UserError
+from lathe.launch.telling import FULL_ERROR, one_sentence, sentence_for, tell
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in (FULL_ERROR, "HYDRA_FULL_ERROR", "RANK", "SLURM_PROCID"):
+        monkeypatch.setenv(key, "x")  # so that what the code sets is taken back after the test
+        monkeypatch.delenv(key)
+    monkeypatch.setattr("sys.argv", [str(ROOT / "train.py")])
+
+
+def test_a_mistake_is_one_line_on_stderr_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tell(UserError("seed=-1: give another.")) == 1
+    out, err = capsys.readouterr()
+    assert (out, err) == ("", "Error: seed=-1: give another.\n")
+
+
+def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyError) as caught:
+        {}["inner"]
+    assert tell(caught.value) == 1
+    assert "Traceback" in (text := capsys.readouterr().err)
+    assert "KeyError: 'inner'" in text
+
+
+def test_a_full_error_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FULL_ERROR, "1")
+    assert tell(UserError("a sentence.")) == 1
+    assert "lathe.errors.UserError: a sentence." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["RANK", "SLURM_PROCID"])
+def test_only_rank_0_speaks(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str) -> None:
+    monkeypatch.setenv(key, "1")
+    assert tell(UserError("a sentence.")) == 1
+    assert capsys.readouterr().err == ""
+    assert tell(KeyError("a bug")) == 1
+    assert "KeyError" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGINT", 130)])
+def test_a_stopped_run_leaves_with_the_code_of_its_signal(capsys: pytest.CaptureFixture[str], name: str, code: int) -> None:
+    assert tell(Stopped(name, "logs/x")) == code
+    assert capsys.readouterr().err == f"Error: stopped by {name}; continue with: python train.py resume=logs/x\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (OSError(errno.ENOSPC, "x", "/a"), "/a can't be written, the disk is full"),
+        (torch.OutOfMemoryError("x"), "the GPU's memory is used up: lower data.batch_size"),
+        (MisconfigurationException("two\n  lines"), "two lines"),
+        (RuntimeError("gloo: Timed out waiting 2000ms for recv operation to complete"),
+         "rank 0 waited longer than launch.timeout=2 seconds in a collective: another rank did not come (if it was only slow, raise"),
+        (RuntimeError('Could not detect "srun", are you'), "launch=slurm submits to SLURM, and srun is not here"),
+        (ValueError("a bug"), None),
+        (FileNotFoundError(errno.ENOENT, "x", "/a"), None),
+    ],
+)  # fmt: skip
+def test_other_libraries_mistakes(error: Exception, sentence: str | None) -> None:
+    told = sentence_for(error)
+    assert told == sentence if sentence is None else str(told).startswith(sentence)
+
+
+@pytest.mark.parametrize("script", ["train.py", "scripts/evaluate.py"])
+def test_groups_are_read_off_the_configuration_folder(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    class ConfigCompositionException(Exception):
+        pass
+
+    monkeypatch.setattr("sys.argv", [str(ROOT / script)])
+    told = sentence_for(ConfigCompositionException("Could not override 'optimiser'."))
+    assert told == "optimiser: there is no such group or key; did you mean optimizer?"
+
+
+def test_a_script_elsewhere_has_no_groups_to_propose(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.argv", [str(tmp_path / "mine.py")])
+    assert sentence_for(UserError("x")) == "x"
+
+
+def main_that(error: Exception | None) -> Any:
+    @one_sentence
+    def main() -> None:
+        if error is not None:
+            raise error
+
+    return main
+
+
+def test_a_main_leaves_with_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main_that(UserError("a sentence."))()
+    assert left.value.code == 1
+    assert capsys.readouterr().err == "Error: a sentence.\n"
+    main_that(None)()
+
+
+def test_what_the_user_had_set_for_hydra_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(SystemExit):
+        main_that(UserError("a sentence."))()
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_launcher_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class MissingConfigException(Exception):
+        missing_cfg_file = "hydra/launcher/submitit_slurm"
+
+    monkeypatch.setattr("lathe.launch.telling.find_spec", lambda name: None)
+    told = sentence_for(MissingConfigException("x"))
+    assert told == "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e .[slurm]."
+
+
+def test_ctrl_c_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def main() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    with pytest.raises(SystemExit) as ended:
+        one_sentence(main)()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "Error: stopped by Ctrl-C.\n")

@@ -1,0 +1,112 @@
+"""DataParallel: refused without a GPU, and in the net's place during a step only."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule
+from support.runs import config
+from torch import Tensor, nn
+
+from lathe.config.composed import check
+from lathe.errors import UserError, refuse
+from lathe.legacy.dp import DP
+
+
+class Doubled(nn.Module):
+    """Stands in for nn.DataParallel, which needs GPUs."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.module = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * self.module(x)
+
+
+class Net(LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Linear(2, 2)
+
+    def step(self, x: Tensor, fail: bool = False) -> Tensor:
+        if fail:
+            raise ValueError("no")
+        return self.net(x)
+
+    training_step = validation_step = test_step = step
+
+
+@pytest.fixture
+def strategy() -> tuple[Any, Net]:
+    strategy, task = object.__new__(DP), Net()
+    strategy._lightning_module = strategy._model = task
+    strategy._parallel = Doubled(task.net)
+    return strategy, task
+
+
+def test_without_a_gpu_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(
+        UserError, match="strategy=dp drives several GPUs from one process and none is visible here: use strategy=ddp"
+    ):
+        DP()
+
+
+def test_it_takes_every_visible_gpu_or_those_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert (DP().devices, DP().root_device) == ([0, 1, 2], torch.device("cuda", 0))
+    assert (DP([2, 1]).devices, DP([2, 1]).root_device) == ([2, 1], torch.device("cuda", 2))
+    assert [DP(devices).devices for devices in (1, 2, "auto", -1)] == [[0], [0, 1], [0, 1, 2], [0, 1, 2]]
+
+
+@pytest.mark.parametrize("devices", [1, 2, "auto", [0, 2]])
+def test_its_gpus_are_those_of_the_trainer(devices: Any) -> None:
+    cfg = config("strategy=dp", f"trainer.devices={devices}".replace(" ", ""))
+    assert cfg["strategy"]["devices"] == cfg["trainer"]["devices"] == devices
+    refuse(check(cfg))
+
+
+def test_a_strategy_with_devices_of_its_own_refuses_others_of_the_trainer() -> None:
+    for fitting in ("trainer.devices=1", "trainer.devices=auto", "trainer.devices=2"):
+        refuse(check(config("strategy=model_split", "strategy.devices=[cpu:0,cpu:0]", fitting)))
+    for given in ("strategy.devices=[cpu:0,cpu:0]", "strategy.devices=null"):
+        with pytest.raises(UserError, match=r"^trainer\.devices=3 has no say where one process drives several devices"):
+            refuse(check(config("strategy=model_split", given, "trainer.devices=3")))
+
+
+def test_the_wrapper_stands_in_during_a_step(strategy: tuple[Any, Net]) -> None:
+    dp, task = strategy
+    x = torch.randn(4, 2)
+    net, names = task.net, list(task.state_dict())
+    assert torch.equal(dp._through(task.step, x), 2 * net(x))
+    assert task.net is net
+    assert list(task.state_dict()) == names == ["net.weight", "net.bias"]
+
+
+def test_the_net_comes_back_after_an_error(strategy: tuple[Any, Net]) -> None:
+    dp, task = strategy
+    net = task.net
+    with pytest.raises(ValueError, match="no"):
+        dp._through(task.step, torch.randn(4, 2), fail=True)
+    assert task.net is net
+
+
+@pytest.mark.parametrize("kind", ["training_step", "validation_step", "test_step"])
+def test_each_kind_of_step_goes_through_it(strategy: tuple[Any, Net], monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    from lightning.pytorch.strategies import SingleDeviceStrategy
+
+    dp, task = strategy
+    monkeypatch.setattr(SingleDeviceStrategy, kind, lambda self, *args: task.step(*args))
+    x = torch.randn(4, 2)
+    assert torch.equal(getattr(dp, kind)(x), 2 * task.net(x))
+
+
+def test_its_configuration_asks_for_one_process() -> None:
+    assert config("strategy=dp")["strategy"] == {
+        "_target_": "lathe.legacy.DP",
+        "processes": "one",
+        "devices": 1,
+        "compressions": ["after"],
+    }

@@ -1,0 +1,211 @@
+"""Receipts of short runs; compiled forms run eagerly here, for compilers take longer than these nets."""
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import SMALL, config, new_run
+
+from lathe import export
+from lathe.errors import UserError
+from lathe.receipt import measured, receipt, write
+from lathe.runs import score
+from lathe.runs.rundir import RunDir
+from lathe.verbs.train import train
+
+SHORT = measured.Effort(repeats=5, warmup=1, seconds=1.0)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setitem(measured.EFFORTS, "quick", SHORT)
+    monkeypatch.setitem(measured.EFFORTS, "full", dataclasses.replace(SHORT, batches=(2,), all_cores=True, compiled=True))
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.fixture
+def no_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves out exports, which take most of a small net's receipt."""
+    monkeypatch.setattr(export.get("onnx"), "available", lambda: "target=onnx needs a package: pip install it.")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL)
+    train(cfg)
+    return RunDir(cfg["paths"]["run_dir"])
+
+
+@pytest.fixture(scope="module")
+def wider(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "model.net.width=32", "seed=1")
+    train(cfg)
+    return RunDir(cfg["paths"]["run_dir"])
+
+
+def request(run: RunDir, *overrides: str) -> dict[str, Any]:
+    """What `launch_on_run` hands to the job."""
+    asked = config(f"run={run.path}", "trainer.accelerator=cpu", *overrides, name="receipt")
+    cfg = run.config
+    cfg["trainer"] |= asked["trainer"]
+    return {**cfg, "strategy": asked["strategy"], "request": asked}
+
+
+def test_a_plain_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    shipped = run.path / "exports" / "onnx" / "model.onnx"
+    shipped.parent.mkdir(parents=True)
+    shipped.write_bytes(b"made by scripts/export.py")
+    threads, random = torch.get_num_threads(), torch.get_rng_state()
+    found = receipt(request(run, "effort=quick"))
+    assert (torch.get_num_threads(), torch.equal(torch.get_rng_state(), random)) == (threads, True)
+    assert json.loads((run.path / "receipt.json").read_text()) == found
+    rows = {(row["of"], row["backend"], row["split"]): row for row in found["figures"]}
+    for split in ("val", "test"):
+        assert rows["this", "eager", split]["figures"]["accuracy"] == pytest.approx(run.result[f"{split}/accuracy"], abs=1e-7)
+    assert rows["this", "onnx", "test"]["figures"]["loss"] == pytest.approx(run.result["test/loss"], rel=1e-5)
+    assert found["size"]["parameters"] == found["dense"]["size"]["parameters"] == run.result["parameters"]
+    assert found["size"]["macs"] == 64 * 16 + 16 * 10
+    assert found["left_out"] == []
+    cells = {(row["of"], row["backend"], row["batch"], row["threads"]) for row in found["latency"]}
+    forms = {("this", "eager"), ("dense", "eager"), ("dense", "compiled_bf16"), ("this", "onnx"), ("dense", "onnx")}
+    assert cells == {(*form, batch, 1) for form in forms for batch in (1, 32)}
+    for row in found["latency"]:
+        assert row["n"] == 5
+        assert 0 < row["p10_ms"] <= row["median_ms"] <= row["p90_ms"]
+        eager = next(r for r in found["latency"] if (r["of"], r["backend"], r["batch"]) == ("dense", "eager", row["batch"]))
+        assert row["over_eager"] == pytest.approx(row["median_ms"] / eager["median_ms"])
+    assert (found["warnings"], found["left_out"]) == ([], [])
+    text, page = capsys.readouterr().out, (run.path / "receipt.md").read_text()
+    for sentence in found["findings"]:
+        assert sentence in text
+        assert sentence in page
+    assert "No compression is configured" in page
+    assert "no baseline given" in page
+    assert "avx" not in page or "instruction sets" in page
+    assert (run.path / "receipt.svg").read_text().count("<svg") == 3
+    assert "python scripts/export.py run=<run directory> target=onnx ships it." in page
+    assert [path.read_bytes() for path in (run.path / "exports").rglob("*") if path.is_file()] == [b"made by scripts/export.py"]
+
+
+@pytest.mark.usefixtures("no_onnx")
+def test_beside_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
+    found = receipt(request(run, "effort=quick", f"baseline={wider.path}"))
+    assert found["dense"] == {"size": {**found["dense"]["size"], "parameters": wider.result["parameters"]}, "trained": True}
+    rows = {(row["of"], row["backend"], row["split"]): row for row in found["figures"]}
+    assert rows["dense", "eager", "test"]["figures"]["accuracy"] == pytest.approx(wider.result["test/accuracy"], abs=1e-7)
+    answers = []
+    for some in (run, wider):
+        task, cfg = score.open_run_net(some.path)
+        loader = score.open_data(cfg).eval_loader("test")
+        counted = torch.cat([y for _, y in loader]) != -100  # the last batch is filled up
+        answers.append(score.outputs_of(task.net, loader)[counted])
+    told = rows["this", "eager", "test"]["agreement"]
+    assert told["n"] == 297
+    assert told["share"] == pytest.approx((answers[0].argmax(1) == answers[1].argmax(1)).float().mean().item(), abs=1e-7)
+    assert told["largest"] == pytest.approx((answers[0] - answers[1]).abs().max().item(), rel=1e-4)
+    assert f"{told['share']:.4f} of their 297 predictions are equal" in " ".join(found["findings"])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_onnx")
+def test_the_run_that_it_started_from_is_its_baseline(run: RunDir, tmp_path: Path) -> None:
+    for number, path in enumerate((run.path, run.best)):
+        cfg = new_run(tmp_path / str(number), *SMALL, f"ckpt_path={path}", "trainer.max_epochs=1")
+        train(cfg)
+        found = write(RunDir(cfg["paths"]["run_dir"]), cfg, None, "quick")
+        assert found["baseline"] == str(run.path)
+
+
+@pytest.mark.usefixtures("no_onnx")
+def test_a_run_is_no_baseline_of_itself_and_a_sparse_one_is_told(run: RunDir, tmp_path: Path) -> None:
+    """logs/latest in `ckpt_path` of a run directory may lead to the run itself by now."""
+    cfg = new_run(tmp_path, *SMALL, "compression=prune", "compression.receipt=none", f"ckpt_path={run.path}")
+    train(cfg)
+    pruned, latest = RunDir(cfg["paths"]["run_dir"]), tmp_path / "latest"
+    assert latest.resolve() == pruned.path
+    pruned.save_config({**pruned.config, "ckpt_path": str(latest)})
+    assert write(pruned, cfg, None, "quick")["baseline"] is None
+    note = "The baseline is itself a compressed net: ratios are to it, not to a dense one."
+    assert note in write(run, run.config, pruned.path, "quick")["findings"]
+
+
+@pytest.mark.usefixtures("no_onnx")
+def test_full_measures_compiled_forms_and_all_cores(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.measure.usable_cores", lambda: 2)
+    found = receipt(request(run, "effort=full"))
+    cells = {(row["of"], row["backend"], row["threads"]) for row in found["latency"]}
+    compiled = {(of, f"compiled_{dtype}") for of in ("this", "dense") for dtype in ("fp32", "bf16")}
+    assert {(*form, threads) for form in compiled for threads in (1, 2)} <= cells
+    scores = {row["backend"]: row["figures"] for row in found["figures"] if row["split"] == "test"}
+    assert scores["compiled_fp32"]["loss"] == pytest.approx(scores["eager"]["loss"], rel=1e-4)
+    assert scores["compiled_bf16"]["loss"] == pytest.approx(scores["eager"]["loss"], rel=0.05)
+    assert scores["compiled_bf16"]["loss"] != scores["eager"]["loss"]
+
+
+@pytest.mark.usefixtures("no_onnx")
+def test_a_test_split_that_is_kept_unseen_stays_so(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL, "test=false")
+    train(cfg)
+    found = write(RunDir(cfg["paths"]["run_dir"]), cfg, None, "quick")
+    assert {row["split"] for row in found["figures"]} == {"val"}
+    assert "keeps the test split unseen" in found["findings"][0]
+
+
+@pytest.mark.usefixtures("no_onnx")
+def test_a_back_end_that_fails_is_listed_and_the_others_are_measured(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = receipt(request(run, "effort=quick"))
+    assert {"form": "this onnx", "reason": "target=onnx needs a package: pip install it."} in found["left_out"]
+    assert "this onnx: target=onnx needs a package" in (run.path / "receipt.md").read_text()
+    assert {row["backend"] for row in found["latency"]} == {"eager", "compiled_bf16"}
+
+    def breaks(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("no compiler here\nand much more")
+
+    monkeypatch.setattr(torch, "compile", breaks)
+    found = receipt(request(run, "effort=quick"))
+    lines = [entry for entry in found["left_out"] if entry["form"].startswith("dense compiled_bf16")]
+    assert [entry["reason"] for entry in lines] == ["RuntimeError: no compiler here"] * 2
+    assert all(row["over_bf16"] is None for row in found["latency"])
+
+
+@pytest.mark.usefixtures("no_onnx")
+def test_mistakes(run: RunDir, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^effort=all: choose one of quick, full\.$"):
+        receipt(request(run, "effort=all"))
+    with pytest.raises(UserError, match=r"^trainer\.devices=2: a receipt is measured on one device\.$"):
+        receipt(request(run, "trainer.devices=2"))
+    with pytest.raises(UserError, match=r"^baseline=.*no: there is no such directory"):
+        receipt(request(run, f"baseline={tmp_path / 'no'}"))
+    cfg = new_run(tmp_path, *SMALL, "data.source.test_size=200", "data.image_size=12", "trainer.max_epochs=1")
+    train(cfg)
+    with pytest.raises(UserError, match=r"^baseline=.* takes inputs of another kind"):
+        receipt(request(run, f"baseline={cfg['paths']['run_dir']}"))
+    with pytest.raises(UserError, match=r"^baseline=.* is this run itself: name the run of the dense net\.$"):
+        receipt(request(run, f"baseline={run.path}"))
+    with run.locked(), pytest.raises(UserError, match="is being written to by another process"):
+        receipt(request(run))
+
+
+def test_a_run_without_checkpoints_has_no_receipt_and_says_so(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL, "trainer.enable_checkpointing=false", "trainer.max_epochs=1")
+    train(cfg)
+    with pytest.warns(UserWarning, match="has no receipt: it kept no best checkpoint"):
+        assert write(RunDir(cfg["paths"]["run_dir"]), cfg, None, "quick") == {}
+
+
+@pytest.mark.slow
+def test_language_models(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, "data=synthetic_tokens", "model=gpt_nano", "model.net.width=16", "model.net.depth=1", "model.net.heads=2",
+                  "data.length=16", "trainer.max_epochs=1", "trainer.limit_train_batches=4", "trainer.log_every_n_steps=1",
+                  "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")  # fmt: skip
+    result = train(cfg)
+    found = write(RunDir(cfg["paths"]["run_dir"]), cfg, None, "quick")
+    rows = {(row["backend"], row["split"]): row["figures"] for row in found["figures"]}
+    for backend in ("eager", "onnx"):
+        assert rows[backend, "test"]["perplexity"] == pytest.approx(result["test/perplexity"], rel=1e-4)
+    assert found["metric"] == "loss"

@@ -1,0 +1,106 @@
+"""Nodes become objects, and one that can't is a sentence with its key."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.runs import config
+from torch import nn
+
+from lathe.errors import UserError
+from lathe.runs.build import call_factory, make, make_task
+from lathe.tasks import ClassificationTask
+
+
+def test_a_node_becomes_an_object_with_what_is_added() -> None:
+    layer = make({"_target_": "torch.nn.Linear", "in_features": 3}, "model.net", out_features=2, bias=False)
+    assert isinstance(layer, nn.Linear)
+    assert (layer.weight.shape, layer.bias) == ((2, 3), None)
+    assert make({"_target_": "builtins.pow"}, "x", 2, 5) == 32
+
+
+@pytest.mark.parametrize(
+    ("node", "sentence"),
+    [
+        (
+            {"_target_": "torch.nn.Linear", "in_features": 3, "out_features": 2, "biass": True},
+            "model.biass: torch.nn.Linear takes no such argument; did you mean bias?",
+        ),
+        (
+            {
+                "_target_": "torch.nn.Sequential",
+                "_args_": [{"_target_": "torch.nn.Linear", "in_features": "three", "out_features": 2}],
+            },
+            "model._args_0 can't be built: ",
+        ),
+        ({"_target_": "torch.nn.Linearr", "in_features": 3}, "model can't be built: "),
+        ({"_target_": "no_such_package.Thing"}, "model can't be built: "),
+        ({"_target_": "torch.nn.Linear"}, "model can't be built: "),
+        (
+            {"_target_": "torch.nn.Conv2d", "in_channels": 3, "out_channels": 4, "kernel_size": 3, "groups": 2},
+            "model can't be built: in_channels",
+        ),
+    ],
+)
+def test_a_node_that_cant_be_built_is_one_sentence(node: Any, sentence: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make(node, "model")
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_key_of_an_inner_node_is_whole() -> None:
+    node = {
+        "_target_": "torch.nn.Sequential",
+        "_args_": [],
+        "net": {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1, "widht": 3},
+    }
+    with pytest.raises(UserError, match=r"^model\.net\.widht: torch\.nn\.Linear takes no such argument; choose one of bias"):
+        make(node, "model")
+
+
+def test_what_a_part_says_itself_is_passed_on() -> None:
+    with pytest.raises(UserError, match=r"^model\.label_smoothing=2\.0: give a share"):
+        make_task(config("model=mlp", "model.label_smoothing=2.0"))
+
+
+def test_call_factory_names_the_key() -> None:
+    with pytest.raises(UserError, match=r"^trainer can't be built: .*unexpected keyword argument 'devicess'"):
+        call_factory(lambda devices: devices, "trainer", devicess=1)
+
+
+def test_a_task_has_its_net_and_what_trains_it() -> None:
+    cfg = config("model=mlp", "model.net.width=16", "optimizer=adamw", "optimizer.lr=0.01")
+    task = make_task(cfg)
+    assert isinstance(task, ClassificationTask)
+    optimizer = task._make_optimizer(task.net)
+    assert isinstance(optimizer, torch.optim.AdamW)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.01}
+    scheduler = task._make_scheduler(optimizer, total_steps=100)
+    assert isinstance(scheduler, torch.optim.lr_scheduler.LRScheduler)
+
+
+def test_a_task_for_evaluation_has_no_optimizer() -> None:
+    task = make_task(config("model=mlp"), train=False)
+    assert task.configure_optimizers() is None
+
+
+def test_the_scaled_learning_rate_sees_accumulated_batches() -> None:
+    cfg = config("model=mlp", "optimizer.scale_lr=linear", "optimizer.lr=0.1", "optimizer.reference_batch_size=128", "data.batch_size=64",
+                 "trainer.accumulate_grad_batches=8")  # fmt: skip
+    task = make_task(cfg)
+    for group in task._make_optimizer(task.net).param_groups:
+        assert group["lr"] == pytest.approx(0.1 * 64 * 8 / 128)
+
+
+def test_a_task_without_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = config("model=mlp")
+    del cfg["scheduler"]
+    task = make_task(cfg)
+    assert isinstance(task.configure_optimizers(), torch.optim.Optimizer)
+
+
+def test_a_part_that_does_not_fit_into_memory_is_a_sentence() -> None:
+    node = {"_target_": "torch.nn.Linear", "in_features": 10**8, "out_features": 10**8}
+    with pytest.raises(UserError, match=r"^model\.net can't be built: .*memory"):
+        make(node, "model.net")

@@ -1,0 +1,274 @@
+"""Run directories: never shared, found again, locked, and nothing half-written."""
+
+import errno
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.ranks import on_ranks
+
+from lathe.errors import UserError
+from lathe.runs import rundir
+from lathe.runs.rundir import RunDir, create, find_launch, find_runs, find_unfinished, open_run, point_latest, write_atomically
+
+
+def cfg(name: str = "train", **extra: Any) -> dict[str, Any]:
+    groups: dict[str, Any] = {group: {} for group in rundir.GROUPS}
+    return {**groups, "name": name, "seed": 1, "paths": {"run_dir": None}, "resume": None, "launch": {"max_restarts": 0}, **extra}
+
+
+def new(log_dir: Path, launch_id: str | None = None, **extra: Any) -> RunDir:
+    return create(log_dir, cfg(**extra), ["seed=1"], launch_id)
+
+
+def make_many(rank: int, log_dir: str) -> list[str]:
+    return [new(Path(log_dir)).path.name for _ in range(10)]
+
+
+def test_a_fresh_directory_holds_what_is_known_at_the_start(tmp_path: Path) -> None:
+    config = cfg(value=0.1)
+    run = create(tmp_path, config, ["value=0.1", "+x=2"], "torchrun:7")
+    assert run.path.parent == tmp_path / "train"
+    assert config["paths"]["run_dir"] == str(run.path)
+    assert run.config == config
+    assert (run.path / "overrides.yaml").read_text() == "- value=0.1\n- +x=2\n"
+    assert sorted(file.name for file in run.path.iterdir()) == ["config.yaml", "environment.json", "overrides.yaml"]
+    environment = run.environment
+    assert environment["launch_id"] == "torchrun:7"
+    assert environment["command"] == sys.argv
+    assert environment["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}.")
+    assert environment["packages"].keys() >= {"torch", "lightning", "hydra-core"}
+    assert environment["git_commit"] is None or len(environment["git_commit"]) == 40
+    assert not run.complete
+    assert not run.begun
+
+
+def test_many_processes_at_once_get_directories_of_their_own(tmp_path: Path) -> None:
+    names = [name for names in on_ranks(make_many, str(tmp_path), world=6) for name in names]
+    assert len(set(names)) == 60
+    assert len(find_runs(tmp_path, "train")) == 60
+
+
+def test_a_taken_name_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Frozen(rundir.datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> Any:
+            return cls(2026, 1, 2, 3, 4, 5)
+
+    words = iter(["aaaaaa", "aaaaaa", "bbbbbb"])
+    monkeypatch.setattr(rundir, "datetime", Frozen)
+    monkeypatch.setattr(rundir.secrets, "token_hex", lambda n: next(words))
+    assert [new(tmp_path).path.name for _ in range(2)] == ["2026-01-02_03-04-05_aaaaaa", "2026-01-02_03-04-05_bbbbbb"]
+
+
+def test_a_place_that_is_a_file_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "train").write_text("")
+    with pytest.raises((UserError, FileExistsError)):
+        new(tmp_path)
+    (tmp_path / "logs").write_text("")
+    with pytest.raises(UserError, match=r"a part of that path is a file: choose another place"):
+        new(tmp_path / "logs")
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(rundir, "write_atomically", full)
+    with pytest.raises(UserError, match=r"config\.yaml can't be written, the disk is full: free some space"):
+        new(tmp_path)
+    assert list(tmp_path.rglob("*.yaml")) == []
+    assert list(tmp_path.glob("train/*")) == []
+
+
+def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+
+    def fails(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(OSError, match="full") as caught:
+        write_atomically(path, "new")
+    assert caught.value.filename == str(path)  # a write knows of none
+    assert path.read_text() == "old"
+    assert [file.name for file in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_result_makes_a_run_complete_and_reopening_undoes_it(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    run.finish({"test/accuracy": 0.1 + 0.2, "objective": None})
+    assert run.complete
+    assert run.result == {"test/accuracy": 0.1 + 0.2, "objective": None}
+    run.reopen({**run.config, "seed": 2})
+    assert not run.complete
+    assert run.config["seed"] == 2
+
+
+def test_removing_takes_an_empty_parent_along_but_not_a_neighbour(tmp_path: Path) -> None:
+    one, two = new(tmp_path), new(tmp_path)
+    one.remove()
+    assert list(tmp_path.glob("*/*")) == [two.path]
+    two.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_latest_points_to_the_newest_by_a_relative_link(tmp_path: Path) -> None:
+    one, two = new(tmp_path), new(tmp_path)
+    for run in (one, two):
+        point_latest(tmp_path, run.path)
+        assert (tmp_path / "latest").resolve() == run.path.resolve()
+    assert os.readlink(tmp_path / "latest") == f"train/{two.path.name}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "train"]
+
+
+def test_a_folder_called_latest_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "latest").mkdir()
+    (tmp_path / "latest" / "mine").write_text("")
+    point_latest(tmp_path, new(tmp_path).path)
+    assert (tmp_path / "latest" / "mine").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "train"]
+
+
+def test_a_run_is_opened_through_the_link(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    point_latest(tmp_path, run.path)
+    assert open_run(tmp_path / "latest", "run").path == run.path.resolve()
+
+
+@pytest.mark.parametrize("group", rundir.GROUPS)
+def test_a_configuration_without_a_group_is_refused(tmp_path: Path, group: str) -> None:
+    for number, content in enumerate((None, "word", [1], 7.5)):
+        run = new(tmp_path, name=f"run{number}")
+        run.save_config({**run.config, group: content})
+        with pytest.raises(UserError, match=f"its config.yaml has no group {group}, which every run has"):
+            open_run(run.path, "run")
+
+
+def test_what_is_not_a_run_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^resume=.*nowhere: there is no such directory; logs/latest is the newest run\.$"):
+        open_run(tmp_path / "nowhere", "resume")
+    with pytest.raises(UserError, match=r"^run=.* is not a run directory \(it has no config\.yaml and environment\.json\)"):
+        open_run(tmp_path, "run")
+    (tmp_path / "config.yaml").write_text("a: 1\n")
+    with pytest.raises(UserError, match="is not a run directory"):  # another program's
+        open_run(tmp_path, "run")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is not a run directory"):
+        open_run(tmp_path / "file", "run")
+
+
+@pytest.mark.parametrize("text", ["a: [1", "- 1\n- 2\n", ""])
+def test_a_torn_configuration_is_refused(tmp_path: Path, text: str) -> None:
+    run = new(tmp_path)
+    (run.path / "config.yaml").write_text(text)
+    with pytest.raises(UserError, match=r"its config\.yaml can't be read as a configuration\.$"):
+        open_run(run.path, "run")
+
+
+def test_a_missing_checkpoint_is_named_with_what_is_there(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    with pytest.raises(UserError, match="has no checkpoint 'best': it has none at all"):
+        run.checkpoint("best")
+    run.last.parent.mkdir()
+    run.last.write_bytes(b"")
+    with pytest.raises(UserError, match="has no checkpoint 'best': it has last"):
+        run.checkpoint("best")
+    assert run.checkpoint("last") == run.last
+
+
+HOLD = """
+import sys, time
+from lathe.rundir import RunDir
+with RunDir(sys.argv[1]).locked():
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_another_process_that_writes_is_noticed_and_a_killed_one_lets_go(tmp_path: Path) -> None:
+    run = new(tmp_path)
+    assert not run.busy
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(run.path)], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        assert run.busy
+        with (
+            pytest.raises(UserError, match=r"is being written to by another process: wait for it, or stop it first\.$"),
+            run.locked(),
+        ):
+            pass
+        with pytest.raises(UserError, match=r"^resume=auto: another process is at .*: wait for it, or leave resume out\.$"):
+            find_unfinished(tmp_path, run.config)
+        holder.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 10
+    while run.busy and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with run.locked():
+        assert run.busy
+    found = find_unfinished(tmp_path, run.config)
+    assert found is not None
+    assert found.path == run.path
+
+
+def test_runs_are_found_newest_first(tmp_path: Path) -> None:
+    for name in ("2026-01-01_00-00-00_ff", "2026-01-02_00-00-00_aa", "2025-12-31_00-00-00_00"):
+        (tmp_path / "train" / name).mkdir(parents=True)
+        (tmp_path / "train" / name / "config.yaml").write_text("{}")
+    (tmp_path / "train" / "mine").mkdir()
+    assert [run.path.name[:10] for run in find_runs(tmp_path, "train")] == ["2026-01-02", "2026-01-01", "2025-12-31"]
+    assert find_runs(tmp_path, "other") == []
+
+
+def place(log_dir: Path, stamp: str, **extra: Any) -> RunDir:
+    """A run with a name of our own, so that the order does not hang on the clock."""
+    run = new(log_dir, **extra)
+    path = run.path.with_name(stamp)
+    run.path.rename(path)
+    return RunDir(path)
+
+
+def test_auto_finds_the_newest_unfinished_run_of_the_same_experiment(tmp_path: Path) -> None:
+    oldest, middle = place(tmp_path, "1"), place(tmp_path, "2")
+    place(tmp_path, "3", seed=2)
+    done = place(tmp_path, "4")
+    done.finish({})
+    wanted = cfg(resume="auto", launch={"max_restarts": 3}, paths={"run_dir": None, "log_dir": "elsewhere"})  # not the experiment
+    found = find_unfinished(tmp_path, wanted)
+    assert found is not None
+    assert found.path == middle.path
+    middle.finish({})
+    found = find_unfinished(tmp_path, wanted)
+    assert found is not None
+    assert found.path == oldest.path
+    assert find_unfinished(tmp_path, cfg(seed=3)) is None
+
+
+def test_one_damaged_neighbour_does_not_hide_the_others(tmp_path: Path) -> None:
+    good = place(tmp_path, "1")
+    for stamp, file in (("2", "config.yaml"), ("3", "environment.json")):
+        (place(tmp_path, stamp).path / file).write_text("{ torn")
+    found = find_unfinished(tmp_path, cfg())
+    assert found is not None
+    assert found.path in (good.path, tmp_path / "train" / "3")
+    found = find_launch(tmp_path, "train", "torchrun:7")
+    assert found is None
+
+
+def test_a_launch_finds_its_own_run_again(tmp_path: Path) -> None:
+    place(tmp_path, "1", launch_id="torchrun:1")
+    mine = place(tmp_path, "2", launch_id="torchrun:7")
+    place(tmp_path, "3", launch_id="torchrun:2")
+    found = find_launch(tmp_path, "train", "torchrun:7")
+    assert found is not None
+    assert found.path == mine.path
+    mine.finish({})
+    assert find_launch(tmp_path, "train", "torchrun:7") is None
+    assert json.loads((mine.path / "environment.json").read_text())["launch_id"] == "torchrun:7"

@@ -1,0 +1,35 @@
+"""Figures without a Trainer are those of the Trainer."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.runs import SMALL, new_run
+
+from lathe.runs.score import open_data, open_net, open_run_net, outputs_of, score
+from lathe.verbs.train import train
+
+QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
+GPT = ("model=gpt_nano", "data=synthetic_tokens", "model.net.depth=1", "model.net.width=32", "optimizer=adamw", *QUIET,
+       "trainer.max_epochs=1", "trainer.limit_train_batches=3", "trainer.log_every_n_steps=1")  # fmt: skip
+
+
+@pytest.mark.parametrize("overrides", [SMALL, GPT], ids=["digits", "tokens"])
+def test_a_run_is_scored_as_it_was_tested(tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    cfg = new_run(tmp_path, *overrides)
+    train(cfg)
+    directory = Path(cfg["paths"]["run_dir"])
+    task, own = open_run_net(directory)
+    data = open_data(own)
+    found = score(task, task.net, data.eval_loader("test"))
+    told = json.loads((directory / "result.json").read_text())
+    assert {f"test/{name}": value for name, value in found.items()} == pytest.approx(
+        {name: value for name, value in told.items() if name.startswith("test/")}, rel=1e-5
+    )
+    arrays = score(task, lambda x: task.net(x).numpy(), data.eval_loader("test"))
+    assert arrays == found
+    outputs = outputs_of(task.net, data.eval_loader("val"))
+    assert outputs.shape[0] >= 200
+    assert torch.equal(outputs, outputs_of(lambda x: np.asarray(open_net(directory)(x).detach()), data.eval_loader("val")))

@@ -1,0 +1,104 @@
+"""The table at the end of a run."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from support.runs import config, new_run
+
+from lathe.config.composed import differences
+from lathe.runs.rundir import RunDir, create
+from lathe.runs.summary import show
+
+TRAINED = {"parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
+RESULT = {"test/accuracy": 0.98765, "test/loss": 0.05, "val/accuracy": 0.5, **TRAINED}
+
+
+def shown(result: dict[str, Any], cfg: dict[str, Any], best: bool = True) -> list[str]:
+    """What is printed after the run of `cfg`, which kept its best checkpoint or not."""
+    run = RunDir(cfg["paths"]["run_dir"])
+    if best:
+        run.best.parent.mkdir()
+        run.best.touch()
+    console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
+    with console.file:
+        show(result, run, cfg, console)
+        return console.export_text().splitlines()
+
+
+def commands(lines: list[str]) -> list[list[str]]:
+    """The proposed commands, as a shell reads them."""
+    return [shlex.split(line) for line in lines if line.strip().startswith("python ")]
+
+
+def cells(lines: list[str]) -> dict[str, str]:
+    rows = [[cell.strip() for cell in line.strip("│ ").split("│")] for line in lines if line.startswith("│")]
+    return {row[0]: row[1] for row in rows}
+
+
+def test_it_holds_test_figures_and_where_the_run_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = new_run(tmp_path / "logs", "model=mlp")
+    lines = shown(RESULT, cfg)
+    assert cells(lines) == {
+        "test/accuracy": "0.9877", "test/loss": "0.0500", "parameters": "1,234,567", "samples/s": "43,211", "seconds": "12.3",
+        "run directory": str(Path(cfg["paths"]["run_dir"]).relative_to(tmp_path)),
+    }  # fmt: skip
+
+
+def test_validation_stands_in_where_nothing_was_tested(tmp_path: Path) -> None:
+    table = cells(shown({"val/accuracy": 0.5, "parameters": 1, "seconds": 0.0}, new_run(tmp_path, "model=mlp")))
+    assert list(table) == ["val/accuracy", "parameters", "seconds", "run directory"]
+    assert table["val/accuracy"] == "0.5000"
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    result = {**RESULT, "test/loss": None, "best": "the last weights, no validation ran", "notes": ["objective is null: [why]"]}
+    lines = shown(result, new_run(tmp_path, "model=mlp"))
+    assert cells(lines)["test/loss"] == "not finite"
+    assert cells(lines)["best"] == "the last weights, no validation ran"
+    assert "objective is null: [why]" in lines
+
+
+def test_the_next_commands_are_about_this_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each composes, and differs from the run in what it says alone."""
+    monkeypatch.chdir(tmp_path)
+    own = (
+        "data=cifar10",
+        "model=vit_tiny",
+        "callbacks=[default,ema]",
+        "name='a, b'",
+        "optimizer=adamw",
+        "optimizer.lr=0.004",
+        "seed=3",
+    )
+    cfg = new_run(tmp_path / "my logs", *own, "+optimizer.amsgrad=true", "resume=null", "launch.id=null")
+    evaluation, slower, seeds = commands(shown(RESULT, cfg))
+    assert evaluation[:2] == ["python", "scripts/evaluate.py"]
+    request = config(*evaluation[2:], name="evaluate")
+    assert (tmp_path / request["run"]).samefile(cfg["paths"]["run_dir"])
+    assert request["split"] == "val"
+    assert slower[:2] == ["python", "train.py"]
+    assert not {word.split("=")[0] for word in slower[2:]} & {"resume", "launch.id"}
+    assert differences(cfg, config(*slower[2:]), ("paths",)) == ["optimizer.lr: 0.004 -> 0.002"]
+    assert seeds[:3] == ["python", "train.py", "-m"]
+    assert seeds[-1] == "seed=1,2,3"
+    assert differences(cfg, config(*seeds[3:-1], "seed=2"), ("paths", "data")) == ["seed: 3 -> 2"]
+
+
+def test_the_next_commands_start_where_this_run_started(tmp_path: Path) -> None:
+    """logs/latest is another run by now."""
+    start = tmp_path / "start"
+    start.mkdir()
+    words = ["model=mlp", "ckpt_path=logs/latest"]
+    cfg = config(*words, f"paths.log_dir={tmp_path}")
+    cfg["ckpt_path"] = str(start)
+    create(tmp_path, cfg, words)
+    assert all(f"ckpt_path={start}" in command for command in commands(shown(RESULT, cfg))[1:])
+
+
+def test_without_a_checkpoint_nothing_is_evaluated(tmp_path: Path) -> None:
+    found = commands(shown(RESULT, new_run(tmp_path, "model=mlp"), best=False))
+    assert [command[1] for command in found] == ["train.py", "train.py"]

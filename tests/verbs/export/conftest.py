@@ -1,0 +1,63 @@
+"""Runs that several tests of shipping export, and ways to do it without processes and tracers, which have tests of their own."""
+
+import copy
+import importlib
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.exports import made
+from support.runs import SMALL
+from torch import Tensor, nn
+
+from lathe.export.targets import onnx
+from lathe.runs.rundir import RunDir
+from lathe.verbs.export import parity
+
+
+@pytest.fixture(scope="session")
+def mlp(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A small net on digits."""
+    return made(tmp_path_factory.mktemp("logs"), *SMALL)
+
+
+@pytest.fixture
+def run(mlp: RunDir, tmp_path: Path) -> RunDir:
+    """A copy whose exports are this test's own."""
+    shutil.copytree(mlp.path, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
+    return RunDir(tmp_path / "run")
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files are run in this process."""
+
+    def run(words: list[str]) -> None:
+        importlib.import_module(words[2]).main(Path(words[3]))
+
+    monkeypatch.setattr(parity, "_run", run)
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch, here: None) -> None:
+    """The file of target=onnx is a number, under which its net is kept."""
+    kept: list[nn.Module] = []
+
+    def write(net: nn.Module, example: Tensor, path: Path) -> None:
+        path.write_bytes(b"%08d" % len(kept) * 4)
+        kept.append(copy.deepcopy(net))
+
+    def load(path: Path, threads: int | None = None) -> Any:
+        net = kept[int(path.read_bytes()[:8])]
+
+        def forward(x: Any) -> Any:
+            with torch.no_grad():
+                return np.asarray(net(torch.from_numpy(x)))
+
+        return forward
+
+    monkeypatch.setattr(onnx, "export", write)
+    monkeypatch.setattr(onnx, "load", load)

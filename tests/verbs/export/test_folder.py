@@ -1,0 +1,147 @@
+"""An export's folder: whole or not at all, whatever ends the process."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from support.commands import environment
+
+from lathe.errors import Stopped, UserError
+from lathe.files import beside
+from lathe.verbs.export import folder as folders
+from lathe.verbs.export.folder import fresh_folder, stoppable
+
+
+def write(path: Path, text: str) -> None:
+    with fresh_folder(path) as folder:
+        (folder / "file").write_text(text)
+        assert not (path / "file").exists() or (path / "file").read_text() != text
+
+
+def test_a_folder_takes_the_place_of_the_earlier_one(tmp_path: Path) -> None:
+    path = tmp_path / "exports" / "onnx"
+    write(path, "first")
+    (path / "more").write_text("only of the first")
+    write(path, "second")
+    assert (path / "file").read_text() == "second"
+    assert os.listdir(path) == ["file"]
+    assert os.listdir(path.parent) == ["onnx"]
+
+
+def fail(path: Path, error: BaseException) -> None:
+    with fresh_folder(path) as folder:
+        (folder / "file").write_text("half")
+        raise error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt(), UserError("x"), OSError(errno.EIO, "x")])
+def test_nothing_is_left_after_an_error(tmp_path: Path, error: BaseException) -> None:
+    path = tmp_path / "exports" / "onnx"
+    with pytest.raises(type(error)):
+        fail(path, error)
+    assert list(tmp_path.iterdir()) == []
+    write(path, "first")
+    with pytest.raises(type(error)):
+        fail(path, error)
+    assert (path / "file").read_text() == "first"
+    assert os.listdir(path.parent) == ["onnx"]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [(errno.ENOSPC, "the disk is full: free some space"), (errno.EACCES, "writing there is not permitted"),
+     (errno.EROFS, "the disk is read-only"), (errno.ENOTDIR, "a part of that path is a file")],
+)  # fmt: skip
+def test_disks_are_told_of(tmp_path: Path, code: int, reason: str) -> None:
+    with pytest.raises(UserError, match=rf"exports/onnx can't be written, {reason}"):
+        fail(tmp_path / "exports" / "onnx", OSError(code, "x"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_an_exporter_says_of_a_full_disk_is_translated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folders, "SPARE", 2**70)
+    with pytest.raises(UserError, match="the disk is full"):
+        fail(tmp_path / "onnx", RuntimeError("PytorchStreamWriter failed writing file"))
+
+
+def test_a_full_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "none", str(disk)], capture_output=True).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        write(disk / "exports" / "onnx", "small")
+        with pytest.raises(UserError, match=r"can't be written, the disk is full: free some space\.$"):
+            write(disk / "exports" / "onnx", "x" * 2**20)
+        assert (disk / "exports" / "onnx" / "file").read_text() == "small"
+        assert os.listdir(disk / "exports") == ["onnx"]
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_another_process_may_put_its_own_there_meanwhile(tmp_path: Path) -> None:
+    path = tmp_path / "onnx"
+    with fresh_folder(path) as folder:
+        (folder / "file").write_text("ours")
+        path.mkdir()
+        (path / "file").write_text("theirs")
+    assert (path / "file").read_text() == "ours"
+    assert os.listdir(tmp_path) == ["onnx"]
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])
+def test_a_signal_unwinds_what_is_under_way(tmp_path: Path, name: str) -> None:
+    number = getattr(signal, name)
+    before = signal.getsignal(number)
+    path = tmp_path / "onnx"
+
+    def interrupted() -> None:
+        with stoppable(), fresh_folder(path) as folder:
+            (folder / "file").write_text("half")
+            try:
+                os.kill(os.getpid(), number)
+                time.sleep(5)
+            except Exception:  # as exporters do
+                pass
+
+    if signal.getsignal(number) not in (signal.SIG_DFL, signal.default_int_handler):
+        pytest.skip("the tests were started with this signal ignored")
+    with pytest.raises(Stopped, match=f"^stopped by {name}$") as caught:
+        interrupted()
+    assert caught.value.code == 128 + number
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) is before
+
+
+KILLED = """
+import sys, time
+from pathlib import Path
+from lathe.shipping.folder import fresh_folder
+with fresh_folder(Path(sys.argv[1])) as folder:
+    (folder / "file").write_text("half")
+    print("half", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_export_leaves_what_was_there_and_is_cleaned_up(tmp_path: Path) -> None:
+    path = tmp_path / "onnx"
+    write(path, "earlier")
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=environment())
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half\n"
+    finally:
+        process.kill()
+        process.communicate()
+    left = Path(str(beside(path)).replace(f"-{os.getpid()}.", f"-{process.pid}."))
+    assert (path / "file").read_text() == "earlier"
+    assert sorted(os.listdir(tmp_path)) == sorted([left.name, "onnx"])
+    write(path, "new")
+    assert os.listdir(tmp_path) == ["onnx"]

@@ -1,0 +1,48 @@
+"""Nothing of the training data is inside any file, nor a path of the machine that made it."""
+
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from support.exports import contents, needles, request, targets
+from support.runs import ROOT
+
+from lathe.runs.rundir import RunDir
+from lathe.runs.shippable import open_shippable
+from lathe.verbs.export import ship
+
+COMPILED = ("aot_inductor", "executorch", "tensorrt")  # slow to make
+
+
+@pytest.fixture(scope="module")
+def haystack(mlp: RunDir, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    folder = tmp_path_factory.mktemp("haystack") / "run"
+    shutil.copytree(mlp.path, folder, ignore=shutil.ignore_patterns("exports"))
+    return RunDir(folder)
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COMPILED)) for name in targets()])
+def test_no_file_holds_training_data_or_paths(
+    haystack: RunDir, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of integers, whose ranges come from training data."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a name that is found, unlike /tmp
+    ship(request(haystack, f"target={name}", "target.samples=3"))
+    wanted = needles(open_shippable(haystack.path).data)
+    places = {str(place).encode() for place in (Path.home(), Path.cwd(), ROOT, haystack.path, sys.prefix, tmp_path)}
+    for path in (haystack.path / "exports" / name).iterdir():
+        for text in contents(path):
+            assert [what for what, needle in wanted.items() if needle in text] == [], path
+            assert [place for place in places if len(place) > 5 and place in text] == [], path
+
+
+def test_what_is_looked_for_would_be_found(haystack: RunDir, tmp_path: Path) -> None:
+    data = open_shippable(haystack.path).data
+    x, _ = next(iter(data.eval_loader("train")))
+    torch.save({"view": x[3:4]}, tmp_path / "leak.pt")  # a view: all of its storage is written
+    found = [what for what, needle in needles(data).items() if any(needle in text for text in contents(tmp_path / "leak.pt"))]
+    assert "float32 image 0" in found

@@ -1,0 +1,220 @@
+"""A finished run is made smaller as a new run, and is itself only read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.commands import check
+from support.commands import run as command
+from support.runs import SMALL, config, new_run
+from torch import nn
+
+from lathe.compression.quantization.net import integer_weight, quantized_layers
+from lathe.errors import UserError
+from lathe.runs import score
+from lathe.runs.rundir import RunDir
+from lathe.verbs import compress as verb
+from lathe.verbs.compress import compress
+from lathe.verbs.evaluate import evaluate
+from lathe.verbs.train import train
+
+NET = ("model=resnet20", "model.net.depth=8", "model.net.width=8", "data.batch_size=64", "trainer.max_epochs=6")
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A small trained ResNet."""
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL[3:6], *NET)
+    train(cfg)
+    return RunDir(cfg["paths"]["run_dir"])
+
+
+@pytest.fixture(autouse=True)
+def receipts(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The calls of receipt.write, which is not run."""
+    calls: list[Any] = []
+    monkeypatch.setattr(verb.receipt, "write", lambda *arguments: calls.append(arguments))
+    return calls
+
+
+def request(run: RunDir, *overrides: str) -> dict[str, Any]:
+    """What `launch_on_run` hands to the job."""
+    asked = config(f"run={run.path}", *overrides, name="compress")
+    cfg = run.config
+    cfg["trainer"] |= asked["trainer"]
+    cfg["strategy"], cfg["request"] = asked["strategy"], asked
+    return cfg
+
+
+def done(run: RunDir, *overrides: str) -> tuple[RunDir, dict[str, Any]]:
+    """The new run and its result."""
+    before = set(run.path.parent.iterdir())
+    result = compress(request(run, *overrides))
+    (made,) = set(run.path.parent.iterdir()) - before
+    return RunDir(made), result
+
+
+def files(run: RunDir) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+
+def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: pytest.CaptureFixture[str]) -> None:
+    before = files(source)
+    run, result = done(source, "compression=ptq_static")
+    assert files(source) == before
+    assert result == run.result
+    assert result["source/test/accuracy"] == pytest.approx(source.result["test/accuracy"], abs=1e-6)
+    assert result["source/val/accuracy"] == pytest.approx(source.result["val/accuracy"], abs=1e-6)
+    assert result["test/accuracy"] > 0.9
+    assert abs(result["test/accuracy"] - result["source/test/accuracy"]) <= 0.005
+    assert result["objective"] == result["val/accuracy"]
+    assert result["ptq_static/layers"] == 13
+    cfg = run.config
+    assert cfg["ckpt_path"] == result["source"] == str(source.path)
+    assert cfg["compression"]["ptq_static"]["batches"] == 16
+    assert {key: cfg[key] for key in ("data", "model", "trainer", "strategy")} == {
+        key: source.config[key] for key in ("data", "model", "trainer", "strategy")
+    }
+    assert run.environment["packages"]["torch"]
+    ((written, config_, baseline, effort),) = receipts
+    assert (written.path, config_, baseline, effort) == (run.path, cfg, source.path, "quick")
+    assert (run.path.parent.parent / "latest").resolve() == run.path.resolve()
+    printed = capsys.readouterr().out
+    assert f"{result['test/accuracy'] - result['source/test/accuracy']:+.4f}" in printed
+    assert str(run.path) in printed.replace("\n", "")
+
+
+def test_other_verbs_see_the_integers(source: RunDir) -> None:
+    run, result = done(source, "compression=ptq_static", "compression.receipt=none")
+    task, _ = score.open_run_net(run.path)
+    assert len(quantized_layers(task.net)) == 13
+    state = torch.load(run.best, weights_only=True)
+    assert state["global_step"] == torch.load(source.best, weights_only=True)["global_step"]
+    assert set(state["structure"]) == {"quantization"}
+    asked = config(f"run={run.path}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", name="evaluate")
+    cfg = run.config
+    cfg["trainer"] |= asked["trainer"]
+    cfg["strategy"], cfg["request"] = asked["strategy"], asked
+    assert evaluate(cfg)["test/accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ptq_dynamic", "weight_only"])
+@pytest.mark.filterwarnings("ignore:compression.ptq_dynamic quantizes linear layers alone")
+def test_the_other_quantizations(source: RunDir, name: str, receipts: list[Any]) -> None:
+    _, result = done(source, f"compression={name}", "compression.receipt=none")
+    assert receipts == []
+    assert result[f"{name}/layers"] == {"ptq_dynamic": 1, "weight_only": 10}[name]
+    assert abs(result["test/accuracy"] - result["source/test/accuracy"]) <= 0.005
+
+
+def zeros(net: nn.Module) -> float:
+    weights = [m.weight for m in net.modules() if isinstance(m, nn.Conv2d)]
+    return sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)
+
+
+def test_masks_then_integers(source: RunDir) -> None:
+    run, result = done(source, "compression=[prune,ptq_static]", "compression.prune.sparsity=0.5")
+    assert result["prune/sparsity"] == pytest.approx(0.5, abs=1e-3)
+    net = score.open_run_net(run.path)[0].net
+    assert zeros(net) == pytest.approx(0.5, abs=1e-3)
+    for layer in quantized_layers(net).values():
+        if isinstance(layer, nn.Conv2d):
+            assert not integer_weight(layer)[0][layer.weight == 0].any()
+    assert result["test/accuracy"] > 0.8
+
+
+def test_batchnorm_is_estimated_anew_after_pruning(source: RunDir) -> None:
+    run, _ = done(source, "compression=prune", "compression.prune.sparsity=0.7")
+    ours = score.open_run_net(run.path)[0].net
+    theirs = score.open_run_net(source.path)[0].net
+    kept = {name for name, p in theirs.named_parameters() if torch.equal(p, ours.get_parameter(name))}
+    assert {name for name, _ in theirs.named_parameters()} - kept == {
+        f"{name}.weight" for name, m in theirs.named_modules() if isinstance(m, nn.Conv2d)
+    }
+    assert not torch.equal(theirs.blocks[2].bn2.running_mean, ours.blocks[2].bn2.running_mean)  # type: ignore[union-attr,index]
+
+
+def test_channels_are_removed_at_once(source: RunDir) -> None:
+    run, result = done(source, "compression=prune_channels", "compression.prune_channels.share=0.7")
+    assert result["prune_channels/macs_share"] <= 0.7
+    assert result["parameters"] < source.result["parameters"]
+    net = score.open_run_net(run.path)[0].net
+    assert sum(p.numel() for p in net.parameters()) == result["parameters"]
+    again, second = done(run, "compression=ptq_static")
+    assert second["source/test/accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-6)
+    assert set(torch.load(again.best, weights_only=True)["structure"]) == {"channels", "quantization"}
+
+
+def test_a_quantized_run_is_refused(source: RunDir) -> None:
+    run, _ = done(source, "compression=weight_only")
+    for name in ("ptq_static", "prune"):
+        with pytest.raises(UserError, match=rf"^run=.* is quantized already, compression={name} would act on rounded weights"):
+            compress(request(run, f"compression={name}"))
+
+
+@pytest.mark.parametrize("name", ["distill", "qat", "lottery", "rigl"])
+def test_methods_that_train_are_refused(source: RunDir, name: str) -> None:
+    cfg = request(source, "compression=ptq_static")
+    kinds = {"distill": "distillation", "qat": "quantization"}
+    cfg["request"]["compression"] = {"receipt": "none", "stages": None, name: {"_target_": "x", "kind": kinds.get(name, "masks")}}
+    sentence = (
+        rf"^compression={name} has to train: use python train\.py ckpt_path={source.path} compression={name}, with the model"
+    )
+    with pytest.raises(UserError, match=sentence):
+        compress(cfg)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["compression=none"], r"^compression=none leaves the run as it is: name a method, such as compression=ptq_static\.$"),
+        (["compression=[ptq_static,prune]"], r"^compression=\[ptq_static,prune\] is out of order"),
+        (
+            ["compression=ptq_static", "trainer.devices=2"],
+            r"^trainer\.devices=2: a run is compressed in one process; leave it 1\.$",
+        ),
+        (
+            ["compression=prune", "compression.prune.criterion=taylor"],
+            r"^compression\.prune\.criterion=taylor watches training: choose",
+        ),
+        (["compression=prune_channels", "compression.prune_channels.importance=taylor"], r"importance=taylor needs gradients"),
+        (
+            ["compression=ptq_static", "compression.ptq_static.exclude=[nothing]"],
+            r"^compression\.ptq_static: the pattern 'nothing'",
+        ),
+        (["compression=ptq_static", "checkpoint=newest"], r"has no checkpoint 'newest': it has best, last\.$"),
+    ],
+)
+def test_mistakes_leave_nothing_behind(source: RunDir, overrides: list[str], sentence: str) -> None:
+    before = sorted(source.path.parent.iterdir())
+    with pytest.raises(UserError, match=sentence):
+        compress(request(source, *overrides))
+    assert sorted(source.path.parent.iterdir()) == before
+
+
+def test_a_full_disk_leaves_nothing_behind(source: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device", "best.ckpt")
+
+    monkeypatch.setattr(verb.finalise, "write_weights", full)
+    before = sorted(source.path.parent.iterdir())
+    with pytest.raises(UserError, match=r"^best\.ckpt can't be written, the disk is full"):
+        compress(request(source, "compression=ptq_static"))
+    assert sorted(source.path.parent.iterdir()) == before
+
+
+@pytest.mark.slow
+def test_the_command(source: RunDir, tmp_path: Path) -> None:
+    printed = check(
+        command(
+            f"run={source.path}", "compression=ptq_static", "compression.receipt=none", cwd=tmp_path, script="scripts/compress.py"
+        )
+    ).stdout
+    assert "Compressed" in printed
+    refused = command(f"run={source.path}", cwd=tmp_path, script="scripts/compress.py")
+    assert refused.returncode == 1
+    assert refused.stderr.strip().endswith("name a method, such as compression=ptq_static.")
+    latest = json.loads((source.path.parent.parent / "latest" / "result.json").read_text())
+    assert latest["source"] == str(source.path)

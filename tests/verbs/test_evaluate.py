@@ -1,0 +1,199 @@
+"""A run is evaluated from its directory alone, on every split."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import SMALL, column, config, new_run
+from torch import Tensor
+
+from lathe import trust
+from lathe.errors import UserError
+from lathe.nets import MLP
+from lathe.runs.build import make
+from lathe.runs.checkpoints import load_weights, read_checkpoint
+from lathe.runs.rundir import RunDir
+from lathe.runs.score import open_data, open_run_net, score
+from lathe.tasks import ClassificationTask
+from lathe.verbs.evaluate import evaluate, rebuild
+from lathe.verbs.train import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A short run with sizes of its own."""
+    cfg = new_run(
+        tmp_path_factory.mktemp("logs"), *SMALL, "model.net.width=24", "data.source.val_size=150", "trainer.max_epochs=3"
+    )
+    train(cfg)
+    return RunDir(cfg["paths"]["run_dir"])
+
+
+def request(run: RunDir, *overrides: str, **changes: Any) -> dict[str, Any]:
+    """What `launch_on_run` hands to the job."""
+    asked = config(f"run={run.path}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", *overrides, name="evaluate")
+    cfg = run.config
+    cfg["trainer"] |= asked["trainer"]
+    cfg["strategy"], cfg["request"] = asked["strategy"], asked
+    if asked["batch_size"] is not None:
+        cfg["data"]["eval_batch_size"] = asked["batch_size"]
+    return {**cfg, **changes}
+
+
+def by_hand(run: RunDir, name: str, split: str) -> tuple[int, float, float]:
+    """Samples, accuracy and loss of the plain net on a split, without a Trainer."""
+    cfg = run.config
+    net = MLP(width=24, depth=1, dropout=0.0, channels=1, image_size=8, num_classes=10)
+    load_weights(net, read_checkpoint(run.checkpoint(name))["state_dict"], name)
+    data = make(cfg["data"], "data")
+    data.setup()
+    logits: list[Tensor] = []
+    labels: list[Tensor] = []
+    with torch.no_grad():
+        for x, y in data.eval_loader(split):
+            logits.append(net.eval()(x)[y != -100])
+            labels.append(y[y != -100])
+    outputs, targets = torch.cat(logits), torch.cat(labels)
+    loss = torch.nn.functional.cross_entropy(outputs, targets).item()
+    return len(targets), (outputs.argmax(1) == targets).float().mean().item(), loss
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+@pytest.mark.parametrize("checkpoint", ["best", "last"])
+def test_figures_are_those_of_the_plain_net_on_every_sample(run: RunDir, split: str, checkpoint: str) -> None:
+    figures = evaluate(request(run, f"split={split}", f"checkpoint={checkpoint}"))
+    n, accuracy, loss = by_hand(run, checkpoint, split)
+    assert n == {"train": 1797 - 150 - 297, "val": 150, "test": 297}[split]
+    assert figures == {f"{split}/accuracy": pytest.approx(accuracy, abs=1e-6), f"{split}/loss": pytest.approx(loss, rel=1e-5)}
+
+
+def test_figures_are_those_that_training_reported(run: RunDir) -> None:
+    assert evaluate(request(run))["test/accuracy"] == pytest.approx(run.result["test/accuracy"], abs=1e-7)
+    best = evaluate(request(run, "split=val"))["val/accuracy"]
+    assert best == pytest.approx(run.result["val/accuracy"], abs=1e-7)
+    assert best == pytest.approx(max(column(run.path, "val/accuracy")), abs=1e-7)
+    assert evaluate(request(run, "split=val", "checkpoint=last"))["val/accuracy"] == pytest.approx(
+        column(run.path, "val/accuracy")[-1], abs=1e-7
+    )
+
+
+@pytest.mark.parametrize("batch_size", [1000, 7])
+def test_the_batch_changes_nothing(run: RunDir, batch_size: int) -> None:
+    figures = evaluate(request(run, f"batch_size={batch_size}"))
+    _, accuracy, loss = by_hand(run, "best", "test")
+    assert figures["test/accuracy"] == pytest.approx(accuracy, abs=1e-7)
+    assert figures["test/loss"] == pytest.approx(loss, rel=1e-5)
+
+
+def test_another_precision(run: RunDir) -> None:
+    cfg = request(run, "precision=64-true")
+    cfg["precision"] = cfg["request"]["precision"]
+    assert evaluate(cfg)["test/loss"] == pytest.approx(by_hand(run, "best", "test")[2], rel=1e-6)
+
+
+def test_figures_go_to_the_output_and_the_screen(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    figures = evaluate(request(run, f"output={tmp_path / 'figures.json'}"))
+    assert json.loads((tmp_path / "figures.json").read_text()) == figures
+    assert f"{figures['test/accuracy']:.6f}" in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
+
+
+def test_evaluation_leaves_the_run_as_it_was(run: RunDir) -> None:
+    def state() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
+
+    before = state()
+    evaluate(request(run))
+    assert state() == before
+
+
+def test_a_wrong_split_is_refused(run: RunDir) -> None:
+    with pytest.raises(UserError, match=r"^split=valid: choose one of train, val, test\.$"):
+        evaluate(request(run, "split=valid"))
+
+
+def test_a_missing_checkpoint_is_refused(run: RunDir) -> None:
+    with pytest.raises(UserError, match=r"has no checkpoint 'newest': it has best, last\.$"):
+        evaluate(request(run, "checkpoint=newest"))
+
+
+def test_mistakes_are_told_before_the_work(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.verbs.evaluate.rebuild", lambda cfg: pytest.fail("too late"))
+    with pytest.raises(UserError, match=r"^output=.*: its folder does not exist\.$"):
+        evaluate(request(run, f"output={tmp_path / 'no' / 'figures.json'}"))
+    with pytest.raises(UserError, match=r"^output=.* is a folder: name a file\.$"):
+        evaluate(request(run, f"output={tmp_path}"))
+    with pytest.raises(UserError, match=r"^batch_size=0: give a whole number from 1, or null for the run's\.$"):
+        evaluate(request(run, "batch_size=0"))
+
+
+def test_a_configuration_of_other_sizes_does_not_fit(run: RunDir) -> None:
+    cfg = request(run)
+    cfg["model"]["net"]["width"] = 32
+    with pytest.raises(UserError, match=r"best\.ckpt does not fit this net: .* is \[24, 64\] there and \[32, 64\] here"):
+        rebuild(cfg)
+
+
+@pytest.mark.parametrize(("index", "value"), [(0, torch.inf), (-1, torch.nan)])
+def test_weights_that_are_no_numbers_are_refused(run: RunDir, tmp_path: Path, index: int, value: float) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(run.path, folder)
+    broken = RunDir(folder)
+    state = torch.load(broken.best, weights_only=True)
+    key = list(state["state_dict"])[index]
+    state["state_dict"][key].view(-1)[0] = value
+    torch.save(state, broken.best)
+    with pytest.raises(UserError, match=rf"best\.ckpt holds weights that are not finite, {key} first: take another checkpoint"):
+        evaluate(request(broken, paths={"run_dir": str(folder)}))
+    assert evaluate(request(broken, "checkpoint=last", paths={"run_dir": str(folder)}))["test/accuracy"] > 0
+
+
+def test_a_metric_that_is_no_number_is_refused(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ClassificationTask, "derived", ("wild", "wide"))
+    monkeypatch.setattr(ClassificationTask, "derive", lambda task, means: {"wild": torch.nan, "wide": torch.inf})
+    output = tmp_path / "metrics.json"
+    with pytest.raises(UserError, match=r"best\.ckpt: test/wild is no number, though its weights are: .*precision=32-true"):
+        evaluate(request(run, f"output={output}"))
+    assert not output.exists()
+    monkeypatch.setattr(ClassificationTask, "derive", lambda task, means: {"wild": 1.0, "wide": torch.inf})
+    evaluate(request(run, f"output={output}"))
+    assert json.loads(output.read_text())["test/wide"] is None
+
+
+def test_validation_gives_a_tasks_own_metrics_too(tmp_path: Path) -> None:
+    trust.allow({"trusted": ["support.own_parts"]})
+    cfg = new_run(
+        tmp_path, *SMALL, "model._target_=support.own_parts.Logging", "trainer.max_epochs=1", "trainer.limit_val_batches=1"
+    )
+    train(cfg)
+    run = RunDir(cfg["paths"]["run_dir"])
+    figures = evaluate(request(run, "split=val"))
+    n, accuracy, loss = by_hand_of(run)
+    assert figures["val/accuracy"] == pytest.approx(accuracy, abs=1e-6)  # of the whole split, though training saw a batch of it
+    assert figures["val/loss"] == pytest.approx(loss, rel=1e-5)
+    assert figures["own/batches"] == -(-n // run.config["data"]["batch_size"])
+    assert figures["own/worse"] == 0.0
+    assert set(evaluate(request(run, "split=test"))) == {"test/accuracy", "test/loss"}
+
+
+def by_hand_of(run: RunDir) -> tuple[int, float, float]:
+    task, cfg = open_run_net(run.path)
+    data = open_data(cfg)
+    n = sum(int((y != -100).sum()) for _, y in data.eval_loader("val"))
+    found = score(task, task.net, data.eval_loader("val"))
+    return n, found["accuracy"], found["loss"]
+
+
+def test_the_path_of_the_run_can_be_copied(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    folder = tmp_path / "a-folder-with-a-name-of-more-than-forty-letters" / "and [bold] another"
+    shutil.copytree(run.path, folder)
+    figures = evaluate(request(run, paths={"run_dir": str(folder)}, request={**request(run)["request"], "run": str(folder)}))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{folder}, best.ckpt"
+    assert any(f"{figures['test/loss']:.6f}" in line for line in lines)

@@ -1,0 +1,253 @@
+"""Predictions for images that are not part of any data set."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.runs import SMALL, config, new_run
+
+from lathe import export
+from lathe.errors import UserError
+from lathe.export import manifest as manifests
+from lathe.runs.build import make
+from lathe.runs.rundir import RunDir
+from lathe.runs.shippable import open_shippable
+from lathe.verbs.predict import predict
+from lathe.verbs.train import train
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL)
+    train(cfg)
+    return RunDir(cfg["paths"]["run_dir"])
+
+
+@pytest.fixture(scope="module")
+def images(run: RunDir) -> tuple[np.ndarray, np.ndarray]:
+    """The test split as the run has it: uint8 [297, 1, 8, 8] and labels."""
+    data = make(run.config["data"], "data")
+    data.setup()
+    pixels, labels = data.open()["test"].read()
+    return pixels, np.asarray(labels)
+
+
+def request(run: RunDir, source: Path, output: Path, *overrides: str) -> dict[str, Any]:
+    asked = config(f"run={run.path}", f"input={source}", f"output={output}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
+                   *overrides, name="predict")  # fmt: skip
+    cfg = run.config
+    cfg["trainer"] |= asked["trainer"]
+    cfg["strategy"], cfg["request"] = asked["strategy"], asked
+    return cfg
+
+
+def rows(output: Path) -> list[list[str]]:
+    with open(output, newline="") as file:
+        return list(csv.reader(file))
+
+
+def save(folder: Path, array: np.ndarray) -> Path:
+    np.save(folder / "images.npy", array)
+    return folder / "images.npy"
+
+
+def test_predictions_agree_with_the_runs_own_evaluation(run: RunDir, images: Any, tmp_path: Path) -> None:
+    pixels, labels = images
+    assert predict(request(run, save(tmp_path, pixels), tmp_path / "out.csv")) == 297
+    header, *lines = rows(tmp_path / "out.csv")
+    assert header == ["image", "prediction", "probability"]
+    assert [line[0] for line in lines] == [str(i) for i in range(297)]
+    accuracy = np.mean([int(line[1]) == label for line, label in zip(lines, labels, strict=True)])
+    assert accuracy == pytest.approx(run.result["test/accuracy"], abs=1e-6)
+    assert all(0.1 <= float(line[2]) <= 1 for line in lines)  # the largest of ten shares
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images.npy", "out.csv"]
+
+
+def test_layouts_and_batches_change_nothing(run: RunDir, images: Any, tmp_path: Path) -> None:
+    few = images[0][:10]
+    results = []
+    for number, array in enumerate((few, few[:, 0], few.transpose(0, 2, 3, 1))):
+        predict(request(run, save(tmp_path, array), tmp_path / f"{number}.csv", f"batch_size={(3, 10, 64)[number]}"))
+        results.append([line[:2] for line in rows(tmp_path / f"{number}.csv")])
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_folder_of_png_is_read_by_name(run: RunDir, images: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "png"
+    folder.mkdir()
+    for name, image in zip(("c", "a", "b"), images[0], strict=False):
+        Image.fromarray(image[0]).save(folder / f"{name}.png")
+    (folder / "notes.txt").write_text("not an image")
+    assert predict(request(run, folder, tmp_path / "png.csv")) == 3
+    predict(request(run, save(tmp_path, images[0][[1, 2, 0]]), tmp_path / "npy.csv"))
+    assert [line[0] for line in rows(tmp_path / "png.csv")[1:]] == ["a.png", "b.png", "c.png"]
+    assert [line[1:] for line in rows(tmp_path / "png.csv")] == [line[1:] for line in rows(tmp_path / "npy.csv")]
+
+
+def test_another_size_is_refused_or_scaled(run: RunDir, images: Any, tmp_path: Path) -> None:
+    large = np.kron(images[0][:20], np.ones((1, 1, 4, 4), dtype=np.uint8))
+    source = save(tmp_path, large)
+    with pytest.raises(
+        UserError, match=r"^input=.*images\.npy has 32 x 32 pixels, but the net takes 8 x 8: resize=true scales images\.$"
+    ):
+        predict(request(run, source, tmp_path / "out.csv"))
+    assert not (tmp_path / "out.csv").exists()
+    predict(request(run, source, tmp_path / "out.csv", "resize=true"))
+    scaled = [line[1] for line in rows(tmp_path / "out.csv")]
+    predict(request(run, save(tmp_path, images[0][:20]), tmp_path / "out.csv"))
+    assert sum(a == b for a, b in zip(scaled, [line[1] for line in rows(tmp_path / "out.csv")], strict=True)) >= 19
+
+
+def test_a_folder_of_many_sizes_and_kinds_is_scaled(run: RunDir, images: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number, (name, image) in enumerate(zip(("a.png", "b.JPG", "c.jpeg"), images[0][:, 0], strict=False)):
+        large = Image.fromarray(image).resize((8 + 8 * number, 16), Image.Resampling.NEAREST)
+        large.save(folder / name, quality=100)
+    np.save(folder / "d.npy", images[0][3, 0])
+    np.save(folder / "e.npy", images[0][4:7])
+    (folder / ".hidden.png").write_text("what a file system leaves")
+    assert predict(request(run, folder, tmp_path / "many.csv", "resize=true", "batch_size=2")) == 7
+    predict(request(run, save(tmp_path, images[0][:7]), tmp_path / "npy.csv"))
+    found, expected = rows(tmp_path / "many.csv")[1:], rows(tmp_path / "npy.csv")[1:]
+    assert [line[0] for line in found] == ["a.png", "b.JPG", "c.jpeg", "d.npy", "e.npy[0]", "e.npy[1]", "e.npy[2]"]
+    assert found[3][1:] == expected[3][1:]
+    assert [line[1:] for line in found[4:]] == [line[1:] for line in expected[4:]]
+    assert sum(a[1] == b[1] for a, b in zip(found, expected, strict=True)) >= 6  # a scaled picture is not quite the same
+
+
+def test_names_of_classes_make_a_column(run: RunDir, images: Any, tmp_path: Path) -> None:
+    asked = request(run, save(tmp_path, images[0][:6]), tmp_path / "out.csv")
+    asked["data"]["class_names"] = [f"digit {number}" for number in range(10)]
+    predict(asked)
+    header, *lines = rows(tmp_path / "out.csv")
+    assert header == ["image", "prediction", "probability", "class"]
+    assert all(line[3] == f"digit {line[1]}" for line in lines)
+
+
+def exported(run: RunDir, name: str) -> None:
+    """An export of the run without its comparison, which takes a fresh process."""
+    ready, target = open_shippable(run.path), export.get(name)
+    folder, file = run.path / "exports" / name, f"model{target.suffix}"
+    folder.mkdir(parents=True)
+    target.export(ready.net, ready.example, folder / file)
+    manifests.write(folder, {"target": name, "file": file, **ready.facts}, [file])
+
+
+def same_lines(left: list[list[str]], right: list[list[str]]) -> None:
+    assert [line[:2] for line in left] == [line[:2] for line in right]
+    assert [float(line[2]) for line in left[1:]] == pytest.approx([float(line[2]) for line in right[1:]], abs=2e-6)
+
+
+def test_an_export_predicts_what_the_module_does(run: RunDir, images: Any, tmp_path: Path) -> None:
+    exported(run, "onnx")
+    source = save(tmp_path, images[0])
+    predict(request(run, source, tmp_path / "module.csv"))
+    assert predict(request(run, source, tmp_path / "onnx.csv", "export=onnx", "batch_size=100")) == 297
+    same_lines(rows(tmp_path / "onnx.csv"), rows(tmp_path / "module.csv"))
+    for words, sentence in (
+        (("export=onnx", "checkpoint=last"), r"^checkpoint=last: target=onnx was exported from best\.ckpt; say checkpoint=best"),
+        (("export=onnx", "precision=bf16-mixed"), r"^precision is for target=module"),
+        (("export=onnx", "trainer.accelerator=gpu"), r"^trainer\.accelerator=gpu is for target=module"),
+        (("export=onx",), r"^target=onx is unknown: choose module, or one that the run was exported to, of onnx, "),
+        (("export=torchscript",), r"^target=torchscript: .* holds no export"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            predict(request(run, source, tmp_path / "no.csv", *words))
+    manifest = json.loads((run.path / "exports" / "onnx" / manifests.NAME).read_text())
+    file = run.path / "exports" / "onnx" / manifest["file"]
+    content = file.read_bytes()
+    file.write_bytes(b"something else")
+    with pytest.raises(UserError, match="is not the file that was exported"):
+        predict(request(run, source, tmp_path / "no.csv", "export=onnx"))
+    file.write_bytes(content)
+    assert not (tmp_path / "no.csv").exists()
+
+
+@pytest.mark.slow
+def test_every_target_predicts_the_same_from_a_folder(run: RunDir, images: Any, tmp_path: Path) -> None:
+    targets = ("onnx", "aot_inductor", "torch_export")
+    for target in set(targets) - {path.name for path in (run.path / "exports").glob("*")}:
+        exported(run, target)
+    folder = tmp_path / "png"
+    folder.mkdir()
+    for number, image in enumerate(images[0][:50]):
+        Image.fromarray(image[0]).resize((11, 13)).save(folder / f"{number:02}.png")
+    predict(request(run, folder, tmp_path / "module.csv", "resize=true"))
+    for target in targets:
+        predict(request(run, folder, tmp_path / f"{target}.csv", "resize=true", f"export={target}", "batch_size=7"))
+        same_lines(rows(tmp_path / f"{target}.csv"), rows(tmp_path / "module.csv"))
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_progress_is_drawn_on_a_terminal_unless_it_is_off(
+    run: RunDir, images: Any, tmp_path: Path, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the captured output for a terminal
+    asked = request(run, save(tmp_path, images[0][:20]), tmp_path / "out.csv")
+    asked["trainer"]["enable_progress_bar"] = shown
+    predict(asked)
+    printed = capsys.readouterr().out
+    assert ("20/20" in printed) is shown
+    assert printed.endswith(f"20 predictions in {tmp_path / 'out.csv'}\n")
+
+
+def test_an_output_takes_the_place_of_nothing_that_is_read(run: RunDir, images: Any, tmp_path: Path) -> None:
+    source = save(tmp_path, images[0][:2])
+    (tmp_path / "link.csv").symlink_to(source)
+    Image.fromarray(images[0][0, 0]).save(tmp_path / "seven.png")
+    own = [
+        run.path / "config.yaml",
+        run.path / "checkpoints" / "best.ckpt",
+        run.path / "result.json",
+        run.path / "exports" / "x.csv",
+    ]
+    before = {path: path.read_bytes() for path in (source, tmp_path / "seven.png", *own[:3])}
+    for given, output in [(source, source), (source, tmp_path / "link.csv"), (tmp_path, tmp_path / "seven.png"),
+                          (tmp_path, tmp_path / "new.npy"), *[(source, path) for path in own]]:  # fmt: skip
+        with pytest.raises(UserError, match=r"^output=.* would take the place of .*: name another file\.$"):
+            predict(request(run, given, output))
+    assert {path: path.read_bytes() for path in before} == before
+    predict(request(run, source, tmp_path / "out.csv"))
+    predict(request(run, source, run.path / "predictions.csv"))  # beside the run's own files
+
+
+def test_a_damaged_image_far_back_leaves_no_output(run: RunDir, tmp_path: Path) -> None:
+    folder = tmp_path / "png"
+    folder.mkdir()
+    for number in range(9):
+        Image.fromarray(np.full((8, 8), 9, np.uint8)).save(folder / f"{number}.png")
+    path = folder / "8.png"
+    path.write_bytes(path.read_bytes()[:50])  # the header is whole
+    with pytest.raises(UserError, match=r"8\.png can't be read as a PNG image"):
+        predict(request(run, folder, tmp_path / "out.csv", "batch_size=2"))
+    assert [path.name for path in tmp_path.iterdir()] == ["png"]
+
+
+def test_mistakes_are_told_before_the_net_is_built(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.verbs.predict.rebuild", lambda cfg: pytest.fail("too late"))
+    source = save(tmp_path, np.zeros((2, 8, 8), np.uint8))
+    with pytest.raises(UserError, match=r"^output=.*: its folder does not exist\.$"):
+        predict(request(run, source, tmp_path / "no" / "out.csv"))
+    with pytest.raises(UserError, match=r"^trainer\.devices=2: prediction runs on one device\.$"):
+        predict(request(run, source, tmp_path / "out.csv", "trainer.devices=2"))
+    with pytest.raises(UserError, match=r"^batch_size=0: give a whole number from 1"):
+        predict(request(run, source, tmp_path / "out.csv", "batch_size=0"))
+
+
+def test_a_full_disk_leaves_the_old_output(run: RunDir, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, output = save(tmp_path, images[0][:3]), tmp_path / "out.csv"
+    output.write_text("old")
+
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(UserError, match=r"out\.csv can't be written, the disk is full"):
+        predict(request(run, source, output))
+    assert output.read_text() == "old"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["images.npy", "out.csv"]

@@ -1,0 +1,140 @@
+"""A finished run's layers are measured on validation data, and the choice under a budget can be trained with."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import config, new_run
+from torch import nn
+
+from lathe.compression.masks.allocate import Allocation
+from lathe.compression.masks.sensitivity import layers, round_to_nearest
+from lathe.compression.quantization.net import LayerPlan, quantize
+from lathe.errors import UserError
+from lathe.nets import GPT
+from lathe.runs import score
+from lathe.verbs.sensitivity import _override, check_request, sensitivity
+from lathe.verbs.train import train
+
+NET = ("model=resnet20", "model.net.depth=8", "model.net.width=2", "data=synthetic", "data.image_size=8",
+       "data.source.train_size=256", "data.source.val_size=128",
+       "data.source.test_size=64",
+       "data.batch_size=64", "trainer.max_epochs=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
+       "trainer.enable_model_summary=false", "trainer.log_every_n_steps=4")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *NET)
+    train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+def ask(run: Path, *asked: str) -> dict[str, Any]:
+    """What the launch hands to the job."""
+    request = config(f"run={run}", "trainer.enable_progress_bar=false", "reestimate=2", *asked, name="sensitivity")
+    _, cfg = score.open_run_net(run)
+    cfg["trainer"] |= request["trainer"]
+    return {**cfg, "request": request}
+
+
+def test_figures_are_those_of_the_net_with_one_layer_changed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = sensitivity(ask(run, "layers=[conv,head]", "sparsities=[0.9]", "bits=[2]", "reestimate=0"))
+    task, cfg = score.open_run_net(run)
+    batches = list(score.open_data(cfg).eval_loader("val"))
+    assert report["baseline"] == report["reference"] == score.score(task, task.net, batches)
+    with torch.no_grad():
+        weight = task.net.head.weight
+        weight.copy_(round_to_nearest(weight, 2))
+    assert report["layers"]["head"]["bits"][2] == score.score(task, task.net, batches)
+    assert list(report["layers"]) == ["conv", "head"]
+    saved = json.loads((run / "sensitivity" / "sensitivity.json").read_text())
+    assert saved == json.loads(json.dumps(report))
+    assert saved["layers"]["conv"]["shape"] == [2, 1, 3, 3]
+    for kind in ("bits", "sparsity"):
+        assert (run / "sensitivity" / f"{kind}.svg").read_text().startswith("<svg")
+    printed = capsys.readouterr().out
+    assert "head" in printed
+    assert f"{report['layers']['head']['bits'][2]['loss']:.4g}" in printed
+
+
+def test_a_budget_chooses_bits_that_qat_takes(run: Path) -> None:
+    report = sensitivity(ask(run, "sparsities=[]", "bits=[8,4,2]", "budget=0.2"))
+    choice = report["allocation"]
+    shapes = [layer["shape"] for layer in report["layers"].values()]
+    dense = sum(4 * torch.Size(shape).numel() for shape in shapes)
+    cost = sum(-(-torch.Size(shape).numel() * int(bits) // 8) + 4 * shape[0]
+               for shape, bits in zip(shapes, choice["values"].values(), strict=True))  # fmt: skip
+    assert choice["cost"] == cost <= 0.2 * dense
+    assert len(set(choice["values"].values())) > 1
+    override = (run / "sensitivity" / "override.txt").read_text().split()
+    assert override[1].startswith("'compression.qat.layer_bits={")  # no ++ is needed
+    cfg = config(*(word.strip("'") for word in override))
+    assert cfg["compression"]["qat"]["layer_bits"] == choice["values"]
+    same = choice["uniform"]
+    assert same is None or same["cost"] <= choice["budget"]
+
+
+def test_a_budget_chooses_sparsities_and_times(run: Path, tmp_path: Path) -> None:
+    names = ["conv", "head"]
+    report = sensitivity(ask(run, "layers=[conv,head]", "sparsities=[0.5,0.9]", "bits=[]", "allocate=sparsity", "budget=0.5"))
+    assert set(report["allocation"]["values"]) == set(names)
+    assert report["allocation"]["override"] is None
+    assert report["allocation"]["cost"] <= report["allocation"]["budget"] == 0.5 * report["allocation"]["dense_bytes"]
+    table = {name: {"8": 3.0, "4": 1.0} for name in names}
+    (tmp_path / "times.json").write_text(json.dumps(table))
+    asked = ("layers=[conv,head]", "sparsities=[]", "bits=[8,4]", "budget=4", f"latency={tmp_path}/times.json")
+    report = sensitivity(ask(run, *asked))
+    assert report["allocation"]["cost"] <= 4
+    assert sorted(report["allocation"]["values"].values()) in ([4, 4], [4, 8])
+    table["head"].pop("4")
+    (tmp_path / "times.json").write_text(json.dumps(table))
+    with pytest.raises(UserError, match="latency has no time for head at bits 4"):
+        sensitivity(ask(run, *asked))
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [
+    ("sparsities=[1.0]", r"sparsities=\[1.0\]: give a list of shares below 1"),
+    ("bits=[1]", r"bits=\[1\]: give a list of whole numbers from 2 to 8"),
+    ("bits=[] sparsities=[]", "try nothing"),
+    ("limit_batches=0", "limit_batches=0: give a whole number from 1"),
+    ("reestimate=-1", "reestimate=-1: give a whole number from 0"),
+    ("allocate=x", "allocate=x: choose bits or sparsity"),
+    ("budget=0", "budget=0: give a share"),
+    ("budget=0.1 bits=[]", "budget=0.1 with allocate=bits needs values"),
+    ("trainer.devices=2", "trainer.devices=2: one device measures"),
+])  # fmt: skip
+def test_refuses_before_anything_is_built(asked: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        check_request(config("run=x", *asked.split(), name="sensitivity"))
+
+
+def test_layers_with_one_weight_get_the_same_bits() -> None:
+    net = GPT(vocab_size=8, max_length=4, width=8, depth=1, heads=2).eval()
+    values = dict.fromkeys(layers(net), 8.0) | {"embed.token": 4.0}
+    typed = _override("bits", Allocation(values, 0.0, 0.0), net)
+    assert typed is not None
+    bits = config(*(word.strip("'") for word in typed.split()))["compression"]["qat"]["layer_bits"]
+    assert bits == {**values, "head": 4}
+    names = quantize(net, torch.zeros(2, 4, dtype=torch.long), overrides={name: LayerPlan(int(b)) for name, b in bits.items()})
+    assert "head" in names
+    conv = nn.Sequential(nn.Conv1d(2, 2, 1))  # measured, but no method quantizes it
+    assert _override("bits", Allocation({"0": 4.0}, 0.0, 0.0), conv) is None
+
+
+@pytest.mark.parametrize(("asked", "sentence"), [
+    ("metric=x", "metric=x: the task reports no such metric"),
+    ("layers=[nothing]", "layers: nothing matches no convolution"),
+    ("latency=x", "latency=x serves a choice under a budget"),
+    ("latency=x budget=1", "latency=x can't be read as JSON"),
+])  # fmt: skip
+def test_refuses_what_the_run_lacks(run: Path, asked: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        sensitivity(ask(run, *asked.split()))
+
+
+def test_a_budget_out_of_reach_is_told(run: Path) -> None:
+    with pytest.raises(UserError, match=r"budget=0.01 \(3 bytes\) can't be met: the cheapest options together cost 120"):
+        sensitivity(ask(run, "layers=[head]", "sparsities=[]", "bits=[8]", "budget=0.01"))
