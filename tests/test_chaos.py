@@ -12,6 +12,8 @@ from support.runs import ROOT, SMALL, new_run
 
 import lathe.verbs.train
 
+pytestmark = pytest.mark.law3
+
 chaos = runpy.run_path(str(ROOT / "scripts" / "chaos.py"), run_name="chaos")
 
 

@@ -16,7 +16,7 @@ from support.runs import ROOT, new_run, rows, runs, weights
 
 from lathe.runs.rundir import RunDir
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law3]
 
 # Slow enough for a kill to fall in the middle of an epoch, with dropout, which draws from every rank's generator.
 TRAIN = ("model=mlp", "model.net.width=768", "model.net.depth=3", "model.net.dropout=0.2", "data.batch_size=64", "trainer.accelerator=cpu",

@@ -9,6 +9,8 @@ from support.runs import SMALL, new_run
 
 from lathe.verbs.train import train
 
+pytestmark = pytest.mark.law5
+
 QUIET = (
     "trainer.accelerator=cpu",
     "trainer.enable_progress_bar=false",

@@ -13,6 +13,8 @@ from support.runs import column, new_run
 
 import lathe.verbs.train
 
+pytestmark = pytest.mark.law3
+
 __all__ = ["interruption"]  # a fixture
 
 

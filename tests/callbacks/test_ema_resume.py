@@ -12,6 +12,8 @@ from torch import Tensor
 
 from lathe.callbacks.ema import EMA
 
+pytestmark = pytest.mark.law3
+
 
 @pytest.mark.parametrize("stop", [1, 5, 6, 7, 10])
 @pytest.mark.parametrize("strips", [True, False])

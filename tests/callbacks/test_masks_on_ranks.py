@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from support.ranks import on_ranks
@@ -13,6 +14,8 @@ from lathe.callbacks.methods.lottery import Lottery
 from lathe.callbacks.methods.rigl import RigL
 from lathe.callbacks.resume import ExactResume
 from lathe.optim.schedules import cosine
+
+pytestmark = pytest.mark.law3
 
 
 class Fixed(LightningModule):

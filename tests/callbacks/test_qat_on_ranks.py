@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from support.net_state import assert_same
-from support.qat_fit import fit
+from support.qat_fit import STEPS, fit
 from support.ranks import on_ranks
 
 from lathe.strategies import DDP
@@ -32,8 +32,9 @@ def cases_on(rank: int, strategy: str, cases: dict[str, Case], folder: Path) -> 
     return found
 
 
-def compare(first: dict[str, Any], second: dict[str, Any], cases: dict[str, Case]) -> None:
-    """Ranks hold the same, a resumed run is the uninterrupted one, and both train as one process does."""
+def compare(first: dict[str, Any], second: dict[str, Any], cases: dict[str, Case]) -> dict[str, Any]:
+    """Ranks hold the same, a resumed run is the uninterrupted one, and both train as one process does. Returns by case whether weights
+    were rounded and ranges observed after the last step."""
     for case, done in first.items():
         for name, value in done["state"].items():
             if "running" not in name:
@@ -48,18 +49,25 @@ def compare(first: dict[str, Any], second: dict[str, Any], cases: dict[str, Case
         for key, value in alone["state"].items():
             if key.endswith(("maximum", "minimum")):
                 torch.testing.assert_close(first[case]["state"][key], value, rtol=0.05, atol=0.05, msg=f"{case} {key}")
+    return {case: done["seen"][STEPS][:2] for case, done in first.items()}
 
 
 def test_ranks_hold_the_ranges_of_one_process(tmp_path: Path) -> None:
-    compare(*on_ranks(cases_on, "ddp", DDP_CASES, tmp_path, timeout=120), DDP_CASES)
+    ended = compare(*on_ranks(cases_on, "ddp", DDP_CASES, tmp_path, timeout=120), DDP_CASES)
+    assert ended == dict.fromkeys(ended, (True, False))
+    assert len(ended) == 2 * len(DDP_CASES)
 
 
 @pytest.mark.slow
 def test_sharded_weights(tmp_path: Path) -> None:
-    compare(*on_ranks(cases_on, "fsdp", FSDP_CASES, tmp_path, timeout=120), FSDP_CASES)
+    ended = compare(*on_ranks(cases_on, "fsdp", FSDP_CASES, tmp_path, timeout=120), FSDP_CASES)
+    assert ended == dict.fromkeys(ended, (True, False))
+    assert len(ended) == 2 * len(FSDP_CASES)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("strategy", "cases"), [("ddp", MORE_DDP), ("fsdp", MORE_FSDP)])
 def test_more_nets_on_ranks(strategy: str, cases: dict[str, Case], tmp_path: Path) -> None:
-    compare(*on_ranks(cases_on, strategy, cases, tmp_path, timeout=240), cases)
+    ended = compare(*on_ranks(cases_on, strategy, cases, tmp_path, timeout=240), cases)
+    assert ended == dict.fromkeys(ended, (True, False))
+    assert len(ended) == 2 * len(cases)

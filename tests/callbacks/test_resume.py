@@ -14,6 +14,8 @@ from support.ranks import on_ranks
 from lathe.callbacks import ExactResume
 from lathe.strategies import DDP
 
+pytestmark = pytest.mark.law3
+
 
 def draw() -> tuple[float, float, float]:
     return random.random(), float(np.random.random()), float(torch.rand(()))

@@ -11,6 +11,8 @@ from lathe.data.loader import ImageLoader
 from lathe.data.order import Batch
 from lathe.errors import UserError
 
+pytestmark = pytest.mark.law2
+
 KINDS = pytest.mark.parametrize("kind", ["resident", "workers"])
 Make = Callable[..., ImageLoader]
 
@@ -161,8 +163,12 @@ def test_unshuffled_training_keeps_the_stored_order(make: Make) -> None:
 
 def test_nothing_is_drawn_before_the_first_batch(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = make(batch_size=8)
-    monkeypatch.setattr(type(loader), "_batches", lambda *_: pytest.fail("drawn"))
-    iter(loader)
+    drawn: list[tuple[int, int]] = []
+    monkeypatch.setattr(type(loader), "_batches", lambda _, *place: drawn.append(place) or iter(["a batch"]))
+    batches = iter(loader)
+    assert drawn == []
+    assert next(batches) == "a batch"
+    assert drawn == [(0, 0)]  # epoch and first batch
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,8 @@ from lathe.data.shards import ShardDataModule, ShardImages, ShardLoader, Shards,
 from lathe.data.splits import Split
 from lathe.errors import UserError
 
+pytestmark = pytest.mark.law2
+
 EVERYTHING = Augment(crop=2, crop_fill="reflect", flip="alternating", cutout=3, mixup=0.4, cutmix=1.0)
 
 

@@ -20,6 +20,8 @@ from lathe.runs.build import make, make_task
 from lathe.strategies import DDP
 from lathe.tasks import LanguageModellingTask
 
+pytestmark = pytest.mark.law2
+
 Batch = tuple[Tensor, Tensor]
 COUNT = 83  # tokens, each with its own id; not a multiple of anything here
 

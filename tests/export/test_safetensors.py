@@ -106,8 +106,12 @@ def test_a_vision_transformer(tmp_path: Path) -> None:
         return ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool="token")
 
     net, x = make(), torch.randn(3, 3, 16, 16)
-    target.export(net, x, tmp_path / "model.safetensors")
-    same(restore(make(), tmp_path / "model.safetensors"), net, x)
+    path = tmp_path / "model.safetensors"
+    target.export(net, x, path)
+    _, tensors = content(path)
+    assert tensors.keys() == net.state_dict().keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in net.state_dict().items())
+    same(restore(make(), path), net, x)
 
 
 def exported(folder: Path) -> MLP:

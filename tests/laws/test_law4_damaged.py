@@ -14,6 +14,8 @@ from support.runs import SMALL, new_run
 
 import lathe.verbs.train
 
+pytestmark = pytest.mark.law7
+
 SEED = int(os.environ.get("LATHE_FUZZ_SEED", "0"))
 ABSENT = object()
 DAMAGES = {"absent": ABSENT, "null": None, "word": "nonsense", "list": [1, {"a": 2}], "number": -7.5, "group": {"a": 1}}

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from lathe.tasks import Task
 
+pytestmark = pytest.mark.law2
+
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
 

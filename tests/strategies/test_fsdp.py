@@ -16,6 +16,8 @@ from lathe.optim import Muon
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.fsdp import FSDP, units
 
+pytestmark = pytest.mark.law2
+
 
 def scaler() -> MixedPrecision:
     return MixedPrecision("16-mixed", "cpu", scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))

@@ -13,6 +13,8 @@ from torch.utils.data import DataLoader
 from lathe.errors import UserError
 from lathe.strategies import DDP, auto
 
+pytestmark = pytest.mark.law2
+
 STEPS = 4
 HOOKS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -16,6 +16,8 @@ from lathe.strategies.pipeline.cut import Cut
 from lathe.strategies.pipeline.strategy import Pipeline
 from lathe.strategies.precision import precision_plugin
 
+pytestmark = pytest.mark.law2
+
 CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 
 # name: (net, the strategy's settings, the fit's)

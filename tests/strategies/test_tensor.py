@@ -13,6 +13,8 @@ from lathe.errors import UserError
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.tensor import TensorParallel
 
+pytestmark = pytest.mark.law2
+
 # name: (net, options of the strategy, options of the run)
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mlp": ("mlp", {}, {}),

@@ -13,6 +13,8 @@ from lathe.config.mesh import axes
 from lathe.errors import UserError
 from lathe.strategies.three_d import ThreeD
 
+pytestmark = pytest.mark.law2
+
 # name: (net, the strategy's settings, the fit's); vit has five tokens, which two tensor ranks can't share out
 FOUR: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tied 2x1x2": ("tied", {}, {"optimizer": adam}),

@@ -23,7 +23,7 @@ from lathe.runs.rundir import RunDir
 from lathe.runs.shippable import open_shippable
 from lathe.verbs.export import ship
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.law6]
 
 GPT = ("data=synthetic_tokens", "model=gpt_nano", "trainer.max_epochs=1", "model.net.depth=2", "model.net.width=32",
        "data.source.train_size=512", "data.source.val_size=64", "data.source.test_size=64")  # fmt: skip

@@ -21,6 +21,8 @@ from lathe.runs.rundir import RunDir
 from lathe.runs.shippable import open_shippable
 from lathe.verbs.export import compare, parity, ship
 
+pytestmark = pytest.mark.law6
+
 
 def test_held_out_samples_are_those_of_the_split_without_filling_rows(mlp: RunDir) -> None:
     ready = open_shippable(mlp.path)

@@ -18,6 +18,8 @@ from lathe.runs.shippable import open_shippable
 from lathe.verbs.export import parity, ship
 from lathe.verbs.export.ship import show
 
+pytestmark = pytest.mark.law6
+
 
 def test_an_export_and_its_proof(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     reports = ship(request(run, "target=[onnx,weights]"))
