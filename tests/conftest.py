@@ -18,9 +18,11 @@ os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
+from support import composing
 from support.commands import in_process
 
 torch.set_num_threads(1)
+composing.once()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:

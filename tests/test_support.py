@@ -1,0 +1,61 @@
+"""What the tests stand on: composing once gives what Hydra gives each time."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from hydra.errors import ConfigCompositionException, MissingConfigException
+from omegaconf import OmegaConf
+from support import composing
+from support.runs import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _once() -> Iterator[None]:
+    yield
+    composing.once()
+
+
+def composed(name: str, *words: str, folder: Path = ROOT / "configs") -> dict[str, Any]:
+    with initialize_config_dir(str(folder), version_base="1.3"):
+        cfg = compose(name, overrides=list(words), return_hydra_config=True)
+    assert OmegaConf.is_struct(cfg)
+    return OmegaConf.to_container(cfg, resolve=False)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("train", []),
+        ("train", ["model=mlp", "seed=7", "+trainer.x=[1,2]", "~model.net.depth"]),
+        ("train", ["model=mlp", "seed=8"]),
+        ("train", ["callbacks=[default,ema]", "experiment=digits_small", "callbacks.ema.decay=0.5"]),
+        ("export", ["run=logs/latest", "target=[onnx,onnx_int8]"]),
+    ],
+)
+def test_what_is_kept_is_what_hydra_composes(name: str, words: list[str]) -> None:
+    composing.anew()
+    alone = composed(name, *words)
+    composing.once()
+    for _ in range(3):
+        found = composed(name, *words)
+        assert found == alone
+        found["trainer"]["max_epochs"] = "changed"  # of a copy
+
+
+def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ROOT / "configs", tmp_path / "configs"))
+    assert composed("train", folder=folder)["seed"] != 77
+    (folder / "local" / "default.yaml").write_text("# @package _global_\nseed: 77\n")
+    assert composed("train", folder=folder)["seed"] == 77
+
+
+def test_mistakes_are_found_each_time() -> None:
+    for _ in range(2):
+        with pytest.raises(MissingConfigException, match="nosuch"):
+            composed("train", "model=nosuch")
+        with pytest.raises(ConfigCompositionException, match="sedd"):
+            composed("train", "sedd=1")
