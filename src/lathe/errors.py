@@ -18,6 +18,11 @@ class UserError(Exception):
         return "\n".join(map(str, self.args))
 
 
+class ArgumentError(UserError):
+    """An argument of a part is wrong: the sentences begin with its name, before which whoever built the part from a configuration puts
+    the key."""
+
+
 class Stopped(UserError):
     """A signal ended the run at a step boundary after a checkpoint was written: it can be resumed.
 

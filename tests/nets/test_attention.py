@@ -79,13 +79,13 @@ def test_dropout_acts_in_training_only_and_is_in_the_plan_where_there_is_any() -
     [
         (
             {"width": 48, "heads": 5},
-            "model.net.heads=5 does not divide model.net.width=48: set model.net.heads=4.",
+            "heads=5 does not divide width=48: set heads=4.",
         ),
         (
             {"width": 64, "heads": 12},
-            "model.net.heads=12 does not divide model.net.width=64: set model.net.heads=8.",
+            "heads=12 does not divide width=64: set heads=8.",
         ),
-        ({"width": 8, "heads": 0}, "model.net.heads=0 must be a whole number of at least 1: set model.net.heads to one."),
+        ({"width": 8, "heads": 0}, "heads=0: expected a whole number from 1 to 65536, got one out of this range."),
     ],
 )
 def test_heads_that_do_not_divide_are_refused(sizes: dict[str, int], sentence: str) -> None:

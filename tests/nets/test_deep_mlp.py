@@ -42,12 +42,12 @@ def test_the_plan_gathers_each_layer_in_front_of_its_norm() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("width", 0, "model.net.width=0 must be a whole number of at least 1: set model.net.width to one."),
-        ("depth", 0, "model.net.depth=0 must be a whole number of at least 1: set model.net.depth to one."),
+        ("width", 0, "width=0: expected a whole number from 1 to 1048576, got one out of this range."),
+        ("depth", 0, "depth=0: expected a whole number from 1 to 100000, got one out of this range."),
         (
             "dropout",
             -0.5,
-            "model.net.dropout=-0.5 is not a probability in [0, 1): set model.net.dropout to one, 0 switches it off.",
+            "dropout=-0.5: expected a number from 0 and below 1, got one out of this range.",
         ),
     ],
 )

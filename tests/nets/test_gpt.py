@@ -100,15 +100,15 @@ def test_every_name_of_the_plan_is_a_module_s() -> None:
         (
             "heads",
             3,
-            "model.net.heads=3 does not divide model.net.width=16: set model.net.heads=2.",
+            "heads=3 does not divide width=16: set heads=2.",
         ),
-        ("depth", 0, "model.net.depth=0 must be a whole number of at least 1: set model.net.depth to one."),
-        ("max_length", 0, "model.net.max_length=0 must be a whole number of at least 1: set model.net.max_length to one."),
-        ("vocab_size", 2.5, "model.net.vocab_size=2.5 must be a whole number of at least 1: set model.net.vocab_size to one."),
+        ("depth", 0, "depth=0: expected a whole number from 1 to 100000, got one out of this range."),
+        ("max_length", 0, "max_length=0: expected a whole number from 1 to 16777216, got one out of this range."),
+        ("vocab_size", 2.5, "vocab_size=2.5: expected a whole number from 1 to 4294967296, got a number."),
         (
             "dropout",
             1,
-            "model.net.dropout=1 is not a probability in [0, 1): set model.net.dropout to one, 0 switches it off.",
+            "dropout=1: expected a number from 0 and below 1, got one out of this range.",
         ),
     ],
 )

@@ -47,13 +47,13 @@ def test_the_plan_cuts_layers_in_pairs(depth: int, plan: dict[str, str]) -> None
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        ("width", 0, "model.net.width=0 must be a whole number of at least 1: set model.net.width to one."),
-        ("depth", 1.5, "model.net.depth=1.5 must be a whole number of at least 1: set model.net.depth to one."),
-        ("width", True, "model.net.width=True must be a whole number of at least 1: set model.net.width to one."),
+        ("width", 0, "width=0: expected a whole number from 1 to 1048576, got one out of this range."),
+        ("depth", 1.5, "depth=1.5: expected a whole number from 1 to 100000, got a number."),
+        ("width", True, "width=true: expected a whole number from 1 to 1048576, got true or false."),
         (
             "dropout",
             1.0,
-            "model.net.dropout=1.0 is not a probability in [0, 1): set model.net.dropout to one, 0 switches it off.",
+            "dropout=1.0: expected a number from 0 and below 1, got one out of this range.",
         ),
     ],
 )

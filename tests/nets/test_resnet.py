@@ -66,24 +66,24 @@ def test_depth_counts_its_weighted_layers(depth: int) -> None:
     [
         (
             lambda: CifarResNet(depth=21),
-            "model.net.depth=21 is not 6n + 2, which a three-stage ResNet needs: take 20 or 26.",
+            "depth=21 is not 6n + 2, which a three-stage ResNet needs: take 20 or 26.",
         ),
-        (lambda: CifarResNet(depth=2), "model.net.depth=2 must be a whole number of at least 8: set model.net.depth to one."),
+        (lambda: CifarResNet(depth=2), "depth=2: expected a whole number from 8 to 100000, got one out of this range."),
         (
             lambda: CifarResNet(depth=20, width=0),
-            "model.net.width=0 must be a whole number of at least 1: set model.net.width to one.",
+            "width=0: expected a whole number from 1 to 1048576, got one out of this range.",
         ),
         (
             lambda: CifarResNet(depth=20, stem=0),
-            "model.net.stem=0 must be a whole number of at least 1: set model.net.stem to one.",
+            "stem=0: expected a whole number from 1 to 1048576 or null, got one out of this range.",
         ),
         (
             lambda: CifarResNet(depth=20, shortcut="A"),  # type: ignore[arg-type]
-            "model.net.shortcut='A' is unknown: take projection or zero_pad.",
+            "shortcut=A: expected projection or zero_pad, got a word.",
         ),
         (
             lambda: ResNet(depth=20),
-            "model.net.depth=20 fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or model=resnet20 for 6n + 2.",
+            "depth=20 fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or model=resnet20 for 6n + 2.",
         ),
     ],
 )

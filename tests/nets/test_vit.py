@@ -86,18 +86,18 @@ def test_every_name_of_the_plan_is_a_module_s() -> None:
     [
         (
             {"patch_size": 3},
-            "model.net.patch_size=3 does not divide the 8 pixels of an image's side: set model.net.patch_size=2.",
+            "patch_size=3 does not divide the 8 pixels of an image's side: set patch_size=2.",
         ),
         (
             {"patch_size": 16},
-            "model.net.patch_size=16 does not divide the 8 pixels of an image's side: set model.net.patch_size=8.",
+            "patch_size=16 does not divide the 8 pixels of an image's side: set patch_size=8.",
         ),
-        ({"patch_size": 0}, "model.net.patch_size=0 must be a whole number of at least 1: set model.net.patch_size to one."),
+        ({"patch_size": 0}, "patch_size=0: expected a whole number from 1 to 65536, got one out of this range."),
         (
             {"heads": 5},
-            "model.net.heads=5 does not divide model.net.width=12: set model.net.heads=4.",
+            "heads=5 does not divide width=12: set heads=4.",
         ),
-        ({"pool": "max"}, "model.net.pool='max' is unknown: take mean or token."),
+        ({"pool": "max"}, "pool=max: expected mean or token, got a word; did you mean mean?"),
     ],
 )
 def test_bad_sizes_are_refused_in_one_sentence(sizes: dict, sentence: str) -> None:

@@ -3,27 +3,26 @@
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError
 from lathe.nets.add import Add
-from lathe.nets.checks import probability, whole_number
 
 
+@held("lathe.nets.GPT")
 class Attention(nn.Module):
     """Multi-head self-attention, Vaswani et al. 2017, arXiv:1706.03762: `[batch, time, width] -> [batch, time, width]`.
 
     q, k, v and out are layers of their own, and the number of heads is read from the tensors, so that a rank of tensor parallelism
     that holds a share of the heads computes just these. With `causal`, a token sees itself and those before it.
 
-    Raises UserError if `heads` does not divide `width`.
+    Raises ArgumentError if `heads` does not divide `width`.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool, dropout: float) -> None:
         super().__init__()
-        whole_number("width", width)
-        whole_number("heads", heads)
         if width % heads:
             near = next(count for count in range(min(heads, width), 0, -1) if width % count == 0)
-            raise UserError(f"model.net.heads={heads} does not divide model.net.width={width}: set model.net.heads={near}.")
+            raise ArgumentError(f"heads={heads} does not divide width={width}: set heads={near}.")
         self.head_dim = width // heads
         self.causal = causal
         self.dropout = dropout
@@ -43,6 +42,7 @@ class Attention(nn.Module):
         return x.view(x.shape[0], x.shape[1], x.shape[2] // self.head_dim, self.head_dim).transpose(1, 2)
 
 
+@held("lathe.nets.GPT")
 class TransformerBlock(nn.Module):
     """x + attention(norm(x)), then x + down(gelu(up(norm(x)))), four times as wide within: `[batch, time, width]` in and out.
 
@@ -52,7 +52,6 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, width: int, heads: int, *, causal: bool, dropout: float, eps: float, tanh: bool) -> None:
         super().__init__()
-        probability("dropout", dropout)
         self.attention_norm = nn.LayerNorm(width, eps=eps)
         self.attention = Attention(width, heads, causal=causal, dropout=dropout)
         self.attention_dropout = nn.Dropout(dropout)

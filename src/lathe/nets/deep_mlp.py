@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
+from lathe.config.schema.held import held
 from lathe.nets.blocks import Blocks
-from lathe.nets.checks import probability, whole_number
 
 
 class NormedLayer(nn.Module):
@@ -21,19 +21,17 @@ class NormedLayer(nn.Module):
         return out
 
 
+@held("lathe.nets.DeepMLP")
 class DeepMLP(nn.Module):
     """A stem, `depth` blocks of `width` units, all equal, and a linear classifier; no shortcuts.
 
     `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`.
 
-    Raises UserError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
+    Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
     """
 
     def __init__(self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0) -> None:
         super().__init__()
-        whole_number("width", width)
-        whole_number("depth", depth)
-        probability("dropout", dropout)
         self.stem = NormedLayer(channels * image_size * image_size, width, dropout=dropout)
         self.blocks = Blocks(NormedLayer(width, width, dropout=dropout) for _ in range(depth))
         self.head = nn.Linear(width, num_classes)

@@ -5,10 +5,10 @@ import math
 import torch
 from torch import Tensor, nn
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.nets.attention import TransformerBlock, block_plan
 from lathe.nets.blocks import Blocks
-from lathe.nets.checks import probability, whole_number
 
 
 class TokenEmbedding(nn.Module):
@@ -26,6 +26,7 @@ class TokenEmbedding(nn.Module):
         return out
 
 
+@held("lathe.nets.GPT")
 class GPT(nn.Module):
     """`depth` causal pre-norm blocks of `width` with `heads` heads over learned embeddings of tokens and positions.
 
@@ -49,11 +50,6 @@ class GPT(nn.Module):
         tie_weights: bool = True,
     ) -> None:
         super().__init__()
-        whole_number("vocab_size", vocab_size)
-        whole_number("max_length", max_length)
-        whole_number("width", width)
-        whole_number("depth", depth)
-        probability("dropout", dropout)
         self.width, self.heads, self.dropout, self.max_length = width, heads, dropout, max_length
         self.embed = TokenEmbedding(vocab_size, max_length, width, dropout)
         self.blocks = Blocks(

@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
+from lathe.config.schema.held import held
 from lathe.nets.blocks import Blocks
-from lathe.nets.checks import probability, whole_number
 
 
 class HiddenLayer(nn.Module):
@@ -20,20 +20,18 @@ class HiddenLayer(nn.Module):
         return out
 
 
+@held("lathe.nets.MLP")
 class MLP(nn.Module):
     """`depth` hidden layers of `width` units, then a linear classifier.
 
     `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. The first hidden layer
     is the `stem`; the `depth - 1` layers behind it are equal in shape and are the repeated `blocks`.
 
-    Raises UserError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
+    Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
     """
 
     def __init__(self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0) -> None:
         super().__init__()
-        whole_number("width", width)
-        whole_number("depth", depth)
-        probability("dropout", dropout)
         self.stem = HiddenLayer(channels * image_size * image_size, width, dropout=dropout)
         self.blocks = Blocks(HiddenLayer(width, width, dropout=dropout) for _ in range(depth - 1))
         self.head = nn.Linear(width, num_classes)

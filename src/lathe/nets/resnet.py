@@ -12,10 +12,10 @@ from typing import ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError
 from lathe.nets.add import Add
 from lathe.nets.blocks import Blocks
-from lathe.nets.checks import whole_number
 
 Shortcut = Literal["projection", "zero_pad"]
 
@@ -125,9 +125,7 @@ class _StagedResNet(nn.Module):
         stem: int | None = None,
     ) -> None:
         super().__init__()
-        whole_number("width", width)
         channels = width if stem is None else stem
-        whole_number("stem", channels)
         self.conv = nn.Conv2d(in_channels, channels, kernel_size=3, padding=1, bias=False)
         self.bn = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU()
@@ -152,6 +150,7 @@ class _StagedResNet(nn.Module):
         return self.leave(self.blocks(self.enter(x)))
 
 
+@held("lathe.nets.CifarResNet")
 class CifarResNet(_StagedResNet):
     """The paper's section 4.2: three stages of n basic blocks, `width`, 2x and 4x `width` channels, `depth` 6n + 2 (20, 32, ...).
 
@@ -162,7 +161,7 @@ class CifarResNet(_StagedResNet):
     parameters more at width 16) is the default, because channel pruning and quantizers are made to follow a convolution, not a
     padding.
 
-    Raises UserError if `depth` is not 6n + 2, `width` or `stem` is not a whole number of at least 1, or `shortcut` is unknown.
+    Raises ArgumentError if `depth` is not 6n + 2, `width` or `stem` is not a whole number of at least 1, or `shortcut` is unknown.
     """
 
     def __init__(
@@ -175,27 +174,23 @@ class CifarResNet(_StagedResNet):
         shortcut: Shortcut = "projection",
         stem: int | None = None,
     ) -> None:
-        whole_number("depth", depth, least=8)
         if (depth - 2) % 6:
             near = depth - (depth - 2) % 6
-            raise UserError(
-                f"model.net.depth={depth} is not 6n + 2, which a three-stage ResNet needs: take {near} or {near + 6}."
-            )
-        if shortcut not in ("projection", "zero_pad"):
-            raise UserError(f"model.net.shortcut={shortcut!r} is unknown: take projection or zero_pad.")
+            raise ArgumentError(f"depth={depth} is not 6n + 2, which a three-stage ResNet needs: take {near} or {near + 6}.")
         counts = [(depth - 2) // 6] * 3
         super().__init__(
             BasicBlock, counts, width=width, in_channels=in_channels, num_classes=num_classes, shortcut=shortcut, stem=stem
         )
 
 
+@held("lathe.nets.ResNet")
 class ResNet(_StagedResNet):
     """The paper's four-stage nets (table 1), `width`, 2x, 4x and 8x `width` channels, with the stem for small images.
 
     `depth` 18 and 34 use basic blocks; 50, 101 and 152 use bottlenecks, whose outputs have four times the channels. Shortcuts are
     projections. `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`.
 
-    Raises UserError if `depth` is another number or `width` is not a whole number of at least 1.
+    Raises ArgumentError if `depth` is another number or `width` is not a whole number of at least 1.
     """
 
     COUNTS: ClassVar[dict[int, tuple[int, ...]]] = {
@@ -208,8 +203,8 @@ class ResNet(_StagedResNet):
 
     def __init__(self, *, depth: int, width: int = 64, in_channels: int = 3, num_classes: int = 10) -> None:
         if depth not in self.COUNTS:
-            raise UserError(
-                f"model.net.depth={depth!r} fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or model=resnet20 for 6n + 2."
+            raise ArgumentError(
+                f"depth={depth!r} fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or model=resnet20 for 6n + 2."
             )
         block: type[BasicBlock | Bottleneck] = BasicBlock if depth < 50 else Bottleneck
         counts = self.COUNTS[depth]

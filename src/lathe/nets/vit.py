@@ -5,10 +5,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError
 from lathe.nets.attention import TransformerBlock, block_plan
 from lathe.nets.blocks import Blocks
-from lathe.nets.checks import probability, whole_number
 
 Pool = Literal["mean", "token"]
 
@@ -35,6 +35,7 @@ class PatchEmbedding(nn.Module):
         return out
 
 
+@held("lathe.nets.ViT")
 class ViT(nn.Module):
     """`depth` pre-norm blocks of `width` with `heads` heads over the patches of an image.
 
@@ -42,7 +43,7 @@ class ViT(nn.Module):
     reads: `mean`, the average of all tokens, whose number stays even; or the paper's `token`, a learned one that stands before
     the patches. Weights start normal with standard deviation 0.02, cut at two of these; biases zero.
 
-    Raises UserError if a size is not a whole number of at least 1, `patch_size` does not divide `image_size`, `heads` does not divide
+    Raises ArgumentError if a size is not a whole number of at least 1, `patch_size` does not divide `image_size`, `heads` does not divide
     `width`, `dropout` is outside [0, 1), or `pool` is unknown.
     """
 
@@ -60,18 +61,12 @@ class ViT(nn.Module):
         pool: Pool = "mean",
     ) -> None:
         super().__init__()
-        for key, value in {"patch_size": patch_size, "width": width, "depth": depth}.items():
-            whole_number(key, value)
-        probability("dropout", dropout)
         if image_size % patch_size:
             divisors = [side for side in range(1, image_size + 1) if image_size % side == 0]
             near = min(divisors, key=lambda side: abs(side - patch_size))
-            raise UserError(
-                f"model.net.patch_size={patch_size} does not divide the {image_size} pixels of an image's side: set "
-                f"model.net.patch_size={near}."
+            raise ArgumentError(
+                f"patch_size={patch_size} does not divide the {image_size} pixels of an image's side: set patch_size={near}."
             )
-        if pool not in ("mean", "token"):
-            raise UserError(f"model.net.pool={pool!r} is unknown: take mean or token.")
         self.width, self.heads, self.dropout, self.pool = width, heads, dropout, pool
         self.embed = PatchEmbedding(channels, image_size, patch_size, width, class_token=pool == "token", dropout=dropout)
         self.blocks = Blocks(

@@ -2,10 +2,10 @@
 
 from torch import Tensor, nn
 
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError
 from lathe.nets.add import Add
 from lathe.nets.blocks import Blocks
-from lathe.nets.checks import probability, whole_number
 
 
 class PreActivationBlock(nn.Module):
@@ -37,23 +37,21 @@ class PreActivationBlock(nn.Module):
         return out
 
 
+@held("lathe.nets.WideResNet")
 class WideResNet(nn.Module):
     """WRN-`depth`-`width`: three stages of n pre-activation blocks with 16, 32 and 64 times `width` channels, depth 6n + 4.
 
     `width` is the paper's widening factor k, not a number of channels. `forward` takes `[batch, in_channels, H, W]`, at least 8x8
     pixels, and returns logits `[batch, num_classes]`.
 
-    Raises UserError if `depth` is not 6n + 4, `width` is not a whole number of at least 1, or `dropout` is outside [0, 1).
+    Raises ArgumentError if `depth` is not 6n + 4, `width` is not a whole number of at least 1, or `dropout` is outside [0, 1).
     """
 
     def __init__(self, *, depth: int, width: int, in_channels: int = 3, num_classes: int = 10, dropout: float = 0.0) -> None:
         super().__init__()
-        whole_number("depth", depth, least=10)
         if (depth - 4) % 6:
             near = depth - (depth - 4) % 6
-            raise UserError(f"model.net.depth={depth} is not 6n + 4, which a WideResNet needs: take {near} or {near + 6}.")
-        whole_number("width", width)
-        probability("dropout", dropout)
+            raise ArgumentError(f"depth={depth} is not 6n + 4, which a WideResNet needs: take {near} or {near + 6}.")
         self.conv = nn.Conv2d(in_channels, 16, kernel_size=3, padding=1, bias=False)
         self.blocks = Blocks()
         channels = 16

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from lathe.data.foreign import share
-from lathe.errors import UserError, did_you_mean
+from lathe.errors import ArgumentError, UserError, did_you_mean
 from lathe.optim.build import check_optimizer
 from lathe.optim.foreign import check_scheduler
 from lathe.tasks import Task
@@ -28,12 +28,14 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
     except InstantiationException as error:
         cause: BaseException | None = error
         while cause is not None:
-            if isinstance(cause, UserError):
+            if isinstance(cause, UserError) and not isinstance(cause, ArgumentError):
                 raise cause from error
             deepest, cause = cause, cause.__cause__
         lines = [line for line in str(error).splitlines() if line.strip()]
         where = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
         full = ".".join(part for part in (key, where) if part)
+        if isinstance(deepest, ArgumentError):
+            raise UserError(*(f"{full}.{sentence}" for sentence in deepest.args)) from error
         surplus = re.search(r"unexpected keyword argument '(\w+)'", str(deepest))
         if surplus and "_target_" in (inner := _below(node, where)):
             takes = inspect.signature(hydra.utils.get_object(inner["_target_"])).parameters

@@ -36,7 +36,12 @@ MODELS: dict[str, dict[str, Rule]] = {
         "vocab_size": whole(1, 2**32),
         "max_length": whole(1, 2**24),
     },
-    "lathe.nets.CifarResNet": {**_convolutions, "shortcut": word("projection", "zero_pad"), "stem": _width | None},
+    "lathe.nets.CifarResNet": {
+        **_convolutions,
+        "depth": whole(8, 100_000),
+        "shortcut": word("projection", "zero_pad"),
+        "stem": _width | None,
+    },
     "lathe.nets.ResNet": _convolutions,
-    "lathe.nets.WideResNet": {**_convolutions, "dropout": _dropout},
+    "lathe.nets.WideResNet": {**_convolutions, "depth": whole(10, 100_000), "dropout": _dropout},
 }

@@ -1,0 +1,58 @@
+"""Parts held against their tables when they are built from Python too."""
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from lathe.config.schema.check import CLASSES
+from lathe.config.schema.optim import OPTIMIZERS
+from lathe.errors import ArgumentError
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def held(name: str) -> Callable[[T], T]:
+    """Decorates a class or a function: a call is refused if an argument is not what the table of the class `name` says. Subclasses hand
+    their arguments on to the class's own constructor, and so are held as well.
+
+    Raises, when it is called:
+        ArgumentError: with a sentence for each argument that is wrong.
+    """
+    rules = {**CLASSES, **OPTIMIZERS}[name]
+
+    def decorate(part: T) -> T:
+        function: Any = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
+        names = list(inspect.signature(function).parameters)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = {**dict(zip(names, args, strict=False)), **kwargs}
+            wrong = list(_wrong(given))
+            if wrong:
+                raise ArgumentError(*wrong)
+            return function(*args, **kwargs)
+
+        if isinstance(part, type):
+            part.__init__ = call  # type: ignore[misc]
+            return part
+        return call  # type: ignore[return-value]
+
+    def _wrong(given: Mapping[str, Any]) -> Iterator[str]:
+        for key, value in given.items():
+            rule = rules.get(key)
+            built = rule is not None and any(one.kind == "node" for one in rule.kinds()) and not isinstance(value, Mapping)
+            if rule is not None and not built and not rule.fits(value):  # most values are plain already
+                sentence = rule.sentence(key, _plain(value))
+                if sentence is not None:
+                    yield sentence
+
+    return decorate
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML would have it."""
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
