@@ -5,7 +5,7 @@
 Each case takes the next variant, starts the real command, ends it at a moment that chance chooses (inside a step, a validation, the test,
 a write to the disk or the receipt; from outside at any moment, by SIGKILL, SIGTERM or the death of one rank), continues it with `resume=`,
 sometimes killed again, until it is complete, and compares with its variant's uninterrupted run: weights of last.ckpt and best.ckpt bit for
-bit, the figures of result.json and the lines of metrics.csv but what a clock says, receipts, and what lies about. A case is drawn from seed
+bit, the metrics of result.json and the lines of metrics.csv but what a clock says, receipts, and what lies about. A case is drawn from seed
 and number alone, so `--case` repeats it: a moment inside the process exactly, one outside as nearly as the machine allows.
 """
 
@@ -159,7 +159,7 @@ def differences(directory: Path, alone: Path) -> list[str]:
         mine, theirs = (torch.load(path, map_location="cpu", weights_only=True)["state_dict"] for path in files)
         if mine.keys() != theirs.keys() or not all(torch.equal(mine[key], theirs[key]) for key in mine):
             found.append(f"weights of {name}.ckpt")
-    ours, other = _figures(directory), _figures(alone)
+    ours, other = _metrics(directory), _metrics(alone)
     unlike = sorted(key for key in ours | other if ours.get(key) != other.get(key))
     found += [f"result.json: {key} {ours.get(key)} in place of {other.get(key)}" for key in unlike]
     pairs = list(itertools.zip_longest(rows(directory), rows(alone)))
@@ -169,7 +169,7 @@ def differences(directory: Path, alone: Path) -> list[str]:
     return found + [f"left: {path.relative_to(directory)}" for path in directory.rglob(".*") if path.name != ".lock"]
 
 
-def _figures(directory: Path) -> dict[str, Any]:
+def _metrics(directory: Path) -> dict[str, Any]:
     result = json.loads((directory / "result.json").read_text())
     return {key: repr(value) for key, value in result.items() if not RESULT_TIMES.fullmatch(key.rpartition("/")[2])}
 

@@ -31,7 +31,7 @@ SHORT = (
 )  # fmt: skip
 PARTS = ("plain", "compression", "all")
 REGIONAL = ("pipeline", "3d")  # they cut a net between its blocks, so that only these can be compiled
-TOLERANCE = 1e-5  # law 2, for full precision; in other formats two processes round in other places, and the figure says how much
+TOLERANCE = 1e-5  # law 2, for full precision; in other formats two processes round in other places, and the metric says how much
 
 
 @one_sentence
@@ -203,17 +203,17 @@ def explanation(part: str, cases: list[dict[str, Any]], request: dict[str, Any])
     full = [case["difference"] for case in works if case["precision"] == "32-true" and "difference" in case]
     worst = max(full, default=float("nan"))
     broken = sum("broke" in case for case in cases)
-    figures = f"{len(works)} combinations run; the largest difference in 32-true is {worst:.1e}; {broken} broke."
+    metrics = f"{len(works)} combinations run; the largest difference in 32-true is {worst:.1e}; {broken} broke."
     if part == "plain":
         return (
             f"Compiled columns use inductor in {', '.join(request['inductor'])} and aot_eager, which captures and differentiates the same\n"
             f"graphs and leaves out the kernels, in the other formats; {' and '.join(REGIONAL)} compile block by block\n"
-            f"(`compile.regional=true`). {figures}"
+            f"(`compile.regional=true`). {metrics}"
         )
     tensor = "`tensor` cuts no ResNet; of nets with a tensor plan it takes masks and distillation, as tests show."
     return (
         "A small ResNet under each method, which acts within the few steps. Methods that quantize see rounding: an activation on a border\n"
-        f"between two integers goes either way, and the loss follows by more than the last digit of a sum.\n{tensor} {figures}"
+        f"between two integers goes either way, and the loss follows by more than the last digit of a sum.\n{tensor} {metrics}"
     )
 
 

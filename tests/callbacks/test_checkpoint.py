@@ -1,4 +1,4 @@
-"""best.ckpt follows the monitored figure, last.ckpt is the newest state."""
+"""best.ckpt follows the monitored metric, last.ckpt is the newest state."""
 
 import math
 from pathlib import Path
@@ -14,7 +14,7 @@ from lathe.errors import UserError
 
 
 class Scores(Callback):
-    """Reports given figures, one per validation, before the checkpoint callback looks."""
+    """Reports given metrics, one per validation, before the checkpoint callback looks."""
 
     def __init__(self, *values: float) -> None:
         self.values = list(values)

@@ -165,7 +165,7 @@ def finished(tmp_path: Path, request: pytest.FixtureRequest) -> RunDir:
 
 @pytest.mark.parametrize("finished", ["ptq_static", "ptq_dynamic", "weight_only"], indirect=True)
 def test_a_run_ends_with_a_quantized_net(finished: RunDir) -> None:
-    """best.ckpt, and the figures in result.json, are those of the integers."""
+    """best.ckpt, and the metrics in result.json, are those of the integers."""
     task, cfg = score.open_run_net(finished.path)
     name = next(name for name in cfg["compression"] if name not in ("stages", "receipt"))
     assert finished.result[f"{name}/layers"] == 2

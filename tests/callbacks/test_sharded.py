@@ -106,7 +106,7 @@ def test_ranks_with_other_parameters_stop_together_without_a_second_pass() -> No
     assert "in optimizer step 2 the loss is nan on process 0, and each process has a part of the net only;" in one
 
 
-def figures(rank: int) -> Any:
+def metrics(rank: int) -> Any:
     throughput, summary, preemption = Throughput(skip_steps=1, peak_flops=1e9), ModelSummary(), Preemption(every_n_steps=1)
     trainer = trainer_with(throughput, summary, preemption)
     task = Task()
@@ -122,7 +122,7 @@ def figures(rank: int) -> Any:
 
 
 def test_rates_count_replicas_and_mfu_counts_devices() -> None:
-    (two, one, counted, windows), (others, _, _, _) = on_ranks(figures)
+    (two, one, counted, windows), (others, _, _, _) = on_ranks(metrics)
     assert counted == (4 * 6 + 6 + 6 * 2 + 2,) * 2  # all, though rank 0 holds half
     assert "samples_per_s" not in two
     assert set(others.values()) == {None}

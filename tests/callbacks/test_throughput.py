@@ -1,4 +1,4 @@
-"""The figures are those of a run whose times are known, and pauses are not in them."""
+"""The metrics are those of a run whose times are known, and pauses are not in them."""
 
 import json
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ FIGURES = {"samples_per_s", "step_ms", "data_wait", "grad_sync", "mfu"}
 
 
 class Clock:
-    """Time passes only in `sleep`, so that the figures are exact on a busy machine too."""
+    """Time passes only in `sleep`, so that the metrics are exact on a busy machine too."""
 
     def __init__(self) -> None:
         self.now = 1.0
@@ -83,7 +83,7 @@ def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Cl
     assert found["grad_sync"] is None
     assert found["mfu"] is None
     rows = [(step, row) for step, row in logger.rows if "throughput/step_ms" in row]
-    # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, counted as all figures are: in optimizer steps.
+    # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, counted as all metrics are: in optimizer steps.
     assert [step for step, _ in rows] == [4, 6, 8, 10, 12, 14, 16, 18]
     assert all(row.keys() == {"throughput/samples_per_s", "throughput/step_ms", "throughput/data_wait"} for _, row in rows)
 

@@ -241,9 +241,9 @@ def fit(world: int, source: Any, epochs: int, lr: float, **settings: Any) -> tup
         accelerator="cpu", devices=world, strategy=strategy, max_epochs=epochs, use_distributed_sampler=False, **quiet
     )  # type: ignore[arg-type]
     trainer.fit(task, datamodule=data)
-    figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     trainer.test(task, datamodule=data, verbose=False)
-    return steps, figures | {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return steps, metrics | {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
 def on_rank(rank: int) -> tuple[list[float], dict[str, float]]:
@@ -252,21 +252,21 @@ def on_rank(rank: int) -> tuple[list[float], dict[str, float]]:
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*num_workers.*")
 def test_two_ranks_train_and_evaluate_as_one() -> None:
-    steps, figures = fit(1, Fixed(), epochs=2, lr=0.1, length=4)
+    steps, metrics = fit(1, Fixed(), epochs=2, lr=0.1, length=4)
     ranks = on_ranks(on_rank, timeout=180)  # mostly imports, on cores that others may use
     assert steps == pytest.approx([(a + b) / 2 for a, b in zip(ranks[0][0], ranks[1][0], strict=True)], rel=1e-5)
     assert len(steps) == 2
     for _, found in ranks:
-        assert found == pytest.approx(figures, rel=1e-5)
+        assert found == pytest.approx(metrics, rel=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*", "ignore:.*num_workers.*")
 def test_a_table_of_pairs_reaches_the_entropy() -> None:
     source = SyntheticTokens(vocab_size=16, length=32, train_size=1200, test_size=400)
-    figures = fit(1, source, epochs=2, lr=0.1, length=32)[1]
-    assert source.entropy - 0.05 < figures["test/loss"] < source.entropy + 0.05
-    assert figures["test/perplexity"] == pytest.approx(math.exp(figures["test/loss"]), rel=1e-5)
-    assert abs(figures["test/accuracy"] - source.best_accuracy) < 0.02
+    metrics = fit(1, source, epochs=2, lr=0.1, length=32)[1]
+    assert source.entropy - 0.05 < metrics["test/loss"] < source.entropy + 0.05
+    assert metrics["test/perplexity"] == pytest.approx(math.exp(metrics["test/loss"]), rel=1e-5)
+    assert abs(metrics["test/accuracy"] - source.best_accuracy) < 0.02
 
 
 @pytest.mark.slow
@@ -285,7 +285,7 @@ def test_gpt_nano_comes_near_the_entropy(overrides: list[str]) -> None:
             optimizer.step()
     with torch.no_grad():
         sums = sum(
-            task.sums(out := task.net(batch[0]), batch, task.losses(out, batch)["cross_entropy"])
+            task.reduce(out := task.net(batch[0]), batch, task.losses(out, batch)["cross_entropy"])
             for batch in data.test_dataloader()
         )
     loss, correct, count = sums.tolist()  # type: ignore[union-attr]

@@ -48,8 +48,8 @@ def older(trained: Path, tmp_path: Path) -> Path:
 
 def test_it_is_evaluated(older: Path, cli: Cli) -> None:
     assert cli(f"run={older}", "output=figures.json", script="scripts/evaluate.py") == (0, "")
-    figures, result = json.loads(Path("figures.json").read_text()), json.loads((older / "result.json").read_text())
-    assert figures == {name: pytest.approx(result[name], abs=1e-7) for name in ("test/accuracy", "test/loss")}
+    metrics, result = json.loads(Path("figures.json").read_text()), json.loads((older / "result.json").read_text())
+    assert metrics == {name: pytest.approx(result[name], abs=1e-7) for name in ("test/accuracy", "test/loss")}
 
 
 @pytest.mark.slow
@@ -77,9 +77,9 @@ def test_it_is_the_same_experiment(older: Path, tmp_path: Path, cli: Cli) -> Non
 def test_it_is_exported(older: Path, cli: Cli) -> None:
     code, errors = cli(f"run={older}", "target=onnx", script="scripts/export.py")
     assert code == 0, errors
-    figures = json.loads((older / "exports" / "onnx" / "parity.json").read_text())["figures"]
+    metrics = json.loads((older / "exports" / "onnx" / "parity.json").read_text())["figures"]
     result = json.loads((older / "result.json").read_text())
-    assert figures["file"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
+    assert metrics["file"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
 
 
 def test_a_configuration_of_ones_own_may_keep_an_older_name_and_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,10 +40,10 @@ def test_evaluate_gives_the_figures_of_training(trained: Path, tmp_path: Path) -
             f"run={trained}", f"split={split}", f"output={tmp_path / split}.json", script="scripts/evaluate.py", cwd=tmp_path
         )
         check(done)
-        figures = json.loads((tmp_path / f"{split}.json").read_text())
+        metrics = json.loads((tmp_path / f"{split}.json").read_text())
         result = json.loads((trained / "result.json").read_text())
-        assert figures.keys() == {f"{split}/accuracy", f"{split}/loss"}
-        for name, value in figures.items():
+        assert metrics.keys() == {f"{split}/accuracy", f"{split}/loss"}
+        for name, value in metrics.items():
             assert value == pytest.approx(result[name], abs=1e-7)
 
 

@@ -1,4 +1,4 @@
-"""Law 5: every compressed model has a receipt, whose figures are those of the run's own files; a method that changed nothing says so."""
+"""Law 5: every compressed model has a receipt, whose metrics are those of the run's own files; a method that changed nothing says so."""
 
 import gzip
 import json
@@ -80,12 +80,12 @@ def test_every_figure_is_found_again_in_the_runs_own_files(pruned: Path, tmp_pat
     task, _ = score.open_run_net(pruned)
     assert size["macs"] == count_flops(task.net, torch.zeros(1, 1, 8, 8)) // 2 == sum(v.numel() for v in matrices.values())
     assert size["effective_macs"] == sum(int(v.count_nonzero()) for v in matrices.values())
-    figures = {(row["backend"], row["split"]): row["figures"] for row in receipt["figures"] if row["of"] == "this"}
-    assert figures["eager", "test"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
-    assert figures["eager", "val"]["accuracy"] == pytest.approx(result["val/accuracy"], abs=1e-7)
+    metrics = {(row["backend"], row["split"]): row["figures"] for row in receipt["figures"] if row["of"] == "this"}
+    assert metrics["eager", "test"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
+    assert metrics["eager", "val"]["accuracy"] == pytest.approx(result["val/accuracy"], abs=1e-7)
     assert (receipt["chosen"]["by"], receipt["chosen"]["step"]) == ("val/accuracy", result["best_step"])
     path = exported(pruned, "onnx", tmp_path)
-    assert figures["onnx", "test"]["accuracy"] == pytest.approx(by_onnx(path, pruned), abs=1e-9)
+    assert metrics["onnx", "test"]["accuracy"] == pytest.approx(by_onnx(path, pruned), abs=1e-9)
     files = {row["target"]: row for row in receipt["files"] if row["of"] == "this"}
     assert files["onnx"]["bytes"] == path.stat().st_size
     assert files["onnx"]["gzipped"] == pytest.approx(len(gzip.compress(path.read_bytes(), 6)), abs=20)
@@ -128,10 +128,10 @@ def test_integers(tmp_path: Path) -> None:
     run_dir = trained(tmp_path, "compression=qat", "model.net.width=256", "model.net.depth=2")
     receipt, result = read(run_dir), json.loads((run_dir / "result.json").read_text())
     assert receipt["left_out"] == []
-    figures = {(row["backend"], row["split"]): row["figures"] for row in receipt["figures"] if row["of"] == "this"}
-    assert figures["eager", "test"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
+    metrics = {(row["backend"], row["split"]): row["figures"] for row in receipt["figures"] if row["of"] == "this"}
+    assert metrics["eager", "test"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
     path = exported(run_dir, "onnx_int8", tmp_path)
-    assert figures["onnx_int8", "test"]["accuracy"] == pytest.approx(by_onnx(path, run_dir), abs=1e-9)
+    assert metrics["onnx_int8", "test"]["accuracy"] == pytest.approx(by_onnx(path, run_dir), abs=1e-9)
     files = {(row["of"], row["target"]): row for row in receipt["files"]}
     assert files["this", "onnx_int8"]["bytes"] == path.stat().st_size
     assert files["this", "onnx_int8"]["ratio"] == path.stat().st_size / files["dense", "onnx"]["bytes"]

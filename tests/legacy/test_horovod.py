@@ -187,6 +187,6 @@ def test_the_real_one_under_horovodrun(tmp_path: Path) -> None:
     assert column(two, "train/loss") == pytest.approx(column(one, "train/loss"), rel=1e-5)
     result = json.loads((two / "result.json").read_text())
     assert result["devices"] == 2
-    figures = tmp_path / "figures.json"
-    check(run(f"run={two}", f"output={figures}", "trainer.accelerator=cpu", script="scripts/evaluate.py", cwd=tmp_path))
-    assert json.loads(figures.read_text())["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
+    metrics = tmp_path / "figures.json"
+    check(run(f"run={two}", f"output={metrics}", "trainer.accelerator=cpu", script="scripts/evaluate.py", cwd=tmp_path))
+    assert json.loads(metrics.read_text())["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)

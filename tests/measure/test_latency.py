@@ -1,4 +1,4 @@
-"""What is called, in which rounds, and what the figures mean. Calls here move a clock of their own, so nothing depends on the machine."""
+"""What is called, in which rounds, and what the metrics mean. Calls here move a clock of their own, so nothing depends on the machine."""
 
 import gc
 from collections.abc import Callable

@@ -61,8 +61,8 @@ def test_agreement_leaves_out_what_does_not_count_and_recomputes_what_it_could_n
     reference = Reference(dense)
     batches = [(torch.tensor([[1.0, 2.0], [2.0, 1.0]]), torch.tensor([1, -100])), (torch.eye(2), torch.tensor([0, 0]))]
     for _ in range(2):
-        figures, told = scored(ClassificationTask(some), some, batches, reference)
-        assert figures["accuracy"] == pytest.approx(2 / 3)
+        metrics, told = scored(ClassificationTask(some), some, batches, reference)
+        assert metrics["accuracy"] == pytest.approx(2 / 3)
         assert told is not None
         assert (told.share, told.n, told.largest) == (0.0, 3, 4.0)
     assert calls == [2, 2, 2]  # the first batch is kept, the second not

@@ -1,4 +1,4 @@
-"""Figures without a Trainer are those of the Trainer."""
+"""Metrics without a Trainer are those of the Trainer."""
 
 import json
 from pathlib import Path

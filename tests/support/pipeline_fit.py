@@ -125,8 +125,8 @@ def fit(name: str, strategy: Any = "auto", *, folder: Path | None = None, resume
         plugins=[AtomicCheckpointIO(), *([SyncBatchNorm()] if several else []), *plugins], log_every_n_steps=1, **options)  # fmt: skip
     loader = partial(DataLoader, batch_size=None)
     trainer.fit(task, loader(rows), loader(rows[:2]), ckpt_path=resume, weights_only=True)
-    figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    return {"losses": losses.seen, "validated": losses.validated, "figures": figures, "task": task, "trainer": trainer}
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {"losses": losses.seen, "validated": losses.validated, "figures": metrics, "task": task, "trainer": trainer}
 
 
 def share(batch: tuple[Tensor, ...], strategy: Any) -> tuple[Tensor, ...]:

@@ -45,5 +45,5 @@ def rows(run_dir: Path) -> list[dict[str, str]]:
 
 
 def column(run_dir: Path, name: str) -> list[float]:
-    """The figures of one column of metrics.csv, in order."""
+    """The metrics of one column of metrics.csv, in order."""
     return [float(row[name]) for row in rows(run_dir) if row.get(name)]

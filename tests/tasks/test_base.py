@@ -1,4 +1,4 @@
-"""Figures are exact means over samples, whatever the batches, ranks and interruptions; checkpoints carry plain names."""
+"""Metrics are exact means over samples, whatever the batches, ranks and interruptions; checkpoints carry plain names."""
 
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ SIZES = (4, 1, 3, 4, 2, 4)  # samples of each batch
 
 
 class Regression(Task):
-    figures = ("loss", "positive")  # the second: how often the net is above the target
+    metrics = ("loss", "positive")  # the second: how often the net is above the target
 
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         return {"mse": (outputs - batch[1]).square().mean()}
 
-    def sums(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
+    def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
         count = torch.tensor(float(len(outputs)))
         return torch.stack((loss * count, (outputs > batch[1]).sum().float(), count)).detach()
 
@@ -76,7 +76,7 @@ def trainer(*callbacks: Callback, **options: Any) -> tuple[Trainer, Memory]:
     return Trainer(logger=memory, callbacks=list(callbacks), **{**defaults, **quiet, **options}), memory
 
 
-def figures(net: nn.Module, data: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
+def metrics(net: nn.Module, data: list[tuple[Tensor, Tensor]]) -> tuple[float, float]:
     """Mean squared error and share of positive errors over all samples of `data`."""
     x, y = (torch.cat(parts) for parts in zip(*data, strict=True))
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_a_logged_step_is_the_mean_over_the_samples_since_the_last() -> None:
     steps = [(step, row) for step, row in memory.rows if "train/loss" in row]
     assert [step for step, _ in steps] == [2, 4, 6]
     for number, (_, row) in enumerate(steps):
-        close(row, "train", figures(it.net, data[2 * number : 2 * number + 2]))
+        close(row, "train", metrics(it.net, data[2 * number : 2 * number + 2]))
         assert row["epoch"] == 0
     assert it.latest == {name: value for name, value in steps[-1][1].items() if name != "epoch"}
 
@@ -107,8 +107,8 @@ def test_the_epoch_is_the_mean_over_all_its_samples() -> None:
     run.fit(it, loader(data))
     step, row = next((step, row) for step, row in memory.rows if "train/loss_epoch" in row)
     assert step == 6
-    close(row, "train", figures(it.net, data), "_epoch")
-    close(run.callback_metrics, "train", figures(it.net, data))
+    close(row, "train", metrics(it.net, data), "_epoch")
+    close(run.callback_metrics, "train", metrics(it.net, data))
 
 
 def test_a_window_reaches_over_the_end_of_an_epoch_only_within_it() -> None:
@@ -118,12 +118,12 @@ def test_a_window_reaches_over_the_end_of_an_epoch_only_within_it() -> None:
     epochs = [row for _, row in memory.rows if "train/loss_epoch" in row]
     assert len(epochs) == 2
     for row in epochs:
-        close(row, "train", figures(it.net, data), "_epoch")
+        close(row, "train", metrics(it.net, data), "_epoch")
     steps = [(step, row) for step, row in memory.rows if "train/loss" in row]
     assert [step for step, _ in steps] == [4, 8, 12]
-    close(steps[0][1], "train", figures(it.net, data[:4]))
-    close(steps[1][1], "train", figures(it.net, data[:2]))  # what an epoch has left is in its own mean
-    close(steps[2][1], "train", figures(it.net, data[2:]))
+    close(steps[0][1], "train", metrics(it.net, data[:4]))
+    close(steps[1][1], "train", metrics(it.net, data[:2]))  # what an epoch has left is in its own mean
+    close(steps[2][1], "train", metrics(it.net, data[2:]))
 
 
 @pytest.mark.parametrize("split", ["val", "test"])
@@ -133,8 +133,8 @@ def test_evaluation_is_the_mean_over_samples(split: str) -> None:
     (returned,) = (run.validate if split == "val" else run.test)(it, loader(data), verbose=False)
     assert len(memory.rows) == 1
     assert returned == {name: memory.rows[0][1][name] for name in (f"{split}/loss", f"{split}/positive")}
-    close(memory.rows[0][1], split, figures(it.net, data))
-    close(run.callback_metrics, split, figures(it.net, data))
+    close(memory.rows[0][1], split, metrics(it.net, data))
+    close(run.callback_metrics, split, metrics(it.net, data))
 
 
 def test_the_sanity_check_leaves_no_line_and_no_sums() -> None:
@@ -143,7 +143,7 @@ def test_the_sanity_check_leaves_no_line_and_no_sums() -> None:
     run.fit(it, loader(batches()), loader(data))
     rows = [(step, row) for step, row in memory.rows if "val/loss" in row]
     assert [step for step, _ in rows] == [6]
-    close(rows[0][1], "val", figures(it.net, data))
+    close(rows[0][1], "val", metrics(it.net, data))
 
 
 def test_validation_uses_the_plain_losses_and_training_the_objective() -> None:
@@ -152,7 +152,7 @@ def test_validation_uses_the_plain_losses_and_training_the_objective() -> None:
     it.objective = lambda outputs, batch: {**plain(outputs, batch), "extra": torch.tensor(100.0)}
     run, memory = trainer(log_every_n_steps=6)
     run.fit(it, loader(data), loader(data))
-    mse = figures(it.net, data)[0]
+    mse = metrics(it.net, data)[0]
     assert next(row for _, row in memory.rows if "train/loss" in row)["train/loss"] == pytest.approx(mse + 100, rel=1e-6)
     assert next(row for _, row in memory.rows if "val/loss" in row)["val/loss"] == pytest.approx(mse, rel=1e-6)
 
@@ -164,7 +164,7 @@ def test_accumulated_batches_count_in_optimizer_steps() -> None:
     steps = [(step, row) for step, row in memory.rows if "train/loss" in row]
     assert [step for step, _ in steps] == [1, 2, 3]
     for number, (_, row) in enumerate(steps):
-        close(row, "train", figures(it.net, data[2 * number : 2 * number + 2]))
+        close(row, "train", metrics(it.net, data[2 * number : 2 * number + 2]))
 
 
 def test_metric_names_are_every_figure_of_every_split() -> None:
@@ -286,8 +286,8 @@ def on_two(rank: int, folder: str) -> dict[str, Any]:
 def test_figures_are_sums_over_ranks(tmp_path: Path) -> None:
     ranks = on_ranks(on_two, str(tmp_path))
     data = batches()
-    expected = figures(task().net, data)
-    for result in ranks:  # every rank decides by the same figures
+    expected = metrics(task().net, data)
+    for result in ranks:  # every rank decides by the same metrics
         close(result["metrics"], "train", expected)
         close(result["metrics"], "val", expected)
         rows = {name: value for step, row in result["rows"] for name, value in row.items() if step == 3}
@@ -295,6 +295,6 @@ def test_figures_are_sums_over_ranks(tmp_path: Path) -> None:
         close(rows, "train", expected, "_epoch")
         close(rows, "val", expected)
     sums = torch.load(tmp_path / "two.ckpt", weights_only=True)["task"]["sums"]
-    loss, positive = figures(task().net, data[:4])
+    loss, positive = metrics(task().net, data[:4])
     assert len(sums["window"]) == 2  # each rank's own
     assert torch.tensor(sums["window"]).sum(0).tolist() == pytest.approx([loss * 12, positive * 12, 12], rel=1e-6)

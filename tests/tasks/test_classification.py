@@ -29,7 +29,7 @@ def hand(rows: list[int], labels: Tensor = LABELS) -> float:
 def run(it: ClassificationTask, logits: Tensor, target: Tensor) -> tuple[float, list[float]]:
     batch = (torch.empty(len(target), 0), target)
     loss = it.losses(logits, batch)["cross_entropy"]
-    return loss.item(), it.sums(logits, batch, loss.detach()).tolist()
+    return loss.item(), it.reduce(logits, batch, loss.detach()).tolist()
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -76,7 +76,7 @@ def test_sums_are_detached_and_in_float32_under_autocast() -> None:
     it = task()
     logits = LOGITS.to(torch.bfloat16).requires_grad_()
     loss = it.losses(logits, (None, LABELS))["cross_entropy"]
-    sums = it.sums(logits, (None, LABELS), loss.detach())
+    sums = it.reduce(logits, (None, LABELS), loss.detach())
     assert sums.dtype == torch.float32
     assert not sums.requires_grad
 

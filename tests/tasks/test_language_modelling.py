@@ -1,4 +1,4 @@
-"""Token losses against values by hand; figures count tokens, not sequences; no needless copies of the logits."""
+"""Token losses against values by hand; metrics count tokens, not sequences; no needless copies of the logits."""
 
 import math
 from typing import Any
@@ -33,7 +33,7 @@ def batch(n: int, ignored: float = 0.0, seed: int = 0) -> tuple[Tensor, Tensor]:
 def test_the_loss_is_torchs_own_over_counted_targets() -> None:
     task, (x, y) = LanguageModellingTask(net()), batch(4, ignored=0.4)
     expected = F.cross_entropy(task.net(x).flatten(0, 1), y.flatten())
-    assert task.judge(task.net(x), (x, y)).item() == pytest.approx(expected.item(), rel=1e-6)
+    assert task.training_loss(task.net(x), (x, y)).item() == pytest.approx(expected.item(), rel=1e-6)
     loss, correct, count = task._sums["train"].tolist()
     assert count == (y != -100).sum()
     assert loss / count == pytest.approx(expected.item(), rel=1e-6)
@@ -43,44 +43,44 @@ def test_the_loss_is_torchs_own_over_counted_targets() -> None:
 def test_half_precision_logits_give_a_float32_loss() -> None:
     task, (x, y) = LanguageModellingTask(net()), batch(4)
     logits = task.net(x).bfloat16()
-    loss = task.judge(logits, (x, y))
+    loss = task.training_loss(logits, (x, y))
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(F.cross_entropy(logits.float().flatten(0, 1), y.flatten()).item(), rel=1e-6)
-    assert task.judge(task.net(x).double(), (x, y)).dtype == torch.float64
+    assert task.training_loss(task.net(x).double(), (x, y)).dtype == torch.float64
 
 
 def test_replicas_with_different_numbers_of_targets_average_to_the_global_mean() -> None:
     """With `count`, the mean over replicas of loss and gradients is that of the whole batch; plain means are not."""
     task, (x, y) = LanguageModellingTask(net()), batch(6, ignored=0.5)
     y[:3, 1:] = -100  # the first replica has far fewer targets
-    task.judge(task.net(x), (x, y)).backward()
+    task.training_loss(task.net(x), (x, y)).backward()
     whole = [p.grad.clone() for p in task.parameters() if p.grad is not None]
     sums = task._sums.pop("train")
 
     task.zero_grad()
     count = (y != -100).sum() / 2
-    losses = [task.judge(task.net(a), (a, b, count)) for a, b in zip(x.chunk(2), y.chunk(2), strict=True)]
+    losses = [task.training_loss(task.net(a), (a, b, count)) for a, b in zip(x.chunk(2), y.chunk(2), strict=True)]
     (sum(losses) / 2).backward()  # type: ignore[union-attr]
     for expected, parameter in zip(whole, task.parameters(), strict=True):
         torch.testing.assert_close(parameter.grad, expected, rtol=1e-5, atol=1e-7)
     torch.testing.assert_close(task._sums["train"], sums, rtol=1e-6, atol=0)
-    plain = [task.judge(task.net(a), (a, b)).item() for a, b in zip(x.chunk(2), y.chunk(2), strict=True)]
+    plain = [task.training_loss(task.net(a), (a, b)).item() for a, b in zip(x.chunk(2), y.chunk(2), strict=True)]
     assert abs(sum(plain) / 2 - (sum(losses) / 2).item()) > 1e-3  # type: ignore[union-attr]
 
 
 def test_micro_batches_add_up() -> None:
     task, (x, y) = LanguageModellingTask(net()), batch(6, ignored=0.5)
     whole = (x, y, (y != -100).sum().float())
-    loss = task.judge(task.net(x), whole).item()
+    loss = task.training_loss(task.net(x), whole).item()
     sums = task._sums.pop("train")
-    parts = [task.judge(task.net(part[0]), part).item() for part in task.split_batch(whole, 3)]
+    parts = [task.training_loss(task.net(part[0]), part).item() for part in task.split_batch(whole, 3)]
     assert sum(parts) / 3 == pytest.approx(loss, rel=1e-6)
     torch.testing.assert_close(task._sums["train"], sums, rtol=1e-6, atol=0)
 
 
 def test_a_batch_without_targets_counts_nothing() -> None:
     task, (x, y) = LanguageModellingTask(net()), batch(2, ignored=1.1)
-    loss = task.judge(task.net(x), (x, y))
+    loss = task.training_loss(task.net(x), (x, y))
     loss.backward()
     assert loss.item() == 0
     assert task._sums["train"].tolist() == [0, 0, 0]
@@ -109,7 +109,7 @@ def test_figures_are_means_over_tokens() -> None:
 
 
 def test_perplexity_that_overflows_is_infinite() -> None:
-    assert LanguageModellingTask(net()).derive({"loss": 1000.0}) == {"perplexity": math.inf}
+    assert LanguageModellingTask(net()).compute({"loss": 1000.0}) == {"perplexity": math.inf}
 
 
 class Largest(TorchDispatchMode):

@@ -64,10 +64,10 @@ def by_hand(run: RunDir, name: str, split: str) -> tuple[int, float, float]:
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 @pytest.mark.parametrize("checkpoint", ["best", "last"])
 def test_figures_are_those_of_the_plain_net_on_every_sample(run: RunDir, split: str, checkpoint: str) -> None:
-    figures = evaluate(request(run, f"split={split}", f"checkpoint={checkpoint}"))
+    metrics = evaluate(request(run, f"split={split}", f"checkpoint={checkpoint}"))
     n, accuracy, loss = by_hand(run, checkpoint, split)
     assert n == {"train": 1797 - 150 - 297, "val": 150, "test": 297}[split]
-    assert figures == {f"{split}/accuracy": pytest.approx(accuracy, abs=1e-6), f"{split}/loss": pytest.approx(loss, rel=1e-5)}
+    assert metrics == {f"{split}/accuracy": pytest.approx(accuracy, abs=1e-6), f"{split}/loss": pytest.approx(loss, rel=1e-5)}
 
 
 def test_figures_are_those_that_training_reported(run: RunDir) -> None:
@@ -82,10 +82,10 @@ def test_figures_are_those_that_training_reported(run: RunDir) -> None:
 
 @pytest.mark.parametrize("batch_size", [1000, 7])
 def test_the_batch_changes_nothing(run: RunDir, batch_size: int) -> None:
-    figures = evaluate(request(run, f"batch_size={batch_size}"))
+    metrics = evaluate(request(run, f"batch_size={batch_size}"))
     _, accuracy, loss = by_hand(run, "best", "test")
-    assert figures["test/accuracy"] == pytest.approx(accuracy, abs=1e-7)
-    assert figures["test/loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["test/accuracy"] == pytest.approx(accuracy, abs=1e-7)
+    assert metrics["test/loss"] == pytest.approx(loss, rel=1e-5)
 
 
 def test_another_precision(run: RunDir) -> None:
@@ -95,9 +95,9 @@ def test_another_precision(run: RunDir) -> None:
 
 
 def test_figures_go_to_the_output_and_the_screen(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    figures = evaluate(request(run, f"output={tmp_path / 'figures.json'}"))
-    assert json.loads((tmp_path / "figures.json").read_text()) == figures
-    assert f"{figures['test/accuracy']:.6f}" in capsys.readouterr().out
+    metrics = evaluate(request(run, f"output={tmp_path / 'figures.json'}"))
+    assert json.loads((tmp_path / "figures.json").read_text()) == metrics
+    assert f"{metrics['test/accuracy']:.6f}" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["figures.json"]
 
 
@@ -152,13 +152,13 @@ def test_weights_that_are_no_numbers_are_refused(run: RunDir, tmp_path: Path, in
 
 
 def test_a_metric_that_is_no_number_is_refused(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ClassificationTask, "derived", ("wild", "wide"))
-    monkeypatch.setattr(ClassificationTask, "derive", lambda task, means: {"wild": torch.nan, "wide": torch.inf})
+    monkeypatch.setattr(ClassificationTask, "computed", ("wild", "wide"))
+    monkeypatch.setattr(ClassificationTask, "compute", lambda task, means: {"wild": torch.nan, "wide": torch.inf})
     output = tmp_path / "metrics.json"
     with pytest.raises(UserError, match=r"best\.ckpt: test/wild is no number, though its weights are: .*precision=32-true"):
         evaluate(request(run, f"output={output}"))
     assert not output.exists()
-    monkeypatch.setattr(ClassificationTask, "derive", lambda task, means: {"wild": 1.0, "wide": torch.inf})
+    monkeypatch.setattr(ClassificationTask, "compute", lambda task, means: {"wild": 1.0, "wide": torch.inf})
     evaluate(request(run, f"output={output}"))
     assert json.loads(output.read_text())["test/wide"] is None
 
@@ -170,12 +170,12 @@ def test_validation_gives_a_tasks_own_metrics_too(tmp_path: Path) -> None:
     )
     train(cfg)
     run = RunDir(cfg["paths"]["run_dir"])
-    figures = evaluate(request(run, "split=val"))
+    metrics = evaluate(request(run, "split=val"))
     n, accuracy, loss = by_hand_of(run)
-    assert figures["val/accuracy"] == pytest.approx(accuracy, abs=1e-6)  # of the whole split, though training saw a batch of it
-    assert figures["val/loss"] == pytest.approx(loss, rel=1e-5)
-    assert figures["own/batches"] == -(-n // run.config["data"]["batch_size"])
-    assert figures["own/worse"] == 0.0
+    assert metrics["val/accuracy"] == pytest.approx(accuracy, abs=1e-6)  # of the whole split, though training saw a batch of it
+    assert metrics["val/loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["own/batches"] == -(-n // run.config["data"]["batch_size"])
+    assert metrics["own/worse"] == 0.0
     assert set(evaluate(request(run, "split=test"))) == {"test/accuracy", "test/loss"}
 
 
@@ -193,7 +193,7 @@ def test_the_path_of_the_run_can_be_copied(
     monkeypatch.setenv("COLUMNS", "40")
     folder = tmp_path / "a-folder-with-a-name-of-more-than-forty-letters" / "and [bold] another"
     shutil.copytree(run.path, folder)
-    figures = evaluate(request(run, paths={"run_dir": str(folder)}, request={**request(run)["request"], "run": str(folder)}))
+    metrics = evaluate(request(run, paths={"run_dir": str(folder)}, request={**request(run)["request"], "run": str(folder)}))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{folder}, best.ckpt"
-    assert any(f"{figures['test/loss']:.6f}" in line for line in lines)
+    assert any(f"{metrics['test/loss']:.6f}" in line for line in lines)

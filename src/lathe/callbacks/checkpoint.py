@@ -15,7 +15,7 @@ from lathe.errors import UserError, did_you_mean
 
 
 class Checkpoint(CheckpointBase):
-    """Keeps the best epoch by a monitored figure (of equals the later, which has trained longer), and the newest state. A figure is
+    """Keeps the best epoch by a monitored metric (of equals the later, which has trained longer), and the newest state. A metric is
     judged when it is reported: after a validation, or at the end of the training epoch. An epoch counts once every method of compression
     has the net as it will ship: one that was better while it was larger is no result. Where nothing could be judged by the end, best.ckpt
     is the newest state, and `unjudged` says why.
@@ -29,7 +29,7 @@ class Checkpoint(CheckpointBase):
 
     Raises:
         UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known, `async` with a
-            checkpoint that ranks write together, or a figure that the first epoch with a validation does not report.
+            checkpoint that ranks write together, or a metric that the first epoch with a validation does not report.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Checkpoint(CheckpointBase):
         self.best_score: float | None = None
         self.best_step = 0
         self.best_metrics: dict[str, float] = {}
-        self.latest: dict[str, float] = {}  # every figure of the last epoch that is one of its last weights
+        self.latest: dict[str, float] = {}  # every metric of the last epoch that is one of its last weights
         self.unjudged: str | None = None
         self._saved_step = self._validated_step = -1
         self._validated: dict[str, float] = {}  # what the last validation reported
@@ -182,7 +182,7 @@ class Checkpoint(CheckpointBase):
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:
-    """What the loop that is at its end, training or validation, has reported: `trainer.callback_metrics` holds older figures as well."""
+    """What the loop that is at its end, training or validation, has reported: `trainer.callback_metrics` holds older metrics as well."""
     return numbers(trainer._logger_connector.metrics["callback"])
 
 

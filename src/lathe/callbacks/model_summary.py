@@ -15,7 +15,7 @@ SHOWN = ("Name", "Type", "Params", "In sizes", "Out sizes")
 class ModelSummary(RichModelSummary):
     """Lightning's summary, short: names, types and parameters.
 
-    Lightning also prints a column of FLOPs, which stays 0 unless the task carries an example input: a figure that nobody counted.
+    Lightning also prints a column of FLOPs, which stays 0 unless the task carries an example input: a metric that nobody counted.
     The table is printed while the net is still whole: later a strategy may have cut it, and rank 0 would count its own part.
     """
 

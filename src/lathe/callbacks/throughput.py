@@ -132,9 +132,9 @@ class Throughput(Callback):
         self._paused = False
         self._mark = now
         if edge:
-            figures = {f"throughput/{name}": value for name, value in self._close().items() if value is not None}
+            metrics = {f"throughput/{name}": value for name, value in self._close().items() if value is not None}
             for logger in trainer.loggers:
-                logger.log_metrics(figures, step=trainer.global_step)
+                logger.log_metrics(metrics, step=trainer.global_step)
         if edge or warm:
             self._seconds = self._waited = 0.0
             self._units = self._batches = 0
@@ -169,9 +169,9 @@ class Throughput(Callback):
         window = (batches, self._units, self._seconds, self._waited, sync)
         if self._seen > self.skip_steps:
             self._windows.append(window)
-        return self._figures([window])
+        return self._metrics([window])
 
-    def _figures(self, windows: list[tuple[int, int, float, float, float | None]]) -> dict[str, float | None]:
+    def _metrics(self, windows: list[tuple[int, int, float, float, float | None]]) -> dict[str, float | None]:
         batches, units, seconds = sum(w[0] for w in windows), sum(w[1] for w in windows), sum(w[2] for w in windows)
         if not batches or not seconds:
             return dict.fromkeys((f"{self._unit}_per_s", "step_ms", "data_wait", "grad_sync", "mfu"))
@@ -187,12 +187,12 @@ class Throughput(Callback):
         }
 
     def summary(self) -> dict[str, float | None]:
-        """The same five figures over the whole fit: medians of windows for `step_ms` and `grad_sync`, totals for the others.
+        """The same five metrics over the whole fit: medians of windows for `step_ms` and `grad_sync`, totals for the others.
 
         None where there is nothing to tell: on other processes, in a run no longer than `skip_steps`, for an unknown peak.
         """
-        figures = self._figures(self._windows)
-        return {name: None if value is not None and math.isnan(value) else value for name, value in figures.items()}
+        metrics = self._metrics(self._windows)
+        return {name: None if value is not None and math.isnan(value) else value for name, value in metrics.items()}
 
 
 def _count(pl_module: LightningModule, batch: Any) -> int:

@@ -59,5 +59,5 @@ def _objective(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
     if name == monitor and mode in ("min", "max"):
         return name, mode == "min"
     split, _, metric = str(name).rpartition("/")
-    known = {*getattr(task, "figures", ()), *getattr(task, "derived", ())}
+    known = {*getattr(task, "metrics", ()), *getattr(task, "computed", ())}
     return name, metric in getattr(task, "minimised", ()) if split and metric in known else None

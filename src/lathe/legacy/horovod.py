@@ -20,7 +20,7 @@ COMMAND = "horovodrun -np 2 --gloo python train.py strategy=horovod trainer.devi
 
 class Horovod(DDPStrategy):
     """Data replicas whose gradients are averaged by Horovod, while backward still computes earlier layers' ones. Everything else that
-    ranks tell each other (figures, generators, BatchNorm's statistics) goes through torch's process group, as under every strategy.
+    ranks tell each other (metrics, generators, BatchNorm's statistics) goes through torch's process group, as under every strategy.
 
     Accumulated batches are averaged once, with the last of them. A parameter that no rank used keeps no gradient; one that some ranks
     used is averaged with zeros for the others, as DistributedDataParallel does with find_unused_parameters.

@@ -1,4 +1,4 @@
-"""Where figures go. Each function takes the run directory and the optimizer step that the run starts at, and returns a Lightning logger."""
+"""Where metrics go. Each function takes the run directory and the optimizer step that the run starts at, and returns a Lightning logger."""
 
 import os
 import sys

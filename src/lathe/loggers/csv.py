@@ -14,10 +14,10 @@ from lathe.files import beside
 
 
 class CSVLogger(Logger):
-    """Writes figures to `path`: a column `step`, counted in optimizer steps, and one for each figure; figures of one step share a line.
+    """Writes metrics to `path`: a column `step`, counted in optimizer steps, and one for each metric; metrics of one step share a line.
 
-    The line of the newest step stays open for more figures: `save` (which a checkpoint calls) brings it to disk, and it is written over
-    if more come. A new figure adds a column, for which the file is written anew beside itself and swapped in, as it is for figures of an
+    The line of the newest step stays open for more metrics: `save` (which a checkpoint calls) brings it to disk, and it is written over
+    if more come. A new metric adds a column, for which the file is written anew beside itself and swapped in, as it is for metrics of an
     earlier step: they go into that step's line. `start_step` is where a continued run starts: later lines are dropped, since they will
     be written again.
     """
@@ -27,7 +27,7 @@ class CSVLogger(Logger):
         self._path = path
         self._start_step = start_step
         self._columns = ["step"]
-        self._open: dict[str, str] = {}  # the newest step's figures
+        self._open: dict[str, str] = {}  # the newest step's metrics
         self._offset = 0  # where its line starts in the file, in bytes
         self._begun = False
 

@@ -1,4 +1,4 @@
-"""What a receipt says without a clock: what compression has changed, sizes, arithmetic, figures and agreement."""
+"""What a receipt says without a clock: what compression has changed, sizes, arithmetic, metrics and agreement."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -138,7 +138,7 @@ class Reference:
 def scored(
     task: Task, forward: Forward, batches: Iterable[Any], reference: Reference | None = None
 ) -> tuple[dict[str, float], Agreement | None]:
-    """The task's figures of `forward` over `batches`, and how far it agrees with `reference`; targets of -100 do not count.
+    """The task's metrics of `forward` over `batches`, and how far it agrees with `reference`; targets of -100 do not count.
 
     Raises:
         UserError: the reference answers in another shape.
@@ -156,8 +156,8 @@ def scored(
                 raise UserError(f"baseline can't be compared: {error}; give a run on the same data.") from error
         return outputs
 
-    figures = score(task, watching, watched)
-    return figures, meter.result if reference is not None else None
+    metrics = score(task, watching, watched)
+    return metrics, meter.result if reference is not None else None
 
 
 def moved(net: nn.Module, device: torch.device) -> nn.Module:

@@ -70,7 +70,7 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
     are not kept: what ships, behind its preprocessing and compared with the module, is made by scripts/export.py.
 
     The dense net is that of the run directory `baseline`, by default of the one that the run's `ckpt_path` names; without either, the
-    configured net as it is before compression, with random weights: enough for time and size, while figures have no dense one beside.
+    configured net as it is before compression, with random weights: enough for time and size, while metrics have no dense one beside.
 
     Raises:
         UserError: the baseline is no run, or does not fit the data.
@@ -173,7 +173,7 @@ class _Receipt:
             ships = words.shipped(found["files"])
             found["ships"] = ships["target"] if ships else None
             found["bytes_share"] = ships["share"] if ships else None  # what travels, over the dense net's file as it lies on disk
-            found["figures"] = self._figures(forms)
+            found["figures"] = self._metrics(forms)
             cells = [
                 (device, batch, n) for device in self.devices for n in self._threads(device) for batch in self.effort.batches
             ]
@@ -241,7 +241,7 @@ class _Receipt:
             "share": size.gzipped / dense.bytes if dense else None,
         }
 
-    def _figures(self, forms: Sequence[Form]) -> list[dict[str, Any]]:
+    def _metrics(self, forms: Sequence[Form]) -> list[dict[str, Any]]:
         """Of the module on both splits, of each back end of this net, and of the dense net if it is trained."""
         reference = None
         if self.baseline is not None:
@@ -256,8 +256,8 @@ class _Receipt:
                 opened = form.open(self.sample(max(self.effort.batches)), torch.get_num_threads())
                 for split in splits if (form.of, form.backend) == ("this", "eager") else splits[-1:]:
                     beside = reference if form.of == "this" and split == self.split else None
-                    figures, told = facts.scored(self.task, opened.forward, self.data.eval_loader(split), beside)
-                    rows.append({"of": form.of, "backend": form.backend, "split": split, "figures": figures,
+                    metrics, told = facts.scored(self.task, opened.forward, self.data.eval_loader(split), beside)
+                    rows.append({"of": form.of, "backend": form.backend, "split": split, "figures": metrics,
                                  "agreement": asdict(told) if told else None})  # fmt: skip
             except Exception as error:
                 if isinstance(form, Eager):

@@ -62,7 +62,7 @@ def show(receipt: Mapping[str, Any], console: Console | None = None) -> None:
 def sections(receipt: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:
     """Titles, headers and rows of the receipt's tables; a table without rows is left out."""
     found = [
-        _figures(receipt),
+        _metrics(receipt),
         _latency(receipt["latency"]),
         (RUNTIMES, *runtimes.table(receipt.get("inference", {}).get("rows", ()))),
         _files(receipt["files"]),
@@ -75,7 +75,7 @@ def sections(receipt: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]
     return [(title, header, rows) for title, header, rows in found if rows]
 
 
-def _figures(receipt: Mapping[str, Any]) -> tuple[str, Sequence[str], Rows]:
+def _metrics(receipt: Mapping[str, Any]) -> tuple[str, Sequence[str], Rows]:
     rows = receipt["figures"]
     names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
     header = ("net", "back end", "split", *names, "equal to dense", "logits differ by")

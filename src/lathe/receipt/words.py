@@ -44,7 +44,7 @@ def _metric(receipt: Mapping[str, Any]) -> list[str]:
         return []
     text = f"{split}/{metric} of the module is {own['figures'][metric]:.4f}"
     if dense is None:
-        return [f"{text}; no baseline given, so there is no dense figure and no agreement: baseline=<run directory> gives them."]
+        return [f"{text}; no baseline given, so there is no dense metric and no agreement: baseline=<run directory> gives them."]
     told = own["agreement"]
     return [
         f"{text}, of the dense net {dense['figures'][metric]:.4f}; {told['share']:.4f} of their {told['n']} predictions are equal."
@@ -142,7 +142,7 @@ def _zeros(receipt: Mapping[str, Any]) -> str:
 
 
 def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:
-    """How the figures were made, and what decides a verdict."""
+    """How the metrics were made, and what decides a verdict."""
     dense = f"the trained net of {receipt['baseline']}"
     if not receipt["baseline"]:
         dense = "the configured net before compression, with random weights"
@@ -160,7 +160,7 @@ def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:
         "MACs count matrix products, convolutions and attention of one sample. MACs with non-zero weights are what zeros would save on "
         "hardware that skips them.",
         "Peak memory counts tensors, the net's own included.",
-        "Figures of the eager module are in float32 on the CPU.",
+        "Metrics of the eager module are in float32 on the CPU.",
     ]
     if "quantization" in receipt["structure"]:
         lines.append(

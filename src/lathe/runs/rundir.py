@@ -74,7 +74,7 @@ class RunDir:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The final figures."""
+        """The final metrics."""
         return trust.read_json(self.path / "result.json", f"{self.where}: its result.json")
 
     @property

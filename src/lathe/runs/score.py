@@ -1,4 +1,4 @@
-"""A run's net in hand, and the figures of anything that computes what it does: for verbs that need no Trainer."""
+"""A run's net in hand, and the metrics of anything that computes what it does: for verbs that need no Trainer."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -57,7 +57,7 @@ def outputs_of(forward: Forward, batches: Iterable[Any]) -> Tensor:
 
 @torch.no_grad()
 def score(task: Task, forward: Forward, batches: Iterable[Any]) -> dict[str, float]:
-    """The task's figures, such as loss and accuracy, for the outputs of `forward`; samples that only fill up do not count.
+    """The task's metrics, such as loss and accuracy, for the outputs of `forward`; samples that only fill up do not count.
 
     `forward` takes a batch's input and returns logits, as a tensor or an array.
     """
@@ -67,10 +67,10 @@ def score(task: Task, forward: Forward, batches: Iterable[Any]) -> dict[str, flo
     for batch in batches:
         outputs = torch.as_tensor(forward(batch[0]))
         loss = torch.stack(list(task.losses(outputs, batch).values())).sum()
-        sums = task.sums(outputs, batch, loss).double()
+        sums = task.reduce(outputs, batch, loss).double()
         total = sums if total is None else total + sums
     task.train(training)
     assert total is not None, "no batches"
     *values, count = total.tolist()
-    means = {name: value / count for name, value in zip(task.figures, values, strict=True)}
-    return {**means, **task.derive(means)}
+    means = {name: value / count for name, value in zip(task.metrics, values, strict=True)}
+    return {**means, **task.compute(means)}

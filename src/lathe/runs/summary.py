@@ -13,15 +13,15 @@ from lathe.runs.rundir import RunDir
 
 
 def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
-    """Prints the final figures of the run of `cfg`, where it lies, and three commands to try next."""
+    """Prints the final metrics of the run of `cfg`, where it lies, and three commands to try next."""
     console = console or Console()
     table = Table(title="Run complete", show_header=False, title_justify="left")
     for name in sorted(key for key in result if key.startswith("test/")) or sorted(
         key for key in result if key.startswith("val/")
     ):
-        table.add_row(name, _figure(result[name]))
+        table.add_row(name, _metric(result[name]))
     for name in sorted(key for key in result if "/" in key and key.split("/")[0] not in ("train", "val", "test")):
-        table.add_row(name, _figure(result[name]))  # what compression and the user's own parts report
+        table.add_row(name, _metric(result[name]))  # what compression and the user's own parts report
     if "best" in result:
         table.add_row("best", result["best"])
     table.add_row("parameters", f"{result['parameters']:,}")
@@ -41,12 +41,12 @@ def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Cons
         console.print(f"  {command}", soft_wrap=True, highlight=False, markup=False)
 
 
-def _figure(value: float | None) -> str:
+def _metric(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
 def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
-    """Commands that make sense after `run`, which lies at `shown` for who types them: its figures on the validation split, the same run
+    """Commands that make sense after `run`, which lies at `shown` for who types them: its metrics on the validation split, the same run
     with half its learning rate, and with other seeds."""
     words = _typed(run, cfg)
     found = [["python", "scripts/evaluate.py", f"run={_value(str(shown))}", "split=val"]] if run.best.exists() else []

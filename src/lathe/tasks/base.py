@@ -1,4 +1,4 @@
-"""What every task shares: optimizers, running sums of its figures, and plain names in checkpoints."""
+"""What every task shares: optimizers, running sums of its metrics, and plain names in checkpoints."""
 
 import re
 import warnings
@@ -15,28 +15,28 @@ from lathe.compression.structure import structure_of
 from lathe.errors import UserError
 from lathe.optim.foreign import build_scheduler, counted_in_steps, wants_length
 from lathe.tasks import logged
+from lathe.tasks.older import refuse_older_names
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
 SPLITS = ("train", "val", "test")
 
 
 class Task(LightningModule):
-    """A net, an objective and the figures that are reported for it.
+    """A net, an objective and the metrics that are reported for it.
 
-    A subclass says what its named figures are (`figures`) and computes their sums for a batch (`sums`); `derived` names figures that
-    follow from the means of those (`derive`); `logged` may name what a subclass's own `self.log` reports, such as "val/f1", for callbacks
-    to monitor; of `minimised` lower is better. `monitor` is what chooses the best epoch, `unit` what
-    throughput counts. Sums are kept on the device and
-    read once per logged step or epoch: a read waits for the device, and per-step metric objects cost several times the step of a small
-    net. Every rank's sums are added before they are divided, so the figures do not depend on the number of devices.
+    A subclass names its `metrics` and gives their sums over a batch (`reduce`); `computed` names metrics that follow from the means of
+    those (`compute`); `logged` may name what a subclass's own `self.log` reports, such as "val/f1", for callbacks to monitor; of
+    `minimised` lower is better. `monitor` is what chooses the best epoch, `unit` what throughput counts. Sums are kept on the device and
+    read once per logged step or epoch: a read waits for the device, and metric objects per step cost several times the step of a small
+    net. All ranks' sums are added before they are divided, so metrics do not depend on the number of devices.
 
     `optimizer` makes an Optimizer from the net; `scheduler` makes a scheduler from it, which is stepped after every optimizer step, and
     gets the run's number of them if it has a parameter `total_steps`. Both are null for evaluation alone. Nothing goes into
     hyper-parameters: the run directory rebuilds the task from its configuration.
     """
 
-    figures: tuple[str, ...] = ("loss",)
-    derived: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ("loss",)
+    computed: tuple[str, ...] = ()
     logged: tuple[str, ...] = ()
     minimised: tuple[str, ...] = ("loss", "perplexity")
     monitor = "val/loss"
@@ -60,6 +60,10 @@ class Task(LightningModule):
         self.latest: dict[str, float] = {}
         self.schedule_repeats = 1  # how often a run goes through its schedule; who raises it starts the schedule again
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_older_names(cls)
+
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning notes the running hook's name some forty times a step; a Module looks each up among parameters and buffers first.
         if name == "_current_fx_name":
@@ -70,12 +74,12 @@ class Task(LightningModule):
     @property
     def metric_names(self) -> list[str]:
         """Every metric that this task reports, which a callback may monitor."""
-        return [*(f"{split}/{figure}" for split in SPLITS for figure in self.reported), *self.logged]
+        return [*(f"{split}/{metric}" for split in SPLITS for metric in self.reported), *self.logged]
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """The figures of each split."""
-        return (*self.figures, *self.derived)
+        """The metrics of each split."""
+        return (*self.metrics, *self.computed)
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError where the net does not fit what the data declares; called on the CPU before any data is touched."""
@@ -84,15 +88,15 @@ class Task(LightningModule):
         """Named loss terms whose sum is trained on. Callbacks wrap this by replacing `objective`."""
         raise NotImplementedError
 
-    def sums(self, outputs: Any, batch: Any, loss: Tensor) -> Tensor:
-        """Sums over the batch of each of `figures`, and last the number of samples that count: [len(figures) + 1], detached.
+    def reduce(self, outputs: Any, batch: Any, loss: Tensor) -> Tensor:
+        """Sums over the batch of each of `metrics`, and last the number of samples that count: [len(metrics) + 1], detached.
 
         `loss` is the mean over the counted samples.
         """
         raise NotImplementedError
 
-    def derive(self, means: dict[str, float]) -> dict[str, float]:
-        """The figures named in `derived`, from the means of `figures`."""
+    def compute(self, means: dict[str, float]) -> dict[str, float]:
+        """The metrics named in `computed`, from the means of `metrics`."""
         return {}
 
     def count_units(self, batch: Any) -> int:
@@ -116,14 +120,14 @@ class Task(LightningModule):
         return self.net(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Returns the loss. To run several optimizer steps in one call later, override this one method: figures add up in the same way."""
-        return self.judge(self.net(batch[0]), batch)
+        """Returns the loss. To run several optimizer steps in one call later, override this one method: metrics add up in the same way."""
+        return self.training_loss(self.net(batch[0]), batch)
 
-    def judge(self, outputs: Any, batch: Any) -> Tensor:
-        """The loss to train on, after adding the batch's figures."""
+    def training_loss(self, outputs: Any, batch: Any) -> Tensor:
+        """The loss to train on, after adding the batch's metrics."""
         terms = list(self.objective(outputs, batch).values())
         loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-        self._add("train", self.sums(outputs, batch, loss.detach()))
+        self._add("train", self.reduce(outputs, batch, loss.detach()))
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -136,13 +140,13 @@ class Task(LightningModule):
         return self.net(batch[0] if isinstance(batch, (tuple, list)) else batch)
 
     def evaluate_outputs(self, split: str, outputs: Any, batch: Any) -> None:
-        """Adds the figures of a batch that is not trained on."""
+        """Adds the metrics of a batch that is not trained on."""
         loss = torch.stack(list(self.losses(outputs, batch).values())).sum()
-        self._add(split, self.sums(outputs, batch, loss))
+        self._add(split, self.reduce(outputs, batch, loss))
 
     def add_nothing(self, split: str) -> None:
         """What a rank that sees no outputs adds (all but the last stage of a pipeline), so that every rank has a sum to report."""
-        self._add(split, torch.zeros(len(self.figures) + 1, dtype=torch.float32, device=self.device))
+        self._add(split, torch.zeros(len(self.metrics) + 1, dtype=torch.float32, device=self.device))
 
     def split_batch(self, batch: Any, n: int) -> list[Any]:
         """A batch as `n` micro-batches along the first dimension; numbers, such as a count of targets, are shared out.
@@ -152,9 +156,7 @@ class Task(LightningModule):
         """
         size = len(batch[0])
         if size % n:
-            raise UserError(
-                f"strategy.microbatches={n}: a replica's batch of {size} samples does not divide by it; choose a divisor."
-            )
+            raise UserError(f"strategy.microbatches={n} does not divide a replica's batch of {size} samples: take a divisor.")
         parts = [[item / n] * n if item.dim() == 0 else list(item.chunk(n)) for item in batch]
         return [tuple(part) for part in zip(*parts, strict=True)]
 
@@ -187,11 +189,11 @@ class Task(LightningModule):
         *values, count = sums.tolist()
         if not count:
             return {}
-        means = {name: value / count for name, value in zip(self.figures, values, strict=True)}
-        return {f"{split}/{name}": value for name, value in {**means, **self.derive(means)}.items()}
+        means = {name: value / count for name, value in zip(self.metrics, values, strict=True)}
+        return {f"{split}/{name}": value for name, value in {**means, **self.compute(means)}.items()}
 
     def write(self, metrics: dict[str, float]) -> None:
-        """Sends figures to all loggers at the current optimizer step."""
+        """Sends metrics to all loggers at the current optimizer step."""
         for logger in self.trainer.loggers:
             logger.log_metrics({**metrics, "epoch": self.trainer.current_epoch}, step=self.trainer.global_step)
 
@@ -214,7 +216,7 @@ class Task(LightningModule):
             self._monitor(self._means(split, self._sums.pop(split)))
 
     def _monitor(self, means: dict[str, float], logger: bool | None = None) -> None:
-        """Hands figures to callbacks and the bar; with `logger` null to the loggers too, and to what `validate` and `test` return."""
+        """Hands metrics to callbacks and the bar; with `logger` null to the loggers too, and to what `validate` and `test` return."""
         exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in means.items()}
         self.log_dict(exact, logger=logger, prog_bar=not self.trainer.testing, rank_zero_only=False)
 
@@ -239,7 +241,7 @@ class Task(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Leaves the net's own plain names in `state_dict`, and keeps the figures that are under way.
+        """Leaves the net's own plain names in `state_dict`, and keeps the metrics that are under way.
 
         What this step has to log is logged and on disk before the checkpoint is: callbacks save before this module's turn comes, and a
         continued run does not log the step again.
@@ -252,7 +254,7 @@ class Task(LightningModule):
         sums = {}
         for kind, table in (("window", self._sums), ("epoch", self._epoch_sums)):
             if "train" in table or self.trainer.world_size > 1:
-                mine = table.get("train", torch.zeros(len(self.figures) + 1, dtype=torch.float32, device=self.device))
+                mine = table.get("train", torch.zeros(len(self.metrics) + 1, dtype=torch.float32, device=self.device))
                 # Each rank's own: their total on one rank would add up in another order, and differ in the last digit.
                 rows = [mine] * self.trainer.world_size
                 if self.trainer.world_size > 1:

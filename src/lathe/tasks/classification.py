@@ -26,7 +26,7 @@ class ClassificationTask(Task):
         UserError: label smoothing outside [0, 1), or an unknown initialisation.
     """
 
-    figures = ("loss", "accuracy")
+    metrics = ("loss", "accuracy")
     monitor = "val/accuracy"
 
     def __init__(
@@ -79,7 +79,7 @@ class ClassificationTask(Task):
         total = F.cross_entropy(outputs, target, ignore_index=IGNORE, reduction="sum")
         return {"cross_entropy": total / (target != IGNORE).sum().clamp(min=1)}
 
-    def sums(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
+    def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
         target = batch[1]
         if target.is_floating_point():
             target = target.argmax(dim=1)

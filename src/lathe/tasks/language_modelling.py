@@ -48,14 +48,14 @@ class LanguageModellingTask(Task):
     even where replicas have different numbers of them. Without `count`, it is divided by the batch's own counted targets. The net
     returns logits [batch, time, vocabulary].
 
-    Figures are means over tokens. A perplexity too large for a float is inf.
+    Metrics are means over tokens. A perplexity too large for a float is inf.
 
     Raises:
         UserError: an unknown initialisation.
     """
 
-    figures = ("loss", "accuracy")
-    derived = ("perplexity",)
+    metrics = ("loss", "accuracy")
+    computed = ("perplexity",)
     monitor = "val/loss"
     unit = "tokens"
 
@@ -73,14 +73,14 @@ class LanguageModellingTask(Task):
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         return {"cross_entropy": summed_cross_entropy(outputs, batch[1]) / self._count(batch)}
 
-    def sums(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
+    def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
         correct = (outputs.detach().argmax(dim=-1) == batch[1]).sum()
         count = self._count(batch)
         # A batch of nothing but filling rows has the sums 0, 0 and 0, although its loss was divided by 1.
         counted = count if len(batch) > 2 else (batch[1] != IGNORE).sum()
         return torch.stack((loss.detach().float() * count, correct.float(), counted.float()))
 
-    def derive(self, means: dict[str, float]) -> dict[str, float]:
+    def compute(self, means: dict[str, float]) -> dict[str, float]:
         """Perplexity from the mean loss; both without the split before their names."""
         try:
             return {"perplexity": math.exp(means["loss"])}

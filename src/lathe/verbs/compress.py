@@ -1,4 +1,4 @@
-"""A finished run made smaller without training: a new run directory, with the figures of both and a receipt.
+"""A finished run made smaller without training: a new run directory, with the metrics of both and a receipt.
 
 For methods that act on weights as they are: quantization after training, and pruning in one step. The run itself is only read.
 """
@@ -27,13 +27,13 @@ from lathe.runs.rundir import RunDir
 from lathe.runs.trainer import quiet
 from lathe.verbs import finalise
 
-Figures = dict[str, float]
+Metrics = dict[str, float]
 BATCHES = 15  # training batches that BatchNorm statistics are estimated on anew
 
 
 def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     """Applies the methods of `cfg["request"]["compression"]`, one after the other, to the net of a run, writes a new run directory beside
-    the run's own, and returns what its result.json holds: the figures of the new net under `val/` and `test/`, those of the run's under
+    the run's own, and returns what its result.json holds: the metrics of the new net under `val/` and `test/`, those of the run's under
     `source/val/` and `source/test/`.
 
     Raises:
@@ -52,19 +52,19 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
         config["data"]["eval_batch_size"] = request["batch_size"]
     datamodule = score.open_data(config)
 
-    def figures() -> Figures:
-        found: Figures = {}
+    def metrics() -> Metrics:
+        found: Metrics = {}
         for split in ("val", "test") if config["test"] else ("val",):
             measured = score.score(task, task.net, datamodule.eval_loader(split))
             found |= {f"{split}/{name}": value for name, value in measured.items()}
         return found
 
-    before = figures()
-    reports: Figures = {}
+    before = metrics()
+    reports: Metrics = {}
     for method in steps:
         method(task.net, datamodule)
         reports |= method.report()
-    after = figures()
+    after = metrics()
     run = write_run(source, request, task.net, state)
     earlier = source.result if source.complete else {}
     monitor = str(earlier.get("monitor") or task.monitor)
@@ -118,7 +118,7 @@ def refuse_quantized(net: Any, request: dict[str, Any]) -> None:
 class Step:
     """One method that acts once on a net and its data, and what it reports then."""
 
-    def __init__(self, act: Callable[[Any, Any], Any], report: Callable[[], Figures]) -> None:
+    def __init__(self, act: Callable[[Any, Any], Any], report: Callable[[], Metrics]) -> None:
         self.act, self.report = act, report
 
     def __call__(self, net: Any, datamodule: Any) -> None:
@@ -137,16 +137,16 @@ def make_steps(group: dict[str, Any]) -> list[Step]:
         if node["kind"] == "after":
             steps.append(Step(method.finalise, method.report))
         else:
-            reports: Figures = {}
+            reports: Metrics = {}
 
-            def act(net: Any, datamodule: Any, name: str = name, method: Any = method, reports: Figures = reports) -> None:
+            def act(net: Any, datamodule: Any, name: str = name, method: Any = method, reports: Metrics = reports) -> None:
                 reports.update(ONE_SHOT[name](method, net, datamodule))
 
             steps.append(Step(act, lambda reports=reports: reports))  # type: ignore[misc]
     return steps
 
 
-def prune_once(method: Any, net: Any, datamodule: Any) -> Figures:
+def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
     """Masks at the method's final sparsity in one step, by what weights alone tell, and BatchNorm statistics anew.
 
     Raises:
@@ -179,7 +179,7 @@ def prune_once(method: Any, net: Any, datamodule: Any) -> Figures:
     }
 
 
-def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Figures:
+def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Metrics:
     """Removes channels down to the method's budget in one step, by what weights alone tell, and BatchNorm statistics anew.
 
     Raises:
@@ -194,7 +194,7 @@ def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Figures:
 
 
 # Methods that train, but can also act in one step on a net as it is.
-ONE_SHOT: dict[str, Callable[[Any, Any, Any], Figures]] = {
+ONE_SHOT: dict[str, Callable[[Any, Any, Any], Metrics]] = {
     "prune_channels": remove_channels_once,
     "prune": prune_once,
     "prune_structured": prune_once,
@@ -223,8 +223,8 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
     return run
 
 
-def show(before: Figures, after: Figures, reports: Figures, run: Path, console: Console | None = None) -> None:
-    """Prints the figures of both nets side by side, what the methods report, and where the new one lies."""
+def show(before: Metrics, after: Metrics, reports: Metrics, run: Path, console: Console | None = None) -> None:
+    """Prints the metrics of both nets side by side, what the methods report, and where the new one lies."""
     table = Table(title="Compressed", title_justify="left")
     for column in ("figure", "before", "after", "change"):
         table.add_column(column, justify="left" if column == "figure" else "right")

@@ -1,4 +1,4 @@
-"""A trained run, rebuilt from its directory: its net on any split, and its figures there."""
+"""A trained run, rebuilt from its directory: its net on any split, and its metrics there."""
 
 import json
 import math
@@ -73,7 +73,7 @@ def check_output(output: Path, run: Path, source: str | None) -> None:
 
 
 def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
-    """Figures of a split, keyed by `split/metric`; rank 0 prints them and writes them to `output` if that is given.
+    """Metrics of a split, keyed by `split/metric`; rank 0 prints them and writes them to `output` if that is given.
 
     Raises:
         UserError: an unknown split, a metric that is no number, or what `check_request` and `rebuild` raise.
@@ -91,19 +91,19 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     else:
         datamodule.test_split = split
         trainer.test(task, datamodule=datamodule, verbose=False)
-    figures = {name.replace("test/", f"{split}/", 1): float(value) for name, value in trainer.callback_metrics.items()}
+    metrics = {name.replace("test/", f"{split}/", 1): float(value) for name, value in trainer.callback_metrics.items()}
     if trainer.is_global_zero:
         table, console = Table(show_header=False), Console()
-        for name, value in sorted(figures.items()):
+        for name, value in sorted(metrics.items()):
             table.add_row(name, f"{value:.6f}")
         title = f"{request['run']}, {request['checkpoint']}.ckpt"
         console.print(title, soft_wrap=True, markup=False, highlight=False)  # whole, to be copied
         console.print(table)
     # a user's own metric may be NaN, where there was nothing to count
-    lost = sorted(name for name in figures if math.isnan(figures[name]) and name.partition("/")[2] in task.reported)
+    lost = sorted(name for name in metrics if math.isnan(metrics[name]) and name.partition("/")[2] in task.reported)
     require(not lost, f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: the net "
                       "overflows on this split; try precision=32-true, or another checkpoint.")  # fmt: skip
     if trainer.is_global_zero and request["output"] is not None:
-        words = {name: value if math.isfinite(value) else None for name, value in figures.items()}  # a perplexity may be infinite
+        words = {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # a perplexity may be infinite
         write_atomically(Path(request["output"]), json.dumps(words, indent=2, sort_keys=True, allow_nan=False) + "\n")
-    return figures
+    return metrics

@@ -1,4 +1,4 @@
-"""The end of a run: its best checkpoint is tested once, and the final figures are gathered, however the run has ended."""
+"""The end of a run: its best checkpoint is tested once, and the final metrics are gathered, however the run has ended."""
 
 import math
 from typing import Any
@@ -19,7 +19,7 @@ from lathe.verbs.finalise import finalise
 def finish(
     cfg: dict[str, Any], run: rundir.RunDir, trainer: Trainer, task: Task, datamodule: Any, callbacks: list[Callback]
 ) -> dict[str, Any]:
-    """Tests the best checkpoint and gathers the final figures, keyed by `split/metric` or by their own names.
+    """Tests the best checkpoint and gathers the final metrics, keyed by `split/metric` or by their own names.
 
     A run that nothing has judged (no validation ran, no step was trained) is tested with the weights that it has, which become
     best.ckpt; `best` says so then.
@@ -79,7 +79,7 @@ def _objective(cfg: dict[str, Any], result: dict[str, Any]) -> str | None:
 
 
 def conclude(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """The final figures with the one that a sweeper optimises as `objective`. What is not finite becomes None, since JSON has no word
+    """The final metrics with the one that a sweeper optimises as `objective`. What is not finite becomes None, since JSON has no word
     for it, and `notes` says in a sentence each what a reader would miss."""
     wild = sorted(name for name, value in result.items() if isinstance(value, float) and not math.isfinite(value))
     result = {name: None if name in wild else value for name, value in result.items()}

@@ -36,9 +36,9 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     task, _ = score.open_run_net(run.path, "run", request["checkpoint"])
     require("quantization" not in structure_of(task.net),
             f"run={request['run']} is quantized already, which leaves nothing to choose: take the run that it came from.")  # fmt: skip
-    figures = (*task.figures, *task.derived)
+    metrics = (*task.metrics, *task.computed)
     metric = request["metric"]
-    require(metric in figures, f"metric={metric}: the task reports no such metric; {did_you_mean(str(metric), figures)}")
+    require(metric in metrics, f"metric={metric}: the task reports no such metric; {did_you_mean(str(metric), metrics)}")
     chosen = layers(task.net, request["layers"])
     bench = _Bench(task, cfg, request)
     baseline = bench.score()
@@ -153,7 +153,7 @@ def _choose(
     options: dict[str, list[Option]] = {}
     for name, some in found.items():
         losses = monotone(
-            {value: sign * (figures[metric] - report["reference"][metric]) for value, figures in some[kind].items()}
+            {value: sign * (metrics[metric] - report["reference"][metric]) for value, metrics in some[kind].items()}
         )
         options[name] = [Option(value, _cost(name, kind, value, shapes[name], times), loss) for value, loss in losses.items()]
         if kind == "sparsity":

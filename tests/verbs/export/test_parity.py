@@ -130,10 +130,10 @@ def test_the_figure_that_is_judged(mlp: RunDir) -> None:
     assert told({"accuracy": 0.8}, {"accuracy": 0.1}, None)["max_drop"] is None
     perplexed = type("Task", (), {"monitor": "val/loss", "derived": ("perplexity",), "minimised": ("loss", "perplexity")})
     ready = dataclasses.replace(ready, task=perplexed)
-    figures = {"loss": 1e-4, "perplexity": 1.0001}
-    assert told(figures, {"loss": 2e-4, "perplexity": 1.0002})["metric"] == "perplexity"
+    metrics = {"loss": 1e-4, "perplexity": 1.0001}
+    assert told(metrics, {"loss": 2e-4, "perplexity": 1.0002})["metric"] == "perplexity"
     with pytest.raises(UserError, match="worse by"):
-        told(figures, {"loss": 1.0, "perplexity": 2.7})
+        told(metrics, {"loss": 1.0, "perplexity": 2.7})
     with pytest.raises(UserError, match="worse by nan"):
         told({"loss": 1.0, "perplexity": math.inf}, {"loss": 1.0, "perplexity": math.inf})
     assert (

@@ -55,7 +55,7 @@ class Compression(Callback):
         return {}
 
     def report(self) -> dict[str, float]:
-        """Figures for result.json, such as {"prune/sparsity": 0.8}."""
+        """Metrics for result.json, such as {"prune/sparsity": 0.8}."""
         return {}
 
 

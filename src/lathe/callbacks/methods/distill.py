@@ -22,7 +22,7 @@ class Distill(Compression):
     the sum of the methods' terms, the weighted mean of those of all teachers. Both parts, as they enter the sum, are logged as
     train/hard_loss and train/soft_loss.
 
-    A teacher sees what the net sees, augmentation and mixing included, in eval mode and in the precision of the run. Its own figure on
+    A teacher sees what the net sees, augmentation and mixing included, in eval mode and in the precision of the run. Its own metric on
     the validation split is logged at the start, and a student that becomes as good is told.
 
     Rows whose target is -100 do not count. Relational methods (dist, rkd, crd) compare samples within a process's part of the batch.
@@ -193,7 +193,7 @@ class Distill(Compression):
             total = [sum(column) / world for column in zip(*rows, strict=True)]
             mine = rows[trainer.global_rank] if len(rows) == world else total
             self._sums = torch.tensor(mine, dtype=torch.float32, device=pl_module.device)
-        if average is None and not self.teachers.figures:
+        if average is None and not self.teachers.metrics:
             self.teachers.judge(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -233,8 +233,8 @@ class Distill(Compression):
 
     def on_train_end(self, trainer: Trainer, pl_module: Any) -> None:
         if self.best is not None:
-            figure = pl_module.monitor.partition("/")[2]
-            self.teachers.compare(self.best, figure, lower=figure in pl_module.minimised)
+            metric = pl_module.monitor.partition("/")[2]
+            self.teachers.compare(self.best, metric, lower=metric in pl_module.minimised)
 
     def report(self) -> dict[str, float]:
         return self.teachers.report()
@@ -251,7 +251,7 @@ class Distill(Compression):
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        state: dict[str, Any] = {"step": self._step, "figures": self.teachers.figures, "best": self.best}
+        state: dict[str, Any] = {"step": self._step, "figures": self.teachers.metrics, "best": self.best}
         state["comparisons"] = [comparison.state_dict() for comparison in self.comparisons]
         if self.teachers.average is not None:
             state["average"] = self.teachers.average.state_dict()
@@ -265,7 +265,7 @@ class Distill(Compression):
         return {**state, "sums": [row.tolist() for row in rows]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._step, self.teachers.figures, self.best = state_dict["step"], state_dict["figures"], state_dict["best"]
+        self._step, self.teachers.metrics, self.best = state_dict["step"], state_dict["figures"], state_dict["best"]
         self._restored = state_dict["sums"]
         if self.teachers.average is not None and "average" in state_dict:
             self.teachers.average.load_state_dict(state_dict["average"])

@@ -45,7 +45,7 @@ class Teachers:
         self.average: Average | None = None
         self.nets: list[nn.Module] = []
         self.captures: list[Capture | None] = []
-        self.figures: list[dict[str, float]] = []  # each one's own, on the validation split
+        self.metrics: list[dict[str, float]] = []  # each one's own, on the validation split
         self._dtype = torch.float32
 
     def open(self, net: nn.Module, open_run: OpenRun | None) -> None:
@@ -110,7 +110,7 @@ class Teachers:
     # -- how good they are
 
     def judge(self, trainer: Trainer, task: Any) -> None:
-        """Takes and logs the teachers' own figures on the validation split, over all processes."""
+        """Takes and logs the teachers' own metrics on the validation split, over all processes."""
         monitored = str(task.monitor).partition("/")[2]
         for index, net in enumerate(self.nets):
             total: Tensor | None = None
@@ -124,19 +124,19 @@ class Teachers:
                     batch = trainer.strategy.batch_to_device(batch)
                     answer = net(self._cast(batch[0]))
                     loss = torch.stack(list(task.losses(answer, batch).values())).sum()
-                    sums = task.sums(answer, batch, loss)
+                    sums = task.reduce(answer, batch, loss)
                     total = sums if total is None else total + sums
             assert total is not None, "an empty validation split"
-            self.figures.append({name.partition("/")[2]: value for name, value in task._means("val", total).items()})
-            task.write({f"{self._prefix(index)}_{monitored}": self.figures[-1][monitored]})
+            self.metrics.append({name.partition("/")[2]: value for name, value in task._means("val", total).items()})
+            task.write({f"{self._prefix(index)}_{monitored}": self.metrics[-1][monitored]})
         self.forget()
 
-    def compare(self, best: float, figure: str, lower: bool) -> None:
-        """Warns if the student's best value of a figure is as good as the best teacher's."""
-        theirs = [figures[figure] for figures in self.figures if figure in figures]
+    def compare(self, best: float, metric: str, lower: bool) -> None:
+        """Warns if the student's best value of a metric is as good as the best teacher's."""
+        theirs = [metrics[metric] for metrics in self.metrics if metric in metrics]
         if theirs and (best <= min(theirs) if lower else best >= max(theirs)):
             rank_zero_warn(
-                f"{KEY}.teacher={', '.join(map(name_of, self.specs))} is no better than its student: val/{figure} is "
+                f"{KEY}.teacher={', '.join(map(name_of, self.specs))} is no better than its student: val/{metric} is "
                 f"{(min if lower else max)(theirs):.4g} of the teacher and {best:.4g} of the student; take a better teacher, or none."
             )
 
@@ -157,7 +157,7 @@ class Teachers:
             )
 
     def report(self) -> dict[str, float]:
-        return {f"{self._prefix(i)}_{name}": value for i, figures in enumerate(self.figures) for name, value in figures.items()}
+        return {f"{self._prefix(i)}_{name}": value for i, metrics in enumerate(self.metrics) for name, value in metrics.items()}
 
     def _prefix(self, index: int) -> str:
         return "distill/teacher" if len(self.specs) == 1 else f"distill/teacher{index + 1}"

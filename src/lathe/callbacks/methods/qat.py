@@ -29,7 +29,7 @@ class QAT(Compression):
     """Fake quantization of convolutions, linear layers, embeddings and residual sums (Jacob et al. 2018, arXiv:1712.05877).
 
     Layers change their class before the optimizer is built; parameters keep their names. Ranges of activations are observed from the
-    run's first step on, rounding begins at `start`. Validation and checkpoints round as training does, so that a figure is that of the
+    run's first step on, rounding begins at `start`. Validation and checkpoints round as training does, so that a metric is that of the
     net that ships; an epoch before `start` is never the best one. All state is in buffers of the net and resumes with it.
 
     Args:

@@ -102,7 +102,7 @@ def scan(
     batches: Sequence[Tensor] = (),
     done: Callable[[], None] = lambda: None,
 ) -> Found:
-    """What `score` says of `net` with one of the layers `names` changed at a time: layer -> "sparsity" or "bits" -> value -> figures.
+    """What `score` says of `net` with one of the layers `names` changed at a time: layer -> "sparsity" or "bits" -> value -> metrics.
     `done` is called after each measurement. The net is as before afterwards."""
     tried: dict[str, Sequence[float]] = {"sparsity": sparsities, "bits": bits}
     found: Found = {}

@@ -118,8 +118,8 @@ def complete(folder: Path) -> None:
     takes = f"{given['dtype']} `[{', '.join(map(str, given['shape']))}]`"
     if preprocess is not None:
         takes += f": pixels on a scale from 0 to 1, minus {preprocess['mean']}, divided by {preprocess['std']}, for each channel"
-    figures, kind = parity["figures"], ", as integers with their scales" if manifest["integers"] else ""
-    rows = [f"| {key} | {value:.4f} | {figures['file'][key]:.4f} |" for key, value in figures["trained"].items()]
+    metrics, kind = parity["figures"], ", as integers with their scales" if manifest["integers"] else ""
+    rows = [f"| {key} | {value:.4f} | {metrics['file'][key]:.4f} |" for key, value in metrics["trained"].items()]
     lines = [
         "---", "library_name: lathe", "tags: [pytorch, lathe]", "---", "",
         f"# {name}, {manifest['run']}", "",

@@ -209,7 +209,7 @@ class Pipeline(DDPStrategy):
         losses: list[Tensor] = []
 
         def judge(outputs: Tensor, index: Tensor) -> Tensor:
-            loss: Tensor = task.judge(outputs, parts[int(index)])
+            loss: Tensor = task.training_loss(outputs, parts[int(index)])
             losses.append(loss.detach().float())
             return (loss if scaler is None else scaler.scale(loss)) * share
 

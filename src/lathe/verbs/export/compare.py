@@ -60,7 +60,7 @@ def compared(
         "odd_inputs": {**asdict(strange), "relative": strange.relative, "shapes": [list(x.shape) for x in odd]},
     }
     judge(report)
-    report |= drop_of(ready, figures_of(ready, held, references[:n], answers[:n]), shared["max_drop"], name)
+    report |= drop_of(ready, metrics_of(ready, held, references[:n], answers[:n]), shared["max_drop"], name)
     return {**report, "fresh_process": True}
 
 
@@ -94,10 +94,10 @@ def judge(report: Mapping[str, Any]) -> None:
             "exported; target.agreement=<share> allows less.")  # fmt: skip
 
 
-def figures_of(
+def metrics_of(
     ready: Shippable, held: parity.Held, references: list[torch.Tensor], answers: list[torch.Tensor]
 ) -> dict[str, Any]:
-    """Held-out figures of the run's own net, of what is exported, and of the file."""
+    """Held-out metrics of the run's own net, of what is exported, and of the file."""
 
     def told(outputs: list[torch.Tensor]) -> dict[str, float]:
         following = iter(outputs)
@@ -112,24 +112,24 @@ def figures_of(
     }
 
 
-def drop_of(ready: Shippable, figures: Mapping[str, Mapping[str, float]], most: float | None, name: str) -> dict[str, Any]:
-    """The figures, which of them is judged, and by how much of itself it is worse in the file than in the run's own net: what
+def drop_of(ready: Shippable, metrics: Mapping[str, Mapping[str, float]], most: float | None, name: str) -> dict[str, Any]:
+    """The metrics, which of them is judged, and by how much of itself it is worse in the file than in the run's own net: what
     calibration, or other arithmetic than in training, has cost. Pictures of another size are another input, and judged by nobody.
 
     Raises:
         UserError: it is worse by more than `most`; None allows anything.
     """
     metric = ready.task.monitor.rpartition("/")[2]
-    if metric == "loss" and "perplexity" in ready.task.derived:
+    if metric == "loss" and "perplexity" in ready.task.computed:
         metric = "perplexity"  # a loss may be nearly 0, and a share of that nothing
-    own, found = figures["trained"][metric], figures["file"][metric]
+    own, found = metrics["trained"][metric], metrics["file"][metric]
     worse = found - own if metric in ready.task.minimised else own - found
     drop = worse / abs(own) if own else worse
     judged = most is not None and ready.other_size is None
     require(not judged or drop <= most,  # type: ignore[operator]  # which is a number then
             f"target={name}: {metric} on held-out data is {found:.4f} and that of the run's own net {own:.4f}, worse by {drop:.2g} of it, "
             f"above target.max_drop={most}, so nothing was exported: {_way_out(ready)}.")  # fmt: skip
-    plain = {which: {key: value if math.isfinite(value) else None for key, value in of.items()} for which, of in figures.items()}
+    plain = {which: {key: value if math.isfinite(value) else None for key, value in of.items()} for which, of in metrics.items()}
     return {
         "figures": plain,
         "metric": metric,

@@ -81,7 +81,7 @@ def ship_one(run: RunDir, request: Mapping[str, Any], name: str, options: Mappin
 
 def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) -> None:
     """Prints a line for each target, within 80 columns: the largest difference of a logit as a share of the largest, the share of equal
-    predictions, and the figures of the run's own net and of the file."""
+    predictions, and the metrics of the run's own net and of the file."""
     if not reports:
         return
     first = next(iter(reports.values()))
@@ -91,13 +91,13 @@ def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) 
         table.add_column(column, justify="left" if column in ("target", "in") else "right")
     for name, report in reports.items():
         held, metric = report["held_out"], report["metric"]
-        figures = (_figure(report["figures"][which][metric]) for which in ("trained", "file"))
+        metrics = (_metric(report["figures"][which][metric]) for which in ("trained", "file"))
         table.add_row(
             name,
             report["arithmetic"],
             f"{held['relative']:.1e}",
             f"{held['agreement']:.4f}",
-            *figures,
+            *metrics,
             f"{report['seconds']:.1f}",
         )
     console = console or Console()
@@ -106,5 +106,5 @@ def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) 
         console.print(f"{run / 'exports' / name}", soft_wrap=True, highlight=False)
 
 
-def _figure(value: float | None) -> str:
+def _metric(value: float | None) -> str:
     return "inf" if value is None else f"{value:.4f}"
