@@ -194,7 +194,7 @@ class Distill(Compression):
             mine = rows[trainer.global_rank] if len(rows) == world else total
             self._sums = torch.tensor(mine, dtype=torch.float32, device=pl_module.device)
         if average is None and not self.teachers.metrics:
-            self.teachers.judge(trainer, pl_module)
+            self.teachers.evaluate(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.teachers.average is not None:

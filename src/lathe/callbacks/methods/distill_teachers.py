@@ -109,7 +109,7 @@ class Teachers:
 
     # -- how good they are
 
-    def judge(self, trainer: Trainer, task: Any) -> None:
+    def evaluate(self, trainer: Trainer, task: Any) -> None:
         """Takes and logs the teachers' own metrics on the validation split, over all processes."""
         monitored = str(task.monitor).partition("/")[2]
         for index, net in enumerate(self.nets):
