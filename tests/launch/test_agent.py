@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import server
+from torch.distributed.launcher import api as launcher
+from torch.distributed.launcher.api import LaunchConfig
 
 from lathe.errors import Stopped, UserError
 from lathe.launch.agent import call, execute
@@ -17,6 +20,14 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(FULL_ERROR, raising=False)
     monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "0")  # taken back after the test
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers from the server of support/processes.py, which has imported torch: who tests what the agent makes of their end needs no more.
+    They print elsewhere; that they are started anew, as users' are, the other tests show."""
+    server()
+    monkeypatch.setattr(launcher, "LaunchConfig", lambda **of: LaunchConfig(**{**of, "start_method": "forkserver"}))
 
 
 @pytest.fixture
@@ -57,24 +68,28 @@ def test_two_workers_get_the_configuration_and_rank_0_answers(cfg: dict[str, Any
     assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0", "rank1"]
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_workers_mistake_arrives_as_its_sentence_at_once(cfg: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         execute("support.agent_jobs:mistake", cfg, 2, options())  # the other worker would sleep for long
     assert str(caught.value) == "data.batch_size=7: a sentence with 'quotes'."
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_mistake_is_not_tried_again(cfg: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^the same sentence\.$"):
         execute("support.agent_jobs:mistake_everywhere", cfg, 1, options(restarts=2))
     assert (tmp_path / "rank0").read_text() == "x"
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_stop_is_a_stop_and_not_tried_again(cfg: dict[str, Any]) -> None:
     with pytest.raises(Stopped) as caught:
         execute("support.agent_jobs:stopped", cfg, 1, options(restarts=2))
     assert (caught.value.signal, caught.value.run_dir, caught.value.code) == ("SIGUSR1", "logs/x", 138)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_bug_in_a_worker_shows_where_it_was(cfg: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match=r"rank 0 failed.*a bug in a worker") as caught:
         execute("support.agent_jobs:bug", cfg, 1, options(restarts=1))
@@ -82,6 +97,7 @@ def test_a_bug_in_a_worker_shows_where_it_was(cfg: dict[str, Any]) -> None:
     assert "agent_jobs.py" in str(caught.value)
 
 
+@pytest.mark.usefixtures("forked")
 def test_a_killed_worker_is_one_sentence(cfg: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         execute("support.agent_jobs:killed", {**cfg, "deaths": 9}, 2, options())
@@ -96,13 +112,15 @@ def test_a_killed_worker_is_started_again(cfg: dict[str, Any], tmp_path: Path, c
     assert "A worker died: restart 1 of 2, from the last checkpoint." in capfd.readouterr().out
 
 
+@pytest.mark.usefixtures("forked")
 def test_restarts_are_counted(cfg: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"^rank 0 died \(SIGKILL\) and launch\.max_restarts=1 leaves no restart"):
         execute("support.agent_jobs:killed", {**cfg, "deaths": 9}, 1, options(restarts=1))
     assert (tmp_path / "starts").read_text() == "xx"
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.usefixtures("forked")
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_hangs_is_ended_with_who_waited_where(cfg: dict[str, Any], rank: int) -> None:
     began = time.monotonic()
     with pytest.raises(UserError) as caught:

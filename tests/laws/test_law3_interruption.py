@@ -109,11 +109,22 @@ def test_the_comparison_can_fail(tmp_path: Path, interruption: Interruption) -> 
 KILLED = (*TRAIN, "model.net.width=1024", "model.net.depth=3")
 
 
+def _left_alone(folder: Path, *extra: str) -> Path:
+    check(run(*KILLED, *extra, f"paths.log_dir={folder / 'alone'}", cwd=folder))
+    (alone,) = runs(folder / "alone")
+    return alone
+
+
+@pytest.fixture(scope="module")
+def left_alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run of one process."""
+    return _left_alone(tmp_path_factory.mktemp("left_alone"))
+
+
 @pytest.mark.parametrize("devices", [pytest.param(1), pytest.param(2, marks=pytest.mark.slow)])
-def test_kill_9_at_a_random_moment(tmp_path: Path, devices: int) -> None:
+def test_kill_9_at_a_random_moment(tmp_path: Path, devices: int, request: pytest.FixtureRequest) -> None:
     extra = ("strategy=ddp", f"trainer.devices={devices}") if devices > 1 else ()
-    check(run(*KILLED, *extra, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
-    (alone,) = runs(tmp_path / "alone")
+    alone = _left_alone(tmp_path, *extra) if extra else request.getfixturevalue("left_alone")
     moment = random.Random(os.environ.get("LATHE_KILL_SEED", time.time_ns())).randrange(2, 48)
     print(f"killed after {moment} lines")  # shown if the test fails
     log_dir = tmp_path / "killed"
@@ -130,16 +141,14 @@ def test_kill_9_where_the_net_is_spread(tmp_path: Path, strategy: str) -> None:
     """last.ckpt is written every few steps, so the kill falls between two of them or into the writing. Restarts of single workers are
     tested in test_faults.py, under every strategy."""
     extra = (f"strategy={strategy}", "trainer.devices=2", "callbacks.checkpoint.every_n_train_steps=5")
-    check(run(*KILLED, *extra, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
-    (alone,) = runs(tmp_path / "alone")
+    alone = _left_alone(tmp_path, *extra)
     directory = kill_when(tmp_path / "killed", 27, *KILLED, *extra, f"paths.log_dir={tmp_path / 'killed'}")
     assert (directory / "checkpoints" / "last.ckpt").exists()
     check(run(f"resume={directory}", cwd=tmp_path))
     same(alone, directory)
 
 
-def test_sigterm_leaves_a_resumable_run(tmp_path: Path) -> None:
-    check(run(*KILLED, f"paths.log_dir={tmp_path / 'alone'}", cwd=tmp_path))
+def test_sigterm_leaves_a_resumable_run(left_alone: Path, tmp_path: Path) -> None:
     log_dir = tmp_path / "stopped"
     arguments = [*KILLED, "callbacks.checkpoint.every_n_train_steps=null", f"paths.log_dir={log_dir}"]
     process = start(command(*arguments), tmp_path)
@@ -153,8 +162,7 @@ def test_sigterm_leaves_a_resumable_run(tmp_path: Path) -> None:
     assert (found[0] / "checkpoints" / "last.ckpt").exists()
     check(run("resume=auto", *arguments, cwd=tmp_path))
     assert runs(log_dir) == found
-    (alone,) = runs(tmp_path / "alone")
-    same(alone, found[0])
+    same(left_alone, found[0])
 
 
 @pytest.mark.slow

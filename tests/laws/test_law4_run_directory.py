@@ -19,7 +19,7 @@ from lathe.nets import CifarResNet
 # Sizes, data, loss and training that no default has.
 OVERRIDES = ("model=resnet20", "model.net.width=6", "model.net.depth=14", "model.net.shortcut=zero_pad", "data.image_size=12",
              "data.source.split_seed=3", "data.mean=[0.2]", "optimizer=adamw", "precision=bf16-mixed", "callbacks=[default,ema]",
-             "trainer.max_epochs=8", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
+             "trainer.max_epochs=3", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
              "trainer.enable_model_summary=false")  # fmt: skip
 
 
