@@ -1,7 +1,6 @@
 """The whole repository: lint, types, floors, comments in YAML, and every configuration that ships."""
 
 import ast
-import inspect
 import re
 import subprocess
 import sys
@@ -9,15 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
-from support.runs import ROOT, config
-
-from lathe.config.stages import check_compression, methods
-from lathe.errors import UserError
-from lathe.export import TARGETS, get
-from lathe.runs.build import make
-from lathe.runs.methods import make_methods
+from support.runs import ROOT
 
 CONFIGS = ROOT / "configs"
 GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "local")
@@ -132,76 +124,6 @@ def test_the_map_names_every_group_with_a_comment() -> None:
     text = (CONFIGS / "train.yaml").read_text()
     named = re.findall(r"^  - (?:optional )?(\w+): [\w.-]+ +# \w", text, flags=re.MULTILINE)
     assert sorted(named) == sorted([*(group for group in GROUPS if group not in OTHER_SCRIPTS), "local"])
-
-
-NEEDS_MORE = {
-    "strategy=dp": "strategy=dp drives several GPUs from one process and none is visible",
-    "strategy=model_split": "strategy.devices=null takes every GPU of this machine and none is visible",
-    "strategy=horovod": "strategy=horovod (needs Horovod: build it with|is started by horovodrun)",
-}
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
-    """Everything that needs neither data nor a device. Nets are built on the meta device: shapes without memory."""
-    group, name = choice.split("=")
-    words = "vocab_size" in (CONFIGS / group / f"{name}.yaml").read_text()
-    cfg = config(choice, *{"model": ["data=synthetic_tokens"], "data": ["model=gpt_nano"]}.get(group, [])[:words])
-    if group in ("experiment", "debug"):
-        assert cfg["name"] == (name if group == "experiment" else "debug")
-    data = cfg["data"]
-    with torch.device("meta"):
-        net = make(cfg["model"]["net"], "model.net")
-        images = "channels" in data
-        shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])
-        logits = net(torch.empty(shape) if images else torch.empty(shape, dtype=torch.int64))
-    assert logits.shape == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
-    optimizer = make(cfg["optimizer"], "optimizer")(net)
-    assert sum(len(part["params"]) for part in optimizer.param_groups) == len(list(net.parameters()))
-    scheduler = make(cfg["scheduler"], "scheduler")(optimizer, 1000)
-    assert all(0 <= lr <= cfg["optimizer"]["lr"] for lr in scheduler.get_last_lr())
-    module = make(data, "data")
-    facts = [key for key in ("num_classes", "vocab_size", "length", "batch_size", "max_tokens") if key in data]
-    assert {key: getattr(module, key) for key in facts} == {key: data[key] for key in facts}
-    assert len(facts) > 1
-    for key, node in cfg["callbacks"].items():
-        auto = {name: value for name, value in (("monitor", "val/loss"), ("mode", "min")) if node.get(name) == "auto"}
-        make({**node, **auto}, f"callbacks.{key}")
-    check_compression(cfg)
-    if cfg["compression"].get("distill", {}).get("teacher", "ema") is None:
-        with pytest.raises(UserError, match=r"^compression\.distill\.teacher"):
-            make_methods(cfg)
-    else:
-        assert len(make_methods(cfg)) == len(methods(cfg["compression"]))
-    strategy = {key: value for key, value in cfg["strategy"].items() if key not in ("processes", "precisions", "compressions")}
-    if choice in NEEDS_MORE and (choice == "strategy=horovod" or not torch.cuda.is_available()):
-        with pytest.raises(UserError, match=NEEDS_MORE[choice]):
-            make(strategy, "strategy")
-    else:
-        make(strategy, "strategy")
-    trainer = make({**cfg["trainer"], "_partial_": True}, "trainer")
-    assert trainer.keywords["max_epochs"] == cfg["trainer"]["max_epochs"]
-
-
-@pytest.mark.parametrize("name", ["benchmark suite=memory", "make_shards", "prepare_tokens input=x", "support"])
-def test_scripts_that_make_things_compose(name: str) -> None:
-    script, *asked = name.split()
-    assert config(*asked, name=script)["output"] is not Ellipsis
-
-
-def test_every_target_has_a_choice_whose_options_it_takes() -> None:
-    assert sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml")) == sorted(TARGETS)
-    for name in TARGETS:
-        takes = inspect.signature(get(name).export).parameters
-        options = config(f"target={name}", "run=logs/latest", name="export")["target"][name]
-        assert set(options) - {"integers"} <= set(takes), name
-
-
-@pytest.mark.parametrize("name", ["evaluate", "predict", "compress", "receipt", "sensitivity", "export", "serve"])
-def test_the_other_verbs_compose(name: str) -> None:
-    asked = ["run=logs/latest", *(["input=a.npy", "output=b.csv"] if name == "predict" else [])]
-    cfg = config(*asked, name=name)
-    assert (cfg["run"], cfg.get("checkpoint", "best"), cfg["trainer"]["devices"]) == ("logs/latest", "best", 1)
 
 
 def test_pins_lie_within_the_ranges() -> None:

@@ -6,50 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import ROOT, config
+from support.runs import config
 
-from lathe.config.composed import check, flatten
-from lathe.config.schema import problems, rules
+from lathe.config.schema import problems
 from lathe.config.schema.check import CLASSES
 from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZERS
-
-CONFIGS = ROOT / "configs"
-NOT_TRAINING = ("target", "hydra", "local", "sweep")
-GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name not in NOT_TRAINING)
-CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
-TARGETS = sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml"))
-VERBS = {
-    "evaluate": [], "receipt": [], "sensitivity": [], "predict": ["input=a.npy", "output=b.csv"], "compress": ["compression=ptq_static"],
-    "export": [f"target=[{','.join(TARGETS)}]"], "serve": [],
-}  # fmt: skip
-OTHERS = {"benchmark": ["suite=scaling"], "make_shards": [], "prepare_tokens": ["input=x"], "support": []}
-PREFIXES = {"lightning": "lightning.pytorch", "torch": "torch.optim"}
-
-
-def check_covers(cfg: dict[str, Any], verb: str) -> None:
-    """Every leaf of a configuration has a rule, or stands in a list or group that has one, and fits."""
-    assert list(problems(cfg, verb, read=())) == []
-    known = rules(cfg, verb)
-    free = [key for key in flatten(cfg) if not any(key == name or key.startswith(f"{name}.") for name in known)]
-    empty = [key for key in free if flatten(cfg)[key] not in ({}, None)]  # a group without a choice
-    assert empty == []
-
-
-@pytest.mark.parametrize("choice", CHOICES)
-def test_every_key_of_training_is_covered_and_every_default_fits(choice: str) -> None:
-    group, name = choice.split("=")
-    words = "vocab_size" in (CONFIGS / group / f"{name}.yaml").read_text()
-    others = {"model": ["data=synthetic_tokens"], "data": ["model=gpt_nano"]}.get(group, [])[:words]
-    cfg = config(choice, *others)
-    check_covers(cfg, "train")
-    assert check(cfg) == []
-
-
-@pytest.mark.parametrize("name", [*VERBS, *OTHERS])
-def test_every_key_of_the_other_verbs_is_covered(name: str) -> None:
-    cfg = config(*(["run=logs/latest", *VERBS[name]] if name in VERBS else OTHERS[name]), name=name)
-    check_covers(cfg, name)
 
 
 def found(name: str) -> Any:

@@ -1,0 +1,128 @@
+"""Every configuration that ships: its parts can be built, its keys have a rule, and its defaults fit."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from support.runs import ROOT, config
+
+from lathe.config.composed import check, flatten
+from lathe.config.schema import problems, rules
+from lathe.config.stages import check_compression, methods
+from lathe.errors import UserError
+from lathe.export import TARGETS, get
+from lathe.runs.build import make
+from lathe.runs.methods import make_methods
+
+CONFIGS = ROOT / "configs"
+NOT_TRAINING = ("target", "hydra", "local", "sweep")
+GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name not in NOT_TRAINING)
+CHOICES = [f"{group}={path.stem}" for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))]
+NO_KEYS = [
+    f"{group}={path.stem}" for group in ("hydra", "sweep") for path in sorted((CONFIGS / group).glob("*.yaml"))
+]  # of training
+FORMATS = sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml"))
+VERBS = {
+    "evaluate": [], "receipt": [], "sensitivity": [], "predict": ["input=a.npy", "output=b.csv"], "compress": ["compression=ptq_static"],
+    "export": [f"target=[{','.join(FORMATS)}]"], "serve": [],
+}  # fmt: skip
+OTHERS = {"benchmark": ["suite=scaling"], "make_shards": [], "prepare_tokens": ["input=x"], "support": []}
+
+
+def chosen(choice: str) -> dict[str, Any]:
+    """The configuration of a choice, with what it goes with."""
+    group, name = choice.split("=")
+    words = "vocab_size" in (CONFIGS / group / f"{name}.yaml").read_text()
+    return config(choice, *{"model": ["data=synthetic_tokens"], "data": ["model=gpt_nano"]}.get(group, [])[:words])
+
+
+def check_covers(cfg: dict[str, Any], verb: str) -> None:
+    """Every leaf of a configuration has a rule, or stands in a list or group that has one, and fits."""
+    assert list(problems(cfg, verb, read=())) == []
+    known = rules(cfg, verb)
+    free = [key for key in flatten(cfg) if not any(key == name or key.startswith(f"{name}.") for name in known)]
+    empty = [key for key in free if flatten(cfg)[key] not in ({}, None)]  # a group without a choice
+    assert empty == []
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_key_of_training_is_covered_and_every_default_fits(choice: str) -> None:
+    cfg = chosen(choice)
+    check_covers(cfg, "train")
+    assert check(cfg) == []
+
+
+@pytest.mark.parametrize("name", [*VERBS, *OTHERS])
+def test_every_key_of_the_other_verbs_is_covered(name: str) -> None:
+    cfg = config(*(["run=logs/latest", *VERBS[name]] if name in VERBS else OTHERS[name]), name=name)
+    check_covers(cfg, name)
+
+
+NEEDS_MORE = {
+    "strategy=dp": "strategy=dp drives several GPUs from one process and none is visible",
+    "strategy=model_split": "strategy.devices=null takes every GPU of this machine and none is visible",
+    "strategy=horovod": "strategy=horovod (needs Horovod: build it with|is started by horovodrun)",
+}
+
+
+@pytest.mark.parametrize("choice", [*CHOICES, *NO_KEYS])
+def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
+    """Everything that needs neither data nor a device. Nets are built on the meta device: shapes without memory."""
+    group, name = choice.split("=")
+    cfg = chosen(choice)
+    if group in ("experiment", "debug"):
+        assert cfg["name"] == (name if group == "experiment" else "debug")
+    data = cfg["data"]
+    with torch.device("meta"):
+        net = make(cfg["model"]["net"], "model.net")
+        images = "channels" in data
+        shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])
+        logits = net(torch.empty(shape) if images else torch.empty(shape, dtype=torch.int64))
+    assert logits.shape == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
+    optimizer = make(cfg["optimizer"], "optimizer")(net)
+    assert sum(len(part["params"]) for part in optimizer.param_groups) == len(list(net.parameters()))
+    scheduler = make(cfg["scheduler"], "scheduler")(optimizer, 1000)
+    assert all(0 <= lr <= cfg["optimizer"]["lr"] for lr in scheduler.get_last_lr())
+    module = make(data, "data")
+    facts = [key for key in ("num_classes", "vocab_size", "length", "batch_size", "max_tokens") if key in data]
+    assert {key: getattr(module, key) for key in facts} == {key: data[key] for key in facts}
+    assert len(facts) > 1
+    for key, node in cfg["callbacks"].items():
+        auto = {name: value for name, value in (("monitor", "val/loss"), ("mode", "min")) if node.get(name) == "auto"}
+        make({**node, **auto}, f"callbacks.{key}")
+    check_compression(cfg)
+    if cfg["compression"].get("distill", {}).get("teacher", "ema") is None:
+        with pytest.raises(UserError, match=r"^compression\.distill\.teacher"):
+            make_methods(cfg)
+    else:
+        assert len(make_methods(cfg)) == len(methods(cfg["compression"]))
+    strategy = {key: value for key, value in cfg["strategy"].items() if key not in ("processes", "precisions", "compressions")}
+    if choice in NEEDS_MORE and (choice == "strategy=horovod" or not torch.cuda.is_available()):
+        with pytest.raises(UserError, match=NEEDS_MORE[choice]):
+            make(strategy, "strategy")
+    else:
+        make(strategy, "strategy")
+    trainer = make({**cfg["trainer"], "_partial_": True}, "trainer")
+    assert trainer.keywords["max_epochs"] == cfg["trainer"]["max_epochs"]
+
+
+@pytest.mark.parametrize("name", ["benchmark suite=memory", "make_shards", "prepare_tokens input=x", "support"])
+def test_scripts_that_make_things_compose(name: str) -> None:
+    script, *asked = name.split()
+    assert config(*asked, name=script)["output"] is not Ellipsis
+
+
+def test_every_target_has_a_choice_whose_options_it_takes() -> None:
+    assert sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml")) == sorted(TARGETS)
+    for name in TARGETS:
+        takes = inspect.signature(get(name).export).parameters
+        options = config(f"target={name}", "run=logs/latest", name="export")["target"][name]
+        assert set(options) - {"integers"} <= set(takes), name
+
+
+@pytest.mark.parametrize("name", ["evaluate", "predict", "compress", "receipt", "sensitivity", "export", "serve"])
+def test_the_other_verbs_compose(name: str) -> None:
+    asked = ["run=logs/latest", *(["input=a.npy", "output=b.csv"] if name == "predict" else [])]
+    cfg = config(*asked, name=name)
+    assert (cfg["run"], cfg.get("checkpoint", "best"), cfg["trainer"]["devices"]) == ("logs/latest", "best", 1)
