@@ -39,6 +39,29 @@ def test_a_net_refuses_what_its_table_does(choice: str) -> None:
             assert caught.value.args == (rule.sentence(key, value),)
 
 
+DATA = sorted(path.stem for path in (ROOT / "configs" / "data").glob("*.yaml"))
+FREE = ("data_dir",)  # of what reads files: empty where the name is an absolute path
+
+
+@pytest.mark.parametrize("choice", DATA)
+def test_data_and_their_sources_refuse_what_their_tables_do(choice: str) -> None:
+    words = "vocab_size" in (ROOT / "configs" / "data" / f"{choice}.yaml").read_text()
+    facts = ["data.num_classes=2", "data.channels=1", "data.image_size=8"] if choice == "shards" else []
+    data = config(f"data={choice}", *["model=gpt_nano"][:words], *facts)["data"]
+    for node in [data, data["source"], data.get("augment")]:
+        if node is None:
+            continue
+        part, rules = get_object(node["_target_"]), CLASSES[node["_target_"]]
+        given = {key: object() if isinstance(value, dict) else value for key, value in node.items() if key != "_target_"}
+        for key, rule in rules.items():
+            if key in FREE or any(one.kind == "node" for one in rule.kinds()):
+                continue
+            for value in wrong(rule):
+                with pytest.raises(ArgumentError) as caught:
+                    part(**{**given, key: value})
+                assert rule.sentence(key, value) in caught.value.args
+
+
 def test_every_wrong_argument_is_told_and_a_caller_adds_the_key() -> None:
     with pytest.raises(ArgumentError) as caught:
         MLP(**{**SIZES, "width": 0, "dropout": 1.0})

@@ -140,12 +140,12 @@ def test_normalisation_is_the_textbook_formula() -> None:
 @pytest.mark.parametrize(
     ("wrong", "names"),
     [
-        ({"crop": -1}, "data.augment.crop=-1"),
-        ({"mixup": -0.1}, "data.augment.mixup=-0.1"),
-        ({"crop": 1.5}, "data.augment.crop=1.5"),
-        ({"crop": "two"}, "data.augment.crop=two"),
-        ({"flip": "sometimes"}, "data.augment.flip=sometimes"),
-        ({"crop_fill": "wrap"}, "data.augment.crop_fill=wrap"),
+        ({"crop": -1}, "crop=-1"),
+        ({"mixup": -0.1}, "mixup=-0.1"),
+        ({"crop": 1.5}, "crop=1.5"),
+        ({"crop": "two"}, "crop=two"),
+        ({"flip": "sometimes"}, "flip=sometimes"),
+        ({"crop_fill": "wrap"}, "crop_fill=wrap"),
     ],
 )
 def test_impossible_settings_are_named(wrong: dict[str, object], names: str) -> None:

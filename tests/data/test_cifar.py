@@ -160,5 +160,5 @@ def test_disk_that_cannot_be_written_leaves_nothing(
 def test_load_before_prepare_and_unknown_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="has no cifar10"):
         Cifar("cifar10", str(tmp_path)).load()
-    with pytest.raises(UserError, match=r"data\.source\.name=cifar11"):
+    with pytest.raises(UserError, match=r"^name=cifar11: expected cifar10 or cifar100"):
         Cifar("cifar11", str(tmp_path))  # type: ignore[arg-type]

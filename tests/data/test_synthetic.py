@@ -57,10 +57,10 @@ def test_splits_are_different_draws_and_the_seed_decides() -> None:
 @pytest.mark.parametrize(
     ("wrong", "names"),
     [
-        ({"noise": 1.5}, "data.source.noise=1.5"),
-        ({"difficulty": -1}, "data.source.difficulty=-1"),
-        ({"image_size": 3}, "data.source.image_size=3"),
-        ({"num_classes": 1}, "data.source.num_classes=1"),
+        ({"noise": 1.5}, "noise=1.5: expected"),
+        ({"difficulty": -1}, "difficulty=-1: expected"),
+        ({"image_size": 3}, "image_size=3: expected"),
+        ({"num_classes": 1}, "num_classes=1: expected"),
         ({"num_classes": 17, "image_size": 4}, "data.num_classes=17"),
     ],
 )

@@ -70,12 +70,12 @@ def test_splits_and_seeds_differ_and_repeat() -> None:
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ({"vocab_size": 1}, r"data\.vocab_size=1 cannot be used: choose a whole number from 2"),
-        ({"noise": 1.5}, r"data\.source\.noise=1\.5 cannot be used: choose a number from 0 to 1"),
-        ({"lag": 0}, r"data\.source\.lag=0 cannot be used: choose a whole number from 1 to 32"),
-        ({"lag": 33}, r"data\.source\.lag=33 cannot be used"),
-        ({"val_size": 0}, r"data\.source\.val_size=0 cannot be used"),
-        ({"length": 0}, r"data\.length=0 cannot be used"),
+        ({"vocab_size": 1}, r"^vocab_size=1: expected"),
+        ({"noise": 1.5}, r"^noise=1\.5: expected"),
+        ({"lag": 0}, r"^lag=0: expected"),
+        ({"lag": 33}, r"^lag=33 cannot be used: choose a whole number from 1 to 32"),
+        ({"val_size": 0}, r"^val_size=0: expected"),
+        ({"length": 0}, r"^length=0: expected"),
     ],
 )
 def test_values_out_of_range_are_refused(case: dict[str, float], message: str) -> None:

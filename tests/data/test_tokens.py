@@ -180,12 +180,12 @@ def test_the_data_module_makes_every_loader() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"vocab_size": 1}, r"data\.vocab_size=1 cannot be used"),
+        ({"vocab_size": 1}, r"^vocab_size=1: expected"),
         ({"vocab_size": 84}, r"data\.vocab_size=84 is not what the source Fixed has: set data\.vocab_size=83"),
-        ({"length": 0}, r"data\.length=0 cannot be used"),
+        ({"length": 0}, r"^length=0: expected"),
         ({"length": 20}, r"data\.length=20 needs 21 tokens and the test split has 20: choose a smaller data\.length"),
-        ({"batch_size": 0}, r"data\.batch_size=0 cannot be used"),
-        ({"eval_batch_size": 0}, r"data\.eval_batch_size=0 cannot be used"),
+        ({"batch_size": 0}, r"^batch_size=0: expected"),
+        ({"eval_batch_size": 0}, r"^eval_batch_size=0: expected"),
         ({"batch_size": 21}, r"data\.batch_size=21 cannot be filled from 20 training samples"),
     ],
 )

@@ -6,14 +6,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from lathe.data.checks import check_number
+from lathe.config.schema.held import held
 from lathe.data.random import sample_betas, sample_uniforms, to_integers
-from lathe.errors import UserError
 
 # Columns of the table of uniforms: each method reads its own, so that switching one on leaves the others' numbers alone.
 CROP_Y, CROP_X, FLIP, CUTOUT_Y, CUTOUT_X, MIX_CHOICE, MIX_Y, MIX_X, COLUMNS = range(9)
 
 
+@held("lathe.data.Augment")
 @dataclass(frozen=True)
 class Augment:
     """What is done to training images, in this order: crop, flip, cutout, normalisation, mixup or cutmix.
@@ -39,13 +39,6 @@ class Augment:
     cutout: int = 0
     mixup: float = 0.0
     cutmix: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("crop", "cutout", "mixup", "cutmix"):
-            check_number(f"data.augment.{name}", getattr(self, name), 0, whole=name in ("crop", "cutout"))
-        for name, known in (("crop_fill", ("zero", "reflect")), ("flip", ("none", "random", "alternating"))):
-            if getattr(self, name) not in known:
-                raise UserError(f"data.augment.{name}={getattr(self, name)} is unknown: choose one of {', '.join(known)}.")
 
     @property
     def mixes(self) -> bool:

@@ -6,7 +6,6 @@ from typing import Any, Generic, TypeVar
 import torch
 from lightning.pytorch import LightningDataModule
 
-from lathe.data.checks import check_number
 from lathe.data.order import EpochLoader
 from lathe.errors import UserError
 
@@ -30,9 +29,6 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
 
     def __init__(self, batch_size: int, eval_batch_size: int | None = None, seed: int = 0) -> None:
         super().__init__()
-        check_number("data.batch_size", batch_size, 1)
-        if eval_batch_size is not None:
-            check_number("data.eval_batch_size", eval_batch_size, 1)
         self.batch_size = batch_size
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.seed = seed

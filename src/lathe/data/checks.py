@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from lathe.errors import UserError
+from lathe.errors import ArgumentError, UserError
 
 IMAGE_FACTS = ("channels", "image_size", "mean", "std", "num_classes")
 TOKEN_FACTS = ("length", "vocab_size")
@@ -15,7 +15,7 @@ def check_number(key: str, value: object, least: float, most: float | None = Non
     """Checks a number that must lie from `least` to `most` (None: no bound) and, if asked, be whole.
 
     Raises:
-        UserError: naming the key, if it is not so.
+        ArgumentError: naming the key, if it is not so.
     """
     wanted = Integral if whole else Real
     fits = (
@@ -26,7 +26,7 @@ def check_number(key: str, value: object, least: float, most: float | None = Non
     if not fits:
         kind = "a whole number" if whole else "a number"
         span = f"of {least:g} or more" if most is None else f"from {least:g} to {most:g}"
-        raise UserError(f"{key}={value} cannot be used: choose {kind} {span}.")
+        raise ArgumentError(f"{key}={value} cannot be used: choose {kind} {span}.")
 
 
 def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str] | None:

@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from lathe.config.schema.held import held
 from lathe.data.archive import ARCHIVES, PIXELS, Archive, read_archive
-from lathe.data.checks import check_number
 from lathe.data.download import check, download, locked
 from lathe.data.splits import Images, Split, Splits, stratified_split
 from lathe.errors import UserError, naming
@@ -18,6 +18,7 @@ from lathe.files import beside, sweep
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 
 
+@held("lathe.data.Cifar")
 class Cifar:
     """32 x 32 colour images: 50,000 for training, of which `val_size` are kept for validation, and 10,000 for the test.
 
@@ -48,9 +49,6 @@ class Cifar:
         archives: Sequence[Archive] | None = None,
         base_url: str = BASE_URL,
     ) -> None:
-        if name not in ARCHIVES:
-            raise UserError(f"data.source.name={name} is unknown: choose one of {', '.join(ARCHIVES)}.")
-        check_number("data.source.val_size", val_size, 1)
         self.name = name
         self.num_classes = 10 if name == "cifar10" else 100
         self.data_dir = Path(data_dir)

@@ -6,12 +6,13 @@ import numpy as np
 import torch
 from torch.nn.functional import interpolate
 
-from lathe.data.checks import check_number
+from lathe.config.schema.held import held
 from lathe.data.splits import Split, Splits, stratified_split
 
 DIGITS = Path(__file__).with_name("digits.npz")
 
 
+@held("lathe.data.Digits")
 class Digits:
     """8 x 8 grey images of the digits 0 to 9, optionally enlarged; pixel values 0..16 are scaled to 0..255.
 
@@ -30,9 +31,6 @@ class Digits:
     num_classes = 10
 
     def __init__(self, image_size: int = 8, val_size: int = 200, test_size: int = 297, split_seed: int = 0) -> None:
-        check_number("data.image_size", image_size, 8)
-        check_number("data.source.val_size", val_size, 1)
-        check_number("data.source.test_size", test_size, 1)
         self.image_size = image_size
         self.sizes = {"val": val_size, "test": test_size}
         self.split_seed = split_seed

@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lathe.config.schema.held import held
 from lathe.data.base import ExactDataModule, replicas_of
 from lathe.data.buckets import Ints, plan_buckets, round_up
-from lathe.data.checks import check_number
 from lathe.data.order import IGNORED, EpochLoader
 from lathe.data.tokens import Ids, Tokens
 from lathe.errors import UserError
@@ -171,6 +171,7 @@ class DocumentLoader(EpochLoader):
             yield tuple(part.to(self.device, non_blocking=True) for part in parts)
 
 
+@held("lathe.data.DocumentDataModule")
 class DocumentDataModule(ExactDataModule[Documents]):
     """Train, validation and test loaders over the documents of a source, equal on one device and on many.
 
@@ -208,19 +209,10 @@ class DocumentDataModule(ExactDataModule[Documents]):
         row_multiple: int = 1,
         seed: int = 0,
     ) -> None:
-        for key, value in (("length", length), ("max_tokens", max_tokens), ("max_batch_size", max_batch_size)):
-            check_number(f"data.{key}", value, 1)
-        for key, value in (("pad_multiple", pad_multiple), ("row_multiple", row_multiple)):
-            check_number(f"data.{key}", value, 1)
-        check_number("data.vocab_size", vocab_size, 2)
-        if bucket_growth is not None:
-            check_number("data.bucket_growth", bucket_growth, 1, whole=False)
         if batch_size not in (None, max_batch_size):
             raise UserError(
                 f"data.batch_size={batch_size} follows data.max_batch_size={max_batch_size} here: set that one alone."
             )
-        if long not in ("refuse", "cut", "split"):
-            raise UserError(f"data.long={long} is unknown: choose one of refuse, cut, split.")
         if length % pad_multiple:
             raise UserError(f"data.pad_multiple={pad_multiple} does not divide data.length={length}: choose a divisor of it.")
         super().__init__(max_batch_size, eval_batch_size, seed)

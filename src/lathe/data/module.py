@@ -5,9 +5,10 @@ from typing import Any, Literal
 
 import torch
 
+from lathe.config.schema.held import held
 from lathe.data.augment import Augment
 from lathe.data.base import ExactDataModule
-from lathe.data.checks import check_class_names, check_number
+from lathe.data.checks import check_class_names
 from lathe.data.loader import ImageLoader, ResidentLoader
 from lathe.data.normalize import Normalizer
 from lathe.data.splits import Source, Split
@@ -15,6 +16,7 @@ from lathe.data.stream import StreamLoader
 from lathe.errors import UserError
 
 
+@held("lathe.data.ImageDataModule")
 class ImageDataModule(ExactDataModule[Split]):
     """Train, validation and test loaders over a source of images, equal on one device and on many.
 
@@ -63,12 +65,6 @@ class ImageDataModule(ExactDataModule[Split]):
         class_names: Sequence[str] | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
-        for key, value, known in (("normalize", normalize, ("batch", "folded")), ("loader", loader, ("resident", "workers"))):
-            if value not in known:
-                raise UserError(f"data.{key}={value} is unknown: choose one of {', '.join(known)}.")
-        check_number("data.num_workers", num_workers, 0)
-        if prefetch_factor is not None:
-            check_number("data.prefetch_factor", prefetch_factor, 1)
         if loader == "workers" and normalize == "folded":
             raise UserError("data.normalize=folded needs resident images: use data.normalize=batch with data.loader=workers.")
         self.source = source

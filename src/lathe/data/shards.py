@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lathe.data.checks import check_number
+from lathe.config.schema.held import held
 from lathe.data.module import ImageDataModule
 from lathe.data.order import Batch
 from lathe.data.random import epoch_permutation, hashed_seed
@@ -95,6 +95,7 @@ class ShardImages:
         return self._open[shard]
 
 
+@held("lathe.data.Shards", "data_dir")  # empty: name is an absolute path
 class Shards:
     """The source of images that scripts/make_shards.py wrote; three splits of any size.
 
@@ -109,7 +110,6 @@ class Shards:
     """
 
     def __init__(self, data_dir: str, name: str, verify: bool = False, max_open: int = 16) -> None:
-        check_number("data.source.max_open", max_open, 1)
         self.folder, self.verify, self.max_open = Path(data_dir) / name, verify, max_open
         self._index: dict[str, Any] | None = None
 
@@ -198,6 +198,7 @@ class ShardLoader(StreamLoader):
         return window_order(self.seed, epoch, self.sizes, self.window)[places], counts
 
 
+@held("lathe.data.ShardDataModule")
 class ShardDataModule(ImageDataModule):
     """`ImageDataModule` over a source of shards.
 
@@ -211,7 +212,6 @@ class ShardDataModule(ImageDataModule):
     source: Shards
 
     def __init__(self, source: Shards, *, window: int = 16, **settings: Any) -> None:
-        check_number("data.window", window, 1)
         super().__init__(source, **settings)
         self.window = window
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from lathe.data.checks import check_number
+from lathe.config.schema.held import held
 from lathe.data.splits import Images, Labels, Split, Splits
 from lathe.errors import UserError
 
@@ -10,6 +10,7 @@ SIGNAL = 64  # half the distance, in pixel values, between a template's dark and
 CANDIDATES = 64  # templates tried for each class; the one farthest from those already chosen is kept
 
 
+@held("lathe.data.Synthetic")
 class Synthetic:
     """One random chequered template for each class, disturbed so that it can always be told from the others, under noisy labels.
 
@@ -51,12 +52,6 @@ class Synthetic:
         difficulty: float = 0.5,
         seed: int = 0,
     ) -> None:
-        for name, share in (("noise", noise), ("difficulty", difficulty)):
-            check_number(f"data.source.{name}", share, 0, 1, whole=False)
-        least = {"num_classes": 2, "channels": 1, "image_size": 4, "train_size": 1, "val_size": 1, "test_size": 1}
-        given = (num_classes, channels, image_size, train_size, val_size, test_size)
-        for (name, bound), value in zip(least.items(), given, strict=True):
-            check_number(f"data.source.{name}", value, bound)
         self.num_classes = num_classes
         self.channels = channels
         self.image_size = image_size

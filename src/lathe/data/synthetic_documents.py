@@ -4,11 +4,13 @@ import math
 
 import numpy as np
 
+from lathe.config.schema.held import held
 from lathe.data.checks import check_number
 from lathe.data.synthetic_tokens import SyntheticTokens
 from lathe.data.tokens import Tokens
 
 
+@held("lathe.data.SyntheticDocuments")
 class SyntheticDocuments:
     """Beginnings, of random length, of the sequences of `SyntheticTokens`, each ended by the token `vocab_size - 1`.
 
@@ -43,9 +45,7 @@ class SyntheticDocuments:
         lag: int = 1,
         seed: int = 0,
     ) -> None:
-        check_number("data.vocab_size", vocab_size, 3)
-        check_number("data.source.longest", longest, 2)
-        check_number("data.source.shortest", shortest, 1, longest)
+        check_number("shortest", shortest, 1, longest)
         self.chain = SyntheticTokens(vocab_size - 1, longest - 1, train_size, val_size, test_size, noise, lag, seed)
         self.vocab_size, self.end = vocab_size, vocab_size - 1
         self.shortest, self.longest, self.seed = shortest, longest, seed

@@ -6,10 +6,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.config.schema.held import held
 from lathe.data.checks import check_number
 from lathe.data.tokens import Tokens
 
 
+@held("lathe.data.SyntheticTokens")
 class SyntheticTokens:
     """Sequences of a Markov chain: each token follows from the one `lag` places before it, or is drawn anew.
 
@@ -49,13 +51,8 @@ class SyntheticTokens:
         lag: int = 1,
         seed: int = 0,
     ) -> None:
-        check_number("data.vocab_size", vocab_size, 2, 2**32)
-        check_number("data.length", length, 1)
-        check_number("data.source.noise", noise, 0, 1, whole=False)
-        check_number("data.source.lag", lag, 1, length)
+        check_number("lag", lag, 1, length)
         self.sizes = {"train": train_size, "val": val_size, "test": test_size}
-        for name, size in self.sizes.items():
-            check_number(f"data.source.{name}_size", size, 1)
         self.vocab_size = vocab_size
         self.length = length
         self.noise = noise

@@ -14,6 +14,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.config.schema.held import held
 from lathe.data.base import SPLITS
 from lathe.data.tokens import Tokens
 from lathe.errors import UserError, naming
@@ -131,6 +132,7 @@ def open_split(folder: Path, name: str, meta: dict[str, Any]) -> NDArray[np.uint
     return ids
 
 
+@held("lathe.data.TokenFiles", "data_dir")
 class TokenFiles:
     """The source of tokens that scripts/prepare_tokens.py wrote.
 

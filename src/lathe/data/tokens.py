@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lathe.config.schema.held import held
 from lathe.data.base import ExactDataModule
-from lathe.data.checks import check_number
 from lathe.data.order import IGNORED, Batch, EpochLoader
 from lathe.data.random import hashed_seed
 from lathe.errors import UserError
@@ -90,6 +90,7 @@ class TokenLoader(EpochLoader):
             yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
 
+@held("lathe.data.TokenDataModule")
 class TokenDataModule(ExactDataModule[Tokens]):
     """Train, validation and test loaders over a source of tokens, equal on one device and on many.
 
@@ -116,8 +117,6 @@ class TokenDataModule(ExactDataModule[Tokens]):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
-        check_number("data.vocab_size", vocab_size, 2)
-        check_number("data.length", length, 1)
         self.source = source
         self.vocab_size = vocab_size
         self.length = length

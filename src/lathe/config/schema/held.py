@@ -3,7 +3,8 @@
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeVar
 
 from lathe.config.schema.check import CLASSES
@@ -13,14 +14,14 @@ from lathe.errors import ArgumentError
 T = TypeVar("T", bound=Callable[..., Any])
 
 
-def held(name: str) -> Callable[[T], T]:
+def held(name: str, *free: str) -> Callable[[T], T]:
     """Decorates a class or a function: a call is refused if an argument is not what the table of the class `name` says. Subclasses hand
-    their arguments on to the class's own constructor, and so are held as well.
+    their arguments on to the class's own constructor, and so are held as well. `free` arguments take more in Python than in a file.
 
     Raises, when it is called:
         ArgumentError: with a sentence for each argument that is wrong.
     """
-    rules = {**CLASSES, **OPTIMIZERS}[name]
+    rules = {key: rule for key, rule in {**CLASSES, **OPTIMIZERS}[name].items() if key not in free}
 
     def decorate(part: T) -> T:
         function: Any = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
@@ -52,7 +53,11 @@ def held(name: str) -> Callable[[T], T]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as YAML would have it."""
-    if isinstance(value, (tuple, list)):
+    """A value as YAML would have it: tuples and OmegaConf's lists as lists, NumPy's whole numbers as whole numbers."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
+    if isinstance(value, Integral) and not isinstance(value, bool):
+        return int(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
