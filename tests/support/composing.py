@@ -10,9 +10,16 @@ from typing import Any
 from hydra._internal import config_loader_impl as hydras
 from hydra._internal.config_repository import IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
+from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import DictConfig
 
 Loader = hydras.ConfigLoaderImpl
+Plugins.instance()  # imports the sources of files, each as a class that no import statement finds
+Files: Any = SourcesRegistry.instance().resolve("file")
+_read_anew = Files.load_config
+_read: dict[Any, ConfigResult] = {}
 _list_anew, _compose_anew = hydras.create_defaults_list, Loader._compose_config_from_defaults_list
 _lists: dict[Any, DefaultsList] = {}
 _composed: dict[int, tuple[DefaultsList, DictConfig]] = {}  # by the id of a list of files
@@ -27,6 +34,16 @@ def _files(repo: IConfigRepository) -> tuple[Any, ...]:
             for folder, _, names in sorted(os.walk(source.path)):
                 found += [(folder, name, os.stat(os.path.join(folder, name)).st_mtime_ns) for name in sorted(names)]
     return tuple(found)
+
+
+def _read_once(source: ConfigSource, config_path: str) -> ConfigResult:
+    path = os.path.realpath(os.path.join(source.path, source._normalize_file_name(config_path)))
+    if not os.path.isfile(path):
+        return _read_anew(source, config_path)  # type: ignore[no-any-return]
+    key = (path, source.path, source.provider, os.stat(path).st_mtime_ns)
+    if key not in _read:
+        _read[key] = _read_anew(source, config_path)
+    return copy.deepcopy(_read[key])
 
 
 def _list_once(
@@ -48,11 +65,13 @@ def _compose_once(loader: Any, defaults: list[Any], repo: IConfigRepository) -> 
 
 def once() -> None:
     """From now on in this process."""
+    Files.load_config = _read_once
     hydras.create_defaults_list = _list_once
     Loader._compose_config_from_defaults_list = _compose_once  # type: ignore[method-assign]
 
 
 def anew() -> None:
     """As Hydra does it."""
+    Files.load_config = _read_anew
     hydras.create_defaults_list = _list_anew
     Loader._compose_config_from_defaults_list = _compose_anew  # type: ignore[method-assign]
