@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,11 @@ OFFLOAD = {
 }
 
 
-def train_all(rank: int, cases: list[dict[str, Any]], stop_at: int | None = None) -> None:
-    """Each run one after the other in this rank; `stop_at` ends each abruptly behind that micro-batch."""
+STOP_AT = 10  # micro-batches
+
+
+def train_all(rank: int, cases: list[dict[str, Any]], stopped: Sequence[dict[str, Any]] = ()) -> None:
+    """Each run one after the other in this rank; those of `stopped` end abruptly behind micro-batch STOP_AT."""
     from lathe.verbs.train import train
 
     class Killed(Exception):
@@ -42,18 +46,16 @@ def train_all(rank: int, cases: list[dict[str, Any]], stop_at: int | None = None
 
     def count(self: Task, batch: Any, batch_idx: int) -> None:
         batches[0] += 1
-        if batches[0] == stop_at:
+        if batches[0] == STOP_AT:
             raise Killed
 
-    Task.on_train_batch_start = count  # type: ignore[method-assign]
     for cfg in cases:
+        train(cfg)
+    Task.on_train_batch_start = count  # type: ignore[method-assign]
+    for cfg in stopped:
         batches[0] = 0
-        try:
+        with pytest.raises(Killed):
             train(cfg)
-        except Killed:
-            assert stop_at is not None
-        else:
-            assert stop_at is None
 
 
 def losses(cfg: dict[str, Any]) -> list[float]:
@@ -87,9 +89,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     cases |= {name: two(tmp, *COMMON, *strategy) for name, strategy in ZERO.items()}
     cases |= {f"{name} again": two(tmp, *COMMON, *strategy) for name, strategy in ZERO.items()}
     on_ranks(train_all, [cases["one"]], world=1)
-    on_ranks(train_all, [cases[name] for name in ZERO])
     again = [cases[f"{name} again"] for name in ZERO]
-    on_ranks(train_all, again, 10)
+    on_ranks(train_all, [cases[name] for name in ZERO], again)
     steps = [saved(cfg)["global_step"] for cfg in again]
     assert steps == [2, 2, 2], "each was stopped in its first epoch, behind its first checkpoint"
     on_ranks(train_all, again)
