@@ -3,7 +3,7 @@
 import hydra
 from omegaconf import DictConfig
 
-from lathe.launch.start import launch, one_sentence
+from lathe.launch import launch, one_sentence
 
 
 @one_sentence

@@ -47,7 +47,7 @@ def benchmark(cfg: DictConfig) -> None:
     if suite in OLDER:
         output.mkdir(parents=True, exist_ok=True)
         rounds = ["--rounds", str(request["rounds"])] if request["rounds"] else []
-        script = Path(__file__).parent / f"bench_{suite}.py"
+        script = Path(__file__).parents[1] / "benchmarks" / f"bench_{suite}.py"
         sys.argv = [str(script), *rounds, "--json", str(output / "results.json")]
         runpy.run_path(str(script), run_name="__main__")
         return

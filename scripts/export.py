@@ -3,7 +3,7 @@
 import hydra
 from omegaconf import DictConfig
 
-from lathe.launch.start import launch_on_run, one_sentence
+from lathe.launch import launch_on_run, one_sentence
 
 
 @one_sentence

@@ -3,13 +3,13 @@
 import hydra
 from omegaconf import DictConfig
 
-from lathe.launch.start import launch_on_run, one_sentence
+from lathe.launch import launch_on_run, one_sentence
 
 
 @one_sentence
 @hydra.main(version_base="1.3", config_path="../configs", config_name="serve")
 def main(cfg: DictConfig) -> None:
-    launch_on_run(cfg, "lathe.serving:serve")
+    launch_on_run(cfg, "lathe.verbs.serve:serve")
 
 
 if __name__ == "__main__":

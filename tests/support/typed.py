@@ -9,7 +9,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import open_dict
 
-from lathe.launch.start import launch, launch_on_run
+from lathe.launch import launch, launch_on_run
 from lathe.runs.rundir import RunDir
 from support.runs import ROOT, runs
 

@@ -45,26 +45,6 @@ EFFORTS = {
 }
 
 
-def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
-    """The verb: measures the finished run that `cfg["request"]` names, prints the tables, and returns the receipt.
-
-    Raises:
-        UserError: the run is under way, has no best checkpoint, or the baseline is none.
-    """
-    request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
-    require(request["effort"] in EFFORTS, f"effort={request['effort']}: choose one of {', '.join(EFFORTS)}.")
-    require(
-        cfg["trainer"]["devices"] in (1, "auto"),
-        f"trainer.devices={cfg['trainer']['devices']}: a receipt is measured on one device.",
-    )
-    run.checkpoint("best")
-    baseline = Path(request["baseline"]) if request["baseline"] is not None else None
-    with run.locked():
-        found = write(run, cfg, baseline, request["effort"])
-    page.show(found)
-    return found
-
-
 def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> dict[str, Any]:
     """Measures `run`'s best checkpoint beside the dense net and writes the receipt; for one process. Files that are exported to be measured
     are not kept: what ships, behind its preprocessing and compared with the module, is made by scripts/export.py.

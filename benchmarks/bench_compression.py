@@ -1,6 +1,6 @@
 """What compression costs in accuracy and gives in size, by the real commands.
 
-    python scripts/bench_compression.py --rounds 3
+    python benchmarks/bench_compression.py --rounds 3
 
 Every round has a seed. A dense ResNet-20 of width 8 is trained on the digits at 32x32; each method then starts from its weights
 and trains as long again. Figures are those of the test split for the epoch that validation chose, as differences from the dense run of the

@@ -1,6 +1,6 @@
-"""How fast exported files run and how long they take to make: python scripts/bench_export.py
+"""How fast exported files run and how long they take to make: python benchmarks/bench_export.py
 
-    python scripts/bench_export.py --rounds 5
+    python benchmarks/bench_export.py --rounds 5
 
 A ResNet-18 (CIFAR's, 3x32x32 pixels) of two training steps is exported by the real command to each target. The first figure is the time of
 that whole command: starting Python, compiling, and the comparison in a fresh process on `--test-size` held-out images. Then the module

@@ -1,6 +1,6 @@
 """Trainer tax: CPU time per optimizer step of a full-feature run over a hand-written loop, at a net of about 0.2 ms per step.
 
-    python scripts/bench_trainer.py --rounds 7
+    python benchmarks/bench_trainer.py --rounds 7
 
 Sides, run in turns in one process, one thread: the hand-written loop; Lightning's bare Trainer (no logger, bar, checkpoint or metric); the
 usual `metric(x)` with `self.log` at every step, a bar and a CSV logger; and Lathe's task with csv logger, bar, checkpoint, throughput,

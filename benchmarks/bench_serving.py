@@ -1,6 +1,6 @@
-"""What the server costs and what its batches give: python scripts/bench_serving.py
+"""What the server costs and what its batches give: python benchmarks/bench_serving.py
 
-    python scripts/bench_serving.py --rounds 5
+    python benchmarks/bench_serving.py --rounds 5
 
 Two figures, each of interleaved rounds. First, what the server adds to a bare call at batch 1: one client with one kept connection sends
 the binary input and reads binary logits, one request after the other; before each block of requests the call is timed in this process.

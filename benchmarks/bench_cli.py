@@ -1,6 +1,6 @@
 """Start-up benchmark: CPU seconds of the command line over those of `import lightning.pytorch`, in turns.
 
-    python scripts/bench_cli.py --rounds 9
+    python benchmarks/bench_cli.py --rounds 9
 
 Each round runs every command once, so that a machine whose speed drifts hurts all sides alike. CPU time is user plus system time of the
 child and its children. The bar: 0.10 for --help, --cfg job and a bad override, none of which may import torch.

@@ -1,6 +1,6 @@
 """Images/s of the resident loader over per-sample PIL pipelines; one thread, 32 x 32 colour images, crop 4 and flip.
 
-    python scripts/bench_data.py [--rounds 15] [--json figures.json]
+    python benchmarks/bench_data.py [--rounds 15] [--json figures.json]
 
 Two baselines, each behind a DataLoader with the best of 0, 1 and 2 workers, all yielding contiguous normalised float32:
 

@@ -1,0 +1,29 @@
+"""A finished run measured beside the dense net."""
+
+from pathlib import Path
+from typing import Any
+
+from lathe.errors import require
+from lathe.receipt import page
+from lathe.receipt.measured import EFFORTS, write
+from lathe.runs.rundir import RunDir
+
+
+def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
+    """Measures the finished run that `cfg["request"]` names, prints the tables, and returns the receipt.
+
+    Raises:
+        UserError: the run is under way, has no best checkpoint, or the baseline is none.
+    """
+    request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
+    require(request["effort"] in EFFORTS, f"effort={request['effort']}: choose one of {', '.join(EFFORTS)}.")
+    require(
+        cfg["trainer"]["devices"] in (1, "auto"),
+        f"trainer.devices={cfg['trainer']['devices']}: a receipt is measured on one device.",
+    )
+    run.checkpoint("best")
+    baseline = Path(request["baseline"]) if request["baseline"] is not None else None
+    with run.locked():
+        found = write(run, cfg, baseline, request["effort"])
+    page.show(found)
+    return found

@@ -1,0 +1,20 @@
+"""A finished run behind HTTP."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from lathe.errors import UserError
+
+
+def serve(cfg: dict[str, Any]) -> None:
+    """As `lathe.serving.server.serve`.
+
+    Raises:
+        UserError: also when a package that it needs is not installed.
+    """
+    missing = [name for name in ("starlette", "uvicorn", "httptools", "prometheus_client") if find_spec(name) is None]
+    if missing:
+        raise UserError(f"scripts/serve.py needs {', '.join(missing)}: pip install -e '.[serve]'.")
+    from lathe.serving import server
+
+    server.serve(cfg)
