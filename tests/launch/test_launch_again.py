@@ -86,10 +86,24 @@ def test_a_complete_run_without_its_last_state_is_not_trained_from_the_start(
 # outer launchers
 
 
+TWO = ("trainer.accelerator=cpu", "trainer.devices=2")
+
+
 def test_a_sweep_under_an_outer_launcher_is_refused(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "detect_outer", lambda: Outer("torchrun:1", 0, 0, 2, False))
     with pytest.raises(UserError, match=r"^A sweep \(-m\) under torchrun or srun would be run once per rank"):
         command(mode=RunMode.MULTIRUN)
+
+
+def test_under_srun_with_a_task_on_each_node_the_agent_counts(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher's two tasks are two agents with two processes each: its own count is not the run's."""
+    for key, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345"), ("SLURM_NNODES", "2")):
+        monkeypatch.setenv(key, value)
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(launching, "detect_outer", lambda: Outer("slurm:99", 0, 0, 2, False))
+    monkeypatch.setattr(launching, "execute", lambda job, cfg, processes, options, nodes: asked.append((processes, nodes.most)) or {})
+    command("launch.nodes=2", "trainer.num_nodes=2", *TWO, "data.batch_size=64")
+    assert asked == [(2, 2)]
 
 
 class Wire:
@@ -104,9 +118,6 @@ class Wire:
 
     def rank(self, rank: int, launch_id: str = "torchrun:1", restarted: bool = False) -> None:
         self.patch.setattr(launching, "detect_outer", lambda: Outer(launch_id, rank, rank, 2, restarted))
-
-
-TWO = ("trainer.accelerator=cpu", "trainer.devices=2")
 
 
 def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(

@@ -53,16 +53,16 @@ def launch(cfg: DictConfig, job: str) -> Any:
 
 
 def _launch(cfg: DictConfig, job: str) -> Any:
-    typed, outer = resolve(cfg), detect_outer()
+    typed, around = resolve(cfg), detect_outer()
     # What a run that is continued or joined is made of, it says itself.
-    alone = typed.get("resume") is not None or (outer is not None and outer.rank != 0)
-    check_typed(cfg, typed, None if alone else _together(outer))
+    alone = typed.get("resume") is not None or (around is not None and around.rank != 0)
+    check_typed(cfg, typed, None if alone else _together(around))
     for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
         cfg.paths[key] = os.path.abspath(cfg.paths[key])
     typed = resolve(cfg)  # with what follows them
     trust.allow(typed)
-    nodes = read_nodes(typed["launch"], outer)
-    outer = None if nodes.several else outer  # srun's task on each node is that node's agent
+    nodes = read_nodes(typed["launch"], around)
+    outer = None if nodes.several else around  # srun's task on each node is that node's agent
     _check_sweep(outer, nodes)
     if outer is not None and outer.rank != 0:
         with outer:
@@ -74,9 +74,9 @@ def _launch(cfg: DictConfig, job: str) -> Any:
         with arriving(log_dir) if nodes.launch_id or typed["resume"] == "auto" else nullcontext():
             run, resolved = _find_run(typed, outer, nodes)
             if run is not None:
-                refuse(check(resolved, "train", _together(outer), saved="run"))
+                refuse(check(resolved, "train", _together(around), saved="run"))
             elif alone:
-                check_typed(cfg, resolve(cfg), _together(outer))
+                check_typed(cfg, resolve(cfg), _together(around))
             processes = count_processes(resolved, outer, nodes)
             complete = run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
             if complete and outer is not None:
@@ -109,13 +109,15 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     return (result or {}).get("objective")
 
 
-def _together(outer: Outer | None) -> tuple[Together, ...]:
+def _together(around: Outer | None) -> tuple[Together, ...]:
     """What the keys of a run mean together, beside lathe.config.schema's."""
 
     def sizes(cfg: Taken) -> None:
         if cfg.refused and cfg["trainer"]["accelerator"] != "cpu":
             return  # GPUs are counted by torch, which is not imported for a command that can't run
-        nodes = read_nodes(cfg["launch"], outer)
+        nodes = read_nodes(cfg["launch"], around)
+        outer = None if nodes.several else around
+        _check_sweep(outer, nodes)
         processes = count_processes(cfg, outer, nodes)
         for count in range(nodes.least, nodes.most + 1):
             check_batch_size(cfg, outer.world_size if outer else processes * count)
