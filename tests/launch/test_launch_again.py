@@ -101,7 +101,9 @@ def test_under_srun_with_a_task_on_each_node_the_agent_counts(command: Command, 
         monkeypatch.setenv(key, value)
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(launching, "detect_outer", lambda: Outer("slurm:99", 0, 0, 2, False))
-    monkeypatch.setattr(launching, "execute", lambda job, cfg, processes, options, nodes: asked.append((processes, nodes.most)) or {})
+    monkeypatch.setattr(
+        launching, "execute", lambda job, cfg, processes, options, nodes: asked.append((processes, nodes.most)) or {}
+    )
     command("launch.nodes=2", "trainer.num_nodes=2", *TWO, "data.batch_size=64")
     assert asked == [(2, 2)]
 
