@@ -11,7 +11,7 @@ from torch import Tensor
 from lathe.config.schema.held import held
 from lathe.data.base import ExactDataModule, replicas_of
 from lathe.data.buckets import Ints, plan_buckets, round_up
-from lathe.data.order import IGNORED, EpochLoader
+from lathe.data.order import IGNORE, EpochLoader
 from lathe.data.tokens import Ids, Tokens
 from lathe.errors import UserError
 
@@ -159,7 +159,7 @@ class DocumentLoader(EpochLoader):
         for batch in self.global_batches(epoch)[first:]:
             rows = -(-len(batch) // self.world_size)
             shape = (int(round_up(np.int64(rows), self.row_multiple)), self._time(batch))
-            x, y = np.full(shape, end, dtype=np.int64), np.full(shape, IGNORED, dtype=np.int64)
+            x, y = np.full(shape, end, dtype=np.int64), np.full(shape, IGNORE, dtype=np.int64)
             for row, document in enumerate(batch[self.rank :: self.world_size]):
                 start, stop = self.documents.starts[document], self.documents.stops[document]
                 x[row, 0] = ids[start - 1] if start else end

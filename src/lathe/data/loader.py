@@ -9,7 +9,7 @@ from torch import Tensor
 from lathe.data.augment import Augment, Draws, cutout, draw, mix
 from lathe.data.bank import Bank
 from lathe.data.normalize import Normalizer
-from lathe.data.order import IGNORED, Batch, EpochLoader
+from lathe.data.order import IGNORE, Batch, EpochLoader
 from lathe.errors import UserError
 
 # Bytes of uint8 images that are picked at once: small batches share the Python cost, and all stays within a core's cache.
@@ -67,7 +67,7 @@ class ImageLoader(EpochLoader):
         """
         rows, counts = self.rank_rows(epoch, extra=int(self.augment.mixes))
         table = draw(self.augment, self.seed, epoch, self.n, *self.image_shape[1:])
-        return rows, table[rows.flatten()].to(self.device), self.labels[rows].where(counts, IGNORED)
+        return rows, table[rows.flatten()].to(self.device), self.labels[rows].where(counts, IGNORE)
 
     def _finish(self, images: Tensor, labels: Tensor, draws: Draws, fill: Tensor, batches: int) -> Iterator[Batch]:
         """Cropped images of whole batches [batches * width, ...] to batches: cutout, normalisation, mixing."""

@@ -11,7 +11,7 @@ from lathe.errors import UserError
 
 Batch = tuple[Tensor, Tensor]
 
-IGNORED = -100  # torch's own ignore_index: the label of rows that only fill up a batch
+IGNORE = -100  # torch's own ignore_index: the label of rows that only fill up a batch
 
 
 class EpochLoader(ABC):

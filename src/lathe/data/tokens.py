@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lathe.config.schema.held import held
 from lathe.data.base import ExactDataModule
-from lathe.data.order import IGNORED, Batch, EpochLoader
+from lathe.data.order import IGNORE, Batch, EpochLoader
 from lathe.data.random import hashed_seed
 from lathe.errors import UserError
 
@@ -86,7 +86,7 @@ class TokenLoader(EpochLoader):
             window = torch.from_numpy(self.ids[at % size].astype(np.int64))
             x, y = window[:, :-1].clone(), window[:, 1:].clone()  # not contiguous(): with one row both would be the same memory
             if not self.train:
-                y[~(torch.from_numpy(at[:, 1:] < size) & counted[:, None])] = IGNORED
+                y[~(torch.from_numpy(at[:, 1:] < size) & counted[:, None])] = IGNORE
             yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
 
 

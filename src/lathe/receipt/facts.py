@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from lathe.compression import quantization
 from lathe.compression.structure import structure_of
 from lathe.config.stages import methods
+from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
 from lathe.runs.score import Forward, score
@@ -149,7 +150,7 @@ def scored(
         outputs = torch.as_tensor(forward(x))
         if reference is not None:
             target = watched.batch[1]
-            counts = None if target.is_floating_point() else target != -100
+            counts = None if target.is_floating_point() else target != IGNORE
             try:
                 meter.add(outputs, reference(watched.number, x), counts)
             except ValueError as error:

@@ -9,11 +9,10 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
-
-IGNORE = -100  # torch's ignore_index: the label of rows that only fill up a batch
 
 
 class ClassificationTask(Task):

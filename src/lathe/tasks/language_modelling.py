@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lathe.data.order import IGNORE
 from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
 
-IGNORE = -100  # torch's ignore_index: a target that does not count
 CHUNK = 2**24  # logits whose log-probabilities exist at the same time in evaluation: 64 MiB of float32
 
 

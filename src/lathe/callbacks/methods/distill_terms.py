@@ -11,9 +11,9 @@ from lathe.callbacks.methods.distill_layers import KEY, Capture, Probe, pairs_of
 from lathe.compression.distillation.features import attention, connector, hint
 from lathe.compression.distillation.losses import dist, dkd, kd
 from lathe.compression.distillation.relations import Projections, Queue, crd, rkd
+from lathe.data.order import IGNORE
 from lathe.errors import UserError, did_you_mean
 
-IGNORE = -100  # the target of a row that does not count
 # What each method's term is multiplied by: 1 in DKD's and DIST's papers, the values of the CRD repository for the others.
 WEIGHTS = {"kd": 1.0, "dkd": 1.0, "dist": 1.0, "fitnets": 100.0, "attention": 1000.0, "rkd": 1.0, "crd": 0.8}
 FEATURES = ("fitnets", "attention", "rkd", "crd")

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import interpolate, pad
 
+from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.export.files import REASONS
 from lathe.files import scratch
 from lathe.measure import AgreementMeter
 from lathe.runs.shippable import Shippable, make_preprocess
 
-IGNORE = -100  # the target of rows that only fill up a batch
 LOGITS = 2**25  # of the held-out data at most, 128 MiB: enough for any image data, and a limit for large vocabularies
 BYTES = 2**26  # of one batch at most, where pictures of another size are large
 INPUTS = 2**30  # bytes of all held-out inputs at most, which lie in memory and in the folder for temporary files
