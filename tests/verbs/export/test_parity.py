@@ -128,7 +128,7 @@ def test_the_figure_that_is_judged(mlp: RunDir) -> None:
     ):
         told({"accuracy": 0.8}, {"accuracy": 0.78})
     assert told({"accuracy": 0.8}, {"accuracy": 0.1}, None)["max_drop"] is None
-    perplexed = type("Task", (), {"monitor": "val/loss", "derived": ("perplexity",), "minimised": ("loss", "perplexity")})
+    perplexed = type("Task", (), {"monitor": "val/loss", "computed": ("perplexity",), "minimised": ("loss", "perplexity")})
     ready = dataclasses.replace(ready, task=perplexed)
     metrics = {"loss": 1e-4, "perplexity": 1.0001}
     assert told(metrics, {"loss": 2e-4, "perplexity": 1.0002})["metric"] == "perplexity"
