@@ -7,6 +7,7 @@ import pytest
 from support.interruptions import Interrupted, Interruption, interruption
 from support.runs import SMALL, new_run
 
+from lathe.config.composed import flatten
 from lathe.errors import UserError
 from lathe.loggers import mlflow, run_facts, wandb
 from lathe.verbs.train import train
@@ -144,7 +145,7 @@ def test_secrets_are_hidden() -> None:
             "plain": "word",
         },
     }
-    assert run_facts(cfg, {"HF_TOKEN": "s3cr3t-value", "X_TOKEN": "word", "HOME": "me"}) == {
+    assert run_facts(flatten(cfg), {"HF_TOKEN": "s3cr3t-value", "X_TOKEN": "word", "HOME": "me"}) == {
         "optimizer.lr": 0.1,
         "optimizer.betas": [0.9, 0.99],
         "logger.hub.api_key": "hidden",

@@ -2,6 +2,7 @@
 
 import builtins
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,9 @@ def test_wandb_writes_a_run_offline_without_an_account(tmp_path: Path, monkeypat
     run.finish()
     (file,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
     assert file.name == f"run-{run_dir.name}.wandb"
+    until = time.monotonic() + 60  # its service writes on its own time
+    while b"train/loss" not in file.read_bytes() and time.monotonic() < until:
+        time.sleep(0.1)
     assert b"train/loss" in file.read_bytes()
 
 

@@ -8,8 +8,6 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.config.composed import flatten
-
 HIDDEN = "hidden"
 LEFT_OUT = ("hydra", "resume", "trusted")  # of the command, not of the run
 SECRET = {"token", "password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey"}
@@ -19,12 +17,11 @@ SHORTEST = 6  # characters of a value from the environment that is compared: sho
 CHUNK = 100  # parameters that MLflow takes at once
 
 
-def run_facts(cfg: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """The configuration's leaves by their dotted keys. Hidden are the values of keys that are called like a secret (token, password,
-    api_key), values that a variable of the environment with such a name has, and logins in addresses."""
+def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """A configuration's `leaves`, by their dotted keys, but for those of the command alone. Hidden are the values of keys that are called
+    like a secret (token, password, api_key), values that a variable of the environment with such a name has, and logins in addresses."""
     secrets = {value for name, value in environment.items() if _secret(name) and len(value) >= SHORTEST}
-    leaves = flatten({key: value for key, value in cfg.items() if key not in LEFT_OUT})
-    return {key: _shown(key, value, secrets) for key, value in leaves.items()}
+    return {key: _shown(key, value, secrets) for key, value in leaves.items() if key.partition(".")[0] not in LEFT_OUT}
 
 
 def _secret(name: str) -> bool:

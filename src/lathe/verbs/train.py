@@ -23,6 +23,7 @@ from lathe.callbacks import (
     skip_empty_hooks,
 )
 from lathe.compression.structure import apply_structure
+from lathe.config.composed import flatten
 from lathe.config.stages import methods
 from lathe.errors import Stopped, UserError, require
 from lathe.loggers import CSVLogger, ended_on_error, log_facts, run_facts
@@ -146,7 +147,7 @@ class Start(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 logger.begin()
-            log_facts(logger, run_facts(self.cfg), self.cfg.get("tags") or [], self.first_step, str(pl_module.monitor))
+            log_facts(logger, run_facts(flatten(self.cfg)), self.cfg.get("tags") or [], self.first_step, str(pl_module.monitor))
         if trainer.is_global_zero:
             rundir.point_latest(self.run.path.parent.parent, self.run.path)
             if self.cfg["trainer"].get("accelerator") == "auto":
