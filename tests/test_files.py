@@ -98,7 +98,7 @@ def test_any_verb_on_a_run_directory_sweeps_it(tmp_path: Path) -> None:
 CREATE = """
 import os, signal, sys
 from pathlib import Path
-from lathe.rundir import create
+from lathe.runs.rundir import create
 left, real = int(sys.argv[2]), (os.fsync, os.rename)
 def dying(function):
     def call(*arguments):

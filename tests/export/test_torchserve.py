@@ -36,7 +36,7 @@ def test_an_archive_holds_what_serves_and_nothing_of_lathe_or_this_machine(tmp_p
         files = {name: archive.read(name) for name in archive.namelist()}
     assert set(files) == {"MAR-INF/MANIFEST.json", "facts.json", "model-config.yaml", "model.onnx", *sources()}
     manifest = json.loads(files["MAR-INF/MANIFEST.json"])["model"]
-    assert (manifest["handler"], manifest["configFile"]) == ("lathe_serving_torchserve_handler.py", "model-config.yaml")
+    assert (manifest["handler"], manifest["configFile"]) == ("lathe_legacy_torchserve_handler.py", "model-config.yaml")
     assert files["model-config.yaml"].decode().splitlines() == [
         "minWorkers: 2", "maxWorkers: 2", "batchSize: 7", "maxBatchDelay: 9", "responseTimeout: 11", "deviceType: cpu",
     ]  # fmt: skip
@@ -58,7 +58,7 @@ def test_parity_in_a_process_without_lathe(folder: Path, tmp_path: Path) -> None
     np.save(tmp_path / "x.npy", pixels)
     code = (
         "import sys; sys.modules['lathe'] = None; sys.path.insert(0, sys.argv[1]); import numpy as np;"
-        "import lathe_serving_torchserve_handler as h; np.save('y.npy', h.Model(sys.argv[1], 1).logits(np.load('x.npy')))"
+        "import lathe_legacy_torchserve_handler as h; np.save('y.npy', h.Model(sys.argv[1], 1).logits(np.load('x.npy')))"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], cwd=tmp_path, check=True, timeout=120)
     with torch.no_grad():
@@ -129,7 +129,7 @@ def test_archives_that_are_not_lathe_s_are_not_run(folder: Path, tmp_path: Path,
     temporary.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     code = b"raise SystemExit('this ran')\n"
-    for name in ("lathe_serving_torchserve_handler.py", "json.py", "numpy.py"):
+    for name in ("lathe_legacy_torchserve_handler.py", "json.py", "numpy.py"):
         with pytest.raises(UserError, match="holds another handler than this Lathe's"):
             load(changed(path, name, code))
     with pytest.raises(UserError, match="can't be read as an archive"):

@@ -186,7 +186,7 @@ def test_a_missing_checkpoint_is_named_with_what_is_there(tmp_path: Path) -> Non
 
 HOLD = """
 import sys, time
-from lathe.rundir import RunDir
+from lathe.runs.rundir import RunDir
 with RunDir(sys.argv[1]).locked():
     print("held", flush=True)
     time.sleep(60)
