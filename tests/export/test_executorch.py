@@ -148,7 +148,7 @@ def test_a_resnet_in_a_fresh_process(
 
     np.save(tmp_path / "x.npy", images.numpy())
     code = (
-        "import numpy; from lathe.export import executorch; import sys;"
+        "import numpy; from lathe.export.targets import executorch; import sys;"
         f"numpy.save('y.npy', executorch.load({str(path)!r}, 1)(numpy.load('x.npy'))); assert 'lathe.nets' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)

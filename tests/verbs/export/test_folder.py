@@ -121,7 +121,7 @@ def test_a_signal_unwinds_what_is_under_way(tmp_path: Path, name: str) -> None:
 KILLED = """
 import sys, time
 from pathlib import Path
-from lathe.shipping.folder import fresh_folder
+from lathe.verbs.export.folder import fresh_folder
 with fresh_folder(Path(sys.argv[1])) as folder:
     (folder / "file").write_text("half")
     print("half", flush=True)
