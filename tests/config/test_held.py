@@ -5,6 +5,7 @@ import inspect
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hydra.utils import get_object
@@ -60,6 +61,12 @@ def test_data_and_their_sources_refuse_what_their_tables_do(choice: str) -> None
                 with pytest.raises(ArgumentError) as caught:
                     part(**{**given, key: value})
                 assert rule.sentence(key, value) in caught.value.args
+
+
+def test_numbers_and_lists_of_other_libraries_are_taken() -> None:
+    MLP(**{**SIZES, "width": np.int64(8), "dropout": np.float32(0.5)})
+    with pytest.raises(ArgumentError, match=r"^dropout=1\.5: expected a number from 0 and below 1, got"):
+        MLP(**{**SIZES, "dropout": np.float32(1.5)})
 
 
 def test_every_wrong_argument_is_told_and_a_caller_adds_the_key() -> None:

@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from lathe.config.schema.check import CLASSES
@@ -53,11 +53,13 @@ def held(name: str, *free: str) -> Callable[[T], T]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as YAML would have it: tuples and OmegaConf's lists as lists, NumPy's whole numbers as whole numbers."""
+    """A value as YAML would have it: tuples and OmegaConf's lists as lists, NumPy's numbers as Python's."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
     if isinstance(value, Integral) and not isinstance(value, bool):
         return int(value)
+    if isinstance(value, Real) and not isinstance(value, (bool, float)):
+        return float(value)
     return os.fspath(value) if isinstance(value, os.PathLike) else value
