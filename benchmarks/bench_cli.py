@@ -62,11 +62,18 @@ def main() -> None:
     table = {}
     for name, command in COMMANDS.items():
         ratios = [mine / base for mine, base in zip(seconds[name], seconds[BASE], strict=True)]
-        row = {"seconds": statistics.median(seconds[name]), "ratio": statistics.median(ratios), "min": min(ratios), "max": max(ratios),
-               "imports_torch": imports_torch(command)}  # fmt: skip
+        row = {
+            "seconds": statistics.median(seconds[name]),
+            "ratio": statistics.median(ratios),
+            "min": min(ratios),
+            "max": max(ratios),
+            "imports_torch": imports_torch(command),
+        }
         table[name] = row
-        print(f"{name:28} {row['seconds']:7.3f} {min(seconds[name]):7.3f} {max(seconds[name]):7.3f} {row['ratio']:7.3f} {row['min']:6.3f} "
-              f"{row['max']:6.3f}  {'yes' if row['imports_torch'] else 'no'}")  # fmt: skip
+        print(
+            f"{name:28} {row['seconds']:7.3f} {min(seconds[name]):7.3f} {max(seconds[name]):7.3f} {row['ratio']:7.3f} {row['min']:6.3f} "
+            f"{row['max']:6.3f}  {'yes' if row['imports_torch'] else 'no'}"
+        )
     if options.json:
         options.json.write_text(json.dumps({"rounds": options.rounds, "versions": versions, "rows": table}, indent=2) + "\n")
 

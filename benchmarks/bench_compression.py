@@ -24,8 +24,15 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-NET = ("model=resnet20", "model.net.width=8", "data.image_size=32", "data.eval_batch_size=100", "trainer.accelerator=cpu",
-       "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")  # fmt: skip
+NET = (
+    "model=resnet20",
+    "model.net.width=8",
+    "data.image_size=32",
+    "data.eval_batch_size=100",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+)
 UNMEASURED = "compression.receipt=none"  # a receipt takes as long as the run
 METHODS = {
     "prune 80 %": ("compression=prune", "compression.prune.sparsity=0.8", UNMEASURED),
@@ -36,8 +43,14 @@ METHODS = {
     "distill, prune 50 %, qat": ("compression=[distill,prune,qat]", "compression.prune.sparsity=0.5"),
 }
 # What the issue of these methods asks for: points of accuracy that may be lost.
-LIMITS = {"prune 80 %": 0.5, "prune 90 %": 1.5, "prune_channels, half of the MACs": 0.5, "qat": 0.5, "ptq_static": 0.5,
-          "distill, prune 50 %, qat": 1.0}  # fmt: skip
+LIMITS = {
+    "prune 80 %": 0.5,
+    "prune 90 %": 1.5,
+    "prune_channels, half of the MACs": 0.5,
+    "qat": 0.5,
+    "ptq_static": 0.5,
+    "distill, prune 50 %, qat": 1.0,
+}
 
 
 class Bench:
@@ -125,8 +138,10 @@ def main() -> None:
     lines += ["", f"Share of the gap between student and teacher that distillation closes: {spread(closed)}, bar 0.50."]
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "lightning", "onnxruntime", "torch-pruning"))
     print("\n".join(lines))
-    print(f"\nn = {options.rounds} seeds, mean ± standard deviation (lowest to highest); {options.epochs} epochs each; {packages}; Python "
-          f"{platform.python_version()}; {time.monotonic() - began:.0f} s.")  # fmt: skip
+    print(
+        f"\nn = {options.rounds} seeds, mean ± standard deviation (lowest to highest); {options.epochs} epochs each; {packages}; Python "
+        f"{platform.python_version()}; {time.monotonic() - began:.0f} s."
+    )
     if options.json:
         options.json.write_text(json.dumps(seeds, indent=2) + "\n")
 

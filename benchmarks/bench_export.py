@@ -32,10 +32,22 @@ from lathe.measure import describe_cpu, versions
 from lathe.runs.shippable import open_shippable
 
 ROOT = Path(__file__).parent.parent
-RUN = ("data=synthetic", "model=resnet18", "data.image_size=32", "data.channels=3", "data.mean=[0.5,0.5,0.5]", "data.std=[0.25,0.25,0.25]",
-       "data.batch_size=32", "trainer.max_epochs=1", "trainer.limit_train_batches=2", "trainer.limit_val_batches=1",
-       "trainer.limit_test_batches=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
-       "trainer.enable_model_summary=false")  # fmt: skip
+RUN = (
+    "data=synthetic",
+    "model=resnet18",
+    "data.image_size=32",
+    "data.channels=3",
+    "data.mean=[0.5,0.5,0.5]",
+    "data.std=[0.25,0.25,0.25]",
+    "data.batch_size=32",
+    "trainer.max_epochs=1",
+    "trainer.limit_train_batches=2",
+    "trainer.limit_val_batches=1",
+    "trainer.limit_test_batches=1",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+)
 FILES = {  # form -> what scripts/export.py is told
     "onnx": ("target=onnx",),
     "onnx_int8": ("target=onnx_int8",),
@@ -76,9 +88,15 @@ def make(folder: Path, test_size: int) -> tuple[Path, dict[str, dict[str, Any]]]
             print(f"{form}: {seconds:.1f} s", file=sys.stderr, flush=True)
         report = json.loads((kept / "parity.json").read_text())
         manifest = json.loads((kept / "manifest.json").read_text())
-        found[form] = {"folder": str(kept), "seconds": seconds, "bytes": manifest["files"][manifest["file"]]["bytes"],
-                       "export_seconds": report["export_seconds"], "parity_seconds": report["seconds"] - report["export_seconds"],
-                       "difference": report["held_out"]["relative"], "agreement": report["held_out"]["agreement"]}  # fmt: skip
+        found[form] = {
+            "folder": str(kept),
+            "seconds": seconds,
+            "bytes": manifest["files"][manifest["file"]]["bytes"],
+            "export_seconds": report["export_seconds"],
+            "parity_seconds": report["seconds"] - report["export_seconds"],
+            "difference": report["held_out"]["relative"],
+            "agreement": report["held_out"]["agreement"],
+        }
     return run, found
 
 
@@ -170,8 +188,10 @@ def main() -> None:
     ]
     for batch, rounds in found.items():
         for form in (EAGER, *exports):
-            cells = [f"{spread([medians[form][clock] for medians in rounds])} | {spread(shares(rounds, form, clock))}"
-                     for clock in ("wall", "cpu")]  # fmt: skip
+            cells = [
+                f"{spread([medians[form][clock] for medians in rounds])} | {spread(shares(rounds, form, clock))}"
+                for clock in ("wall", "cpu")
+            ]
             lines.append(f"| {form} | {exports[form]['bytes'] if form in exports else ''} | {batch} | {' | '.join(cells)} |")
     lines += [
         "",
@@ -180,13 +200,17 @@ def main() -> None:
     ]
     for form, entry in exports.items():
         whole = "" if entry["seconds"] is None else f"{entry['seconds']:.1f}"
-        lines.append(f"| {form} | {whole} | {entry['export_seconds']:.1f} | {entry['parity_seconds']:.1f} | {entry['difference']:.1e} | "
-                     f"{entry['agreement']:.4f} |")  # fmt: skip
+        lines.append(
+            f"| {form} | {whole} | {entry['export_seconds']:.1f} | {entry['parity_seconds']:.1f} | {entry['difference']:.1e} | "
+            f"{entry['agreement']:.4f} |"
+        )
     lines += ["", *verdicts(found, exports, options.clock)]
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "onnxruntime"))
     print("\n".join(lines))
-    print(f"\nMedian of n = {options.rounds} rounds (lowest to highest), one thread; {packages}; Python {platform.python_version()}; "
-          f"{time.monotonic() - began:.0f} s.")  # fmt: skip
+    print(
+        f"\nMedian of n = {options.rounds} rounds (lowest to highest), one thread; {packages}; Python {platform.python_version()}; "
+        f"{time.monotonic() - began:.0f} s."
+    )
     if options.json:
         figures = {"rounds": found, "exports": exports, "cpu": describe_cpu(), "versions": versions()}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")

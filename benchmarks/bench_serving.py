@@ -231,8 +231,10 @@ def main() -> None:
     print(f"| 32 clients, max_batch_size=1, requests/s | {spread(many['unbatched'], '.0f')} | | |")
     print(f"| batches give | {spread(many['gain'])} | at least {BARS['gain']:g} | {word[met['gain']]} |")
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("starlette", "uvicorn", "onnxruntime", "torch"))
-    print(f"\nn = {options.rounds} rounds of {options.calls} calls and of {options.seconds:g} s; target={options.target}, 1 worker, 1 "
-          f"thread; {packages}; Python {platform.python_version()}; {os.cpu_count()} cores, {time.monotonic() - began:.0f} s.")  # fmt: skip
+    print(
+        f"\nn = {options.rounds} rounds of {options.calls} calls and of {options.seconds:g} s; target={options.target}, 1 worker, 1 "
+        f"thread; {packages}; Python {platform.python_version()}; {os.cpu_count()} cores, {time.monotonic() - began:.0f} s."
+    )
     if options.json:
         figures = {"added": one, "gain": many, "met": met, "bars": BARS}
         options.json.write_text(json.dumps(figures, indent=2) + "\n")

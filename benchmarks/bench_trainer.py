@@ -143,8 +143,14 @@ def lathe(batches: Batches, folder: Path) -> tuple[float, nn.Module]:
     module = ClassificationTask(make_net(), optimizer=make_optimizer)
     callbacks = [ExactResume(0), Progress(plain=False), Preemption(), Throughput(), NanGuard(), Checkpoint(monitor=None)]
     skip_empty_hooks(callbacks)
-    seconds = _fit(module, batches, logger=CSVLogger(folder / "metrics.csv"), callbacks=callbacks, default_root_dir=str(folder),
-                   log_every_n_steps=10)  # fmt: skip
+    seconds = _fit(
+        module,
+        batches,
+        logger=CSVLogger(folder / "metrics.csv"),
+        callbacks=callbacks,
+        default_root_dir=str(folder),
+        log_every_n_steps=10,
+    )
     return seconds, module.net
 
 

@@ -5,8 +5,7 @@
 Each case takes the next variant, starts the real command, ends it at a moment that chance chooses (inside a step, a validation, the test,
 a write to the disk or the receipt; from outside at any moment, by SIGKILL, SIGTERM or the death of one rank), continues it with `resume=`,
 sometimes killed again, until it is complete, and compares with its variant's uninterrupted run: weights of last.ckpt and best.ckpt bit for
-bit, the metrics of result.json and the lines of metrics.csv but what a clock says, receipts, and what lies about. A case is drawn from seed
-and number alone, so `--case` repeats it: a moment inside the process exactly, one outside as nearly as the machine allows.
+bit, the metrics of result.json and the lines of metrics.csv but what a clock says, receipts, and what lies about. `--case` repeats a case.
 """
 
 import argparse
@@ -15,7 +14,6 @@ import itertools
 import json
 import multiprocessing
 import os
-import platform
 import random
 import re
 import runpy
@@ -39,9 +37,11 @@ import lathe.verbs.finalise
 from lathe.tasks import Task
 
 ROOT = Path(__file__).resolve().parent.parent
-COMMON = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.max_epochs=3",
-          "data.batch_size=100", "trainer.log_every_n_steps=2", "callbacks.throughput.skip_steps=3", "compression.receipt=none",
-          "callbacks.checkpoint.every_n_train_steps=4")  # fmt: skip
+_COMMON = """
+    trainer.accelerator=cpu trainer.enable_progress_bar=false trainer.enable_model_summary=false trainer.max_epochs=3 data.batch_size=100
+    trainer.log_every_n_steps=2 callbacks.throughput.skip_steps=3 compression.receipt=none callbacks.checkpoint.every_n_train_steps=4
+"""
+COMMON = tuple(_COMMON.split())
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=2", "model.net.dropout=0.2")
 RESNET = ("model=resnet20", "model.net.width=4", "model.net.depth=8")
 TWO = (*MLP, "trainer.devices=2", "callbacks.preemption.every_n_steps=2", "callbacks=[default,ema]")
@@ -82,8 +82,8 @@ def _counted(counts: Counter[str], event: str, fault: tuple[str, int] | None, fu
     return call
 
 
-WATCHED = ((os, "replace", "write"), (os, "fsync", "write"), (Task, "training_step", "step"), (Task, "validation_step", "validation"),
-           (Task, "test_step", "test"), (lathe.verbs.finalise, "write_receipt", "receipt"))  # fmt: skip
+_STEPS = [(Task, "training_step", "step"), (Task, "validation_step", "validation"), (Task, "test_step", "test")]
+WATCHED = [*_STEPS, (os, "replace", "write"), (os, "fsync", "write"), (lathe.verbs.finalise, "write_receipt", "receipt")]
 
 
 def _child(arguments: list[str], folder: str, fault: tuple[str, int] | None) -> None:
@@ -286,13 +286,13 @@ def main() -> None:
     for name in used:
         own = [case for case in cases if case.variant == name]
         print(f"| {name} | {len(own)} | {sum(len(case.deaths) for case in own)} | {sum(not case.wrong for case in own)} |")
-    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "lightning"))
     wrong = [case for case in cases if case.wrong]
-    print(f"\nseed {options.seed}: {len(cases) - len(wrong)} of {len(cases)} equal after {sum(len(case.deaths) for case in cases)} deaths; "
-          f"{versions}; Python {platform.python_version()}; {time.monotonic() - began:.0f} s.")  # fmt: skip
+    equal, deaths = f"{len(cases) - len(wrong)} of {len(cases)}", sum(len(case.deaths) for case in cases)
+    versions = "; ".join(f"{name} {metadata.version(name)}" for name in ("torch", "lightning"))
+    print(f"\nseed {options.seed}: {equal} equal after {deaths} deaths; {versions}; {time.monotonic() - began:.0f} s.")
     for case in wrong:
-        print(f"{case.variant}: {'; '.join(case.deaths)}: {'; '.join(case.wrong)}\n  python scripts/chaos.py --seed {options.seed} "
-              f"--variants {options.variants} --case {case.number}")  # fmt: skip
+        print(f"{case.variant}: {'; '.join(case.deaths)}: {'; '.join(case.wrong)}")
+        print(f"  python scripts/chaos.py --seed {options.seed} --variants {options.variants} --case {case.number}")
     sys.exit(bool(wrong))
 
 

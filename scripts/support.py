@@ -24,11 +24,22 @@ from lathe.runs import rundir
 from lathe.verbs.evaluate import evaluate
 
 SHORT = (
-    "trainer.accelerator=cpu", "trainer.max_epochs=null", "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.5",
-    "trainer.log_every_n_steps=1", "trainer.limit_val_batches=2", "trainer.limit_test_batches=2", "trainer.check_val_every_n_epoch=null",
-    "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "data.batch_size=16", "optimizer.lr=0.02",
-    "callbacks.throughput=null", "callbacks.lr_monitor=null", "launch.timeout=120",
-)  # fmt: skip
+    "trainer.accelerator=cpu",
+    "trainer.max_epochs=null",
+    "trainer.accumulate_grad_batches=2",
+    "trainer.gradient_clip_val=0.5",
+    "trainer.log_every_n_steps=1",
+    "trainer.limit_val_batches=2",
+    "trainer.limit_test_batches=2",
+    "trainer.check_val_every_n_epoch=null",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "data.batch_size=16",
+    "optimizer.lr=0.02",
+    "callbacks.throughput=null",
+    "callbacks.lr_monitor=null",
+    "launch.timeout=120",
+)
 PARTS = ("plain", "compression", "all")
 REGIONAL = ("pipeline", "3d")  # they cut a net between its blocks, so that only these can be compiled
 TOLERANCE = 1e-5  # law 2, for full precision; in other formats two processes round in other places, and the metric says how much
@@ -87,10 +98,18 @@ def column_of(case: dict[str, Any]) -> tuple[str, str, str]:
 def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A case's resolved configuration, with a run directory."""
     one = case["strategy"] in ("auto", "model_split")
-    overrides = [*SHORT, *request["models"][case["model"]], f"strategy={case['strategy']}", f"precision={case['precision']}",
-                 f"compile={case['compile']}", f"trainer.devices={1 if one else request['processes']}",
-                 f"trainer.max_steps={request['steps']}", f"trainer.val_check_interval={2 * request['steps']}",
-                 f"paths.log_dir={folder}", *request["overrides"]]  # fmt: skip
+    overrides = [
+        *SHORT,
+        *request["models"][case["model"]],
+        f"strategy={case['strategy']}",
+        f"precision={case['precision']}",
+        f"compile={case['compile']}",
+        f"trainer.devices={1 if one else request['processes']}",
+        f"trainer.max_steps={request['steps']}",
+        f"trainer.val_check_interval={2 * request['steps']}",
+        f"paths.log_dir={folder}",
+        *request["overrides"],
+    ]
     if case["compression"] != "none":
         overrides += [f"compression={case['compression']}", "compression.receipt=none"]
         overrides += request["compressions"][case["compression"]]

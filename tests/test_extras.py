@@ -66,8 +66,9 @@ def test_training_with_channels_removed_is_refused_at_once(cli: Cli, tmp_path: P
     # cifar10 is not there: the sentence comes before anybody looks for it
     code, errors = cli("compression=prune_channels", "data=cifar10", "data.source.download=false", "model=resnet20", *SMALL[3:])
     assert (code, errors) == (
-        1, "Error: compression.prune_channels: torch_pruning can't be imported: pip install -e '.[compress]'.\n",
-    )  # fmt: skip
+        1,
+        "Error: compression.prune_channels: torch_pruning can't be imported: pip install -e '.[compress]'.\n",
+    )
     assert runs(tmp_path / "logs") == []
 
 
@@ -86,8 +87,9 @@ def test_exports_are_refused_in_a_sentence(cli: Cli, finished: Path, target: str
     block(monkeypatch, *ONNX)
     code, errors = cli(f"run={finished}", f"target={target}", script="scripts/export.py")
     assert (code, errors) == (
-        1, "Error: onnx and onnxscript and onnxruntime can't be imported: pip install -e '.[export]'.\n",
-    )  # fmt: skip
+        1,
+        "Error: onnx and onnxscript and onnxruntime can't be imported: pip install -e '.[export]'.\n",
+    )
     assert not [path for path in (finished / "exports").glob("*") if not path.name.startswith(".")]
 
 

@@ -19,9 +19,21 @@ from lathe.runs.rundir import RunDir
 pytestmark = [pytest.mark.slow, pytest.mark.law3]
 
 # Slow enough for a kill to fall in the middle of an epoch, with dropout, which draws from every rank's generator.
-TRAIN = ("model=mlp", "model.net.width=768", "model.net.depth=3", "model.net.dropout=0.2", "data.batch_size=64", "trainer.accelerator=cpu",
-         "trainer.devices=2", "trainer.max_epochs=3", "trainer.log_every_n_steps=1", "trainer.enable_progress_bar=false",
-         "trainer.enable_model_summary=false", "callbacks.throughput=null", "callbacks.checkpoint.every_n_train_steps=3")  # fmt: skip
+TRAIN = (
+    "model=mlp",
+    "model.net.width=768",
+    "model.net.depth=3",
+    "model.net.dropout=0.2",
+    "data.batch_size=64",
+    "trainer.accelerator=cpu",
+    "trainer.devices=2",
+    "trainer.max_epochs=3",
+    "trainer.log_every_n_steps=1",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "callbacks.throughput=null",
+    "callbacks.checkpoint.every_n_train_steps=3",
+)
 
 
 def start(folder: Path, *arguments: str, script: tuple[str, ...] = (), **extra: str) -> Started:
@@ -98,8 +110,16 @@ class Hang(Callback):
 def test_a_worker_that_hangs_in_training_is_ended(tmp_path: Path, restarts: int) -> None:
     (tmp_path / "hang.py").write_text(HANG)
     log_dir = tmp_path / "logs"
-    done = run(*TRAIN, "launch.timeout=5", f"launch.max_restarts={restarts}", "+callbacks.hang._target_=hang.Hang",
-               f"+callbacks.hang.folder={tmp_path}", f"paths.log_dir={log_dir}", cwd=tmp_path, PYTHONPATH=str(tmp_path))  # fmt: skip
+    done = run(
+        *TRAIN,
+        "launch.timeout=5",
+        f"launch.max_restarts={restarts}",
+        "+callbacks.hang._target_=hang.Hang",
+        f"+callbacks.hang.folder={tmp_path}",
+        f"paths.log_dir={log_dir}",
+        cwd=tmp_path,
+        PYTHONPATH=str(tmp_path),
+    )
     (directory,) = runs(log_dir)
     told = "rank 0 waited longer than launch.timeout=5 seconds in the gradients' all_reduce (step 7): rank 1 did not come"
     if restarts:
@@ -109,8 +129,10 @@ def test_a_worker_that_hangs_in_training_is_ended(tmp_path: Path, restarts: int)
     else:
         assert done.returncode == 1
         (line,) = done.stderr.splitlines()
-        assert line == (f"Error: {told} (if it was only slow, raise launch.timeout), and launch.max_restarts=0 leaves no restart: "
-                        f"continue with resume={directory}, or set launch.max_restarts.")  # fmt: skip
+        assert line == (
+            f"Error: {told} (if it was only slow, raise launch.timeout), and launch.max_restarts=0 leaves no restart: "
+            f"continue with resume={directory}, or set launch.max_restarts."
+        )
 
 
 def fakes(folder: Path, tasks: int) -> dict[str, str]:

@@ -80,8 +80,11 @@ def test_a_temporary_folder_of_a_dead_process_goes_with_the_next(tmp_path: Path,
 def test_any_verb_on_a_run_directory_sweeps_it(tmp_path: Path) -> None:
     run = rundir.RunDir(new_run(tmp_path, *SMALL)["paths"]["run_dir"])
     gone = dead()
-    left = [run.path / named(gone, "result.json"), run.path / "checkpoints" / named(gone, "last.ckpt"),
-            run.path / "exports" / named(gone, "onnx")]  # fmt: skip
+    left = [
+        run.path / named(gone, "result.json"),
+        run.path / "checkpoints" / named(gone, "last.ckpt"),
+        run.path / "exports" / named(gone, "onnx"),
+    ]
     for path in left:
         path.parent.mkdir(exist_ok=True)
         path.write_text("half")
@@ -125,10 +128,18 @@ def test_a_kill_leaves_a_whole_run_directory_or_none(tmp_path: Path, moment: int
 
 @pytest.mark.parametrize(
     ("number", "words"),
-    [(errno.ENOSPC, "the disk is full"), (errno.EDQUOT, "the disk quota is used up"), (errno.EROFS, "the disk is read-only"),
-     (errno.EACCES, "writing there is not permitted"), (errno.EPERM, "writing there is not permitted"), (errno.ENOTDIR, "is a file"),
-     (errno.EEXIST, "no folder stands there"), (errno.ELOOP, "in a circle"), (errno.ENAMETOOLONG, "too long")],
-)  # fmt: skip
+    [
+        (errno.ENOSPC, "the disk is full"),
+        (errno.EDQUOT, "the disk quota is used up"),
+        (errno.EROFS, "the disk is read-only"),
+        (errno.EACCES, "writing there is not permitted"),
+        (errno.EPERM, "writing there is not permitted"),
+        (errno.ENOTDIR, "is a file"),
+        (errno.EEXIST, "no folder stands there"),
+        (errno.ELOOP, "in a circle"),
+        (errno.ENAMETOOLONG, "too long"),
+    ],
+)
 def test_disk_sentences(number: int, words: str) -> None:
     sentence = disk_sentence(OSError(number, "x", "/a/b"))
     assert sentence is not None

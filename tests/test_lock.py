@@ -13,8 +13,16 @@ from support.runs import ROOT
 LINE = re.compile(r"([a-z0-9][a-z0-9.-]*)==(\S+) --hash=sha256:([0-9a-f]{64})")
 TEXT = (ROOT / "requirements.lock").read_text()
 # What the lock is for.
-MACHINE = {"python_version": "3.11", "python_full_version": "3.11.7", "sys_platform": "linux", "platform_system": "Linux",
-           "platform_machine": "x86_64", "os_name": "posix", "implementation_name": "cpython", "extra": ""}  # fmt: skip
+MACHINE = {
+    "python_version": "3.11",
+    "python_full_version": "3.11.7",
+    "sys_platform": "linux",
+    "platform_system": "Linux",
+    "platform_machine": "x86_64",
+    "os_name": "posix",
+    "implementation_name": "cpython",
+    "extra": "",
+}
 
 
 def pins() -> list[Requirement]:

@@ -139,8 +139,12 @@ def test_pins_lie_within_the_ranges() -> None:
     parser.read(ROOT / "setup.cfg")
     ranges = [Requirement(line) for line in parser["options"]["install_requires"].split("\n") if line]
     assert [str(item) for item in ranges if item.name not in pins or pins[item.name] not in item.specifier] == []
-    extras = [Requirement(line) for name in ("compress", "export", "wandb")
-              for line in parser["options.extras_require"][name].split("\n") if line]  # fmt: skip
+    extras = [
+        Requirement(line)
+        for name in ("compress", "export", "wandb")
+        for line in parser["options.extras_require"][name].split("\n")
+        if line
+    ]
     pinned = [item for item in extras if item.name in pins]
     assert {"onnx", "onnxscript", "onnxruntime", "torch-pruning", "wandb"} <= {item.name for item in pinned}
     assert [str(item) for item in pinned if pins[item.name] not in item.specifier] == []

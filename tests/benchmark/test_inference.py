@@ -58,8 +58,16 @@ def run(trained: Path, file: Path, tmp_path: Path) -> RunDir:
 
 
 def request(run: RunDir, *targets: str, **changes: Any) -> dict[str, Any]:
-    asked = config("suite=inference", f"run={run.path}", f"targets=[{','.join(targets)}]", "batches=[1,4]", "threads=1", "rounds=5",
-                   "warmup=1", name="benchmark")  # fmt: skip
+    asked = config(
+        "suite=inference",
+        f"run={run.path}",
+        f"targets=[{','.join(targets)}]",
+        "batches=[1,4]",
+        "threads=1",
+        "rounds=5",
+        "warmup=1",
+        name="benchmark",
+    )
     return suites.plan({**asked, **changes})[1]
 
 

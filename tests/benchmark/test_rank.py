@@ -12,8 +12,17 @@ from lathe.benchmark import rank, suites
 from lathe.benchmark.crew import Crew, run
 from lathe.errors import UserError
 
-SMALL = ("model=mlp", "model.net.width=32", "model.net.depth=3", "data=synthetic", "data.batch_size=16", "data.source.train_size=64",
-         "data.source.val_size=16", "data.source.test_size=16", "optimizer=adamw")  # fmt: skip
+SMALL = (
+    "model=mlp",
+    "model.net.width=32",
+    "model.net.depth=3",
+    "data=synthetic",
+    "data.batch_size=16",
+    "data.source.train_size=64",
+    "data.source.val_size=16",
+    "data.source.test_size=16",
+    "optimizer=adamw",
+)
 REQUEST: dict[str, Any] = {
     "rounds": 2,
     "warmup": 2,

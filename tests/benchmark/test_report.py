@@ -9,8 +9,15 @@ import pytest
 
 from lathe.benchmark import plot, report, suites
 
-REQUEST: dict[str, Any] = {"suite": "scaling", "processes": [2], "strategies": ["ddp"], "batch_size": 100, "rounds": 3, "steps": 10,
-                           "threads": 1}  # fmt: skip
+REQUEST: dict[str, Any] = {
+    "suite": "scaling",
+    "processes": [2],
+    "strategies": ["ddp"],
+    "batch_size": 100,
+    "rounds": 3,
+    "steps": 10,
+    "threads": 1,
+}
 
 
 def timed(*milliseconds: float, batch: int = 100, sync: float | None = None) -> list[dict[str, Any]]:

@@ -89,8 +89,15 @@ def test_settings_that_make_no_sense(tmp_path: Path, settings: tuple[str, ...], 
 
 
 def test_teachers_that_do_not_fit(tmp_path: Path, teacher: Path) -> None:
-    other = run_of(tmp_path / "other", *MLP, "data=synthetic", "data.num_classes=4", "data.image_size=8", "trainer.max_epochs=1",
-                   "data.source.train_size=200")  # fmt: skip
+    other = run_of(
+        tmp_path / "other",
+        *MLP,
+        "data=synthetic",
+        "data.num_classes=4",
+        "data.image_size=8",
+        "trainer.max_epochs=1",
+        "data.source.train_size=200",
+    )
     with pytest.raises(UserError, match=r"gives outputs of shape \[4\] and the student \[10\]: take a teacher that was trained"):
         run_of(tmp_path, *MLP, *distilled(other))
     with pytest.raises(UserError, match="no-such-run"):
@@ -111,8 +118,10 @@ def test_layers_that_can_not_be_compared(tmp_path: Path, resnet: Path) -> None:
         "compression.distill.student_layers=block.* matches no layer: choose among conv [4, 8, 8], bn [4, 8, 8]"
     )
     said = refused("method=fitnets", "student_layers=blocks.0", "teacher_layers=blocks.5")
-    assert said.startswith("compression.distill.student_layers=blocks.0 gives [4, 8, 8], which fitnets can't compare with [32, 2, 2] of "
-                           "the teacher's blocks.5: choose among the student's blocks.2.conv1 [16, 2, 2]")  # fmt: skip
+    assert said.startswith(
+        "compression.distill.student_layers=blocks.0 gives [4, 8, 8], which fitnets can't compare with [32, 2, 2] of "
+        "the teacher's blocks.5: choose among the student's blocks.2.conv1 [16, 2, 2]"
+    )
     said = refused("method=attention", "student_layers=blocks.0", "teacher_layers=blocks.*.conv1")
     assert "attention compares as many of one as of the other" in said
     said = refused("method=attention", "student_layers=head", "teacher_layers=head")
@@ -133,8 +142,14 @@ def test_every_method_pulls_the_student_to_its_teacher(tmp_path: Path, resnet: P
 
 
 def test_several_teachers_share_the_term(tmp_path: Path, teacher: Path, resnet: Path) -> None:
-    cfg = new_run(tmp_path, *QUIET, *MLP, "trainer.max_epochs=1", "trainer.limit_train_batches=3",
-                  *distilled(f"[{teacher},{resnet}]", "teacher_weights=[3,1]", "alpha=0.5"))  # fmt: skip
+    cfg = new_run(
+        tmp_path,
+        *QUIET,
+        *MLP,
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=3",
+        *distilled(f"[{teacher},{resnet}]", "teacher_weights=[3,1]", "alpha=0.5"),
+    )
     lathe.verbs.train.train(cfg)
     run = Path(cfg["paths"]["run_dir"])
     seed_everything(cfg["seed"], verbose=False)
@@ -201,8 +216,18 @@ def test_mixed_images_are_shown_to_the_teacher_as_they_are(tmp_path: Path, teach
 
 
 def test_language_models_are_taught_token_by_token(tmp_path: Path) -> None:
-    words = ("data=synthetic_tokens", "model=gpt_nano", "model.net.width=16", "model.net.depth=2", "optimizer=adamw", "optimizer.lr=0.01",
-             "data.source.train_size=256", "data.source.val_size=64", "data.source.test_size=64", "data.batch_size=32")  # fmt: skip
+    words = (
+        "data=synthetic_tokens",
+        "model=gpt_nano",
+        "model.net.width=16",
+        "model.net.depth=2",
+        "optimizer=adamw",
+        "optimizer.lr=0.01",
+        "data.source.train_size=256",
+        "data.source.val_size=64",
+        "data.source.test_size=64",
+        "data.batch_size=32",
+    )
     big = run_of(tmp_path / "big", *words, "model.net.width=32", "trainer.max_epochs=3")
     run = run_of(tmp_path, *words, "trainer.max_epochs=3", *distilled(big))
     soft = column(run, "train/soft_loss")

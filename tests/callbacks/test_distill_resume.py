@@ -24,16 +24,27 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_of(tmp_path_factory.mktemp("teacher"), *TEACHER)
 
 
-@pytest.mark.parametrize("overrides", [
-    ("compression.distill.method=kd+crd", "compression.distill.crd_queue=150"),
-    ("compression.distill.teacher=ema", "compression.distill.ema_decay=0.9"),
-    slow(("compression.distill.method=fitnets+dist", "precision=bf16-mixed", "optimizer=adamw")),
-    slow(("compression.distill.method=crd", "optimizer=muon", "model.net.depth=3", "trainer.accumulate_grad_batches=2")),
-], ids=["crd", "ema", "fitnets", "muon"])  # fmt: skip
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("compression.distill.method=kd+crd", "compression.distill.crd_queue=150"),
+        ("compression.distill.teacher=ema", "compression.distill.ema_decay=0.9"),
+        slow(("compression.distill.method=fitnets+dist", "precision=bf16-mixed", "optimizer=adamw")),
+        slow(("compression.distill.method=crd", "optimizer=muon", "model.net.depth=3", "trainer.accumulate_grad_batches=2")),
+    ],
+    ids=["crd", "ema", "fitnets", "muon"],
+)
 def test_a_death_changes_nothing(tmp_path: Path, teacher: Path, interruption: Interruption, overrides: tuple[str, ...]) -> None:
     def train(step: int) -> Path:
-        cfg = new_run(tmp_path / str(step), *QUIET, *MLP, "callbacks.checkpoint.every_n_train_steps=3", "model.net.dropout=0.1",
-                      *distilled(teacher, "weight=0.1"), *overrides)  # fmt: skip
+        cfg = new_run(
+            tmp_path / str(step),
+            *QUIET,
+            *MLP,
+            "callbacks.checkpoint.every_n_train_steps=3",
+            "model.net.dropout=0.1",
+            *distilled(teacher, "weight=0.1"),
+            *overrides,
+        )
         interruption.hook, interruption.step = "on_train_batch_start", step
         if step < NEVER:
             with pytest.raises(Interrupted):

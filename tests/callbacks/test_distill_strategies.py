@@ -9,10 +9,22 @@ from support.runs import column, new_run
 
 import lathe.verbs.train
 
-TRAIN = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "callbacks.throughput=null",
-         "trainer.log_every_n_steps=1", "compression.receipt=none", "data.batch_size=32", "model=mlp", "model.net.width=16",
-         "model.net.depth=3", "trainer.max_epochs=1", "trainer.limit_train_batches=4", "test=false",
-         "optimizer.lr=0.05")  # fmt: skip
+TRAIN = (
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "callbacks.throughput=null",
+    "trainer.log_every_n_steps=1",
+    "compression.receipt=none",
+    "data.batch_size=32",
+    "model=mlp",
+    "model.net.width=16",
+    "model.net.depth=3",
+    "trainer.max_epochs=1",
+    "trainer.limit_train_batches=4",
+    "test=false",
+    "optimizer.lr=0.05",
+)
 
 
 def _cases(rank: int, cfgs: list[dict[str, Any]]) -> list[str | None]:

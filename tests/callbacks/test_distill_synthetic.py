@@ -9,8 +9,13 @@ from support.runs import new_run
 
 import lathe.verbs.train
 
-QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "callbacks.throughput=null", "compression.receipt=none",
-         "trainer.check_val_every_n_epoch=2")  # fmt: skip
+QUIET = (
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "callbacks.throughput=null",
+    "compression.receipt=none",
+    "trainer.check_val_every_n_epoch=2",
+)
 
 
 def accuracy(folder: Path, *overrides: str) -> tuple[str, float]:

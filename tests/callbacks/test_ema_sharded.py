@@ -97,9 +97,19 @@ def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple
             held[:] = [average.clone() for average in ema._average]
 
     ema, task = EMA(decay=0.5, warmup=False), Task()
-    trainer = Trainer(accelerator="cpu", devices=1 if strategy == "auto" else 2, strategy=strategy, max_epochs=2, logger=False,
-                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0,
-                      use_distributed_sampler=False, callbacks=[Looks(), ema, Saves(folder)])  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1 if strategy == "auto" else 2,
+        strategy=strategy,
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        callbacks=[Looks(), ema, Saves(folder)],
+    )
     trainer.fit(task, ckpt_path=resume, weights_only=True)
     state = task.net.state_dict()
     return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()}, held
@@ -150,8 +160,17 @@ def fit_a_part(rank: int) -> str:
         def configure_model(self) -> None:
             self.net[2 * rank] = nn.Identity()
 
-    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False, max_epochs=1,
-                      enable_progress_bar=False, enable_model_summary=False, callbacks=[EMA()])  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        logger=False,
+        enable_checkpointing=False,
+        max_epochs=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[EMA()],
+    )
     task = Cut()
     trainer.strategy.connect(task)
     task.configure_model()

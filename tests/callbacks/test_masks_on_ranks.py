@@ -95,9 +95,18 @@ def on_two(rank: int, folder: str) -> dict[str, Any]:
                 path, method, task = Path(folder) / f"{name} {strategy}.ckpt", make(), Fixed()
                 spread = DDP() if strategy == "ddp" else FSDP(min_params=1, checkpoint="full")
                 more = [] if resumes else [Saves(path, step)]
-                trainer = Trainer(accelerator="cpu", devices=2, strategy=spread, max_epochs=3, logger=False, enable_checkpointing=False,
-                                  enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-                                  callbacks=[ExactResume(0), method, *more])  # fmt: skip
+                trainer = Trainer(
+                    accelerator="cpu",
+                    devices=2,
+                    strategy=spread,
+                    max_epochs=3,
+                    logger=False,
+                    enable_checkpointing=False,
+                    enable_progress_bar=False,
+                    enable_model_summary=False,
+                    use_distributed_sampler=False,
+                    callbacks=[ExactResume(0), method, *more],
+                )
                 trainer.fit(task, ckpt_path=path if resumes else None, weights_only=True)
                 state = task.net.state_dict()
                 state = {key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in state.items()}

@@ -102,9 +102,18 @@ def one_rank_is_told(rank: int, folder: str, batches: int, every: int) -> tuple[
 
     told = [Signals(1)] if rank == 1 else []
     preemption = Preemption(every_n_steps=every)
-    trainer = Trainer(accelerator="cpu", devices=2, strategy=DDP(), max_epochs=2, logger=False, enable_progress_bar=False,
-                      enable_model_summary=False, use_distributed_sampler=False, default_root_dir=folder,
-                      callbacks=[Checkpoint(monitor=None), preemption, *told])  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=DDP(),
+        max_epochs=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        default_root_dir=folder,
+        callbacks=[Checkpoint(monitor=None), preemption, *told],
+    )
     stopped = False
     try:
         trainer.fit(Linear(), DataLoader([torch.ones(4, 2)] * batches, batch_size=None))

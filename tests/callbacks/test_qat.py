@@ -24,8 +24,10 @@ def test_rounding_begins_and_ranges_are_fixed_when_it_says() -> None:
     done = fit("resnet")
     assert done["seen"] == {step: (step >= 3, step < 7, step < 8) for step in range(1, 11)}
     net = done["task"].net
-    assert done["report"] == {"qat/layers": len([1 for layer in quantized_layers(net).values() if hasattr(layer, "weight")]),
-                              "qat/bits": pytest.approx(8, abs=1.5)}  # fmt: skip
+    assert done["report"] == {
+        "qat/layers": len([1 for layer in quantized_layers(net).values() if hasattr(layer, "weight")]),
+        "qat/bits": pytest.approx(8, abs=1.5),
+    }
     assert done["ready"]
     assert all(int(q.updates) == 7 for q in quantizers(net) if not q.symmetric)
     assert integer_weight(net.conv)[0].abs().amax() == 127
@@ -57,8 +59,15 @@ def test_weight_decay_on_learned_steps_is_told() -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.net.parameters(), lr=1e-3)
 
-    trainer = Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                      enable_model_summary=False, callbacks=[QAT(lsq=True)])  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[QAT(lsq=True)],
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)
         with pytest.warns(UserWarning, match="weight decay also shrinks the learned step sizes"):

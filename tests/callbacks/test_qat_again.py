@@ -24,8 +24,16 @@ def train(net: nn.Module, **options: Any) -> dict[int, tuple[bool, bool, bool]]:
     """Ten more steps; what the quantizers were like after each."""
     saves = Saves(None, 0)
     qat = QAT(**{"start": 0.3, "freeze_observers": 0.7, "freeze_batchnorm": 0.8, **options})
-    trainer = Trainer(accelerator="cpu", max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                      enable_model_summary=False, callbacks=[qat, saves], num_sanity_val_steps=0)  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[qat, saves],
+        num_sanity_val_steps=0,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)
         trainer.fit(ClassificationTask(net.train(), without_decay), datamodule=Data("resnet", STEPS, (0, 1)))

@@ -133,9 +133,18 @@ class Same:
 def two_ranks(rank: int, path: str) -> list[dict[int, tuple[float, float, float]]]:
     drawn = []
     for callback, options in ((Draws(Path(path), 3), {}), (Draws(), {"ckpt_path": path, "weights_only": True})):
-        trainer = Trainer(accelerator="cpu", devices=2, strategy=DDP(), max_epochs=2, logger=False, enable_progress_bar=False,
-                          enable_model_summary=False, enable_checkpointing=False, use_distributed_sampler=False,
-                          callbacks=[ExactResume(5), callback])  # fmt: skip
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=DDP(),
+            max_epochs=2,
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            use_distributed_sampler=False,
+            callbacks=[ExactResume(5), callback],
+        )
         trainer.fit(Linear(), Same(), **options)
         drawn.append(callback.drawn)
     return drawn

@@ -57,9 +57,18 @@ class Batches:
 def trainer_with(*callbacks: Any) -> Trainer:
     from lathe.strategies.fsdp import FSDP
 
-    return Trainer(accelerator="cpu", devices=2, strategy=FSDP(min_params=1), max_epochs=1, logger=False, enable_checkpointing=False,
-                   enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-                   callbacks=list(callbacks))  # fmt: skip
+    return Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=FSDP(min_params=1),
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=list(callbacks),
+    )
 
 
 def a_bad_shard(rank: int) -> str:
@@ -92,9 +101,18 @@ class Parts(LightningModule):
 
 
 def other_blocks_each(rank: int) -> str:
-    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, logger=False, enable_checkpointing=False,
-                      enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-                      callbacks=[NanGuard(every_n_steps=1)])  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy="ddp",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[NanGuard(every_n_steps=1)],
+    )
     with pytest.raises(UserError) as caught:
         trainer.fit(Parts(rank), Batches())
     return str(caught.value)

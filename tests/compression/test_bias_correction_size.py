@@ -7,17 +7,23 @@ from torch import nn
 from lathe.compression.quantization.bias_correction import channel_means, first_inputs
 
 
-@pytest.mark.parametrize(("shape", "kind", "rows"), [
-    ((1, 8, 8), torch.float32, 1024),
-    ((3, 224, 224), torch.float32, 2**23 // 224**2),
-    ((1024,), torch.int64, 4),
-    ((32,), torch.int64, 128),
-    ((8192,), torch.int64, 1),
-    ((64,), torch.float32, 1024),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("shape", "kind", "rows"),
+    [
+        ((1, 8, 8), torch.float32, 1024),
+        ((3, 224, 224), torch.float32, 2**23 // 224**2),
+        ((1024,), torch.int64, 4),
+        ((32,), torch.int64, 128),
+        ((8192,), torch.int64, 1),
+        ((64,), torch.float32, 1024),
+    ],
+)
 def test_how_many_inputs(shape: tuple[int, ...], kind: torch.dtype, rows: int) -> None:
-    batches = [torch.zeros(shape, dtype=kind).expand(600, *shape)] * 2 if len(shape) < 2 or shape[-1] < 100 else [
-        torch.zeros(shape, dtype=kind).expand(170, *shape)]  # fmt: skip
+    batches = (
+        [torch.zeros(shape, dtype=kind).expand(600, *shape)] * 2
+        if len(shape) < 2 or shape[-1] < 100
+        else [torch.zeros(shape, dtype=kind).expand(170, *shape)]
+    )
     assert len(first_inputs(batches)) == rows
 
 

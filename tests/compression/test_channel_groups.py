@@ -15,9 +15,13 @@ IMAGES = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
 def test_a_residual_stream_is_one_group_and_a_block_has_one_of_its_own():
     groups = {group.name: group for group in find_groups(CifarResNet(depth=8, width=4), IMAGES)}
     assert {name: group.units for name, group in groups.items()} == {
-        "conv": 4, "blocks.0.conv1": 4, "blocks.1.conv1": 8, "blocks.1.shortcut.conv": 8, "blocks.2.conv1": 16,
+        "conv": 4,
+        "blocks.0.conv1": 4,
+        "blocks.1.conv1": 8,
+        "blocks.1.shortcut.conv": 8,
+        "blocks.2.conv1": 16,
         "blocks.2.shortcut.conv": 16,
-    }  # fmt: skip
+    }
     assert set(layers(groups["conv"])) == {"conv", "bn", "blocks.0.conv2", "blocks.0.bn2"}
     reads = {part.name for part in groups["conv"].slices if part.role == "in"}
     assert reads == {"blocks.0.conv1.weight", "blocks.1.conv1.weight", "blocks.1.shortcut.conv.weight"}
@@ -34,9 +38,11 @@ def test_a_transformer_has_heads_and_hidden_units_and_keeps_its_width():
     net = GPT(vocab_size=20, max_length=8, width=32, depth=2, heads=4)
     groups = find_groups(net, torch.randint(0, 20, (2, 8)))
     assert [(group.name, group.kind, group.units) for group in groups] == [
-        ("blocks.0.up", "channels", 128), ("blocks.1.up", "channels", 128),
-        ("blocks.0.attention", "heads", 4), ("blocks.1.attention", "heads", 4),
-    ]  # fmt: skip
+        ("blocks.0.up", "channels", 128),
+        ("blocks.1.up", "channels", 128),
+        ("blocks.0.attention", "heads", 4),
+        ("blocks.1.attention", "heads", 4),
+    ]
     assert [group.name for group in head_groups(net)] == ["blocks.0.attention", "blocks.1.attention"]
 
 

@@ -127,9 +127,16 @@ def test_the_penalty_is_torch_prunings(net):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pruner = tp.pruner.GroupNormPruner(
-            net, IMAGES, tp.importance.GroupMagnitudeImportance(), reg=0.1, ignored_layers=[net.head],
-            in_channel_groups={}, out_channel_groups={}, num_heads={}, forward_fn=lambda net, x: net(x),
-        )  # fmt: skip
+            net,
+            IMAGES,
+            tp.importance.GroupMagnitudeImportance(),
+            reg=0.1,
+            ignored_layers=[net.head],
+            in_channel_groups={},
+            out_channel_groups={},
+            num_heads={},
+            forward_fn=lambda net, x: net(x),
+        )
         theirs = gradients(lambda: pruner.regularize(net))
     groups = find_groups(net, IMAGES)
     ours = gradients(lambda: add_penalty(net, groups, "group_norm", 0.1))
@@ -161,8 +168,13 @@ def test_each_importance_ranks_as_its_paper_does(net):
     net(IMAGES).logsumexp(1).sum().backward()
     gradients = {name: p.grad for name, p in tensors.items()}
     sensitivity = loss_change(groups, tensors, gradients)
-    taylor = sum((p * p.grad).flatten(1).sum(1) if p.dim() > 1 else p * p.grad
-                 for p in (block.conv1.weight, block.bn1.weight, block.bn1.bias)) ** 2  # fmt: skip
+    taylor = (
+        sum(
+            (p * p.grad).flatten(1).sum(1) if p.dim() > 1 else p * p.grad
+            for p in (block.conv1.weight, block.bn1.weight, block.bn1.bias)
+        )
+        ** 2
+    )
     rows = block.conv1.weight.detach().flatten(1)
     expected = {
         "l1": rows.abs().sum(1),

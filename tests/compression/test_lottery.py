@@ -14,10 +14,13 @@ def test_each_round_removes_the_same_share_of_what_is_left() -> None:
     assert round_sparsities(0.5, 2) == [0.0, 0.5]
 
 
-@pytest.mark.parametrize(("sparsity", "rounds", "sentence"), [
-    (1.0, 3, "compression.lottery.sparsity=1.0 is not between 0 and 1"),
-    (0.5, 1, "compression.lottery.rounds=1: a ticket takes a round that finds it and one that trains it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sparsity", "rounds", "sentence"),
+    [
+        (1.0, 3, "compression.lottery.sparsity=1.0 is not between 0 and 1"),
+        (0.5, 1, "compression.lottery.rounds=1: a ticket takes a round that finds it and one that trains it"),
+    ],
+)
 def test_refuses(sparsity: float, rounds: int, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         round_sparsities(sparsity, rounds)

@@ -24,9 +24,14 @@ NO_KEYS = [
 ]  # of training
 FORMATS = sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml"))
 VERBS = {
-    "evaluate": [], "receipt": [], "sensitivity": [], "predict": ["input=a.npy", "output=b.csv"], "compress": ["compression=ptq_static"],
-    "export": [f"target=[{','.join(FORMATS)}]"], "serve": [],
-}  # fmt: skip
+    "evaluate": [],
+    "receipt": [],
+    "sensitivity": [],
+    "predict": ["input=a.npy", "output=b.csv"],
+    "compress": ["compression=ptq_static"],
+    "export": [f"target=[{','.join(FORMATS)}]"],
+    "serve": [],
+}
 OTHERS = {"benchmark": ["suite=scaling"], "make_shards": [], "prepare_tokens": ["input=x"], "support": []}
 
 

@@ -43,8 +43,11 @@ def test_did_you_mean() -> None:
 
 def test_flatten_takes_lists_and_empty_groups_as_leaves() -> None:
     assert flatten({"a": {"b": 1, "c": {"d": [1, {"e": 2}]}}, "f": {}, "g": None}) == {
-        "a.b": 1, "a.c.d": [1, {"e": 2}], "f": {}, "g": None,
-    }  # fmt: skip
+        "a.b": 1,
+        "a.c.d": [1, {"e": 2}],
+        "f": {},
+        "g": None,
+    }
 
 
 def test_resolve_gives_plain_data_without_interpolations() -> None:

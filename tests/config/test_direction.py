@@ -54,9 +54,11 @@ def test_the_direction_follows_what_the_run_returns(overrides: list[str], direct
 
 @pytest.mark.parametrize(
     ("sweeper", "way"),
-    [({"optim": {"maximize": False}}, "hydra.sweeper.optim.maximize=true"),
-     ({"ax_config": {"experiment": {"minimize": True}}}, "hydra.sweeper.ax_config.experiment.minimize=false")],
-)  # fmt: skip
+    [
+        ({"optim": {"maximize": False}}, "hydra.sweeper.optim.maximize=true"),
+        ({"ax_config": {"experiment": {"minimize": True}}}, "hydra.sweeper.ax_config.experiment.minimize=false"),
+    ],
+)
 def test_other_plug_ins(sweeper: dict[str, Any], way: str) -> None:
     with pytest.raises(UserError, match=f"add {way}"):
         check_direction(config(), sweeper, [])

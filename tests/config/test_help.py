@@ -52,20 +52,44 @@ def test_root_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 EXPLAINED = {
-    "a key": (["optimizer.lr"], ["optimizer.lr=0.1", "takes   a number above 0", "means   learning rate at the peak of the schedule",
-                                 "in      configs/optimizer/sgd.yaml"]),
-    "of another choice": (["optimizer.lr", "optimizer=adamw", "optimizer.lr=0.5"], ["optimizer.lr=0.5", "configs/optimizer/adamw.yaml"]),
+    "a key": (
+        ["optimizer.lr"],
+        [
+            "optimizer.lr=0.1",
+            "takes   a number above 0",
+            "means   learning rate at the peak of the schedule",
+            "in      configs/optimizer/sgd.yaml",
+        ],
+    ),
+    "of another choice": (
+        ["optimizer.lr", "optimizer=adamw", "optimizer.lr=0.5"],
+        ["optimizer.lr=0.5", "configs/optimizer/adamw.yaml"],
+    ),
     "null": (["trainer.max_time"], ["trainer.max_time=null", "or null", "configs/trainer/default.yaml"]),
-    "what follows others": (["optimizer.batch_size"], ["optimizer.batch_size=64, as it follows ${oc.select:data.batch_size,null}"]),
-    "an argument that no file has": (["optimizer.amsgrad", "optimizer=adamw"],
-                                     ["an argument of lathe.optim.build_optimizer", "true or false", "with +optimizer.amsgrad=..."]),
-    "a group": (["optimizer"], ["optimizer: how weights move", "choices adamw, muon, sgd", "chosen  sgd", "optimizer.kind.path",
-                                "a whole number from 1 or null", "with a plus: +optimizer.dampening"]),
+    "what follows others": (
+        ["optimizer.batch_size"],
+        ["optimizer.batch_size=64, as it follows ${oc.select:data.batch_size,null}"],
+    ),
+    "an argument that no file has": (
+        ["optimizer.amsgrad", "optimizer=adamw"],
+        ["an argument of lathe.optim.build_optimizer", "true or false", "with +optimizer.amsgrad=..."],
+    ),
+    "a group": (
+        ["optimizer"],
+        [
+            "optimizer: how weights move",
+            "choices adamw, muon, sgd",
+            "chosen  sgd",
+            "optimizer.kind.path",
+            "a whole number from 1 or null",
+            "with a plus: +optimizer.dampening",
+        ],
+    ),
     "a part": (["model.net"], ["model.net.depth", "lathe.nets.CifarResNet", "20"]),
     "a group without a choice": (["experiment"], ["choices cifar100_resnet20_dkd, ", "chosen  null"]),
     "several": (["seed", "test"], ["seed=42", "test=true"]),
     "a part of one's own": (["model.net.size", "+model.net.size=3", "model.net._target_=mine.Net"], ["model.net.size=3"]),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", EXPLAINED)
@@ -97,9 +121,13 @@ def test_keys_of_other_scripts_are_explained_from_their_own_files(capsys: pytest
 
 @pytest.mark.parametrize(
     ("key", "hint"),
-    [("lr", "did you mean optimizer.lr?"), ("optimizer.lrr", "did you mean optimizer.lr?"), ("modle", "did you mean model?"),
-     ("optimizer=nope optimizer.lr", "there is no such choice")],
-)  # fmt: skip
+    [
+        ("lr", "did you mean optimizer.lr?"),
+        ("optimizer.lrr", "did you mean optimizer.lr?"),
+        ("modle", "did you mean model?"),
+        ("optimizer=nope optimizer.lr", "there is no such choice"),
+    ],
+)
 def test_a_key_that_is_not_there_is_told(key: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert in_process("train.py", "--help", *key.split()) == 1
     error = capsys.readouterr().err

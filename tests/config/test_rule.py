@@ -8,10 +8,28 @@ import pytest
 from lathe.config.schema.rule import Rule, anything, count, flag, group, items, node, number, only, path, share, text, whole, word
 
 JUNK: dict[str, Any] = {
-    "none": None, "yes": True, "zero": 0, "one": 1, "minus": -1, "huge": 10**30, "half": 0.5, "nan": math.nan, "inf": math.inf,
-    "word": "abc", "empty": "", "blank": " ", "nul": "a\0", "line": "a\nb", "number in quotes": "1e-3", "list": [], "ones": [1, 1],
-    "group": {"a": 1}, "node": {"_target_": "builtins.print"}, "surrogate": "\udcff", "long": "x" * 5000,
-}  # fmt: skip
+    "none": None,
+    "yes": True,
+    "zero": 0,
+    "one": 1,
+    "minus": -1,
+    "huge": 10**30,
+    "half": 0.5,
+    "nan": math.nan,
+    "inf": math.inf,
+    "word": "abc",
+    "empty": "",
+    "blank": " ",
+    "nul": "a\0",
+    "line": "a\nb",
+    "number in quotes": "1e-3",
+    "list": [],
+    "ones": [1, 1],
+    "group": {"a": 1},
+    "node": {"_target_": "builtins.print"},
+    "surrogate": "\udcff",
+    "long": "x" * 5000,
+}
 TAKEN = {
     "whole(0)": (whole(0), {"zero", "one"}),
     "whole(1, also=[-1])": (whole(1, also=[-1]), {"one", "minus"}),
@@ -58,6 +76,6 @@ def test_a_rule_takes_what_it_says_and_nothing_else(name: str) -> None:
         (text("a name", r"[a-z]+"), "A", "k=A: expected a name, got a word."),
         (flag, None, "k=null: expected true or false, got null."),
     ],
-)  # fmt: skip
+)
 def test_the_sentence_names_key_value_and_what_is_expected(rule: Rule, value: Any, sentence: str) -> None:
     assert rule.sentence("k", value) == sentence

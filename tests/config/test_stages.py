@@ -10,8 +10,14 @@ from lathe.errors import UserError
 
 
 def group(*names: str, stages: Any = None) -> dict[str, Any]:
-    kinds = {"distill": "distillation", "prune_channels": "structure", "prune": "masks", "rigl": "masks", "qat": "quantization",
-             "ptq_static": "after"}  # fmt: skip
+    kinds = {
+        "distill": "distillation",
+        "prune_channels": "structure",
+        "prune": "masks",
+        "rigl": "masks",
+        "qat": "quantization",
+        "ptq_static": "after",
+    }
     return {"stages": stages, "receipt": "none", **{name: {"_target_": "a.b", "kind": kinds[name]} for name in names}}
 
 
@@ -27,12 +33,15 @@ def test_orders_that_work(names: tuple[str, ...]) -> None:
     assert windows(group(*names)) == dict.fromkeys(names, (0.0, 1.0))
 
 
-@pytest.mark.parametrize(("names", "sentence"), [
-    (("qat", "prune"), r"^compression=\[qat,prune\] is out of order.*write compression=\[prune,qat\]\.$"),
-    (("prune", "distill"), r"write compression=\[distill,prune\]"),
-    (("prune", "rigl"), r"has prune and rigl, which decide over the same weights: keep one\.$"),
-    (("qat", "ptq_static"), "quantizes in training and again after it"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("qat", "prune"), r"^compression=\[qat,prune\] is out of order.*write compression=\[prune,qat\]\.$"),
+        (("prune", "distill"), r"write compression=\[distill,prune\]"),
+        (("prune", "rigl"), r"has prune and rigl, which decide over the same weights: keep one\.$"),
+        (("qat", "ptq_static"), "quantizes in training and again after it"),
+    ],
+)
 def test_orders_that_do_not(names: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         check(*names)
@@ -67,20 +76,25 @@ def test_options_of_a_method_that_was_not_chosen_are_refused() -> None:
 
 def test_stages_share_the_run() -> None:
     assert windows(group("distill", "prune", "qat", stages=[["distill", "prune"], "qat"])) == {
-        "distill": (0.0, 0.5), "prune": (0.0, 0.5), "qat": (0.5, 1.0),
-    }  # fmt: skip
+        "distill": (0.0, 0.5),
+        "prune": (0.0, 0.5),
+        "qat": (0.5, 1.0),
+    }
     assert windows(group("prune", "qat", stages=["prune", "qat"]))["qat"] == (0.5, 1.0)
     assert windows(group("distill", "prune", stages=["prune", "distill"]))["distill"] == (0.5, 1.0)
 
 
-@pytest.mark.parametrize(("stages", "sentence"), [
-    (["prune"], r"^compression\.stages leaves out qat"),
-    (["qat", "prune"], "has a later method in an earlier stage"),
-    (["prune", "qat", "prune"], "names prune twice"),
-    (["prun", "qat"], "names prun, which the run does not have; did you mean prune?"),
-    ("prune", "give a list of methods, or null"),
-    ([], "give a list of methods, or null"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stages", "sentence"),
+    [
+        (["prune"], r"^compression\.stages leaves out qat"),
+        (["qat", "prune"], "has a later method in an earlier stage"),
+        (["prune", "qat", "prune"], "names prune twice"),
+        (["prun", "qat"], "names prun, which the run does not have; did you mean prune?"),
+        ("prune", "give a list of methods, or null"),
+        ([], "give a list of methods, or null"),
+    ],
+)
 def test_stages_that_can_not_be(stages: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         check("prune", "qat", stages=stages)

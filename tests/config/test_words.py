@@ -82,9 +82,37 @@ def test_names(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", ".", "..", "../x", "/x", "a/b", "a\\b", ".hidden", "a\nb", "a\0", "a ", " a", "a b", "a,b", "a=b", "a;b", "$HOME", "*", "-x",
-     "x" * 101, None, 5, True, ["a"], "latest", "benchmark", "slurm", "sweeps"],
-)  # fmt: skip
+    [
+        "",
+        ".",
+        "..",
+        "../x",
+        "/x",
+        "a/b",
+        "a\\b",
+        ".hidden",
+        "a\nb",
+        "a\0",
+        "a ",
+        " a",
+        "a b",
+        "a,b",
+        "a=b",
+        "a;b",
+        "$HOME",
+        "*",
+        "-x",
+        "x" * 101,
+        None,
+        5,
+        True,
+        ["a"],
+        "latest",
+        "benchmark",
+        "slurm",
+        "sweeps",
+    ],
+)
 def test_names_that_lie_elsewhere_or_need_quoting_or_are_lathes_own(name: Any) -> None:
     (sentence,) = check(config() | {"name": name})
     assert re.match(

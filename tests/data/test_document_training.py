@@ -16,8 +16,14 @@ from lathe.tasks.language_modelling import LanguageModellingTask
 
 def tiny() -> LanguageModellingTask:
     torch.manual_seed(0)
-    return LanguageModellingTask(torch.nn.Sequential(torch.nn.Embedding(1 + sum(lengths()), 4), torch.nn.Linear(4, 8), torch.nn.Tanh(),
-                                                     torch.nn.Linear(8, 1 + sum(lengths()))))  # fmt: skip
+    return LanguageModellingTask(
+        torch.nn.Sequential(
+            torch.nn.Embedding(1 + sum(lengths()), 4),
+            torch.nn.Linear(4, 8),
+            torch.nn.Tanh(),
+            torch.nn.Linear(8, 1 + sum(lengths())),
+        )
+    )
 
 
 def train(rank: int, world: int) -> list[float]:
@@ -82,9 +88,17 @@ class Recorder(LightningModule):
 
 
 def test_a_fit_counts_its_steps_beforehand_and_resumes_exactly(tmp_path: Path) -> None:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False,
-             "default_root_dir": tmp_path, "accelerator": "cpu", "max_epochs": 2, "num_sanity_val_steps": 0,
-             "limit_val_batches": 0}  # fmt: skip
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+        "default_root_dir": tmp_path,
+        "accelerator": "cpu",
+        "max_epochs": 2,
+        "num_sanity_val_steps": 0,
+        "limit_val_batches": 0,
+    }
     whole, rest = Recorder(), Recorder()
     Trainer(**quiet, callbacks=[ExactResume(0)]).fit(whole, datamodule=module())
     assert len(whole.seen) == whole.planned

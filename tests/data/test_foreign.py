@@ -18,8 +18,16 @@ from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
 
-OWN = (*SMALL[1:], "model=mlp", "model.net.width=4", "model.net.channels=1", "model.net.image_size=4", "model.net.num_classes=2",
-       "trainer.log_every_n_steps=1", "callbacks.throughput=null")  # fmt: skip
+OWN = (
+    *SMALL[1:],
+    "model=mlp",
+    "model.net.width=4",
+    "model.net.channels=1",
+    "model.net.image_size=4",
+    "model.net.num_classes=2",
+    "trainer.log_every_n_steps=1",
+    "callbacks.throughput=null",
+)
 
 
 def shared(replicas: int, rank: int, module: Any = None, **options: Any) -> Any:

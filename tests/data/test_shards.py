@@ -85,8 +85,16 @@ def test_grey_images_keep_their_pixels(tmp_path: Path) -> None:
 def test_a_window_of_all_shards_is_the_order_of_data_in_memory(folder: Path) -> None:
     images, labels = (torch.from_numpy(part) for part in pixels()["train"])
     normalizer = Normalizer((0.4, 0.5, 0.6), (0.2, 0.25, 0.3), 3)
-    resident = ResidentLoader(images, labels, num_classes=5, normalizer=normalizer, augment=EVERYTHING, device=torch.device("cpu"),
-                              train=True, batch_size=12)  # fmt: skip
+    resident = ResidentLoader(
+        images,
+        labels,
+        num_classes=5,
+        normalizer=normalizer,
+        augment=EVERYTHING,
+        device=torch.device("cpu"),
+        train=True,
+        batch_size=12,
+    )
     streamed = loader(folder, window=7)
     for _ in range(2):
         assert same(list(resident), list(streamed))
@@ -175,8 +183,9 @@ def test_memory_and_open_files_do_not_grow_with_the_data(tmp_path: Path, monkeyp
     train, opened = split(path, max_open=2), []
     images: Any = train.images
     monkeypatch.setattr(module.os, "open", lambda name, flags, real=os.open: opened.append(name) or real(name, flags))
-    feed = ShardLoader(train, images.sizes, 2, num_classes=5, normalizer=None, augment=None, device=torch.device("cpu"), train=True,
-                       batch_size=2)  # fmt: skip
+    feed = ShardLoader(
+        train, images.sizes, 2, num_classes=5, normalizer=None, augment=None, device=torch.device("cpu"), train=True, batch_size=2
+    )
     tracemalloc.start()
     most = 0
     for _ in feed:
@@ -259,8 +268,15 @@ def test_a_pickle_in_a_shard_is_not_obeyed(npy: Path, malicious_pickle: tuple[by
 
 @pytest.mark.parametrize("kind", ["workers", "resident"])
 def test_the_data_module_checks_facts_and_gives_all_splits(npy: Path, kind: Any) -> None:
-    facts: dict[str, Any] = {"num_classes": 5, "channels": 3, "image_size": 8, "mean": [0.5] * 3, "std": [0.3] * 3, "batch_size": 10,
-                             "loader": kind}  # fmt: skip
+    facts: dict[str, Any] = {
+        "num_classes": 5,
+        "channels": 3,
+        "image_size": 8,
+        "mean": [0.5] * 3,
+        "std": [0.3] * 3,
+        "batch_size": 10,
+        "loader": kind,
+    }
     data = ShardDataModule(Shards("", str(npy)), window=2, **facts)
     data.prepare_data()
     data.setup("fit")

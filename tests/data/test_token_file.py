@@ -105,9 +105,17 @@ def test_a_foreign_or_damaged_description(files: Path, text: str) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"vocab_size": "300"}, {"vocab_size": 0}, {"vocab_size": True}, {"dtype": "<u4"}, {"dtype": "O"}, {"splits": {}}, {"splits": None},
-     {"splits": {"train": {"tokens": -1}, "val": {"tokens": 2}, "test": {"tokens": 2}}}],
-)  # fmt: skip
+    [
+        {"vocab_size": "300"},
+        {"vocab_size": 0},
+        {"vocab_size": True},
+        {"dtype": "<u4"},
+        {"dtype": "O"},
+        {"splits": {}},
+        {"splits": None},
+        {"splits": {"train": {"tokens": -1}, "val": {"tokens": 2}, "test": {"tokens": 2}}},
+    ],
+)
 def test_a_description_with_impossible_values(files: Path, change: dict[str, Any]) -> None:
     meta = json.loads((files / "meta.json").read_text())
     (files / "meta.json").write_text(json.dumps(meta | change))

@@ -29,10 +29,15 @@ def folder_of(folder: Path, in_graph: bool, target: str = "onnx", **changed: Any
     module.export(
         shipped, torch.zeros(2, 3, 4, 4, dtype=torch.uint8 if in_graph else torch.float32), folder / f"model{module.suffix}"
     )
-    content = {"target": target, "file": f"model{module.suffix}", "classes": None,
-               "preprocess": {"in_graph": in_graph, "mean": MEAN, "std": STD, "size": [4, 4]},
-               "input": {"dtype": "uint8" if in_graph else "float32", "shape": ["batch", 3, 4, 4]},
-               "output": {"shape": ["batch", 5]}, **changed}  # fmt: skip
+    content = {
+        "target": target,
+        "file": f"model{module.suffix}",
+        "classes": None,
+        "preprocess": {"in_graph": in_graph, "mean": MEAN, "std": STD, "size": [4, 4]},
+        "input": {"dtype": "uint8" if in_graph else "float32", "shape": ["batch", 3, 4, 4]},
+        "output": {"shape": ["batch", 5]},
+        **changed,
+    }
     manifest.write(folder, content, [f"model{module.suffix}"])
     return folder, net
 

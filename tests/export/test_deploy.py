@@ -21,9 +21,15 @@ def run(net: nn.Module, inputs: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(
     "plan",
-    [LayerPlan(), LayerPlan(weight_bits=4), LayerPlan(activation="dynamic"), LayerPlan(activation="none", group_size=9),
-     LayerPlan(per_channel=False), LayerPlan(lsq=True)],
-)  # fmt: skip
+    [
+        LayerPlan(),
+        LayerPlan(weight_bits=4),
+        LayerPlan(activation="dynamic"),
+        LayerPlan(activation="none", group_size=9),
+        LayerPlan(per_channel=False),
+        LayerPlan(lsq=True),
+    ],
+)
 def test_folded_integers_compute_what_was_simulated(
     make_resnet: Make, images: Tensor, plan: LayerPlan, quantized: Quantized
 ) -> None:

@@ -10,8 +10,11 @@ def shipped(size: object) -> Shipped:
 
 
 def test_what_is_traced_holds_none_of_the_example() -> None:
-    for example, dtype in ((torch.rand(7, 3, 8, 8, dtype=torch.float64), torch.float32), (torch.ones(1, 9, dtype=torch.int64), torch.int64),
-                           (torch.full((5, 1, 8, 8), 9, dtype=torch.uint8), torch.uint8)):  # fmt: skip
+    for example, dtype in (
+        (torch.rand(7, 3, 8, 8, dtype=torch.float64), torch.float32),
+        (torch.ones(1, 9, dtype=torch.int64), torch.int64),
+        (torch.full((5, 1, 8, 8), 9, dtype=torch.uint8), torch.uint8),
+    ):
         found = stand_in(example)
         assert (found.dtype, tuple(found.shape)) == (dtype, (2, *example.shape[1:]))
         assert not found.any()

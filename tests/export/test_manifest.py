@@ -74,11 +74,22 @@ def test_names_that_lead_elsewhere_are_refused(folder: Path, name: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "null", "{}", '{"version": 1}', "\xff", "[" * 100_000,
-     json.dumps({"version": 1, **CONTENT, "files": []}), json.dumps({"version": 1, **CONTENT, "files": {"model.onnx": {"bytes": "x"}}}),
-     json.dumps({"version": 1, **CONTENT, "input": None, "files": {}}), json.dumps({"version": 1, **CONTENT, "file": 3, "files": {}}),
-     json.dumps({"version": 1, **CONTENT, "preprocess": {"in_graph": False}, "files": {}})],
-)  # fmt: skip
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "{}",
+        '{"version": 1}',
+        "\xff",
+        "[" * 100_000,
+        json.dumps({"version": 1, **CONTENT, "files": []}),
+        json.dumps({"version": 1, **CONTENT, "files": {"model.onnx": {"bytes": "x"}}}),
+        json.dumps({"version": 1, **CONTENT, "input": None, "files": {}}),
+        json.dumps({"version": 1, **CONTENT, "file": 3, "files": {}}),
+        json.dumps({"version": 1, **CONTENT, "preprocess": {"in_graph": False}, "files": {}}),
+    ],
+)
 def test_a_torn_or_foreign_manifest_is_said(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text, encoding="latin-1")
     with pytest.raises(UserError, match=r"manifest\.json can't be read as the manifest of an export: export the run again"):

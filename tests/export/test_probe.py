@@ -26,8 +26,14 @@ def test_it_answers_each_input(tmp_path: Path) -> None:
     job.mkdir()
     net = nn.Linear(3, 2).eval()
     export.get("onnx").export(net, torch.zeros(2, 3), folder / "model.onnx")
-    content = {"target": "onnx", "file": "model.onnx", "classes": None, "preprocess": None, "input": {"dtype": "float32", "shape": []},
-               "output": {"shape": []}}  # fmt: skip
+    content = {
+        "target": "onnx",
+        "file": "model.onnx",
+        "classes": None,
+        "preprocess": None,
+        "input": {"dtype": "float32", "shape": []},
+        "output": {"shape": []},
+    }
     manifest.write(folder, content, ["model.onnx"])
     (job / "job.json").write_text(json.dumps({"folder": str(folder), "threads": 1}))
     inputs = [torch.randn(n, 3) for n in range(1, 12)]  # more than ten: names of files are no numbers

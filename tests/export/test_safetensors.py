@@ -121,9 +121,14 @@ def exported(folder: Path) -> MLP:
     folder.mkdir(parents=True)
     target.export(net, torch.zeros(2, 1, 8, 8), folder / "model.safetensors", config={"_target_": "lathe.nets.MLP", **arguments})
     preprocess = {"in_graph": False, "mean": [0.305], "std": [0.376], "size": [8, 8]}
-    manifest = {"run": "2031-01-01_demo", "file": "model.safetensors", "integers": False, "preprocess": preprocess,
-                "input": {"dtype": "float32", "shape": ["batch", 1, 8, 8]},
-                "output": {"dtype": "float32", "shape": ["batch", 10]}}  # fmt: skip
+    manifest = {
+        "run": "2031-01-01_demo",
+        "file": "model.safetensors",
+        "integers": False,
+        "preprocess": preprocess,
+        "input": {"dtype": "float32", "shape": ["batch", 1, 8, 8]},
+        "output": {"dtype": "float32", "shape": ["batch", 10]},
+    }
     parity = {"split": "test", "samples": 297, "figures": {"trained": {"accuracy": 0.98765}, "file": {"accuracy": 0.98321}}}
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "parity.json").write_text(json.dumps(parity))

@@ -45,10 +45,14 @@ def test_what_is_missing_is_said(make_mlp: Make, images: Tensor, tmp_path: Path,
 
 @pytest.mark.parametrize(
     ("options", "sentence"),
-    [({"through": "trtexec"}, "through=trtexec: choose auto, torch_tensorrt, onnx"), ({"half": 1}, "half=1: choose true or false"),
-     ({"max_batch_size": True}, "max_batch_size=True: give a whole number"), ({"typical_batch_size": 65}, "from 1 to max_batch_size=64"),
-     ({"workspace": 0}, "workspace=0: give bytes from 1")],
-)  # fmt: skip
+    [
+        ({"through": "trtexec"}, "through=trtexec: choose auto, torch_tensorrt, onnx"),
+        ({"half": 1}, "half=1: choose true or false"),
+        ({"max_batch_size": True}, "max_batch_size=True: give a whole number"),
+        ({"typical_batch_size": 65}, "from 1 to max_batch_size=64"),
+        ({"workspace": 0}, "workspace=0: give bytes from 1"),
+    ],
+)
 def test_options_that_can_not_be(make_mlp: Make, images: Tensor, tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         tensorrt.export(make_mlp(), images, tmp_path / "net.engine", **options)
@@ -201,6 +205,8 @@ def test_what_the_builder_is_asked(images: Tensor, tmp_path: Path, monkeypatch: 
     onnx.checker.check_model(onnx.load_model_from_string(path.read_bytes()))
     assert os.listdir(tmp_path) == ["net.engine"]
     assert trt.asked == [
-        ("network", 2), ("clear", "tf32"), ("memory", "workspace", 2**20),
+        ("network", 2),
+        ("clear", "tf32"),
+        ("memory", "workspace", 2**20),
         ("shape", "input", (1, 3, 16, 16), (8, 3, 16, 16), (32, 3, 16, 16)),
-    ]  # fmt: skip
+    ]

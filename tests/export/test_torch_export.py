@@ -173,13 +173,17 @@ def test_what_can_not_be_exported_or_read_is_said(make_mlp: Make, images: Tensor
     ("record", "change", "what"),
     [
         ("data/sample_inputs/model.pt", lambda text: b"\x80\x02cos\nsystem\n.", "it holds data/sample_inputs/model.pt, a pickle"),
-        ("data/weights/model_weights_config.json", lambda text: text.replace(b'"use_pickle": false', b'"use_pickle": true'), "a pickle"),
+        (
+            "data/weights/model_weights_config.json",
+            lambda text: text.replace(b'"use_pickle": false', b'"use_pickle": true'),
+            "a pickle",
+        ),
         ("models/model.json", lambda text: text.replace(RELU, b"torch.os.system"), "the operator torch.os.system"),
         ("models/model.json", lambda text: text.replace(RELU, b"torch.ops.load_library"), "torch.ops.load_library"),
         ("models/model.json", lambda text: text.replace(b"Symbol('", b"exec('"), r"the size exec\('s"),
         ("data/constants/opaque_obj_0", lambda text: b"\x80\x02cos\nsystem\n.", "data/constants/opaque_obj_0"),
     ],
-)  # fmt: skip
+)
 def test_code_in_an_archive_is_refused(
     make_mlp: Make, images: Tensor, tmp_path: Path, record: str, change: Callable[[bytes], bytes], what: str
 ) -> None:

@@ -29,8 +29,16 @@ def test_an_archive_holds_what_serves_and_nothing_of_lathe_or_this_machine(tmp_p
     secret = torch.rand(2, 1, 8, 8) + 0.123456
     net = shipped()
     get("torchserve").export(
-        net.net, secret, tmp_path / "m.mar", facts=PIXELS, payload="onnx", workers=2, batch_size=7, max_batch_delay=9, response_timeout=11
-    )  # fmt: skip
+        net.net,
+        secret,
+        tmp_path / "m.mar",
+        facts=PIXELS,
+        payload="onnx",
+        workers=2,
+        batch_size=7,
+        max_batch_delay=9,
+        response_timeout=11,
+    )
     assert os.listdir(tmp_path) == ["m.mar"]
     with zipfile.ZipFile(tmp_path / "m.mar") as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
@@ -38,8 +46,13 @@ def test_an_archive_holds_what_serves_and_nothing_of_lathe_or_this_machine(tmp_p
     manifest = json.loads(files["MAR-INF/MANIFEST.json"])["model"]
     assert (manifest["handler"], manifest["configFile"]) == ("lathe_legacy_torchserve_handler.py", "model-config.yaml")
     assert files["model-config.yaml"].decode().splitlines() == [
-        "minWorkers: 2", "maxWorkers: 2", "batchSize: 7", "maxBatchDelay: 9", "responseTimeout: 11", "deviceType: cpu",
-    ]  # fmt: skip
+        "minWorkers: 2",
+        "maxWorkers: 2",
+        "batchSize: 7",
+        "maxBatchDelay: 9",
+        "responseTimeout: 11",
+        "deviceType: cpu",
+    ]
     rows = [row.tobytes() for row in secret.numpy().reshape(-1, 8)]
     for name, content in files.items():
         assert not any(row in content for row in rows)

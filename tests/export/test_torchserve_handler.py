@@ -80,7 +80,7 @@ def test_a_bad_request_does_not_spoil_its_batch(folder: Path, serve: Callable[..
         (bytes(huge), "", 400, "header"),
         (encoded(np.zeros((8, 8), np.float32), "npy"), "", 422, "float32"),
         (encoded(np.zeros((7, 8), np.uint8), "npy"), "", 422, r"\[7, 8\]"),
-    ]  # fmt: skip
+    ]
     requests = [(good, "")]
     for body, kind, *_ in bad:
         requests += [(body, kind), (good, "")]
@@ -144,14 +144,20 @@ def test_pixels_are_normalised_where_the_graph_does_not(tmp_path: Path, serve: C
 def test_token_ids_get_the_next_ones(tmp_path: Path, serve: Callable[..., Any]) -> None:
     torch.manual_seed(0)
     net = GPT(vocab_size=32, max_length=8, width=16, depth=1, heads=2).eval()
-    facts = {"input": {"name": "input", "dtype": "int64", "shape": ["batch", "time"], "layout": "NT", "longest": 8, "vocab_size": 32},
-             "preprocess": None, "classes": None}  # fmt: skip
+    facts = {
+        "input": {"name": "input", "dtype": "int64", "shape": ["batch", "time"], "layout": "NT", "longest": 8, "vocab_size": 32},
+        "preprocess": None,
+        "classes": None,
+    }
     folder = archived(tmp_path / "m.mar", net, torch.zeros(2, 8, dtype=torch.int64), facts=facts, top_k=2)
     ids = [5, 3, 31]
     short, long, wrong, ours = serve(
-        folder, ({"tokens": ids}, "application/json"), (encoded(np.arange(8), "npy"), ""), ({"tokens": [32]}, "application/json"),
+        folder,
+        ({"tokens": ids}, "application/json"),
+        (encoded(np.arange(8), "npy"), ""),
+        ({"tokens": [32]}, "application/json"),
         (np.array(ids, "<i8").tobytes(), "application/octet-stream"),
-    )  # fmt: skip
+    )
     with torch.no_grad():
         shares = net(torch.tensor([ids]))[0, -1].softmax(0)
     assert short == ours

@@ -31,9 +31,14 @@ def test_packing_keeps_every_integer(bits: int) -> None:
 
 @pytest.mark.parametrize(
     "plan",
-    [LayerPlan(), LayerPlan(weight_bits=3, activation_bits=5), LayerPlan(weight_bits=4, activation="none", group_size=9),
-     LayerPlan(lsq=True), LayerPlan(per_channel=False)],
-)  # fmt: skip
+    [
+        LayerPlan(),
+        LayerPlan(weight_bits=3, activation_bits=5),
+        LayerPlan(weight_bits=4, activation="none", group_size=9),
+        LayerPlan(lsq=True),
+        LayerPlan(per_channel=False),
+    ],
+)
 def test_a_quantized_net_comes_back_exactly(make_resnet: Make, images: Tensor, tmp_path: Path, plan: LayerPlan) -> None:
     net, path = rounding(make_resnet(), images, plan), tmp_path / "net.pt"
     get("weights").export(net, images[:1], path)

@@ -174,7 +174,7 @@ SAFETENSORS: dict[str, bytes] = {
     "integers that are none": tensors({"0.weight": WEIGHT, "0.bias": BIAS}, integers={"0.weight": {}}),
     "aliases of nothing": tensors({"0.weight": WEIGHT, "0.bias": BIAS}, aliases={"0.bias": "evil"}),
     "a pickle": OPEN,
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("attack", SAFETENSORS)
@@ -189,8 +189,16 @@ def test_safetensors(attack: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [OPEN, b"", {"version": 1, "state": 5}, {"version": 1}, [1], KEPT | {"structure": EVIL, "state": {}}, KEPT | {"state": {"a": "x"}}],
-)  # fmt: skip
+    [
+        OPEN,
+        b"",
+        {"version": 1, "state": 5},
+        {"version": 1},
+        [1],
+        KEPT | {"structure": EVIL, "state": {}},
+        KEPT | {"state": {"a": "x"}},
+    ],
+)
 def test_weights(content: Any, tmp_path: Path) -> None:
     path = tmp_path / "model.pt"
     if isinstance(content, bytes):
@@ -259,9 +267,16 @@ def test_programs_from_elsewhere_are_not_loaded(target: str, tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     "text",
-    ["[" * 100_000, "5", '{"version": 1}', '{"version": 1, "target": "../x", "file": "a", "files": {}}', "\x00" * 100, " " * 11_000_000,
-     '{"version": 1, "target": {"_target_": "os.system"}, "file": "model.onnx", "files": {}, "input": {}, "preprocess": null}'],
-)  # fmt: skip
+    [
+        "[" * 100_000,
+        "5",
+        '{"version": 1}',
+        '{"version": 1, "target": "../x", "file": "a", "files": {}}',
+        "\x00" * 100,
+        " " * 11_000_000,
+        '{"version": 1, "target": {"_target_": "os.system"}, "file": "model.onnx", "files": {}, "input": {}, "preprocess": null}',
+    ],
+)
 def test_manifests(text: str, tmp_path: Path) -> None:
     folder = bundle(tmp_path, "onnx", b"x")
     (folder / "manifest.json").write_text(text)

@@ -87,8 +87,10 @@ CHECKPOINTS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "a structure that sets a class": channels({}, {"head": {"__class__": 1}}),
     "a structure that sets a size": channels({}, {"head": {"in_features": 10**9}}),
     "a plan of code": lambda state: state | {"structure": {"quantization": {"head": {"plan": {"__class__": "x"}}}}},
-    "an owner elsewhere": lambda state: state | {"structure": {"quantization": {"head": {"plan": {}, "weight_quantizer": ["..", "x"]}}}},
-}  # fmt: skip
+    "an owner elsewhere": lambda state: (
+        state | {"structure": {"quantization": {"head": {"plan": {}, "weight_quantizer": ["..", "x"]}}}}
+    ),
+}
 
 
 @pytest.mark.parametrize("attack", CHECKPOINTS)
@@ -213,14 +215,21 @@ def index(**changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "content",
     [
-        "[" * 100_000, "5", "[]",
-        index(image="abc"), index(image=None), index(splits=[]), index(num_classes={"_target_": "os.system"}),
-        *[index(splits={name: {"table": entry(file=file), "shards": [entry()]} for name in ("train", "val", "test")})
-          for file in ("../../etc/passwd", "/etc/passwd", "", 5, ["a"])],
+        "[" * 100_000,
+        "5",
+        "[]",
+        index(image="abc"),
+        index(image=None),
+        index(splits=[]),
+        index(num_classes={"_target_": "os.system"}),
+        *[
+            index(splits={name: {"table": entry(file=file), "shards": [entry()]} for name in ("train", "val", "test")})
+            for file in ("../../etc/passwd", "/etc/passwd", "", 5, ["a"])
+        ],
         index(splits={"evil": 5} | index()["splits"]),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_indices_of_shards(content: Any, tmp_path: Path) -> None:
     (tmp_path / "index.json").write_text(content if isinstance(content, str) else json.dumps(content))
     said(lambda: read_index(tmp_path, "data.source.name"))

@@ -14,9 +14,29 @@ from lathe.trust.check import PLACES, findings
 from lathe.trust.own import BASES
 from lathe.trust.parts import kinds_of
 
-KEYS = ("model", "model.net", "model.net.block", "model.init", "optimizer", "optimizer.kind", "scheduler", "trainer", "strategy", "data",
-        "data.source", "data.augment", "callbacks.x", "callbacks.x.y", "logger.x", "compression.x", "compression.x.teacher.net", "seed",
-        "extra", "trainer.plugins", "request.run")  # fmt: skip
+KEYS = (
+    "model",
+    "model.net",
+    "model.net.block",
+    "model.init",
+    "optimizer",
+    "optimizer.kind",
+    "scheduler",
+    "trainer",
+    "strategy",
+    "data",
+    "data.source",
+    "data.augment",
+    "callbacks.x",
+    "callbacks.x.y",
+    "logger.x",
+    "compression.x",
+    "compression.x.teacher.net",
+    "seed",
+    "extra",
+    "trainer.plugins",
+    "request.run",
+)
 
 
 def modules(draw: random.Random, packages: int) -> list[tuple[str, Path]]:

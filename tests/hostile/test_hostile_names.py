@@ -18,8 +18,23 @@ from lathe.trust.check import findings, kind_at
 Refusal = Callable[[RunDir], str]
 
 
-HERE = ("model", "model.net", "model.loss", "optimizer", "optimizer.kind", "scheduler", "trainer", "strategy", "data", "data.source",
-        "data.augment", "callbacks.extra", "logger.extra", "compression.extra", "compression.distill.teacher.net")  # fmt: skip
+HERE = (
+    "model",
+    "model.net",
+    "model.loss",
+    "optimizer",
+    "optimizer.kind",
+    "scheduler",
+    "trainer",
+    "strategy",
+    "data",
+    "data.source",
+    "data.augment",
+    "callbacks.extra",
+    "logger.extra",
+    "compression.extra",
+    "compression.distill.teacher.net",
+)
 
 
 def test_a_run_that_nobody_has_touched_opens(foreign: RunDir) -> None:
@@ -66,10 +81,28 @@ def test_yaml_that_lathe_does_not_write_is_refused(foreign: RunDir, text: str, r
 
 @pytest.mark.parametrize(
     "name",
-    ["torch.nn.Linear.__init__", "torch.nn.Linear ", "torch.nn.Linear\x1b[31m", "torch..nn.Linear", ".torch.nn.Linear", "Linear", "",
-     "torch.nn.Linear\n", "torch.nn.Lineaг", "torch.nn.modules._functions.Linear", "lathe.nets._MLP", "os:system", "torch.nn/Linear",
-     5, True, None, 1.5, ["torch.nn.Linear"], {"a": 1}],
-)  # fmt: skip
+    [
+        "torch.nn.Linear.__init__",
+        "torch.nn.Linear ",
+        "torch.nn.Linear\x1b[31m",
+        "torch..nn.Linear",
+        ".torch.nn.Linear",
+        "Linear",
+        "",
+        "torch.nn.Linear\n",
+        "torch.nn.Lineaг",
+        "torch.nn.modules._functions.Linear",
+        "lathe.nets._MLP",
+        "os:system",
+        "torch.nn/Linear",
+        5,
+        True,
+        None,
+        1.5,
+        ["torch.nn.Linear"],
+        {"a": 1},
+    ],
+)
 def test_names_that_are_none_are_refused(foreign: RunDir, name: Any, refusal: Refusal) -> None:
     plant(foreign, "model.net", {"_target_": name})
     refusal(foreign)
@@ -156,9 +189,18 @@ def test_no_verb_builds_what_a_foreign_run_names(
 
 def test_overrides_of_a_foreign_run_only_choose_and_set(foreign: RunDir) -> None:
     path = foreign.path / "overrides.yaml"
-    for text in ("- hydra.searchpath=[pkg://antigravity]\n", "- +hydra.sweep.dir=x\n", "- hydra/launcher=joblib\n",
-                 "- seed=${oc.env:HOME}\n",
-                 "- [1]\n", "- 1\n", "a: 1\n", "!!python/name:os.system x\n", "- a: &x [*x]\n", "- ~hydra\n"):  # fmt: skip
+    for text in (
+        "- hydra.searchpath=[pkg://antigravity]\n",
+        "- +hydra.sweep.dir=x\n",
+        "- hydra/launcher=joblib\n",
+        "- seed=${oc.env:HOME}\n",
+        "- [1]\n",
+        "- 1\n",
+        "a: 1\n",
+        "!!python/name:os.system x\n",
+        "- a: &x [*x]\n",
+        "- ~hydra\n",
+    ):
         path.write_text(text)
         with pytest.raises(UserError, match=r"its overrides\.yaml (holds|can't be read)"):
             open_run(foreign.path, "run").overrides  # noqa: B018

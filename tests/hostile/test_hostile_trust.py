@@ -168,10 +168,15 @@ def test_names_that_stand_in_runs_made_earlier_may_be_built() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "place", "names"),
-    [("module", "torch.nn", LAYERS), ("module", "torchmetrics", METRICS), ("optimizer", "torch.optim", OPTIMIZERS),
-     ("scheduler", "torch.optim.lr_scheduler", SCHEDULERS), ("callback", "lightning.pytorch.callbacks", CALLBACKS),
-     ("logger", "lightning.pytorch.loggers", LOGGERS)],
-)  # fmt: skip
+    [
+        ("module", "torch.nn", LAYERS),
+        ("module", "torchmetrics", METRICS),
+        ("optimizer", "torch.optim", OPTIMIZERS),
+        ("scheduler", "torch.optim.lr_scheduler", SCHEDULERS),
+        ("callback", "lightning.pytorch.callbacks", CALLBACKS),
+        ("logger", "lightning.pytorch.loggers", LOGGERS),
+    ],
+)
 def test_what_is_listed_is_of_its_kind_and_takes_no_code(kind: str, place: str, names: str) -> None:
     assert set(BASES) | {"data part"} == set(KINDS)
     (base,) = [getattr(importlib.import_module(module), name) for module, name in BASES[kind]]

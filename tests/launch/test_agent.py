@@ -40,8 +40,18 @@ def cfg(tmp_path: Path) -> dict[str, Any]:
 
 
 def options(restarts: int = 0, **others: Any) -> dict[str, Any]:
-    return {"max_restarts": restarts, "monitor_interval": 0.05, "timeout": 60.0, "nodes": 1, "endpoint": None, "id": None,
-            "join_timeout": 60, "last_call_timeout": 1, "numa": "none", **others}  # fmt: skip
+    return {
+        "max_restarts": restarts,
+        "monitor_interval": 0.05,
+        "timeout": 60.0,
+        "nodes": 1,
+        "endpoint": None,
+        "id": None,
+        "join_timeout": 60,
+        "last_call_timeout": 1,
+        "numa": "none",
+        **others,
+    }
 
 
 def test_one_process_is_this_one(cfg: dict[str, Any]) -> None:

@@ -30,12 +30,24 @@ def cfg(accelerator: str = "auto", devices: Any = 1, nodes: int = 1, processes: 
 @pytest.mark.parametrize(
     ("accelerator", "devices", "gpus", "mps", "count"),
     [
-        ("cpu", 1, 0, False, 1), ("cpu", 3, 0, False, 3), ("cpu", "auto", 8, False, 1), ("cpu", -1, 0, False, 1),
-        ("auto", 1, 0, False, 1), ("auto", 2, 0, False, 2), ("auto", "auto", 0, False, 1), ("auto", "auto", 4, False, 4),
-        ("auto", 2, 4, False, 2), ("gpu", "auto", 4, False, 4), ("gpu", -1, 4, False, 4), ("gpu", [1, 3], 4, False, 2),
-        ("cuda", 3, 4, False, 3), ("gpu", 1, 0, True, 1), ("mps", "auto", 0, True, 1), ("auto", "auto", 0, True, 1),
+        ("cpu", 1, 0, False, 1),
+        ("cpu", 3, 0, False, 3),
+        ("cpu", "auto", 8, False, 1),
+        ("cpu", -1, 0, False, 1),
+        ("auto", 1, 0, False, 1),
+        ("auto", 2, 0, False, 2),
+        ("auto", "auto", 0, False, 1),
+        ("auto", "auto", 4, False, 4),
+        ("auto", 2, 4, False, 2),
+        ("gpu", "auto", 4, False, 4),
+        ("gpu", -1, 4, False, 4),
+        ("gpu", [1, 3], 4, False, 2),
+        ("cuda", 3, 4, False, 3),
+        ("gpu", 1, 0, True, 1),
+        ("mps", "auto", 0, True, 1),
+        ("auto", "auto", 0, True, 1),
     ],
-)  # fmt: skip
+)
 def test_counts(machine: Any, accelerator: str, devices: Any, gpus: int, mps: bool, count: int) -> None:
     machine(gpus=gpus, mps=mps)
     assert count_processes(cfg(accelerator, devices)) == count

@@ -36,15 +36,20 @@ def test_paths_are_whole_so_that_a_run_can_be_used_from_anywhere(
         (("model=mlp", "model.net.width=wide"), "model.net.width=wide: expected a whole number"),
         (("seed=-1",), "seed=-1: expected a whole number from 0"),
         (("data.batch_size=0",), "data.batch_size=0: expected a whole number from 1"),
-        (("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=33"),
-         "data.batch_size=33 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 2: choose a multiple of 2."),
+        (
+            ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=33"),
+            "data.batch_size=33 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 2: choose a multiple of 2",
+        ),
         (("trainer.accelerator=cpu", "trainer.devices=999"), "trainer.devices=999 asks for 999 processes"),
-        (("trainer.num_nodes=2",), "trainer.num_nodes=2: start a run on several machines with launch.nodes=2, or with torchrun or srun"),
+        (
+            ("trainer.num_nodes=2",),
+            "trainer.num_nodes=2: start a run on several machines with launch.nodes=2, or with torchrun or srun",
+        ),
         (("launch.max_restarts=-1",), "launch.max_restarts=-1: expected a whole number from 0"),
         (("resume=nowhere",), "resume=nowhere: there is no such directory"),
         (("resume=/tmp",), "resume=/tmp is not a run directory"),
     ],
-)  # fmt: skip
+)
 def test_a_mistake_is_one_sentence_and_leaves_no_directory(
     command: Command, capsys: pytest.CaptureFixture[str], typed: tuple[str, ...], sentence: str
 ) -> None:

@@ -178,9 +178,18 @@ def test_two_nodes_are_two_devices(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
-    arguments = (*TRAIN, "model.net.width=1024", "model.net.depth=3", "trainer.max_epochs=4", "callbacks.checkpoint.every_n_train_steps=3",
-                 "launch.nodes=1:2", f"launch.endpoint={endpoint()}", "launch.id=elastic", "launch.max_restarts=3",
-                 "launch.last_call_timeout=15")  # fmt: skip
+    arguments = (
+        *TRAIN,
+        "model.net.width=1024",
+        "model.net.depth=3",
+        "trainer.max_epochs=4",
+        "callbacks.checkpoint.every_n_train_steps=3",
+        "launch.nodes=1:2",
+        f"launch.endpoint={endpoint()}",
+        "launch.id=elastic",
+        "launch.max_restarts=3",
+        "launch.last_call_timeout=15",
+    )
     first = start(tmp_path, *arguments)
     while not list(tmp_path.glob("logs/.arriving")):
         time.sleep(0.05)

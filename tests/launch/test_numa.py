@@ -61,9 +61,15 @@ BESIDE = "binds the worker of local rank r to the CPUs beside GPU r, and"
         ("node", {"gpus": 0}, "auto", 2, f"launch.numa=node {BESIDE} this run uses no GPU: "),
         ("exclusive", {"nodes": 1, "gpus": 4}, "cpu", 2, f"launch.numa=exclusive {BESIDE} this run uses no GPU"),
         ("socket", {"gpus": 4}, "gpu", [2, 3], f"launch.numa=socket {BESIDE} trainer.devices=[2, 3] picks others"),
-        ("node", {"gpus": 4, "numactl": False}, "gpu", 4, "launch.numa=node: torch asks for the program numactl, which is not here"),
+        (
+            "node",
+            {"gpus": 4, "numactl": False},
+            "gpu",
+            4,
+            "launch.numa=node: torch asks for the program numactl, which is not here",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_torch_can_not_follow_is_refused(
     machine: Any, mode: str, has: dict[str, Any], accelerator: str, devices: Any, sentence: str
 ) -> None:

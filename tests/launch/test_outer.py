@@ -21,8 +21,15 @@ TORCHRUN = {
     "LOCAL_WORLD_SIZE": "2",
     "MASTER_PORT": "29400",
 }
-SLURM = {"SLURM_JOB_ID": "99", "SLURM_PROCID": "2", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4", "SLURM_NODELIST": "node[3-4]",
-         "SLURM_JOB_NAME": "train", "SLURM_NTASKS_PER_NODE": "2"}  # fmt: skip
+SLURM = {
+    "SLURM_JOB_ID": "99",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_NODELIST": "node[3-4]",
+    "SLURM_JOB_NAME": "train",
+    "SLURM_NTASKS_PER_NODE": "2",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -129,9 +136,17 @@ def horovodrun(environment: Any) -> Iterator[Any]:
 
     def put(rank: int, hosts: int = 1) -> str:
         port, local = str(server.server_address[1]), 4 // hosts
-        environment(HOROVOD_RANK=str(rank), HOROVOD_SIZE="4", HOROVOD_LOCAL_RANK=str(rank % local), HOROVOD_LOCAL_SIZE=str(local),
-                    HOROVOD_CROSS_RANK=str(rank // local), HOROVOD_HOSTNAME=f"host{rank // local}", http_proxy="http://nowhere:1",
-                    HOROVOD_GLOO_RENDEZVOUS_ADDR="127.0.0.1", HOROVOD_GLOO_RENDEZVOUS_PORT=port)  # fmt: skip
+        environment(
+            HOROVOD_RANK=str(rank),
+            HOROVOD_SIZE="4",
+            HOROVOD_LOCAL_RANK=str(rank % local),
+            HOROVOD_LOCAL_SIZE=str(local),
+            HOROVOD_CROSS_RANK=str(rank // local),
+            HOROVOD_HOSTNAME=f"host{rank // local}",
+            http_proxy="http://nowhere:1",
+            HOROVOD_GLOO_RENDEZVOUS_ADDR="127.0.0.1",
+            HOROVOD_GLOO_RENDEZVOUS_PORT=port,
+        )
         return f"127.0.0.1:{port}"
 
     yield put

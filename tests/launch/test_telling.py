@@ -62,13 +62,15 @@ def test_a_stopped_run_leaves_with_the_code_of_its_signal(capsys: pytest.Capture
         (OSError(errno.ENOSPC, "x", "/a"), "/a can't be written, the disk is full"),
         (torch.OutOfMemoryError("x"), "the GPU's memory is used up: lower data.batch_size"),
         (MisconfigurationException("two\n  lines"), "two lines"),
-        (RuntimeError("gloo: Timed out waiting 2000ms for recv operation to complete"),
-         "rank 0 waited longer than launch.timeout=2 seconds in a collective: another rank did not come (if it was only slow, raise"),
+        (
+            RuntimeError("gloo: Timed out waiting 2000ms for recv operation to complete"),
+            "rank 0 waited longer than launch.timeout=2 seconds in a collective: another rank did not come (if it was only slow, raise",
+        ),
         (RuntimeError('Could not detect "srun", are you'), "launch=slurm submits to SLURM, and srun is not here"),
         (ValueError("a bug"), None),
         (FileNotFoundError(errno.ENOENT, "x", "/a"), None),
     ],
-)  # fmt: skip
+)
 def test_other_libraries_mistakes(error: Exception, sentence: str | None) -> None:
     told = sentence_for(error)
     assert told == sentence if sentence is None else str(told).startswith(sentence)

@@ -39,8 +39,17 @@ def _project(folder: Path) -> Path:
 
 def _train(script: Path, *arguments: str, launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.CompletedProcess[str]:
     folder = script.parent
-    words = [*launcher, str(script), *arguments, "optimizer.lr=${draw:}", "trainer.devices=2", *SMALL, "trainer.max_epochs=1",
-             "+callbacks.witness._target_=witness.Witness", f"+callbacks.witness.folder={folder / 'seen'}"]  # fmt: skip
+    words = [
+        *launcher,
+        str(script),
+        *arguments,
+        "optimizer.lr=${draw:}",
+        "trainer.devices=2",
+        *SMALL,
+        "trainer.max_epochs=1",
+        "+callbacks.witness._target_=witness.Witness",
+        f"+callbacks.witness.folder={folder / 'seen'}",
+    ]
     return subprocess.run(words, cwd=folder, env=environment(PYTHONPATH=str(folder)), capture_output=True, text=True, timeout=300)
 
 

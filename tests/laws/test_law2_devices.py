@@ -7,8 +7,16 @@ import pytest
 from support.commands import check, run
 from support.runs import SMALL, column, runs
 
-RESNET = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
-          "trainer.enable_model_summary=false", "trainer.max_epochs=2", "data.batch_size=100")  # fmt: skip
+RESNET = (
+    "model=resnet20",
+    "model.net.width=4",
+    "model.net.depth=8",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=2",
+    "data.batch_size=100",
+)
 
 
 def _losses(log_dir: Path, *arguments: str) -> tuple[list[float], dict[str, float]]:

@@ -11,10 +11,25 @@ from support.runs import column, new_run
 import lathe.verbs.train
 from lathe.data.synthetic import Synthetic
 
-NARROW = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "data=synthetic", "data.image_size=32", "data.source.train_size=320",
-          "data.source.val_size=64", "data.source.test_size=64", "data.batch_size=64", "trainer.accelerator=cpu", "trainer.max_epochs=1",
-          "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.log_every_n_steps=1", "test=false",
-          "optimizer.lr=0.1", "callbacks.throughput=null")  # fmt: skip
+NARROW = (
+    "model=resnet20",
+    "model.net.width=4",
+    "model.net.depth=8",
+    "data=synthetic",
+    "data.image_size=32",
+    "data.source.train_size=320",
+    "data.source.val_size=64",
+    "data.source.test_size=64",
+    "data.batch_size=64",
+    "trainer.accelerator=cpu",
+    "trainer.max_epochs=1",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.log_every_n_steps=1",
+    "test=false",
+    "optimizer.lr=0.1",
+    "callbacks.throughput=null",
+)
 
 
 def train(rank: int, cfg: dict[str, Any]) -> None:

@@ -17,10 +17,22 @@ NETS = {
     "vit": ("model=vit_tiny", "model.net.width=32", "model.net.heads=4", "model.net.depth=4"),
     "gpt": ("model=gpt_nano", "data=synthetic_tokens", "model.net.width=32", "model.net.depth=4"),
 }
-TRAIN = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "optimizer.lr=0.05",
-         "trainer.max_epochs=null", "trainer.max_steps=6", "trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=12",
-         "trainer.limit_val_batches=2", "trainer.limit_test_batches=2", "trainer.log_every_n_steps=1", "data.batch_size=32",
-         "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2")  # fmt: skip
+TRAIN = (
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "optimizer.lr=0.05",
+    "trainer.max_epochs=null",
+    "trainer.max_steps=6",
+    "trainer.check_val_every_n_epoch=null",
+    "trainer.val_check_interval=12",
+    "trainer.limit_val_batches=2",
+    "trainer.limit_test_batches=2",
+    "trainer.log_every_n_steps=1",
+    "data.batch_size=32",
+    "trainer.gradient_clip_val=0.5",
+    "trainer.accumulate_grad_batches=2",
+)
 TWO = {
     "ddp": list(NETS),
     "fsdp": list(NETS),

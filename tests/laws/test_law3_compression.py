@@ -13,9 +13,18 @@ import lathe.verbs.train
 __all__ = ["interruption"]  # a fixture
 
 RESNET = ("model=resnet20", "model.net.width=4", "model.net.depth=8")
-SHORT = (*RESNET, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
-         "trainer.max_epochs=3", "data.batch_size=100", "trainer.log_every_n_steps=1", "callbacks.checkpoint.every_n_train_steps=3",
-         "callbacks.throughput=null", "compression.receipt=none")  # fmt: skip
+SHORT = (
+    *RESNET,
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=3",
+    "data.batch_size=100",
+    "trainer.log_every_n_steps=1",
+    "callbacks.checkpoint.every_n_train_steps=3",
+    "callbacks.throughput=null",
+    "compression.receipt=none",
+)
 # 1300 samples, 13 batches of 100 in each of 3 epochs
 METHODS = {
     "prune": ("compression=prune", "compression.prune.every_n_steps=2"),

@@ -17,9 +17,17 @@ import lathe.verbs.train
 __all__ = ["interruption"]  # a fixture
 
 # Dropout draws from the global generators; validation comes twice an epoch, so that checkpoints fall before, at and after one.
-STEPPED = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.max_epochs=3",
-           "data.batch_size=64", "trainer.log_every_n_steps=1", "trainer.val_check_interval=7",
-           "callbacks.checkpoint.every_n_train_steps=3", "callbacks.throughput=null")  # fmt: skip
+STEPPED = (
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=3",
+    "data.batch_size=64",
+    "trainer.log_every_n_steps=1",
+    "trainer.val_check_interval=7",
+    "callbacks.checkpoint.every_n_train_steps=3",
+    "callbacks.throughput=null",
+)
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=1", "model.net.dropout=0.2")
 TRAIN = (*STEPPED, *MLP)
 STEPS = 60  # 1300 samples, 20 batches of 64 in each of 3 epochs
@@ -40,13 +48,17 @@ def _train_through(folder: Path, interruption: Interruption, hook: str, step: in
     return Path(cfg["paths"]["run_dir"])
 
 
-MOMENTS = [(hook, step) for hook, steps in {
-    "on_train_batch_start": (0, 1, 3, 4, 7, 8, 14, 19, 20, 21, 39, 40, 59),
-    "on_validation_start": (7, 14, 27),
-    "on_validation_end": (7, 21, 54),
-    "on_train_epoch_end": (20, 40, 60),
-    "on_test_start": (60,),
-}.items() for step in steps]  # fmt: skip
+MOMENTS = [
+    (hook, step)
+    for hook, steps in {
+        "on_train_batch_start": (0, 1, 3, 4, 7, 8, 14, 19, 20, 21, 39, 40, 59),
+        "on_validation_start": (7, 14, 27),
+        "on_validation_end": (7, 21, 54),
+        "on_train_epoch_end": (20, 40, 60),
+        "on_test_start": (60,),
+    }.items()
+    for step in steps
+]
 
 
 def test_every_kind_of_moment(tmp_path: Path, interruption: Interruption) -> None:
@@ -55,13 +67,17 @@ def test_every_kind_of_moment(tmp_path: Path, interruption: Interruption) -> Non
         same(alone, _train_through(tmp_path / f"{hook}{step}", interruption, hook, step))
 
 
-@pytest.mark.parametrize("parts", [
-    (*MLP, "callbacks=[default,ema]"),
-    (*MLP, "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.1", "trainer.log_every_n_steps=2"),
-    ("model=resnet20", "model.net.width=4", "model.net.depth=8", "precision=bf16-mixed", "optimizer=adamw"),
-    (*MLP, "optimizer=muon", "model.net.depth=3", "scheduler=one_cycle", "data.augment.mixup=0.5"),
-    (*MLP, "data.loader=workers", "data.num_workers=0", "scheduler=cosine_restarts"),
-], ids=["ema", "accumulate", "resnet-bf16", "muon-mixup", "workers"])  # fmt: skip
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (*MLP, "callbacks=[default,ema]"),
+        (*MLP, "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.1", "trainer.log_every_n_steps=2"),
+        ("model=resnet20", "model.net.width=4", "model.net.depth=8", "precision=bf16-mixed", "optimizer=adamw"),
+        (*MLP, "optimizer=muon", "model.net.depth=3", "scheduler=one_cycle", "data.augment.mixup=0.5"),
+        (*MLP, "data.loader=workers", "data.num_workers=0", "scheduler=cosine_restarts"),
+    ],
+    ids=["ema", "accumulate", "resnet-bf16", "muon-mixup", "workers"],
+)
 def test_with_other_parts(tmp_path: Path, interruption: Interruption, parts: tuple[str, ...]) -> None:
     folder = tmp_path / "runs"
 

@@ -17,20 +17,39 @@ from lathe.errors import Stopped
 
 __all__ = ["interruption"]  # a fixture
 
-BASE = ("model=mlp", "model.net.width=8", "model.net.depth=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
-        "trainer.enable_model_summary=false", "trainer.max_epochs=3", "data.batch_size=64", "test=false",
-        "callbacks=[default,device_stats]", "callbacks.lr_monitor.log_momentum=true")  # fmt: skip
+BASE = (
+    "model=mlp",
+    "model.net.width=8",
+    "model.net.depth=1",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=3",
+    "data.batch_size=64",
+    "test=false",
+    "callbacks=[default,device_stats]",
+    "callbacks.lr_monitor.log_momentum=true",
+)
 STEPS = 60  # batches: 1300 samples, 20 batches of 64 in each of 3 epochs
 HOOKS = ("on_train_batch_start", "on_train_batch_start", "on_validation_start", "on_validation_end", "on_train_epoch_end")
 VARIANTS = {
     "each_step": ("trainer.log_every_n_steps=1", "callbacks.throughput.skip_steps=1"),
     "window": ("trainer.log_every_n_steps=4", "callbacks.throughput.window=3", "callbacks.checkpoint.every_n_train_steps=2"),
-    "accumulate": ("trainer.log_every_n_steps=2", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=7",
-                   "callbacks.throughput.window=5", "callbacks.checkpoint.every_n_train_steps=1"),
-    "val_check": ("trainer.log_every_n_steps=3", "trainer.val_check_interval=7", "callbacks.throughput.skip_steps=4",
-                  "callbacks.checkpoint.every_n_train_steps=5"),
+    "accumulate": (
+        "trainer.log_every_n_steps=2",
+        "trainer.accumulate_grad_batches=3",
+        "trainer.val_check_interval=7",
+        "callbacks.throughput.window=5",
+        "callbacks.checkpoint.every_n_train_steps=1",
+    ),
+    "val_check": (
+        "trainer.log_every_n_steps=3",
+        "trainer.val_check_interval=7",
+        "callbacks.throughput.skip_steps=4",
+        "callbacks.checkpoint.every_n_train_steps=5",
+    ),
     "epochs": ("trainer.log_every_n_steps=7", "callbacks.lr_monitor.logging_interval=epoch"),
-}  # fmt: skip
+}
 MEASURED = ("throughput/", "DeviceStatsMonitor.", "seconds")  # what a clock or the machine says
 
 

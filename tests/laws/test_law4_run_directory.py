@@ -17,10 +17,22 @@ from lathe.data.digits import DIGITS
 from lathe.nets import CifarResNet
 
 # Sizes, data, loss and training that no default has.
-OVERRIDES = ("model=resnet20", "model.net.width=6", "model.net.depth=14", "model.net.shortcut=zero_pad", "data.image_size=12",
-             "data.source.split_seed=3", "data.mean=[0.2]", "optimizer=adamw", "precision=bf16-mixed", "callbacks=[default,ema]",
-             "trainer.max_epochs=3", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
-             "trainer.enable_model_summary=false")  # fmt: skip
+OVERRIDES = (
+    "model=resnet20",
+    "model.net.width=6",
+    "model.net.depth=14",
+    "model.net.shortcut=zero_pad",
+    "data.image_size=12",
+    "data.source.split_seed=3",
+    "data.mean=[0.2]",
+    "optimizer=adamw",
+    "precision=bf16-mixed",
+    "callbacks=[default,ema]",
+    "trainer.max_epochs=3",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+)
 
 
 @pytest.fixture(scope="module")
@@ -84,9 +96,18 @@ def test_a_plain_net_opens_a_checkpoint(trained: Path, name: str) -> None:
     ids=str,
 )
 def test_names_are_plain_under_every_choice(tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    words = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "trainer.max_epochs=1", "trainer.limit_train_batches=3",
-             "test=false", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false",
-             "trainer.log_every_n_steps=1")  # fmt: skip
+    words = (
+        "model=resnet20",
+        "model.net.width=4",
+        "model.net.depth=8",
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=3",
+        "test=false",
+        "trainer.accelerator=cpu",
+        "trainer.enable_progress_bar=false",
+        "trainer.enable_model_summary=false",
+        "trainer.log_every_n_steps=1",
+    )
     check(run(*words, *overrides, cwd=tmp_path))
     state = torch.load(next(tmp_path.glob("logs/train/*/checkpoints/last.ckpt")), weights_only=True)
     net = CifarResNet(depth=8, width=4, in_channels=1, num_classes=10)

@@ -93,8 +93,15 @@ def test_what_they_give_is_the_scene_as_it_was_seen(folder: Path, tmp_path: Path
         trained_on(folder, tmp_path / "shards") * torch.tensor(STD).view(1, 3, 1, 1) + torch.tensor(MEAN).view(1, 3, 1, 1)
     ) * 255
     upright = found[0]
-    unturned = {2: lambda x: x.flip(2), 3: lambda x: x.flip(1, 2), 4: lambda x: x.flip(1), 5: lambda x: x.transpose(1, 2),
-                6: lambda x: x.rot90(1, (1, 2)), 7: lambda x: x.flip(1, 2).transpose(1, 2), 8: lambda x: x.rot90(-1, (1, 2))}  # fmt: skip
+    unturned = {
+        2: lambda x: x.flip(2),
+        3: lambda x: x.flip(1, 2),
+        4: lambda x: x.flip(1),
+        5: lambda x: x.transpose(1, 2),
+        6: lambda x: x.rot90(1, (1, 2)),
+        7: lambda x: x.flip(1, 2).transpose(1, 2),
+        8: lambda x: x.rot90(-1, (1, 2)),
+    }
     for turn, undo in unturned.items():
         assert float((undo(found[turn - 1]) - upright).abs().max()) <= 3, turn
     # red grows by 8 a column, and a pixel of the result is 21 / 8 of them, from the middle 21 columns of 30

@@ -1,14 +1,12 @@
 """Law 7: a mistake costs one line. Each is typed into the real command line; what comes back names the key, the value and the way out."""
 
-import os
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from support.commands import check, run
+from support.commands import run
 from support.runs import SMALL, new_run, runs
 
 import lathe.verbs.train
@@ -44,31 +42,50 @@ TYPED = {
     "a list for a number": (["model.net.width=[1,2]"], ["model.net.width=[1, 2]", "a whole number"]),
     "a negative seed": (["seed=-1"], ["seed=-1", "from 0"]),
     "no batch": (["data.batch_size=0"], ["data.batch_size=0", "from 1"]),
-    "indivisible batch": (["data.batch_size=33", "trainer.devices=2", "trainer.accelerator=cpu"],
-                          ["data.batch_size=33", "trainer.devices", "multiple of 2"]),
+    "indivisible batch": (
+        ["data.batch_size=33", "trainer.devices=2", "trainer.accelerator=cpu"],
+        ["data.batch_size=33", "trainer.devices", "multiple of 2"],
+    ),
     "more GPUs than there are": (["trainer.accelerator=gpu", "trainer.devices=999"], ["trainer.", "999" if HAS_GPU else "gpu"]),
-    "more processes than makes sense": (["trainer.accelerator=cpu", "trainer.devices=999"], ["trainer.devices=999", "use at most"]),
+    "more processes than makes sense": (
+        ["trainer.accelerator=cpu", "trainer.devices=999"],
+        ["trainer.devices=999", "use at most"],
+    ),
     "unknown accelerator": (["trainer.accelerator=gpus"], ["trainer.accelerator=gpus", "did you mean gpu?"]),
     "several nodes by hand": (["trainer.num_nodes=2"], ["trainer.num_nodes=2", "torchrun or srun"]),
     "no end": (["trainer.max_epochs=null"], ["trainer.max_epochs=null", "trainer.max_steps"]),
-    "a metric that no task logs": (["callbacks.checkpoint.monitor=val/acc"],
-                                   ["callbacks.checkpoint.monitor=val/acc", "did you mean val/accuracy?"]),
+    "a metric that no task logs": (
+        ["callbacks.checkpoint.monitor=val/acc"],
+        ["callbacks.checkpoint.monitor=val/acc", "did you mean val/accuracy?"],
+    ),
     "unknown argument of a net": (["+model.net.widht=3"], ["model.net.widht", "did you mean width?"]),
     "impossible depth": (["model.net.depth=21"], ["model.net.depth=21"]),
     "dp without a GPU": (["strategy=dp"], ["strategy=dp", "strategy=ddp"]),
     "images for a language model": (["model=gpt_nano"], ["model.net.vocab_size", "data=synthetic_tokens"]),
-    "sizes that do not multiply to the world": (["strategy=3d", "strategy.tensor=3", "trainer.devices=2", "trainer.accelerator=cpu"],
-                                                ["strategy.tensor=3", "trainer.devices x trainer.num_nodes = 2"]),
-    "more stages than blocks": (["strategy=pipeline", "model=mlp", "model.net.depth=2", *NO_DATA, "trainer.devices=2",
-                                 "trainer.accelerator=cpu"],
-                                ["strategy.stages", "blocks"]),
-    "heads that do not divide": (["strategy=tensor", "model=vit_tiny", *NO_DATA, "trainer.devices=2", "trainer.accelerator=cpu"],
-                                 ["model.net.heads=3", "strategy.tensor=2"]),
-    "a net without a tensor plan": (["strategy=tensor", "trainer.devices=2", "trainer.accelerator=cpu"], ["strategy", "tensor_plan"]),
-    "a precision that a strategy refuses": (["strategy=pipeline", "precision=16-true", "trainer.devices=2", "trainer.accelerator=cpu"],
-                                                  ["precision.name=16-true", "Pipeline takes"]),
-    "unknown activation checkpointing": (["trainer.activation_checkpointing=block"],
-                                         ["trainer.activation_checkpointing=block", "did you mean blocks?"]),
+    "sizes that do not multiply to the world": (
+        ["strategy=3d", "strategy.tensor=3", "trainer.devices=2", "trainer.accelerator=cpu"],
+        ["strategy.tensor=3", "trainer.devices x trainer.num_nodes = 2"],
+    ),
+    "more stages than blocks": (
+        ["strategy=pipeline", "model=mlp", "model.net.depth=2", *NO_DATA, "trainer.devices=2", "trainer.accelerator=cpu"],
+        ["strategy.stages", "blocks"],
+    ),
+    "heads that do not divide": (
+        ["strategy=tensor", "model=vit_tiny", *NO_DATA, "trainer.devices=2", "trainer.accelerator=cpu"],
+        ["model.net.heads=3", "strategy.tensor=2"],
+    ),
+    "a net without a tensor plan": (
+        ["strategy=tensor", "trainer.devices=2", "trainer.accelerator=cpu"],
+        ["strategy", "tensor_plan"],
+    ),
+    "a precision that a strategy refuses": (
+        ["strategy=pipeline", "precision=16-true", "trainer.devices=2", "trainer.accelerator=cpu"],
+        ["precision.name=16-true", "Pipeline takes"],
+    ),
+    "unknown activation checkpointing": (
+        ["trainer.activation_checkpointing=block"],
+        ["trainer.activation_checkpointing=block", "did you mean blocks?"],
+    ),
     "unknown hook": (["strategy=ddp", "strategy.comm_hook=fp8"], ["strategy.comm_hook=fp8", "fp16"]),
     "unknown precision": (["precision=fp16"], ["precision=fp16", "16-"]),
     "unknown compile mode": (["compile=default", "compile.mode=fast"], ["compile.mode=fast", "default"]),
@@ -82,19 +99,30 @@ TYPED = {
     "unknown ckpt_mode": (["ckpt_path=x.ckpt", "ckpt_mode=all"], ["ckpt_mode=all", "weights or trainer"]),
     "unknown method of compression": (["compression=pruning"], ["compression=pruning", "prune"]),
     "methods out of order": (["compression=[qat,prune]"], ["compression=[qat,prune]", "write compression=[prune,qat]"]),
-    "a sparsity beyond all": (["compression=prune", "compression.prune.sparsity=1.5", *NO_DATA], ["compression.prune.sparsity=1.5"]),
-    "a layer that is not there": (["compression=prune", "compression.prune.layers=[stage.*]", *NO_DATA],
-                                  ["compression.prune.layers", "stage.*", "matches no layer"]),
+    "a sparsity beyond all": (
+        ["compression=prune", "compression.prune.sparsity=1.5", *NO_DATA],
+        ["compression.prune.sparsity=1.5"],
+    ),
+    "a layer that is not there": (
+        ["compression=prune", "compression.prune.layers=[stage.*]", *NO_DATA],
+        ["compression.prune.layers", "stage.*", "matches no layer"],
+    ),
     "too few bits": (["compression=qat", "compression.qat.bits=1", *NO_DATA], ["compression.qat.bits=1"]),
     "no teacher": (["compression=distill", *NO_DATA], ["compression.distill.teacher=None", "finished run"]),
-    "a teacher that is not there": (["compression=distill", "compression.distill.teacher=logs/nowhere", *NO_DATA],
-                                    ["compression.distill.teacher=logs/nowhere", "no such directory"]),
+    "a teacher that is not there": (
+        ["compression=distill", "compression.distill.teacher=logs/nowhere", *NO_DATA],
+        ["compression.distill.teacher=logs/nowhere", "no such directory"],
+    ),
     "a stage of nothing": (["compression=[prune,qat]", "compression.stages=[prune]"], ["compression.stages", "leaves out qat"]),
     "no such receipt": (["compression=prune", "compression.receipt=long"], ["compression.receipt=long", "quick"]),
-    "a strategy that does not take it": (["compression=qat", "strategy=pipeline", "trainer.devices=2", "trainer.accelerator=cpu"],
-                                         ["compression=qat", "Pipeline", "choose another strategy"]),
-    "a budget of everything": (["compression=prune_channels", "compression.prune_channels.share=1.2", *NO_DATA],
-                               ["compression.prune_channels.share=1.2"]),
+    "a strategy that does not take it": (
+        ["compression=qat", "strategy=pipeline", "trainer.devices=2", "trainer.accelerator=cpu"],
+        ["compression=qat", "Pipeline", "choose another strategy"],
+    ),
+    "a budget of everything": (
+        ["compression=prune_channels", "compression.prune_channels.share=1.2", *NO_DATA],
+        ["compression.prune_channels.share=1.2"],
+    ),
     "a choice of another group": (["trainer=ddp"], ["trainer=ddp", "strategy=ddp"]),
     "the Trainer's precision": (["+trainer.precision=bf16-mixed"], ["trainer.precision=bf16-mixed", "precision=bf16-mixed"]),
     "the Trainer's logger": (["+trainer.logger=false"], ["trainer.logger=false", "logger=tensorboard"]),
@@ -102,7 +130,7 @@ TYPED = {
     "the name of the newest run": (["name=latest"], ["name=latest", "none of latest"]),
     "a sweep of nothing": (["-m", "seed=range(1,1)"], ["seed=range(1,1)", "no job"]),
     "no place to write": (["paths.log_dir=/proc/nowhere"], ["/proc/nowhere", "paths.log_dir"]),
-}  # fmt: skip
+}
 
 
 # They start two processes; the sentences have tests of their own beside the strategies.
@@ -119,28 +147,55 @@ def test_typed(cli: Cli, tmp_path: Path, name: str) -> None:
 
 # What is typed, and what each line of the answer begins with: a line for each mistake, those of keys together after those of single keys.
 SEVERAL = {
-    "three values": (["optimizer.lr=-1", "data.batch_size=0", "trainer.max_epochs=x"],
-                     ["data.batch_size=0: ", "optimizer.lr=-1: ", "trainer.max_epochs=x: "]),
-    "a value that others follow is one mistake": (["seed=-1", "optimizer.reference_batch_size=0"],
-                                                  ["seed=-1: ", "optimizer.reference_batch_size=0: "]),
-    "keys that nothing reads": (["+foo=1", "+trainer.bar=2", "+model.net.widht=3", "+launch.x=1", "name=latest"],
-                                ["name=latest", "model.net.widht: ", "trainer.bar: ", "launch.x: ", "foo: "]),
-    "a part that no table knows": (["model.net._target_=mine.Net", "model.net.width=wide", "optimizer.lr=-1"],
-                                   ["optimizer.lr=-1: ", "model.net.width='wide' is a word"]),
-    "keys together, after single ones": (["seed=-1", "optimizer.momentum=0", "trainer.min_epochs=9", "trainer.accelerator=cpu",
-                                          "data.batch_size=33", "trainer.devices=2"],
-                                         ["seed=-1", "trainer.min_epochs=9 is above", "optimizer.nesterov=true", "data.batch_size=33"]),
-    "what was refused is not held against others": (["trainer.min_epochs=9", "trainer.max_epochs=x", "compression=[qat,prune]",
-                                                     "compression.qat.bits=1", "trainer.accelerator=cpu", "trainer.devices=0"],
-                                                    ["trainer.max_epochs=x", "trainer.devices=0", "compression.qat.bits=1",
-                                                     "compression=[qat,prune] is out of order"]),
-    "keys that Hydra does not know": (["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],
-                                      ["model=rsnet20: ", "optimizer.lrr: ", "sed: ", "optmizer: "]),
+    "three values": (
+        ["optimizer.lr=-1", "data.batch_size=0", "trainer.max_epochs=x"],
+        ["data.batch_size=0: ", "optimizer.lr=-1: ", "trainer.max_epochs=x: "],
+    ),
+    "a value that others follow is one mistake": (
+        ["seed=-1", "optimizer.reference_batch_size=0"],
+        ["seed=-1: ", "optimizer.reference_batch_size=0: "],
+    ),
+    "keys that nothing reads": (
+        ["+foo=1", "+trainer.bar=2", "+model.net.widht=3", "+launch.x=1", "name=latest"],
+        ["name=latest", "model.net.widht: ", "trainer.bar: ", "launch.x: ", "foo: "],
+    ),
+    "a part that no table knows": (
+        ["model.net._target_=mine.Net", "model.net.width=wide", "optimizer.lr=-1"],
+        ["optimizer.lr=-1: ", "model.net.width='wide' is a word"],
+    ),
+    "keys together, after single ones": (
+        [
+            "seed=-1",
+            "optimizer.momentum=0",
+            "trainer.min_epochs=9",
+            "trainer.accelerator=cpu",
+            "data.batch_size=33",
+            "trainer.devices=2",
+        ],
+        ["seed=-1", "trainer.min_epochs=9 is above", "optimizer.nesterov=true", "data.batch_size=33"],
+    ),
+    "what was refused is not held against others": (
+        [
+            "trainer.min_epochs=9",
+            "trainer.max_epochs=x",
+            "compression=[qat,prune]",
+            "compression.qat.bits=1",
+            "trainer.accelerator=cpu",
+            "trainer.devices=0",
+        ],
+        ["trainer.max_epochs=x", "trainer.devices=0", "compression.qat.bits=1", "compression=[qat,prune] is out of order"],
+    ),
+    "keys that Hydra does not know": (
+        ["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],
+        ["model=rsnet20: ", "optimizer.lrr: ", "sed: ", "optmizer: "],
+    ),
     "two that can't be read": (["optimizer.lr=[", "data.batch_size={"], ["'optimizer.lr=['", "'data.batch_size={'"]),
     "keys of other templates": (["gpus=2", "epochs=3"], ["gpus=2: ", "epochs=3: "]),
-    "interpolations that lead nowhere": (["data.batch_size=${nope}", "seed=${neither}"],
-                                         ["data.batch_size: Interpolation key 'nope'", "seed: Interpolation key 'neither'"]),
-}  # fmt: skip
+    "interpolations that lead nowhere": (
+        ["data.batch_size=${nope}", "seed=${neither}"],
+        ["data.batch_size: Interpolation key 'nope'", "seed: Interpolation key 'neither'"],
+    ),
+}
 
 
 @pytest.mark.parametrize("name", SEVERAL)
@@ -226,41 +281,3 @@ def test_the_traceback_comes_back_when_asked_for(tmp_path: Path) -> None:
     done = run("optimizer.lrr=0.1", cwd=tmp_path, HYDRA_FULL_ERROR="1")
     assert done.returncode == 1
     assert "Traceback" in done.stderr
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 200 KiB: smaller than a checkpoint of ResNet-20."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200k", "none", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("needs the right to mount a file system")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-def test_a_full_disk(cli: Cli, small_disk: Path) -> None:
-    words = (word for word in SMALL if not word.startswith("model"))
-    result = cli(*words, "trainer.max_epochs=1", "trainer.limit_train_batches=5", f"paths.log_dir={small_disk}")
-    _one_sentence(result, "checkpoints/", ".ckpt", "the disk is full", "paths.log_dir")
-    assert [path.name for path in small_disk.rglob(".tmp-*")] == []
-    assert list(small_disk.rglob("*.ckpt")) == []
-
-
-def test_a_mistake_on_two_processes_is_said_once(tmp_path: Path) -> None:
-    done = run(*SMALL, "strategy=ddp", "trainer.devices=2", "+model.net.widht=3", cwd=tmp_path)
-    assert done.returncode == 1
-    assert [line for line in done.stderr.splitlines() if line.startswith("Error")] == done.stderr.splitlines()
-    assert done.stderr.count("did you mean width?") == 1
-    assert runs(tmp_path / "logs") == []
-
-
-@pytest.mark.slow
-def test_a_sweep_goes_on_after_a_job_that_fails(tmp_path: Path) -> None:
-    done = run("-m", *SMALL, "trainer.max_epochs=1", "optimizer.momentum=-1.0,0.9", cwd=tmp_path)
-    assert done.returncode == 1
-    assert "optimizer.momentum" in done.stderr
-    (finished,) = runs(tmp_path / "logs")
-    assert (finished / "result.json").exists()
-    assert check(run(f"run={finished}", script="scripts/evaluate.py", cwd=tmp_path)).returncode == os.EX_OK

@@ -23,8 +23,14 @@ from lathe.legacy.horovod import Horovod
 
 HERE = importlib.util.find_spec("horovod") is not None
 HOROVODRUN = shutil.which("horovodrun", path=f"{Path(sys.executable).parent}:{os.environ.get('PATH', '')}")
-COMMON = (*SMALL, "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=3", "trainer.log_every_n_steps=1",
-          "data.batch_size=128", "trainer.max_epochs=1")  # fmt: skip
+COMMON = (
+    *SMALL,
+    "trainer.gradient_clip_val=0.5",
+    "trainer.accumulate_grad_batches=3",
+    "trainer.log_every_n_steps=1",
+    "data.batch_size=128",
+    "trainer.max_epochs=1",
+)
 
 
 def stand_in(rank: int) -> ModuleType:
@@ -53,9 +59,14 @@ def stand_in(rank: int) -> ModuleType:
                     tensor.div_(len(names))
 
     hvd.__dict__.update(
-        Average="average", init=lambda: None, is_initialized=lambda: False, rank=lambda: rank, synchronize=synchronize,
-        size=torch.distributed.get_world_size, allreduce_async_=start,
-    )  # fmt: skip
+        Average="average",
+        init=lambda: None,
+        is_initialized=lambda: False,
+        rank=lambda: rank,
+        synchronize=synchronize,
+        size=torch.distributed.get_world_size,
+        allreduce_async_=start,
+    )
     sys.modules.update({"horovod": package, "horovod.torch": hvd})
     os.environ["HOROVOD_RANK"] = str(rank)
     return hvd

@@ -214,8 +214,13 @@ def test_what_a_class_of_another_family_lacks_is_left_out_with_null() -> None:
         assert (optimizer.defaults["betas"], optimizer.defaults["momentum_decay"]) == ((0.9, 0.999), 0.004)  # the class's own
 
 
-OWN = {"_target_": "lathe.optim.build_optimizer", "_partial_": True, "lr": 0.1, "weight_decay": 0.0,
-       "kind": {"_target_": "hydra.utils.get_class", "path": "torch.optim.SGD"}}  # fmt: skip
+OWN = {
+    "_target_": "lathe.optim.build_optimizer",
+    "_partial_": True,
+    "lr": 0.1,
+    "weight_decay": 0.0,
+    "kind": {"_target_": "hydra.utils.get_class", "path": "torch.optim.SGD"},
+}
 
 
 def test_a_file_of_the_users_own_needs_no_batch() -> None:

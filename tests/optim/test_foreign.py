@@ -119,14 +119,25 @@ def test_a_scheduler_that_cant_work_is_one_sentence_before_training(cfg: tuple[s
         (("optimizer.nesterov=maybe",), "optimizer.nesterov='maybe': expected true or false."),
         (("optimizer.fused=yess",), "optimizer.fused='yess': expected true or false."),
         (("optimizer.momentum=much",), "SGD refused "),
-        (("optimizer.kind.path=torch.optim.SparseAdam", "optimizer.momentum=null", "optimizer.nesterov=null", "optimizer.foreach=null",
-          "optimizer.fused=null"), "optimizer.weight_decay is not an option of SparseAdam"),
-        (("optimizer.kind.path=torch.optim.Rprop", "optimizer.momentum=null", "optimizer.nesterov=null"), "optimizer.weight_decay is not"),
+        (
+            (
+                "optimizer.kind.path=torch.optim.SparseAdam",
+                "optimizer.momentum=null",
+                "optimizer.nesterov=null",
+                "optimizer.foreach=null",
+                "optimizer.fused=null",
+            ),
+            "optimizer.weight_decay is not an option of SparseAdam",
+        ),
+        (
+            ("optimizer.kind.path=torch.optim.Rprop", "optimizer.momentum=null", "optimizer.nesterov=null"),
+            "optimizer.weight_decay is not",
+        ),
         (("optimizer.kind.path=torch.optim.lr_scheduler.StepLR",), "optimizer.kind=StepLR is not an optimizer: "),
         (("optimizer.kind.path=torch.nn.Linear",), "optimizer.kind=Linear is not an optimizer: "),
         (("optimizer.lr=0",), "optimizer.lr=0 must be a number above 0"),
     ],
-)  # fmt: skip
+)
 def test_an_optimizer_that_cant_step_is_one_sentence_before_training(overrides: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(UserError) as caught:
         make_task(config("model=mlp", "model.net.width=4", *overrides))

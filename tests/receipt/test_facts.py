@@ -21,7 +21,10 @@ def test_sizes_and_layers_of_a_masked_net() -> None:
     assert sizes(some, x) == {"parameters": 128 + 8 + 64 + 8 + 24 + 3, "non_zero": 235 - 64, "macs": 216, "effective_macs": 152}
     rows = layers(some, x)
     assert [(row["name"], row["weights"], row["sparsity"], row["macs"]) for row in rows] == [
-        ("stem.linear", 128, 0.5, 128), ("blocks.0.linear", 64, 0.0, 64), ("head", 24, 0.0, 24)]  # fmt: skip
+        ("stem.linear", 128, 0.5, 128),
+        ("blocks.0.linear", 64, 0.0, 64),
+        ("head", 24, 0.0, 24),
+    ]
     assert weight_sparsity(some) == pytest.approx(64 / 216)
 
 

@@ -201,9 +201,21 @@ def test_a_run_without_checkpoints_has_no_receipt_and_says_so(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_language_models(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, "data=synthetic_tokens", "model=gpt_nano", "model.net.width=16", "model.net.depth=1", "model.net.heads=2",
-                  "data.length=16", "trainer.max_epochs=1", "trainer.limit_train_batches=4", "trainer.log_every_n_steps=1",
-                  "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")  # fmt: skip
+    cfg = new_run(
+        tmp_path,
+        "data=synthetic_tokens",
+        "model=gpt_nano",
+        "model.net.width=16",
+        "model.net.depth=1",
+        "model.net.heads=2",
+        "data.length=16",
+        "trainer.max_epochs=1",
+        "trainer.limit_train_batches=4",
+        "trainer.log_every_n_steps=1",
+        "trainer.accelerator=cpu",
+        "trainer.enable_progress_bar=false",
+        "trainer.enable_model_summary=false",
+    )
     result = train(cfg)
     found = write(RunDir(cfg["paths"]["run_dir"]), cfg, None, "quick")
     rows = {(row["backend"], row["split"]): row["figures"] for row in found["figures"]}

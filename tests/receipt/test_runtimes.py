@@ -8,9 +8,24 @@ from lathe.receipt.runtimes import figure, table, winners
 def row(
     backend: str, median: float, batch: int = 1, threads: int = 1, spread: float = 0.0, size: int | None = None
 ) -> dict[str, Any]:
-    return {"of": "this", "backend": backend, "device": "cpu", "batch": batch, "threads": threads, "median_ms": median, "n": 9,
-            "p10_ms": median - spread, "p90_ms": median + spread, "over_eager": median / 2, "beside_eager": "faster", "over_bf16": None,
-            "beside_bf16": None, "arithmetic": "float32", "samples_per_s": 1e3 * batch / median, "bytes": size}  # fmt: skip
+    return {
+        "of": "this",
+        "backend": backend,
+        "device": "cpu",
+        "batch": batch,
+        "threads": threads,
+        "median_ms": median,
+        "n": 9,
+        "p10_ms": median - spread,
+        "p90_ms": median + spread,
+        "over_eager": median / 2,
+        "beside_eager": "faster",
+        "over_bf16": None,
+        "beside_bf16": None,
+        "arithmetic": "float32",
+        "samples_per_s": 1e3 * batch / median,
+        "bytes": size,
+    }
 
 
 def test_a_winner_lies_apart_from_all_others() -> None:
@@ -41,7 +56,11 @@ def test_the_table_and_the_plot_have_every_row() -> None:
     header, lines = table(rows)
     cells = [dict(zip(header, line, strict=True)) for line in lines]
     assert [(cell["runtime"], cell["batch"], cell["threads"]) for cell in cells] == [
-        ("eager", "1", "1"), ("onnx", "1", "2"), ("onnx", "8", "1"), ("eager", "8", "1")]  # fmt: skip
+        ("eager", "1", "1"),
+        ("onnx", "1", "2"),
+        ("onnx", "8", "1"),
+        ("eager", "8", "1"),
+    ]
     assert (cells[2]["samples/s"], cells[2]["bytes"], cells[2]["of eager"]) == ("8,000", "1,234", "0.500 faster")
     svg = figure(rows)
     assert svg.count("<svg") == 3

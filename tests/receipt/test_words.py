@@ -6,8 +6,17 @@ from lathe.receipt.words import findings, method
 
 
 def row(of: str, backend: str, median: float, **changes: Any) -> dict[str, Any]:
-    made = {"of": of, "backend": backend, "device": "cpu", "batch": 1, "threads": 1, "median_ms": median, "p10_ms": median,
-            "p90_ms": median, "n": 9}  # fmt: skip
+    made = {
+        "of": of,
+        "backend": backend,
+        "device": "cpu",
+        "batch": 1,
+        "threads": 1,
+        "median_ms": median,
+        "p10_ms": median,
+        "p90_ms": median,
+        "n": 9,
+    }
     for key in ("eager", "bf16", "twin"):
         made |= {f"over_{key}": 1.0, f"beside_{key}": "same"}
     return {**made, **changes}

@@ -138,15 +138,30 @@ def test_any_logged_name_chooses_the_best_epoch(tmp_path: Path, mode: str) -> No
 
 
 def test_any_logged_name_stops_early(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, *SMALL, OWN, STOP, "trainer.max_epochs=9", "callbacks.early_stopping.monitor=own/worse",
-                  "callbacks.early_stopping.mode=max", "callbacks.early_stopping.patience=2")  # fmt: skip
+    cfg = new_run(
+        tmp_path,
+        *SMALL,
+        OWN,
+        STOP,
+        "trainer.max_epochs=9",
+        "callbacks.early_stopping.monitor=own/worse",
+        "callbacks.early_stopping.mode=max",
+        "callbacks.early_stopping.patience=2",
+    )
     assert train(cfg)["epochs"] == 3
 
 
 def test_early_stopping_watches_training_after_the_epoch(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, *SMALL, STOP, "trainer.max_epochs=9", "callbacks.early_stopping.monitor=train/loss",
-                  "callbacks.early_stopping.check_on_train_epoch_end=true", "callbacks.early_stopping.min_delta=100",
-                  "callbacks.early_stopping.patience=2")  # fmt: skip
+    cfg = new_run(
+        tmp_path,
+        *SMALL,
+        STOP,
+        "trainer.max_epochs=9",
+        "callbacks.early_stopping.monitor=train/loss",
+        "callbacks.early_stopping.check_on_train_epoch_end=true",
+        "callbacks.early_stopping.min_delta=100",
+        "callbacks.early_stopping.patience=2",
+    )
     assert train(cfg)["epochs"] == 3
 
 

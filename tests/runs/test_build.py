@@ -86,8 +86,14 @@ def test_a_task_for_evaluation_has_no_optimizer() -> None:
 
 
 def test_the_scaled_learning_rate_sees_accumulated_batches() -> None:
-    cfg = config("model=mlp", "optimizer.scale_lr=linear", "optimizer.lr=0.1", "optimizer.reference_batch_size=128", "data.batch_size=64",
-                 "trainer.accumulate_grad_batches=8")  # fmt: skip
+    cfg = config(
+        "model=mlp",
+        "optimizer.scale_lr=linear",
+        "optimizer.lr=0.1",
+        "optimizer.reference_batch_size=128",
+        "data.batch_size=64",
+        "trainer.accumulate_grad_batches=8",
+    )
     task = make_task(cfg)
     for group in task._make_optimizer(task.net).param_groups:
         assert group["lr"] == pytest.approx(0.1 * 64 * 8 / 128)

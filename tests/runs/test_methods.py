@@ -18,8 +18,17 @@ from lathe.runs.rundir import RunDir
 from lathe.verbs.finalise import finalise
 from lathe.verbs.train import train
 
-CONV = ("model=resnet20", "model.net.width=8", "model.net.depth=8", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
-        "trainer.enable_model_summary=false", "trainer.max_epochs=2", "data.batch_size=100", "compression.receipt=none")  # fmt: skip
+CONV = (
+    "model=resnet20",
+    "model.net.width=8",
+    "model.net.depth=8",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=2",
+    "data.batch_size=100",
+    "compression.receipt=none",
+)
 
 
 def test_methods_come_in_order_with_their_share_of_the_run() -> None:
@@ -50,8 +59,15 @@ def test_weights_that_are_changed_after_training_are_what_is_evaluated(tmp_path:
 
 def test_a_net_that_is_not_ready_is_not_the_best(tmp_path: Path) -> None:
     """Masks grow until 0.7 of the run: the better epochs before are no result."""
-    cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=4", "compression=prune", "compression.prune.sparsity=0.99",
-                  "compression.prune.end=0.7", "compression.receipt=none")  # fmt: skip
+    cfg = new_run(
+        tmp_path,
+        *SMALL,
+        "trainer.max_epochs=4",
+        "compression=prune",
+        "compression.prune.sparsity=0.99",
+        "compression.prune.end=0.7",
+        "compression.receipt=none",
+    )
     train(cfg)
     found = json.loads((Path(cfg["paths"]["run_dir"]) / "result.json").read_text())
     assert found["best_step"] > 0.7 * 80

@@ -12,8 +12,17 @@ from lathe.runs.score import open_data, open_net, open_run_net, outputs_of, scor
 from lathe.verbs.train import train
 
 QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
-GPT = ("model=gpt_nano", "data=synthetic_tokens", "model.net.depth=1", "model.net.width=32", "optimizer=adamw", *QUIET,
-       "trainer.max_epochs=1", "trainer.limit_train_batches=3", "trainer.log_every_n_steps=1")  # fmt: skip
+GPT = (
+    "model=gpt_nano",
+    "data=synthetic_tokens",
+    "model.net.depth=1",
+    "model.net.width=32",
+    "optimizer=adamw",
+    *QUIET,
+    "trainer.max_epochs=1",
+    "trainer.limit_train_batches=3",
+    "trainer.log_every_n_steps=1",
+)
 
 
 @pytest.mark.parametrize("overrides", [SMALL, GPT], ids=["digits", "tokens"])

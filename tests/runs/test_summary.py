@@ -43,9 +43,13 @@ def test_it_holds_test_figures_and_where_the_run_is(tmp_path: Path, monkeypatch:
     cfg = new_run(tmp_path / "logs", "model=mlp")
     lines = shown(RESULT, cfg)
     assert cells(lines) == {
-        "test/accuracy": "0.9877", "test/loss": "0.0500", "parameters": "1,234,567", "samples/s": "43,211", "seconds": "12.3",
+        "test/accuracy": "0.9877",
+        "test/loss": "0.0500",
+        "parameters": "1,234,567",
+        "samples/s": "43,211",
+        "seconds": "12.3",
         "run directory": str(Path(cfg["paths"]["run_dir"]).relative_to(tmp_path)),
-    }  # fmt: skip
+    }
 
 
 def test_validation_stands_in_where_nothing_was_tested(tmp_path: Path) -> None:

@@ -169,8 +169,12 @@ def test_what_is_no_sequence_is_refused(body: bytes, kind: str, shape: str | Non
 def test_noise_is_refused_or_read_but_nothing_else() -> None:
     """Bodies cut, flipped and swapped at random: an array of the net's shape, or a sentence."""
     rng = np.random.default_rng(0)
-    bodies = {"image/png": file_of(PIXELS), "image/jpeg": file_of(PIXELS, "JPEG"), "application/x-npy": npy(GREY),
-              "application/json": as_json(image=GREY.tolist())}  # fmt: skip
+    bodies = {
+        "image/png": file_of(PIXELS),
+        "image/jpeg": file_of(PIXELS, "JPEG"),
+        "application/x-npy": npy(GREY),
+        "application/json": as_json(image=GREY.tolist()),
+    }
     counts = {"read": 0, "refused": 0}
     for _ in range(150):
         for kind, body in bodies.items():

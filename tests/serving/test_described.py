@@ -14,9 +14,15 @@ from lathe.serving.described import described
 from lathe.serving.model import describe, example, receipt
 from lathe.serving.page import page
 
-WORDS = {"run": "r", "checkpoint": "best", "target": "onnx", "classes": None, "preprocess": None,
-         "output": {"shape": ["batch", "time", 50]},
-         "input": {"dtype": "int64", "shape": ["batch", "time"], "vocab_size": 50, "longest": 8}}  # fmt: skip
+WORDS = {
+    "run": "r",
+    "checkpoint": "best",
+    "target": "onnx",
+    "classes": None,
+    "preprocess": None,
+    "output": {"shape": ["batch", "time", 50]},
+    "input": {"dtype": "int64", "shape": ["batch", "time"], "vocab_size": 50, "longest": 8},
+}
 STRANGE: list[Any] = [None, 5, 0, -1, 10**12, True, 1.5, "x", [], {}, ["x"], [1], [None], ["a\nb"] * 10]
 
 

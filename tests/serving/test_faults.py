@@ -20,8 +20,15 @@ JSON, NPY, PNG = "application/json", "application/x-npy", "image/png"
 @pytest.fixture(scope="module")
 def server(served_run: Path) -> Iterator[Served]:
     """Impatient, so that slow clients don't make the tests slow."""
-    with Served(served_run, "target=onnx", "threads=1", "header_timeout=1", "body_timeout=1.5", "max_body_bytes=2000000",
-                "max_connections=40") as found:  # fmt: skip
+    with Served(
+        served_run,
+        "target=onnx",
+        "threads=1",
+        "header_timeout=1",
+        "body_timeout=1.5",
+        "max_body_bytes=2000000",
+        "max_connections=40",
+    ) as found:
         yield found
 
 

@@ -23,8 +23,13 @@ def verdict(
 ) -> int:
     """The status of a refusal, or 200."""
     fields = [("host", name) for name in host] + [(name.replace("_", "-"), value) for name, value in headers.items()]
-    scope = {"headers": [(name.encode(), value.encode("latin-1")) for name, value in fields], "state": {"target": target.encode()},
-             "server": (server, 8000), "method": method, "path": target}  # fmt: skip
+    scope = {
+        "headers": [(name.encode(), value.encode("latin-1")) for name, value in fields],
+        "state": {"target": target.encode()},
+        "server": (server, 8000),
+        "method": method,
+        "path": target,
+    }
     found: list[BadRequest] = []
     try:
         hosts.check(scope)
@@ -45,10 +50,39 @@ LOOPBACK = [
     "[::1]:8000",
     "127.0.0.1:",
 ]
-OTHERS = ["evil.example", "evil.example:8000", "localhost.evil.example", "127.0.0.1.evil.example", "evillocalhost", "10.0.0.7:8000",
-          "0.0.0.0", "[::]", "[fe80::1]", "2130706433", "127.1", "0x7f.0.0.1", "192.168.1.5"]  # fmt: skip
-MALFORMED = ["", " ", ":8000", "[::1", "::1", "a b", "a/b", "user@localhost", "localhost:x", "localhost,evil", "http://localhost", "é",
-             "localhost:8000:8000", "a\tb", "localhost#", "%6cocalhost"]  # fmt: skip
+OTHERS = [
+    "evil.example",
+    "evil.example:8000",
+    "localhost.evil.example",
+    "127.0.0.1.evil.example",
+    "evillocalhost",
+    "10.0.0.7:8000",
+    "0.0.0.0",
+    "[::]",
+    "[fe80::1]",
+    "2130706433",
+    "127.1",
+    "0x7f.0.0.1",
+    "192.168.1.5",
+]
+MALFORMED = [
+    "",
+    " ",
+    ":8000",
+    "[::1",
+    "::1",
+    "a b",
+    "a/b",
+    "user@localhost",
+    "localhost:x",
+    "localhost,evil",
+    "http://localhost",
+    "é",
+    "localhost:8000:8000",
+    "a\tb",
+    "localhost#",
+    "%6cocalhost",
+]
 
 
 def test_loopback_reaches_a_server_and_names_of_the_web_do_not() -> None:
@@ -104,8 +138,17 @@ def test_pages_of_other_sites_are_refused() -> None:
     assert verdict(hosts, "LOCALHOST:8000", **own) == 200
     assert verdict(hosts, "app.example.org", origin="https://app.example.org") == 200  # TLS ended before the server
     assert verdict(hosts, "127.0.0.1:8000", origin="https://app.example.org") == 200  # by a proxy that sends its own Host
-    for origin in ("http://localhost:3000", "http://evil.example", "null", "http://127.0.0.1:8000", "", "http://app.example.org.evil.example",
-                   "http://localhost:8000/x", "http://localhost:8000@evil.example", "localhost:8000"):  # fmt: skip
+    for origin in (
+        "http://localhost:3000",
+        "http://evil.example",
+        "null",
+        "http://127.0.0.1:8000",
+        "",
+        "http://app.example.org.evil.example",
+        "http://localhost:8000/x",
+        "http://localhost:8000@evil.example",
+        "localhost:8000",
+    ):
         assert verdict(hosts, "localhost:8000", origin=origin) == 403, origin
     for site in ("cross-site", "same-site", "anything"):
         assert verdict(hosts, "localhost", method="GET", target="/health", sec_fetch_site=site) == 403

@@ -60,10 +60,24 @@ STRANGE = [
     "a\nb",
 ]
 NUMBERS = {"port": [0], "batch_timeout": [0, 1.5]}
-TAKEN = {**{name: [1.5] for name in SECONDS}, **NUMBERS, "threads": [None], "batch_size": [None], "hosts": [[]], "host": ["abc", "1"],
-         "api_key": ["abc", "1", None, -1, 0, 10**400], "export": ["abc", "1", "ü", "a\nb"], "max_queue": [10**400], "top_k": [10**400],
-         "max_connections": [10**400], "max_body_bytes": [10**400], "max_pixels": [10**400], "max_samples": [10**400],
-         "max_tokens": [10**400], "max_batch_size": [10**400]}  # fmt: skip
+TAKEN = {
+    **{name: [1.5] for name in SECONDS},
+    **NUMBERS,
+    "threads": [None],
+    "batch_size": [None],
+    "hosts": [[]],
+    "host": ["abc", "1"],
+    "api_key": ["abc", "1", None, -1, 0, 10**400],
+    "export": ["abc", "1", "ü", "a\nb"],
+    "max_queue": [10**400],
+    "top_k": [10**400],
+    "max_connections": [10**400],
+    "max_body_bytes": [10**400],
+    "max_pixels": [10**400],
+    "max_samples": [10**400],
+    "max_tokens": [10**400],
+    "max_batch_size": [10**400],
+}
 ELSEWHERE = ("defaults", "run", "trainer", "paths")  # read by the launch
 
 

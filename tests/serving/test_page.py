@@ -15,13 +15,27 @@ from support.browser import THREE, draw, lines
 
 from lathe.serving.page import page
 
-DIGITS = {"run": "a_run", "target": "onnx", "checkpoint": "best", "integers": False, "classes": [str(i) for i in range(10)],
-          "preprocess": {"in_graph": True, "mean": [0.3], "std": [0.4], "size": [8, 8]},
-          "input": {"dtype": "uint8", "shape": ["batch", 1, 8, 8], "layout": "NCHW"}}  # fmt: skip
-PHOTOS = {**DIGITS, "classes": ["cat", "dog"], "preprocess": {**DIGITS["preprocess"], "mean": [0.5] * 3, "size": [32, 32]},
-          "input": {"dtype": "uint8", "shape": ["batch", 3, "height", "width"], "layout": "NCHW"}}  # fmt: skip
-WORDS = {**DIGITS, "classes": None, "preprocess": None,
-         "input": {"dtype": "int64", "shape": ["batch", "time"], "layout": "NT", "longest": 64, "vocab_size": 256}}  # fmt: skip
+DIGITS = {
+    "run": "a_run",
+    "target": "onnx",
+    "checkpoint": "best",
+    "integers": False,
+    "classes": [str(i) for i in range(10)],
+    "preprocess": {"in_graph": True, "mean": [0.3], "std": [0.4], "size": [8, 8]},
+    "input": {"dtype": "uint8", "shape": ["batch", 1, 8, 8], "layout": "NCHW"},
+}
+PHOTOS = {
+    **DIGITS,
+    "classes": ["cat", "dog"],
+    "preprocess": {**DIGITS["preprocess"], "mean": [0.5] * 3, "size": [32, 32]},
+    "input": {"dtype": "uint8", "shape": ["batch", 3, "height", "width"], "layout": "NCHW"},
+}
+WORDS = {
+    **DIGITS,
+    "classes": None,
+    "preprocess": None,
+    "input": {"dtype": "int64", "shape": ["batch", "time"], "layout": "NT", "longest": 64, "vocab_size": 256},
+}
 
 
 class Elements(HTMLParser):
@@ -68,8 +82,13 @@ def test_the_script_is_told_what_the_net_takes() -> None:
     def told(facts: dict[str, Any]) -> dict[str, Any]:
         return dict(json.loads(Elements(page(facts)).texts["data"]))
 
-    assert told(DIGITS) == {"kind": "image", "draw": True, "size": [8, 8], "ink": "white",
-                            "about": ["run a_run", "onnx of best.ckpt, floats", "grey, 8 x 8 pixels", "10 classes"]}  # fmt: skip
+    assert told(DIGITS) == {
+        "kind": "image",
+        "draw": True,
+        "size": [8, 8],
+        "ink": "white",
+        "about": ["run a_run", "onnx of best.ckpt, floats", "grey, 8 x 8 pixels", "10 classes"],
+    }
     assert (told(PHOTOS)["draw"], told(PHOTOS)["size"], told(PHOTOS)["about"][2]) == (
         False,
         [32, 32],

@@ -108,8 +108,17 @@ def test_an_offer_of_another_protocol_is_declined(server: Served, digits: np.nda
     """Java's client and curl --http2 offer HTTP/2 with each request."""
     with server.connect() as connection:
         for image in digits[:2, None]:
-            sent = message("POST", "/predict", image.tobytes(), content_type=BINARY, accept=BINARY, x_api_key=KEY,
-                           connection="Upgrade, HTTP2-Settings", upgrade="h2c", http2_settings="AAA")  # fmt: skip
+            sent = message(
+                "POST",
+                "/predict",
+                image.tobytes(),
+                content_type=BINARY,
+                accept=BINARY,
+                x_api_key=KEY,
+                connection="Upgrade, HTTP2-Settings",
+                upgrade="h2c",
+                http2_settings="AAA",
+            )
             found = ask(connection, sent)
             assert found.status == 200
             np.testing.assert_allclose(np.frombuffer(found.body, "<f4"), bare(image)[0], rtol=1e-5, atol=1e-5)

@@ -66,8 +66,12 @@ def test_a_strangers_half_hour(served_run: Path, bare: Callable[..., Any]) -> No
 
 def drip(server: Served, number: int, until: float) -> None:
     """Connections that send a byte now and then, of headers, of a body or of chunks, or read nothing."""
-    begin = [message("POST", "/predict", b"", content_length="64", content_type=BINARY), b"GET / HTTP/1.1\r\nx: ",
-             message("POST", "/predict", transfer_encoding="chunked") + b"ff;", message("GET", "/") * 500][number % 4]  # fmt: skip
+    begin = [
+        message("POST", "/predict", b"", content_length="64", content_type=BINARY),
+        b"GET / HTTP/1.1\r\nx: ",
+        message("POST", "/predict", transfer_encoding="chunked") + b"ff;",
+        message("GET", "/") * 500,
+    ][number % 4]
     while time.monotonic() < until:
         with suppress(OSError), server.connect() as connection:
             connection.sendall(begin)

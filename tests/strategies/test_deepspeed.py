@@ -47,9 +47,17 @@ def batches(rank: int, count: int = 5) -> list[tuple[Tensor, Tensor]]:
 
 
 def fit(strategy: Any, optimizer: str, rank: int, devices: int = 2, **arguments: Any) -> tuple[Trainer, Regression]:
-    trainer = Trainer(accelerator="cpu", devices=devices, strategy=strategy, logger=False, enable_checkpointing=False,
-                      enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-                      **{"max_epochs": 1, **arguments})  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=devices,
+        strategy=strategy,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        **{"max_epochs": 1, **arguments},
+    )
     task = Regression(optimizer)
     trainer.fit(task, DataLoader(batches(rank), batch_size=None))
     return trainer, task
@@ -78,9 +86,10 @@ def smaller_things(rank: int) -> dict[str, Any]:
     found["bf16-true"] = [
         fit(strategy, "adamw", rank, precision=precision)[1].seen
         for precision, strategy in (
-            ("32-true", "ddp"), *(("bf16-true", DeepSpeed(stage=s, persistence_threshold=0)) for s in (1, 2, 3)),
+            ("32-true", "ddp"),
+            *(("bf16-true", DeepSpeed(stage=s, persistence_threshold=0)) for s in (1, 2, 3)),
         )
-    ]  # fmt: skip
+    ]
     found["window"] = [
         fit(strategy, "sgd", rank, accumulate_grad_batches=3, max_epochs=3)[1].seen for strategy in ("ddp", DeepSpeed(stage=2))
     ]
@@ -138,12 +147,17 @@ def test_clipping_by_value_is_refused(small: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize(("arguments", "sentence"), [
-    ({"stage": 4}, "strategy.stage=4: ZeRO has the stages 1, 2 and 3."),
-    ({"stage": 2, "offload_parameters": True},
-     "strategy.offload_parameters=true: stage 2 does not split parameters, use strategy=deepspeed_3_offload."),
-    ({"log_level": "waning"}, "strategy.log_level='waning': did you mean warning?"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"stage": 4}, "strategy.stage=4: ZeRO has the stages 1, 2 and 3."),
+        (
+            {"stage": 2, "offload_parameters": True},
+            "strategy.offload_parameters=true: stage 2 does not split parameters, use strategy=deepspeed_3_offload.",
+        ),
+        ({"log_level": "waning"}, "strategy.log_level='waning': did you mean warning?"),
+    ],
+)
 def test_bad_settings_are_refused(arguments: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError) as error:
         DeepSpeed(**arguments)

@@ -19,8 +19,14 @@ pytestmark = pytest.mark.law2
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
 
-COMMON = (*SMALL, "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=3", "trainer.log_every_n_steps=1",
-          "data.batch_size=128", "callbacks.checkpoint.every_n_train_steps=2")  # fmt: skip
+COMMON = (
+    *SMALL,
+    "trainer.gradient_clip_val=0.5",
+    "trainer.accumulate_grad_batches=3",
+    "trainer.log_every_n_steps=1",
+    "data.batch_size=128",
+    "callbacks.checkpoint.every_n_train_steps=2",
+)
 ZERO = {
     "1": ("strategy=deepspeed_1",),
     "2": ("strategy=deepspeed_2",),
@@ -148,15 +154,38 @@ def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", [
-    ("optimizer=adamw", "optimizer.lr=0.01"),
-    ("model=resnet20", "model.net.width=4", "model.net.depth=8", "optimizer.lr=0.01", "trainer.limit_train_batches=6"),
-    ("optimizer.momentum=0", "optimizer.nesterov=false"),
-    ("model=deep_mlp", "model.net.width=16", "model.net.depth=4", "optimizer.lr=0.01", "trainer.activation_checkpointing=blocks"),
-    ("model=deep_mlp", "model.net.width=16", "model.net.depth=4", "optimizer.lr=0.01", "trainer.activation_checkpointing=sqrt"),
-    ("model=gpt_nano", "data=synthetic_tokens", "data.batch_size=8", "trainer.limit_train_batches=8",
-     "trainer.limit_val_batches=2", "trainer.limit_test_batches=2", "optimizer=adamw"),
-], ids=["adamw", "resnet", "plain_sgd", "recomputed", "segments", "tied_weights"])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("optimizer=adamw", "optimizer.lr=0.01"),
+        ("model=resnet20", "model.net.width=4", "model.net.depth=8", "optimizer.lr=0.01", "trainer.limit_train_batches=6"),
+        ("optimizer.momentum=0", "optimizer.nesterov=false"),
+        (
+            "model=deep_mlp",
+            "model.net.width=16",
+            "model.net.depth=4",
+            "optimizer.lr=0.01",
+            "trainer.activation_checkpointing=blocks",
+        ),
+        (
+            "model=deep_mlp",
+            "model.net.width=16",
+            "model.net.depth=4",
+            "optimizer.lr=0.01",
+            "trainer.activation_checkpointing=sqrt",
+        ),
+        (
+            "model=gpt_nano",
+            "data=synthetic_tokens",
+            "data.batch_size=8",
+            "trainer.limit_train_batches=8",
+            "trainer.limit_val_batches=2",
+            "trainer.limit_test_batches=2",
+            "optimizer=adamw",
+        ),
+    ],
+    ids=["adamw", "resnet", "plain_sgd", "recomputed", "segments", "tied_weights"],
+)
 def test_other_optimizers_and_nets(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     common = tuple(word for word in COMMON if not word.startswith("model")) if arguments[0].startswith("model=") else COMMON
     one = new_run(tmp_path, *common, *arguments)

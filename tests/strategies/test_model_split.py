@@ -80,13 +80,19 @@ def test_a_split_by_hand() -> None:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"devices": ["cpu:0"]}, "strategy.devices=[cpu:0] leaves nothing to split: name at least two devices, or use strategy=auto."),
+        (
+            {"devices": ["cpu:0"]},
+            "strategy.devices=[cpu:0] leaves nothing to split: name at least two devices, or use strategy=auto.",
+        ),
         ({"devices": ["cpu:0", "gpu:0"]}, "strategy.devices=[cpu:0,gpu:0]: gpu:0 is no device; write them as cuda:0 or cpu:0."),
         ({"devices": ["cpu:0", "cuda:99"]}, r"strategy.devices=[cpu:0,cuda:99]: cuda:99 is not among the"),
         ({"devices": TWICE, "split": [1]}, "strategy.split=[1]: give the number of blocks, from 1, for each of the 2 devices."),
-        ({"devices": TWICE, "split": [0, 5]}, "strategy.split=[0,5]: give the number of blocks, from 1, for each of the 2 devices."),
+        (
+            {"devices": TWICE, "split": [0, 5]},
+            "strategy.split=[0,5]: give the number of blocks, from 1, for each of the 2 devices.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_impossible_settings_are_refused(settings: dict[str, list[str]], sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         ModelSplit(**settings)  # type: ignore[arg-type]

@@ -73,9 +73,18 @@ def fit_with_each_hook(rank: int) -> dict[str, Any]:
     results = {}
     for name, settings in HOOKS.items():
         gradients = Gradients()
-        trainer = Trainer(accelerator="cpu", devices=2, strategy=DDP(**settings), max_epochs=1, logger=False, callbacks=[gradients],
-                          enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-                          use_distributed_sampler=False)  # fmt: skip
+        trainer = Trainer(
+            accelerator="cpu",
+            devices=2,
+            strategy=DDP(**settings),
+            max_epochs=1,
+            logger=False,
+            callbacks=[gradients],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
         trainer.fit(Regression(), DataLoader(batches(rank), batch_size=None))
         results[name] = {"gradients": torch.stack(gradients.seen), "ddp": gradients.ddp}
     return results
@@ -128,13 +137,19 @@ def test_powersgd_sends_low_rank_after_its_plain_steps(ranks: list[dict[str, Any
 
 def test_settings_reach_ddp(ranks: list[dict[str, Any]]) -> None:
     assert ranks[0]["plain"]["ddp"] == {
-        "find_unused_parameters": False, "gradient_as_bucket_view": True, "broadcast_buffers": True, "bucket_bytes": 25 * 2**20,
+        "find_unused_parameters": False,
+        "gradient_as_bucket_view": True,
+        "broadcast_buffers": True,
+        "bucket_bytes": 25 * 2**20,
         "static_graph": False,
-    }  # fmt: skip
+    }
     assert ranks[0]["settings"]["ddp"] == {
-        "find_unused_parameters": True, "gradient_as_bucket_view": False, "broadcast_buffers": False, "bucket_bytes": 7 * 2**20,
+        "find_unused_parameters": True,
+        "gradient_as_bucket_view": False,
+        "broadcast_buffers": False,
+        "bucket_bytes": 7 * 2**20,
         "static_graph": False,
-    }  # fmt: skip
+    }
     assert ranks[0]["static"]["ddp"]["static_graph"] is True
 
 

@@ -23,13 +23,17 @@ CLOSE = {"rtol": 1e-5, "atol": 1e-7}
 # name: (net, the strategy's settings, the fit's)
 LAWS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mlp gpipe": ("mlp", {}, {}),
-    "mlp 1f1b, clipped by value": ("mlp", {"schedule": "1f1b", "microbatches": 8}, {"clip": 0.01, "gradient_clip_algorithm": "value"}),
+    "mlp 1f1b, clipped by value": (
+        "mlp",
+        {"schedule": "1f1b", "microbatches": 8},
+        {"clip": 0.01, "gradient_clip_algorithm": "value"},
+    ),
     "resnet": ("resnet", {}, {"optimizer": adam}),
     "tied interleaved": ("tied", {"schedule": "interleaved"}, {"optimizer": adam}),
     "tied 1f1b": ("tied", {"schedule": "1f1b", "microbatches": 2}, {"accumulate": 4}),
     "gpt": ("gpt", {"schedule": "1f1b"}, {"optimizer": adam}),
     "vit": ("vit", {}, {"clip": None}),
-}  # fmt: skip
+}
 FORMATS = {"bf16-mixed": 2e-2, "bf16-true": 3e-2, "16-mixed": 2e-3}
 
 
@@ -174,11 +178,14 @@ class SharedBlock(NoEnter):
 @pytest.mark.parametrize(
     ("net", "sentence"),
     [
-        (nn.Linear(2, 2), "strategy=pipeline cuts a net between its repeated blocks, and Linear names no `blocks`: use strategy=ddp"),
+        (
+            nn.Linear(2, 2),
+            "strategy=pipeline cuts a net between its repeated blocks, and Linear names no `blocks`: use strategy=ddp",
+        ),
         (NoEnter(), "NoEnter has no `enter` for what is before them: add that method, or use strategy=ddp or fsdp."),
         (SharedBlock(), "strategy.stages cuts between two uses of the weight blocks.0.weight, which a pipeline can't share"),
     ],
-)  # fmt: skip
+)
 def test_nets_that_cannot_be_cut_are_refused(net: nn.Module, sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         Cut(net, 2, 0, 1)
@@ -209,9 +216,12 @@ def test_a_middle_stage_holds_nothing_outside_the_blocks(stage: int) -> None:
         ({"schedule": "1f2b"}, "strategy.schedule='1f2b': did you mean 1f1b?"),
         ({"microbatches": 0}, "strategy.microbatches=0: give a whole number from 1, or null."),
         ({"slices": 2.5}, "strategy.slices=2.5: give a whole number from 1."),
-        ({"schedule": "interleaved", "slices": 1}, "strategy.slices=1: strategy.schedule=interleaved needs at least 2; or use 1f1b."),
+        (
+            {"schedule": "interleaved", "slices": 1},
+            "strategy.slices=1: strategy.schedule=interleaved needs at least 2; or use 1f1b.",
+        ),
     ],
-)  # fmt: skip
+)
 def test_impossible_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=re.escape(sentence)):
         Pipeline(**settings)
@@ -264,4 +274,4 @@ def test_what_cannot_work_is_refused_on_all_ranks() -> None:
         "change one of these keys.",
         "precision": "precision=16-true: strategy=pipeline takes 64-true, 32-true, 16-mixed, bf16-mixed, bf16-true.",
         "compile": "compile.enabled=true compiles the whole net, which strategy=pipeline cuts: add compile.regional=true.",
-    }  # fmt: skip
+    }

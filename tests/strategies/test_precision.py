@@ -27,8 +27,12 @@ class Notes(LightningModule):
 
     def training_step(self, batch: tuple[Tensor], batch_idx: int) -> Tensor:
         y = self.net(batch[0])
-        self.seen = {"weights": self.net.weight.dtype, "inputs": batch[0].dtype, "outputs": y.dtype,
-                     "autocast": torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None}  # fmt: skip
+        self.seen = {
+            "weights": self.net.weight.dtype,
+            "inputs": batch[0].dtype,
+            "outputs": y.dtype,
+            "autocast": torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None,
+        }
         return y.float().sum() * self.scale
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -37,8 +41,16 @@ class Notes(LightningModule):
 
 def fit(name: str, scale: float = 1.0, **settings: Any) -> tuple[Notes, Trainer]:
     task = Notes(scale)
-    trainer = Trainer(accelerator="cpu", devices=1, max_steps=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-                      enable_model_summary=False, **precision_plugin(name, "cpu", **settings))  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **precision_plugin(name, "cpu", **settings),
+    )
     trainer.fit(task, DataLoader([(torch.ones(3, 4),)], batch_size=None))
     return task, trainer
 
@@ -138,9 +150,16 @@ def test_16_mixed_is_made_for_its_device() -> None:
 
 @pytest.mark.parametrize(
     ("accelerator", "cuda", "mps", "device"),
-    [("auto", False, False, "cpu"), ("auto", True, False, "cuda"), ("gpu", True, True, "cuda"), ("gpu", False, True, "mps"),
-     ("cpu", True, True, "cpu"), ("mps", True, True, "mps"), ("cuda", True, False, "cuda")],
-)  # fmt: skip
+    [
+        ("auto", False, False, "cpu"),
+        ("auto", True, False, "cuda"),
+        ("gpu", True, True, "cuda"),
+        ("gpu", False, True, "mps"),
+        ("cpu", True, True, "cpu"),
+        ("mps", True, True, "mps"),
+        ("cuda", True, False, "cuda"),
+    ],
+)
 def test_device_type(monkeypatch: pytest.MonkeyPatch, accelerator: str, cuda: bool, mps: bool, device: str) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)

@@ -22,10 +22,26 @@ from lathe.strategies.tensor import TensorParallel
 
 pytestmark = pytest.mark.law3
 
-TRAIN = ("model=mlp", "model.net.width=16", "model.net.depth=3", "model.net.dropout=0.2", "trainer.accelerator=cpu", "trainer.devices=2",
-         "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "trainer.max_epochs=2", "data.batch_size=64",
-         "trainer.limit_train_batches=7", "trainer.limit_val_batches=1", "trainer.log_every_n_steps=1", "trainer.gradient_clip_val=0.5",
-         "callbacks.checkpoint.every_n_train_steps=2", "callbacks.throughput=null", "optimizer=adamw", "test=false")  # fmt: skip
+TRAIN = (
+    "model=mlp",
+    "model.net.width=16",
+    "model.net.depth=3",
+    "model.net.dropout=0.2",
+    "trainer.accelerator=cpu",
+    "trainer.devices=2",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=2",
+    "data.batch_size=64",
+    "trainer.limit_train_batches=7",
+    "trainer.limit_val_batches=1",
+    "trainer.log_every_n_steps=1",
+    "trainer.gradient_clip_val=0.5",
+    "callbacks.checkpoint.every_n_train_steps=2",
+    "callbacks.throughput=null",
+    "optimizer=adamw",
+    "test=false",
+)
 STRATEGIES = {"full": "strategy=fsdp", "sharded": "strategy=fsdp strategy.checkpoint=sharded", "tensor": "strategy=tensor"}
 
 

@@ -32,8 +32,10 @@ EIGHT: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def laws(rank: int, folder: str, cases: dict[str, Any]) -> dict[str, Any]:
-    seen = {name: plain(fit(net, ThreeD(**settings), folder=Path(folder) / name, **options))
-            for name, (net, settings, options) in cases.items()}  # fmt: skip
+    seen = {
+        name: plain(fit(net, ThreeD(**settings), folder=Path(folder) / name, **options))
+        for name, (net, settings, options) in cases.items()
+    }
     if "gpt 1x2x2" in cases:
         net, settings, options = cases["gpt 1x2x2"]
         last = Path(folder) / "gpt 1x2x2" / "last.ckpt"

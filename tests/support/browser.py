@@ -9,8 +9,17 @@ import pytest
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
 # a pen's way through a 3, in a unit square
-THREE = [(0.35, 0.22), (0.5, 0.17), (0.63, 0.27), (0.6, 0.42), (0.48, 0.48), (0.62, 0.55), (0.66, 0.7), (0.52, 0.82),
-         (0.34, 0.76)]  # fmt: skip
+THREE = [
+    (0.35, 0.22),
+    (0.5, 0.17),
+    (0.63, 0.27),
+    (0.6, 0.42),
+    (0.48, 0.48),
+    (0.62, 0.55),
+    (0.66, 0.7),
+    (0.52, 0.82),
+    (0.34, 0.76),
+]
 
 
 @contextmanager

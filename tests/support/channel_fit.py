@@ -62,9 +62,19 @@ def task() -> ClassificationTask:
 
 def fit(*callbacks: Callback, module: Any = None, data: Any = None, resume: Any = None, **options: Any) -> ClassificationTask:
     module = module or task()
-    defaults: dict[str, Any] = {"accelerator": "cpu", "devices": 1, "max_steps": STEPS, "max_epochs": -1, "logger": False,
-                                "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False,
-                                "num_sanity_val_steps": 0, "use_distributed_sampler": False, "limit_val_batches": 0}  # fmt: skip
+    defaults: dict[str, Any] = {
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_steps": STEPS,
+        "max_epochs": -1,
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "num_sanity_val_steps": 0,
+        "use_distributed_sampler": False,
+        "limit_val_batches": 0,
+    }
     trainer = Trainer(callbacks=list(callbacks), **{**defaults, **options})
     trainer.fit(module, datamodule=data or Data(), ckpt_path=resume, weights_only=True)
     return module

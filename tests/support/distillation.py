@@ -9,12 +9,26 @@ import pytest
 import lathe.verbs.train
 from support.runs import new_run
 
-QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "callbacks.throughput=null",
-         "trainer.log_every_n_steps=1", "compression.receipt=none", "data.batch_size=100")  # fmt: skip
+QUIET = (
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "callbacks.throughput=null",
+    "trainer.log_every_n_steps=1",
+    "compression.receipt=none",
+    "data.batch_size=100",
+)
 MLP = ("model=mlp", "model.net.width=8", "model.net.depth=2", "trainer.max_epochs=2")
 TEACHER = ("model=mlp", "model.net.width=32", "model.net.depth=2", "trainer.max_epochs=8", "data.batch_size=50")
-RESNET = ("model=resnet20", "model.net.width=4", "model.net.depth=8", "data.batch_size=50", "trainer.max_epochs=1", "test=false",
-          "trainer.limit_train_batches=8")  # fmt: skip
+RESNET = (
+    "model=resnet20",
+    "model.net.width=4",
+    "model.net.depth=8",
+    "data.batch_size=50",
+    "trainer.max_epochs=1",
+    "test=false",
+    "trainer.limit_train_batches=8",
+)
 
 
 def run_of(folder: Path, *overrides: str) -> Path:

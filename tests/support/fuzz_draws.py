@@ -21,11 +21,54 @@ QUICK = (
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=2")
 # What is typed by chance, whatever the key: words, numbers and structures as a shell hands them over.
 JUNK = (
-    "abc", "''", "' '", "'\u00fc\\u0000'", "'a\u0007b'", "x" * 5000, "-1", "0", "0.5", "1e400", "nan", "-inf", "true", "false", "null",
-    "[]", "[1,2]", "[[]]", "{a: 1}", "{_target_: builtins.print}", "{_target_: os.getcwd}", "${oc.env:HOME}", "${nope}", "???",
-    str(10**30), "1_000", "0x10", "2026-01-01", "'12:30'", "yes", "no", "on", "'null'", "'1'", "'1e-3'", "-0.0", "1e-320", "[null]",
-    "{}", "../x", "/dev/null", "'\u202eabc'", "\u00e9", "*", "a.b.c", "auto", "none",
-)  # fmt: skip
+    "abc",
+    "''",
+    "' '",
+    "'\u00fc\\u0000'",
+    "'a\u0007b'",
+    "x" * 5000,
+    "-1",
+    "0",
+    "0.5",
+    "1e400",
+    "nan",
+    "-inf",
+    "true",
+    "false",
+    "null",
+    "[]",
+    "[1,2]",
+    "[[]]",
+    "{a: 1}",
+    "{_target_: builtins.print}",
+    "{_target_: os.getcwd}",
+    "${oc.env:HOME}",
+    "${nope}",
+    "???",
+    str(10**30),
+    "1_000",
+    "0x10",
+    "2026-01-01",
+    "'12:30'",
+    "yes",
+    "no",
+    "on",
+    "'null'",
+    "'1'",
+    "'1e-3'",
+    "-0.0",
+    "1e-320",
+    "[null]",
+    "{}",
+    "../x",
+    "/dev/null",
+    "'\u202eabc'",
+    "\u00e9",
+    "*",
+    "a.b.c",
+    "auto",
+    "none",
+)
 # What a choice needs beside it to be composed and to be small.
 BESIDE = {
     "model=gpt_nano": ("data=synthetic_tokens",),
@@ -42,19 +85,34 @@ CHOICES = {
     "optimizer": ("sgd", "adamw", "muon"),
     "scheduler": ("constant", "cosine", "cosine_restarts", "one_cycle", "step"),
     "callbacks": ("[default,ema,early_stopping,device_stats]",),
-    "compression": ("prune", "prune_nm", "prune_structured", "prune_channels", "lottery", "rigl", "qat", "ptq_static", "ptq_dynamic",
-                    "weight_only", "distill"),
+    "compression": (
+        "prune",
+        "prune_nm",
+        "prune_structured",
+        "prune_channels",
+        "lottery",
+        "rigl",
+        "qat",
+        "ptq_static",
+        "ptq_dynamic",
+        "weight_only",
+        "distill",
+    ),
     "strategy": ("ddp", "fsdp", "pipeline", "tensor", "3d", "model_split", "deepspeed_3", "dp"),
     "precision": ("16-mixed",),
     "compile": ("default",),
     "logger": ("[tensorboard,wandb,mlflow]",),
     "debug": ("profiler",),
-}  # fmt: skip
+}
 VERBS = {
-    "evaluate": (), "receipt": (), "sensitivity": (), "serve": (), "predict": ("input=a.npy", "output=b.csv"),
+    "evaluate": (),
+    "receipt": (),
+    "sensitivity": (),
+    "serve": (),
+    "predict": ("input=a.npy", "output=b.csv"),
     "compress": ("compression=ptq_static",),
     "export": ("target=[onnx,executorch,safetensors,tensorrt,torchscript,torchserve]",),
-}  # fmt: skip
+}
 OTHERS = {"make_shards": (), "prepare_tokens": ("input=x",), "benchmark": ("suite=scaling",)}
 
 
@@ -171,8 +229,12 @@ def structural(place: Place, choose: random.Random) -> Draw:
         return Draw(place.script, place.base, (f"++{under}qqx=1",), f"{under}qqx", added=True)
     if what == "below":
         return Draw(place.script, place.base, (f"+{place.key}.qqx=1",), f"{place.key}.qqx", place.rule)
-    words = {"out": (f"~{place.key}",), "again": (f"+{place.key}=1",), "misspelt": (f"{under}{name}q=1",),
-             "twice": (f"{place.key}=1", f"{place.key}=abc")}[what]  # fmt: skip
+    words = {
+        "out": (f"~{place.key}",),
+        "again": (f"+{place.key}=1",),
+        "misspelt": (f"{under}{name}q=1",),
+        "twice": (f"{place.key}=1", f"{place.key}=abc"),
+    }[what]
     return Draw(place.script, place.base, words, place.key, place.rule)
 
 

@@ -94,18 +94,40 @@ class Losses(Callback):
 
 
 def sgd(net: nn.Module) -> torch.optim.Optimizer:
-    return build_optimizer(net, kind=torch.optim.SGD, lr=0.2, weight_decay=1e-2, no_decay=["norm", "bias"], reference_batch_size=1,
-                           batch_size=1, momentum=0.9)  # fmt: skip
+    return build_optimizer(
+        net,
+        kind=torch.optim.SGD,
+        lr=0.2,
+        weight_decay=1e-2,
+        no_decay=["norm", "bias"],
+        reference_batch_size=1,
+        batch_size=1,
+        momentum=0.9,
+    )
 
 
 def adam(net: nn.Module) -> torch.optim.Optimizer:
-    return build_optimizer(net, kind=torch.optim.AdamW, lr=1e-2, weight_decay=1e-2, no_decay=["norm", "bias"], reference_batch_size=1,
-                           batch_size=1)  # fmt: skip
+    return build_optimizer(
+        net, kind=torch.optim.AdamW, lr=1e-2, weight_decay=1e-2, no_decay=["norm", "bias"], reference_batch_size=1, batch_size=1
+    )
 
 
-def fit(name: str, strategy: Any = "auto", *, folder: Path | None = None, resume: Path | None = None, epochs: int = 1,
-        clip: float | None = 0.5, accumulate: int = 2, optimizer: Any = sgd, callbacks: Any = (), plugins: Any = (),
-        batches: Any = None, net: nn.Module | None = None, **options: Any) -> dict[str, Any]:  # fmt: skip
+def fit(
+    name: str,
+    strategy: Any = "auto",
+    *,
+    folder: Path | None = None,
+    resume: Path | None = None,
+    epochs: int = 1,
+    clip: float | None = 0.5,
+    accumulate: int = 2,
+    optimizer: Any = sgd,
+    callbacks: Any = (),
+    plugins: Any = (),
+    batches: Any = None,
+    net: nn.Module | None = None,
+    **options: Any,
+) -> dict[str, Any]:
     """Trains a net and returns losses by batch and by validation, and the name of the checkpoint if `folder` is given."""
     quiet()
     warnings.filterwarnings("ignore", message=".*num_workers.*")
@@ -119,10 +141,23 @@ def fit(name: str, strategy: Any = "auto", *, folder: Path | None = None, resume
     if several:
         rows = [share(row, strategy) for row in rows]
     trainer = Trainer(
-        accelerator="cpu", devices=torch.distributed.get_world_size() if several else 1, strategy=strategy, max_epochs=epochs, logger=False,
-        callbacks=[losses, *kept, *callbacks], enable_checkpointing=bool(kept), enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False, gradient_clip_val=clip, accumulate_grad_batches=accumulate, num_sanity_val_steps=0,
-        plugins=[AtomicCheckpointIO(), *([SyncBatchNorm()] if several else []), *plugins], log_every_n_steps=1, **options)  # fmt: skip
+        accelerator="cpu",
+        devices=torch.distributed.get_world_size() if several else 1,
+        strategy=strategy,
+        max_epochs=epochs,
+        logger=False,
+        callbacks=[losses, *kept, *callbacks],
+        enable_checkpointing=bool(kept),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        gradient_clip_val=clip,
+        accumulate_grad_batches=accumulate,
+        num_sanity_val_steps=0,
+        plugins=[AtomicCheckpointIO(), *([SyncBatchNorm()] if several else []), *plugins],
+        log_every_n_steps=1,
+        **options,
+    )
     loader = partial(DataLoader, batch_size=None)
     trainer.fit(task, loader(rows), loader(rows[:2]), ckpt_path=resume, weights_only=True)
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}

@@ -22,8 +22,20 @@ from typing import IO, Any
 
 TESTS = Path(__file__).resolve().parents[1]
 # What nearly every command needs. Modules that can be imported without this folder, which the server does not know.
-PRELOADED = ["pytest", "lathe.verbs.train", "lathe.runs.attached", "lathe.callbacks", "lathe.compression", "lathe.data", "lathe.launch",
-             "lathe.nets", "lathe.optim", "lathe.strategies", "lathe.tasks", "torchmetrics"]  # fmt: skip
+PRELOADED = [
+    "pytest",
+    "lathe.verbs.train",
+    "lathe.runs.attached",
+    "lathe.callbacks",
+    "lathe.compression",
+    "lathe.data",
+    "lathe.launch",
+    "lathe.nets",
+    "lathe.optim",
+    "lathe.strategies",
+    "lathe.tasks",
+    "torchmetrics",
+]
 
 
 def server() -> ForkServerContext:

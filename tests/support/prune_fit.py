@@ -92,12 +92,32 @@ class Watch(Callback):
             trainer.save_checkpoint(f"{self.folder}/step={step}.ckpt")
 
 
-def fit(prune: Prune, *callbacks: Callback, task: Task | None = None, resume: str | None = None, steps: int = 24,
-        rank: int = 0, strategy: Any = "auto", **options: Any) -> Task:  # fmt: skip
+def fit(
+    prune: Prune,
+    *callbacks: Callback,
+    task: Task | None = None,
+    resume: str | None = None,
+    steps: int = 24,
+    rank: int = 0,
+    strategy: Any = "auto",
+    **options: Any,
+) -> Task:
     task, world = task or Task(), 1 if strategy == "auto" else 2
-    trainer = Trainer(accelerator="cpu", devices=world, strategy=strategy, logger=False, max_epochs=4, max_steps=steps,
-                      enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=1,
-                      use_distributed_sampler=False, callbacks=[prune, *callbacks], **options)  # fmt: skip
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=world,
+        strategy=strategy,
+        logger=False,
+        max_epochs=4,
+        max_steps=steps,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=1,
+        use_distributed_sampler=False,
+        callbacks=[prune, *callbacks],
+        **options,
+    )
     trainer.fit(task, Loader(rank, world), Loader(), ckpt_path=resume, weights_only=True)
     return task
 

@@ -72,8 +72,11 @@ class Saves(Callback):
         self.losses.append(float(outputs["loss"]))
         every = quantizers(pl_module.net)
         norms = [module.training for module in pl_module.net.modules() if isinstance(module, _BatchNorm)]
-        self.seen[trainer.global_step] = (all(q.is_enabled for q in every), all(q.is_observing for q in every if not q.symmetric),
-                                          all(norms))  # fmt: skip
+        self.seen[trainer.global_step] = (
+            all(q.is_enabled for q in every),
+            all(q.is_observing for q in every if not q.symmetric),
+            all(norms),
+        )
         if trainer.global_step == self.at and self.path is not None and not self.path.exists():
             trainer.save_checkpoint(self.path)
 
@@ -106,17 +109,34 @@ def fit(
     qat = QAT(**{"start": 0.3, "freeze_observers": 0.7, "freeze_batchnorm": 0.8, **(options or {})})
     saves = Saves(save, at)
     trainer = Trainer(
-        accelerator="cpu", devices=part[1], strategy=strategy, max_epochs=1, accumulate_grad_batches=accumulate, logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False,
-        callbacks=[ExactResume(0), qat, *extra, saves], val_check_interval=1.0, num_sanity_val_steps=1,
-        plugins=[*plugins, SyncBatchNorm()] if part[1] > 1 else [*plugins], **trainer_options,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=part[1],
+        strategy=strategy,
+        max_epochs=1,
+        accumulate_grad_batches=accumulate,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[ExactResume(0), qat, *extra, saves],
+        val_check_interval=1.0,
+        num_sanity_val_steps=1,
+        plugins=[*plugins, SyncBatchNorm()] if part[1] > 1 else [*plugins],
+        **trainer_options,
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)
         trainer.fit(task, datamodule=Data(name, STEPS * accumulate, part), ckpt_path=resume, weights_only=True)
     state = trainer.strategy.lightning_module_state_dict() if not isinstance(strategy, FSDP) else full_state(task.net)
-    return {"state": {k.removeprefix("net."): v.detach().clone() for k, v in state.items()}, "seen": saves.seen,
-            "losses": saves.losses, "report": qat.report(), "ready": qat.ready(trainer), "task": None if part[1] > 1 else task}  # fmt: skip
+    return {
+        "state": {k.removeprefix("net."): v.detach().clone() for k, v in state.items()},
+        "seen": saves.seen,
+        "losses": saves.losses,
+        "report": qat.report(),
+        "ready": qat.ready(trainer),
+        "task": None if part[1] > 1 else task,
+    }
 
 
 def full_state(net: nn.Module) -> dict[str, Tensor]:

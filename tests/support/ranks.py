@@ -39,8 +39,16 @@ def on_ranks(function: Callable[..., Any], *args: Any, world: int = 2, timeout: 
 
 
 def _rank(rank: int, world: int, folder: str, where: tuple[str, str], args: tuple[Any, ...]) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), GROUP_RANK="0",
-                      MASTER_ADDR="localhost", MASTER_PORT="0", TORCHELASTIC_RUN_ID="test")  # fmt: skip
+    os.environ.update(
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=str(world),
+        GROUP_RANK="0",
+        MASTER_ADDR="localhost",
+        MASTER_PORT="0",
+        TORCHELASTIC_RUN_ID="test",
+    )
     torch.set_num_threads(1)
     try:
         torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)

@@ -11,8 +11,17 @@ from lathe.config.composed import resolve
 from lathe.runs import rundir
 
 ROOT = Path(__file__).parents[2]
-SMALL = ("model=mlp", "model.net.width=16", "model.net.depth=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
-         "trainer.enable_model_summary=false", "trainer.max_epochs=2", "data.batch_size=64", "trainer.log_every_n_steps=5")  # fmt: skip
+SMALL = (
+    "model=mlp",
+    "model.net.width=16",
+    "model.net.depth=1",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=2",
+    "data.batch_size=64",
+    "trainer.log_every_n_steps=5",
+)
 
 
 def config(*overrides: str, name: str = "train") -> dict[str, Any]:

@@ -18,8 +18,13 @@ from support.server_process import Answer, ask, message
 class Here:
     """`compute` stands for the workers: inputs of the export to its logits. `loop` makes the event loop."""
 
-    def __init__(self, options: Options, facts: dict[str, Any], compute: Callable[[Any], Any],
-                 loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop) -> None:  # fmt: skip
+    def __init__(
+        self,
+        options: Options,
+        facts: dict[str, Any],
+        compute: Callable[[Any], Any],
+        loop: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+    ) -> None:
         self.options, self.make_loop = options, loop
         server = Server(options, facts)
 

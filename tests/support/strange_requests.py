@@ -40,8 +40,17 @@ class Requests:
 
     def right(self) -> Sent:
         if self.random.random() < 0.2:
-            method, path = self.random.choice([("GET", "/"), ("GET", "/health"), ("GET", "/info"), ("GET", "/metrics"), ("HEAD", "/"),
-                                               ("GET", "/?utm=1"), ("HEAD", "/health")])  # fmt: skip
+            method, path = self.random.choice(
+                [
+                    ("GET", "/"),
+                    ("GET", "/health"),
+                    ("GET", "/info"),
+                    ("GET", "/metrics"),
+                    ("HEAD", "/"),
+                    ("GET", "/?utm=1"),
+                    ("HEAD", "/health"),
+                ]
+            )
             return Sent(self.request(method, path), RIGHT, head=method == "HEAD")
         rows = self.random.choice([1, 1, 2, 5])
         images = np.frombuffer(self.random.randbytes(rows * 64), np.uint8).reshape(rows, 1, 8, 8)
@@ -102,30 +111,103 @@ class Requests:
 
         binary, text, good = "application/octet-stream", "application/json", bytes(64)
         bodies = [
-            b"[" * 3000, b'{"image":' * 500, b'{"image": NaN}', b'{"image": [[-1e999]]}', b'{"image": [[1e400]]}', b'{"images": []}',
-            b'{"image": "\xff"}', b"null", b'{"image": [[' + b"9" * 5000 + b"]]}", b'{"image": [[-1]]}', b'{"image": [[1.5]]}',
-            b'{"image": [[true]]}', b'{"image": ""}', b'{"image": {}}', b'{"image": [[]]}', b'{"images": [[[[[[1]]]]]]}', b"\x00" * 50,
-            '{"image": "\u202e\ud83d\ude00"}'.encode("utf-8", "surrogatepass"), b"{}",
-            b'{"image": [[1]], "image": [[2]]}', b'"', b"\xef\xbb\xbf{}",
-            json.dumps({"image": np.zeros((8, 8)).tolist()}).encode(), b'{"tokens": [1]}', b"1" * 10_000,
-        ]  # fmt: skip
-        return Sent(self.random.choice([
-            lambda: post(self.random.choice(bodies), text),
-            lambda: post(good, self.random.choice(["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a",
-                                                   "image/gif", "*/*", "a" * 3000, "application/octet-stream, text/plain"])),
-            lambda: post(good, binary, "/predict?top_k=" + self.random.choice(
-                ["0", "-1", "1e9", "1&top_k=2", "", "%00", "+1", "1%20", "99999999999", "NaN", "٣".encode().hex(), "0x1", "1.0"])),
-            lambda: post(good, binary, "/predict?" + self.random.choice(["topk=1", "TOP_K=1", "=", "a=b&top_k=1", "top_k=1&%0a=2"])),
-            lambda: post(bytes(self.random.choice([0, 1, 63, 65, 64 * 257])), binary),
-            lambda: post(gzip.compress(good), binary, "/predict", ("content-encoding", "gzip")),
-            lambda: post(good, binary, "/predict", ("x-shape", self.random.choice(["0,0", "-1,8", "9,9", "8", "8,8,8", "9" * 11, "é"]))),
-            lambda: post(good, binary, "/predict", ("content-type", "text/plain")),
-            lambda: post(good, binary, "/predict", ("origin", self.random.choice(["null", "http://evil.example", "http://localhost:1"]))),
-            lambda: post(self.picture(), self.random.choice(["image/png", "image/jpeg"])),
-            lambda: self.request(self.random.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "PURGE"]), "/predict"),
-            lambda: post(b"{}", text, self.random.choice(["/", "/health", "/predict/", "//predict", "/%0a", "/../predict", "/a" * 900])),
-            lambda: self.request("GET", "/predict%00?a=%ff%0a"),
-        ])(), REFUSED)  # fmt: skip
+            b"[" * 3000,
+            b'{"image":' * 500,
+            b'{"image": NaN}',
+            b'{"image": [[-1e999]]}',
+            b'{"image": [[1e400]]}',
+            b'{"images": []}',
+            b'{"image": "\xff"}',
+            b"null",
+            b'{"image": [[' + b"9" * 5000 + b"]]}",
+            b'{"image": [[-1]]}',
+            b'{"image": [[1.5]]}',
+            b'{"image": [[true]]}',
+            b'{"image": ""}',
+            b'{"image": {}}',
+            b'{"image": [[]]}',
+            b'{"images": [[[[[[1]]]]]]}',
+            b"\x00" * 50,
+            '{"image": "\u202e\ud83d\ude00"}'.encode("utf-8", "surrogatepass"),
+            b"{}",
+            b'{"image": [[1]], "image": [[2]]}',
+            b'"',
+            b"\xef\xbb\xbf{}",
+            json.dumps({"image": np.zeros((8, 8)).tolist()}).encode(),
+            b'{"tokens": [1]}',
+            b"1" * 10_000,
+        ]
+        return Sent(
+            self.random.choice(
+                [
+                    lambda: post(self.random.choice(bodies), text),
+                    lambda: post(
+                        good,
+                        self.random.choice(
+                            [
+                                "text/plain",
+                                "",
+                                "application/x-www-form-urlencoded",
+                                "multipart/form-data; boundary=a",
+                                "image/gif",
+                                "*/*",
+                                "a" * 3000,
+                                "application/octet-stream, text/plain",
+                            ]
+                        ),
+                    ),
+                    lambda: post(
+                        good,
+                        binary,
+                        "/predict?top_k="
+                        + self.random.choice(
+                            [
+                                "0",
+                                "-1",
+                                "1e9",
+                                "1&top_k=2",
+                                "",
+                                "%00",
+                                "+1",
+                                "1%20",
+                                "99999999999",
+                                "NaN",
+                                "٣".encode().hex(),
+                                "0x1",
+                                "1.0",
+                            ]
+                        ),
+                    ),
+                    lambda: post(
+                        good, binary, "/predict?" + self.random.choice(["topk=1", "TOP_K=1", "=", "a=b&top_k=1", "top_k=1&%0a=2"])
+                    ),
+                    lambda: post(bytes(self.random.choice([0, 1, 63, 65, 64 * 257])), binary),
+                    lambda: post(gzip.compress(good), binary, "/predict", ("content-encoding", "gzip")),
+                    lambda: post(
+                        good,
+                        binary,
+                        "/predict",
+                        ("x-shape", self.random.choice(["0,0", "-1,8", "9,9", "8", "8,8,8", "9" * 11, "é"])),
+                    ),
+                    lambda: post(good, binary, "/predict", ("content-type", "text/plain")),
+                    lambda: post(
+                        good,
+                        binary,
+                        "/predict",
+                        ("origin", self.random.choice(["null", "http://evil.example", "http://localhost:1"])),
+                    ),
+                    lambda: post(self.picture(), self.random.choice(["image/png", "image/jpeg"])),
+                    lambda: self.request(self.random.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "PURGE"]), "/predict"),
+                    lambda: post(
+                        b"{}",
+                        text,
+                        self.random.choice(["/", "/health", "/predict/", "//predict", "/%0a", "/../predict", "/a" * 900]),
+                    ),
+                    lambda: self.request("GET", "/predict%00?a=%ff%0a"),
+                ]
+            )(),
+            REFUSED,
+        )
 
     def picture(self) -> bytes:
         """A PNG of no pixels, or a cut one, or none."""
@@ -137,23 +219,61 @@ class Requests:
     def hostile(self) -> Sent:
         """No HTTP, or HTTP that two servers may read differently: one sentence at most, and the end of the connection."""
         post = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"
-        framings = [b"content-length: 64\r\ncontent-length: 64", b"content-length: 64\r\ntransfer-encoding: chunked", b"content-length: -1",
-                    b"transfer-encoding: chunked, gzip", b"transfer-encoding: gzip, chunked", b"transfer-encoding: xchunked",
-                    b"transfer-encoding:\x0bchunked", b"content-length: 6 4", b"content-length: 0x40", b"content-length: 1e3",
-                    b"content-length: " + b"9" * 40, b"x: a\r\n b", b"x\x00: a", b"x : a", b": a", b"x: a\x00b", b"x: a\rb",
-                    b"x"]  # fmt: skip
+        framings = [
+            b"content-length: 64\r\ncontent-length: 64",
+            b"content-length: 64\r\ntransfer-encoding: chunked",
+            b"content-length: -1",
+            b"transfer-encoding: chunked, gzip",
+            b"transfer-encoding: gzip, chunked",
+            b"transfer-encoding: xchunked",
+            b"transfer-encoding:\x0bchunked",
+            b"content-length: 6 4",
+            b"content-length: 0x40",
+            b"content-length: 1e3",
+            b"content-length: " + b"9" * 40,
+            b"x: a\r\n b",
+            b"x\x00: a",
+            b"x : a",
+            b": a",
+            b"x: a\x00b",
+            b"x: a\rb",
+            b"x",
+        ]
         sizes = [b"-1", b"g", b"0x40", b"40 ", b"f" * 20, b"", b";a", b"40\n", b"+40"]
-        return Sent(self.random.choice([
-            lambda: post + self.random.choice(framings) + b"\r\n\r\n" + bytes(64),
-            lambda: post + b"transfer-encoding: chunked\r\n\r\n" + self.random.choice(sizes) + b"\r\n" + bytes(64) + b"\r\n0\r\n\r\n",
-            lambda: self.random.choice([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", b"SSH-2.0-OpenSSH_9\r\n", b"GET /\r\n\r\n",
-                                        b"GET / HTTP/3.0\r\n\r\n", b"get / HTTP/1.1\r\n\r\n", b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n",
-                                        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"GET /\xff HTTP/1.1\r\n\r\n", b"\x00" * 100,
-                                        b"GET / HTTP/1.1\nhost: localhost\n\n"]),
-            lambda: b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
-            lambda: b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 12_000 + b"\r\n",
-            lambda: post + b"content-length: 99\r\n\r\n" + bytes(98),  # the client ends its side behind it
-        ])(), REFUSED, last=True)  # fmt: skip
+        return Sent(
+            self.random.choice(
+                [
+                    lambda: post + self.random.choice(framings) + b"\r\n\r\n" + bytes(64),
+                    lambda: (
+                        post
+                        + b"transfer-encoding: chunked\r\n\r\n"
+                        + self.random.choice(sizes)
+                        + b"\r\n"
+                        + bytes(64)
+                        + b"\r\n0\r\n\r\n"
+                    ),
+                    lambda: self.random.choice(
+                        [
+                            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+                            b"SSH-2.0-OpenSSH_9\r\n",
+                            b"GET /\r\n\r\n",
+                            b"GET / HTTP/3.0\r\n\r\n",
+                            b"get / HTTP/1.1\r\n\r\n",
+                            b"CONNECT a:1 HTTP/1.1\r\nhost: a\r\n\r\n",
+                            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+                            b"GET /\xff HTTP/1.1\r\n\r\n",
+                            b"\x00" * 100,
+                            b"GET / HTTP/1.1\nhost: localhost\n\n",
+                        ]
+                    ),
+                    lambda: b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\nhost: localhost\r\n\r\n",
+                    lambda: b"GET / HTTP/1.1\r\nhost: localhost\r\n" + b"a: b\r\n" * 12_000 + b"\r\n",
+                    lambda: post + b"content-length: 99\r\n\r\n" + bytes(98),  # the client ends its side behind it
+                ]
+            )(),
+            REFUSED,
+            last=True,
+        )
 
     def damaged(self) -> Sent:
         """A right request with some of its bytes changed: whatever it is now, no error of the server's."""

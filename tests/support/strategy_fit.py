@@ -89,11 +89,21 @@ def fit(
     losses = Losses()
     plugins = [AtomicCheckpointIO(), *options.pop("plugins", [])]
     trainer = Trainer(
-        accelerator="cpu", devices=world, strategy=strategy, max_epochs=2 if resume else 1, accumulate_grad_batches=ACCUMULATE,
-        gradient_clip_val=options.pop("gradient_clip_val", CLIP), logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, use_distributed_sampler=False, callbacks=[losses],
-        plugins=[*plugins, SyncBatchNorm()] if world > 1 else plugins, **options,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=world,
+        strategy=strategy,
+        max_epochs=2 if resume else 1,
+        accumulate_grad_batches=ACCUMULATE,
+        gradient_clip_val=options.pop("gradient_clip_val", CLIP),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+        callbacks=[losses],
+        plugins=[*plugins, SyncBatchNorm()] if world > 1 else plugins,
+        **options,
+    )
     loader = DataLoader(mine[begin * ACCUMULATE :], batch_size=None, num_workers=0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PossibleUserWarning)  # no validation, few workers: on purpose

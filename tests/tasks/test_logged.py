@@ -36,8 +36,14 @@ def points(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_every_value_is_in_the_row_of_its_optimizer_step(tmp_path: Path, accumulate: int) -> None:
-    options = ("trainer.log_every_n_steps=2", "trainer.val_check_interval=0.5", "scheduler=step", "scheduler.milestones=[3]",
-               f"trainer.accumulate_grad_batches={accumulate}", "callbacks.throughput=null")  # fmt: skip
+    options = (
+        "trainer.log_every_n_steps=2",
+        "trainer.val_check_interval=0.5",
+        "scheduler=step",
+        "scheduler.milestones=[3]",
+        f"trainer.accumulate_grad_batches={accumulate}",
+        "callbacks.throughput=null",
+    )
     cfg = new_run(tmp_path, *SMALL, *OWN, *options)
     train(cfg)
     lines = rows(run_of(cfg))

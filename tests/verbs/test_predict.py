@@ -37,8 +37,15 @@ def images(run: RunDir) -> tuple[np.ndarray, np.ndarray]:
 
 
 def request(run: RunDir, source: Path, output: Path, *overrides: str) -> dict[str, Any]:
-    asked = config(f"run={run.path}", f"input={source}", f"output={output}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
-                   *overrides, name="predict")  # fmt: skip
+    asked = config(
+        f"run={run.path}",
+        f"input={source}",
+        f"output={output}",
+        "trainer.accelerator=cpu",
+        "trainer.enable_progress_bar=false",
+        *overrides,
+        name="predict",
+    )
     cfg = run.config
     cfg["trainer"] |= asked["trainer"]
     cfg["strategy"], cfg["request"] = asked["strategy"], asked
@@ -207,8 +214,13 @@ def test_an_output_takes_the_place_of_nothing_that_is_read(run: RunDir, images: 
         run.path / "exports" / "x.csv",
     ]
     before = {path: path.read_bytes() for path in (source, tmp_path / "seven.png", *own[:3])}
-    for given, output in [(source, source), (source, tmp_path / "link.csv"), (tmp_path, tmp_path / "seven.png"),
-                          (tmp_path, tmp_path / "new.npy"), *[(source, path) for path in own]]:  # fmt: skip
+    for given, output in [
+        (source, source),
+        (source, tmp_path / "link.csv"),
+        (tmp_path, tmp_path / "seven.png"),
+        (tmp_path, tmp_path / "new.npy"),
+        *[(source, path) for path in own],
+    ]:
         with pytest.raises(UserError, match=r"^output=.* would take the place of .*: name another file\.$"):
             predict(request(run, given, output))
     assert {path: path.read_bytes() for path in before} == before

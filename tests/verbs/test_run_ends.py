@@ -40,7 +40,12 @@ WAYS = {
     "a test of nothing": (("trainer.limit_test_batches=0",), 12, None, True),
     "last.ckpt at the end alone": (("callbacks.checkpoint.every_n_epochs=null",), 12, None, True),
     "judged by training": (("callbacks.checkpoint.monitor=train/loss",), 12, None, True),
-    "judged by training, no validation": (("callbacks.checkpoint.monitor=train/loss", "trainer.limit_val_batches=0"), 12, None, True),
+    "judged by training, no validation": (
+        ("callbacks.checkpoint.monitor=train/loss", "trainer.limit_val_batches=0"),
+        12,
+        None,
+        True,
+    ),
     "an objective of training": (("objective=train/loss",), 12, None, True),
     "an objective of the run": (("objective=steps",), 12, None, True),
     "an objective of the test": (("objective=test/loss", "trainer.limit_val_batches=0"), 12, LAST, True),
@@ -52,8 +57,13 @@ WAYS = {
     "pruned, never trained": (("compression=prune", "trainer.max_epochs=0"), 0, FIRST, False),
     "trained in integers, never validated": (("compression=qat", "trainer.limit_val_batches=0"), 12, LAST, False),
     "trained in integers, never trained": (("compression=qat", "trainer.max_epochs=0"), 0, FIRST, False),
-    "quantized after, never validated": (("compression=ptq_dynamic", "trainer.max_steps=4"), 4, LAST, True),  # what it makes is validated
-}  # fmt: skip
+    "quantized after, never validated": (
+        ("compression=ptq_dynamic", "trainer.max_steps=4"),
+        4,
+        LAST,
+        True,
+    ),  # what it makes is validated
+}
 
 
 def run_of(cfg: dict[str, Any]) -> rundir.RunDir:
@@ -161,16 +171,25 @@ def test_a_callback_that_is_left_out_stays_out(tmp_path: Path, name: str, capfd:
         (("objective=test/accuracy", "test=false"), r"^objective=test/accuracy needs the test that test=false leaves out"),
         (("objective=samples_per_s", "callbacks.throughput=null"), r"^objective=samples_per_s: the run reports no such metric"),
         (("objective=prune/sparsity",), r"^objective=prune/sparsity: the run reports no such metric"),
-        (("callbacks.checkpoint.monitor=test/loss",), r"^callbacks\.checkpoint\.monitor=test/loss: the test split is evaluated once"),
-        (("callbacks.checkpoint.monitor=val/acuracy",),
-         r"^callbacks\.checkpoint\.monitor=val/acuracy: the task reports no such metric; did you mean val/accuracy\?"),
-        (("callbacks=[default,early_stopping]", "callbacks.early_stopping.monitor=train/loss"),
-         r"^callbacks\.early_stopping\.monitor=train/loss is known at the end of a training epoch: add .*check_on_train_epoch_end=true"),
-        (("callbacks=[default,early_stopping]", "trainer.limit_val_batches=0"),
-         r"^callbacks\.early_stopping\.monitor=val/accuracy is looked at after a validation"),
+        (
+            ("callbacks.checkpoint.monitor=test/loss",),
+            r"^callbacks\.checkpoint\.monitor=test/loss: the test split is evaluated once",
+        ),
+        (
+            ("callbacks.checkpoint.monitor=val/acuracy",),
+            r"^callbacks\.checkpoint\.monitor=val/acuracy: the task reports no such metric; did you mean val/accuracy\?",
+        ),
+        (
+            ("callbacks=[default,early_stopping]", "callbacks.early_stopping.monitor=train/loss"),
+            r"^callbacks\.early_stopping\.monitor=train/loss is known at the end of a training epoch: add .*check_on_train_epoch_end=true",
+        ),
+        (
+            ("callbacks=[default,early_stopping]", "trainer.limit_val_batches=0"),
+            r"^callbacks\.early_stopping\.monitor=val/accuracy is looked at after a validation",
+        ),
         (("trainer.limit_train_batches=0",), r"cannot plan a run of .* steps: .*trainer\.limit_train_batches above 0"),
     ],
-)  # fmt: skip
+)
 def test_a_name_that_nothing_can_report_is_told_before_training(
     tmp_path: Path, overrides: tuple[str, ...], sentence: str
 ) -> None:

@@ -18,11 +18,22 @@ from lathe.runs import score
 from lathe.verbs.sensitivity import _override, check_request, sensitivity
 from lathe.verbs.train import train
 
-NET = ("model=resnet20", "model.net.depth=8", "model.net.width=2", "data=synthetic", "data.image_size=8",
-       "data.source.train_size=256", "data.source.val_size=128",
-       "data.source.test_size=64",
-       "data.batch_size=64", "trainer.max_epochs=1", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false",
-       "trainer.enable_model_summary=false", "trainer.log_every_n_steps=4")  # fmt: skip
+NET = (
+    "model=resnet20",
+    "model.net.depth=8",
+    "model.net.width=2",
+    "data=synthetic",
+    "data.image_size=8",
+    "data.source.train_size=256",
+    "data.source.val_size=128",
+    "data.source.test_size=64",
+    "data.batch_size=64",
+    "trainer.max_epochs=1",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.log_every_n_steps=4",
+)
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +76,10 @@ def test_a_budget_chooses_bits_that_qat_takes(run: Path) -> None:
     choice = report["allocation"]
     shapes = [layer["shape"] for layer in report["layers"].values()]
     dense = sum(4 * torch.Size(shape).numel() for shape in shapes)
-    cost = sum(-(-torch.Size(shape).numel() * int(bits) // 8) + 4 * shape[0]
-               for shape, bits in zip(shapes, choice["values"].values(), strict=True))  # fmt: skip
+    cost = sum(
+        -(-torch.Size(shape).numel() * int(bits) // 8) + 4 * shape[0]
+        for shape, bits in zip(shapes, choice["values"].values(), strict=True)
+    )
     assert choice["cost"] == cost <= 0.2 * dense
     assert len(set(choice["values"].values())) > 1
     override = (run / "sensitivity" / "override.txt").read_text().split()
@@ -95,17 +108,20 @@ def test_a_budget_chooses_sparsities_and_times(run: Path, tmp_path: Path) -> Non
         sensitivity(ask(run, *asked))
 
 
-@pytest.mark.parametrize(("asked", "sentence"), [
-    ("sparsities=[1.0]", r"sparsities=\[1.0\]: give a list of shares below 1"),
-    ("bits=[1]", r"bits=\[1\]: give a list of whole numbers from 2 to 8"),
-    ("bits=[] sparsities=[]", "try nothing"),
-    ("limit_batches=0", "limit_batches=0: give a whole number from 1"),
-    ("reestimate=-1", "reestimate=-1: give a whole number from 0"),
-    ("allocate=x", "allocate=x: choose bits or sparsity"),
-    ("budget=0", "budget=0: give a share"),
-    ("budget=0.1 bits=[]", "budget=0.1 with allocate=bits needs values"),
-    ("trainer.devices=2", "trainer.devices=2: one device measures"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ("sparsities=[1.0]", r"sparsities=\[1.0\]: give a list of shares below 1"),
+        ("bits=[1]", r"bits=\[1\]: give a list of whole numbers from 2 to 8"),
+        ("bits=[] sparsities=[]", "try nothing"),
+        ("limit_batches=0", "limit_batches=0: give a whole number from 1"),
+        ("reestimate=-1", "reestimate=-1: give a whole number from 0"),
+        ("allocate=x", "allocate=x: choose bits or sparsity"),
+        ("budget=0", "budget=0: give a share"),
+        ("budget=0.1 bits=[]", "budget=0.1 with allocate=bits needs values"),
+        ("trainer.devices=2", "trainer.devices=2: one device measures"),
+    ],
+)
 def test_refuses_before_anything_is_built(asked: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         check_request(config("run=x", *asked.split(), name="sensitivity"))
@@ -124,12 +140,15 @@ def test_layers_with_one_weight_get_the_same_bits() -> None:
     assert _override("bits", Allocation({"0": 4.0}, 0.0, 0.0), conv) is None
 
 
-@pytest.mark.parametrize(("asked", "sentence"), [
-    ("metric=x", "metric=x: the task reports no such metric"),
-    ("layers=[nothing]", "layers: nothing matches no convolution"),
-    ("latency=x", "latency=x serves a choice under a budget"),
-    ("latency=x budget=1", "latency=x can't be read as JSON"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ("metric=x", "metric=x: the task reports no such metric"),
+        ("layers=[nothing]", "layers: nothing matches no convolution"),
+        ("latency=x", "latency=x serves a choice under a budget"),
+        ("latency=x budget=1", "latency=x can't be read as JSON"),
+    ],
+)
 def test_refuses_what_the_run_lacks(run: Path, asked: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         sensitivity(ask(run, *asked.split()))

@@ -87,8 +87,11 @@ def check_overrides(given: Sequence[str], targets: Sequence[str]) -> list[str]:
     """
     for text in given:
         fits = any(str(text).lstrip("+~").startswith(f"target.{name}.") for name in targets)
-        require(fits, f"overrides={text}: suite=inference takes options of its targets, such as "
-                      "'overrides=[\"target.aot_inductor.integers=true\"]'.")  # fmt: skip
+        require(
+            fits,
+            f"overrides={text}: suite=inference takes options of its targets, such as "
+            "'overrides=[\"target.aot_inductor.integers=true\"]'.",
+        )
     return [str(text) for text in given]
 
 
@@ -242,8 +245,10 @@ def _guard(plain: Shippable, trained: Shippable, sample: Callable[[int], Tensor]
             raise UserError(f"wrong: it answers {list(answer.shape)} where the module answers {list(reference.shape)}.")
         far = float((answer - reference).norm() / reference.norm().clamp_min(1e-12))
         if not far <= limit:  # of a nan too
-            raise UserError(f"wrong: its logits lie {far:.2g} of their norm from the module's, more than {limit:g}; "
-                            "scripts/export.py makes the file anew and compares it.")  # fmt: skip
+            raise UserError(
+                f"wrong: its logits lie {far:.2g} of their norm from the module's, more than {limit:g}; "
+                "scripts/export.py makes the file anew and compares it."
+            )
 
     return check
 
@@ -252,13 +257,15 @@ def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any], te
     """Prints the table and what follows from it, and writes results.json, results.md and plot.svg into `output`."""
     cpu = found["hardware"]["cpu"]
     versions = ", ".join(f"{name} {version}" for name, version in found["versions"].items())
-    text = "\n".join([
-        table(*runtimes.table(found["rows"])),
-        *(f"- {sentence}" for sentence in runtimes.sentences(found)),
-        f"\nRun {found['run']}, best.ckpt of step {found['checkpoint']['step']}. {cpu['name']}, {cpu['cores']} cores, "
-        f"{', '.join(cpu['instruction_sets'])}; {versions}. All forms take the inputs that clients send, in one process and in turns: "
-        f"at most {request['rounds']} rounds or {request['seconds']:g} s for a batch size and number of threads; medians of n calls.\n",
-    ])  # fmt: skip
+    text = "\n".join(
+        [
+            table(*runtimes.table(found["rows"])),
+            *(f"- {sentence}" for sentence in runtimes.sentences(found)),
+            f"\nRun {found['run']}, best.ckpt of step {found['checkpoint']['step']}. {cpu['name']}, {cpu['cores']} cores, "
+            f"{', '.join(cpu['instruction_sets'])}; {versions}. All forms take the inputs that clients send, in one process and in turns: "
+            f"at most {request['rounds']} rounds or {request['seconds']:g} s for a batch size and number of threads; medians of n calls.\n",
+        ]
+    )
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / "results.md", text)
     write_atomically(output / "plot.svg", runtimes.figure(found["rows"]))

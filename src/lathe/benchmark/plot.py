@@ -41,8 +41,10 @@ def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -
         left, below = LEFT + i * room, 0.0
         for kind, value in parts.items():
             high = y(below) - y(below + value)
-            pieces.append(f'<rect x="{left + 0.15 * room:.1f}" y="{y(below + value):.1f}" width="{0.7 * room:.1f}" height="{high:.1f}" '
-                          f'fill="{COLOURS[kinds.index(kind) % len(COLOURS)]}"/>')  # fmt: skip
+            pieces.append(
+                f'<rect x="{left + 0.15 * room:.1f}" y="{y(below + value):.1f}" width="{0.7 * room:.1f}" height="{high:.1f}" '
+                f'fill="{COLOURS[kinds.index(kind) % len(COLOURS)]}"/>'
+            )
             below += value
         names.append((left + room / 2, str(i + 1)))
         pieces.append(f'<text x="{WIDTH - RIGHT + 20}" y="{TOP + 18 * (len(kinds) + 1 + i)}">{i + 1}: {escape(name)}</text>')
@@ -81,15 +83,20 @@ def _frame(
     for at, word in y_ticks:
         marks.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{right}" y2="{at:.1f}" stroke="#ddd"/>')
         marks.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{escape(word)}</text>')
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}</text>',
-        *marks,
-        *inside,
-        f'<line x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="black"/>',
-        f'<line x1="{LEFT}" y1="{TOP}" x2="{LEFT}" y2="{bottom}" stroke="black"/>',
-        f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_name)}</text>',
-        f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{escape(y_name)}</text>',
-        "</svg>",
-    ]) + "\n"  # fmt: skip
+    return (
+        "\n".join(
+            [
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
+                '<rect width="100%" height="100%" fill="white"/>',
+                f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}</text>',
+                *marks,
+                *inside,
+                f'<line x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="black"/>',
+                f'<line x1="{LEFT}" y1="{TOP}" x2="{LEFT}" y2="{bottom}" stroke="black"/>',
+                f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_name)}</text>',
+                f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{escape(y_name)}</text>',
+                "</svg>",
+            ]
+        )
+        + "\n"
+    )

@@ -75,9 +75,19 @@ def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         efficiency = Spread([value / n for value in gain.values]) if gain else None
         sync = spread(results, case.name, "grad_sync")
         what = strategy if case.sync else f"{strategy}, gradients not summed"
-        rows.append([what, str(n), facts["mode"] if n > 1 else "-", str(facts["batch_size"]), step.short,
-                     f"{speed.median:,.0f}", str(to_auto) if n == 1 and strategy != "auto" else "", str(efficiency) if n > 1 else "",
-                     f"{sync.median:.1%}" if sync else ""])  # fmt: skip
+        rows.append(
+            [
+                what,
+                str(n),
+                facts["mode"] if n > 1 else "-",
+                str(facts["batch_size"]),
+                step.short,
+                f"{speed.median:,.0f}",
+                str(to_auto) if n == 1 and strategy != "auto" else "",
+                str(efficiency) if n > 1 else "",
+                f"{sync.median:.1%}" if sync else "",
+            ]
+        )
         if n == 1 and strategy in ("ddp", "fsdp"):
             bars.append(bar(f"{strategy}, 1 process: step time over auto's", to_auto, 1.05, at_most=True))
         if n == 2 and strategy == "ddp" and facts["mode"] == "weak" and case.sync:
@@ -141,8 +151,14 @@ def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
             )
         if who == "sqrt":
             bars.append(bar("sqrt, 64 blocks: activations kept for backward over those of none,", share, 0.35, at_most=True))
-            bars.append(bar("sqrt, 64 blocks: all but parameters, gradients and optimizer at the peak, over that of none,", beside, 0.35,
-                            at_most=True))  # fmt: skip
+            bars.append(
+                bar(
+                    "sqrt, 64 blocks: all but parameters, gradients and optimizer at the peak, over that of none,",
+                    beside,
+                    0.35,
+                    at_most=True,
+                )
+            )
     head = ["processes", *(f"{name}, MiB" for name in parts)]
     text = [
         "Counted in one process, the fullest, in the last step of a short run: by storage, DTensors and partitions as this process's part. "
@@ -166,8 +182,15 @@ def gpu(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
             rows.append([*first, _error(results, case), *[""] * 3])
             continue
         speed, mfu = spread(results, case.name, "samples_per_s"), spread(results, case.name, "mfu")
-        rows.append([*first, step.short, f"{speed.median:,.1f}" if speed else "",
-                     f"{peak.median / MIB:,.0f}", f"{mfu.median:.1%}" if mfu else ""])  # fmt: skip
+        rows.append(
+            [
+                *first,
+                step.short,
+                f"{speed.median:,.1f}" if speed else "",
+                f"{peak.median / MIB:,.0f}",
+                f"{mfu.median:.1%}" if mfu else "",
+            ]
+        )
         heights[case.name] = {"step, ms": step.median}
     head = ["net", "strategy", "precision", "step, ms", "samples/s", "peak, MiB", "mfu"]
     return [table(head, rows)], plot.stacks("Time of a step", "ms", heights)

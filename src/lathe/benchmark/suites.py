@@ -7,8 +7,15 @@ from typing import Any
 from lathe.errors import did_you_mean, require
 
 # What no benchmark wants of a run: files, validation, a screen.
-QUIET = ("trainer.limit_val_batches=0", "trainer.enable_checkpointing=false", "trainer.enable_progress_bar=false",
-         "trainer.enable_model_summary=false", "trainer.log_every_n_steps=50", "trainer.max_epochs=-1", "scheduler=constant")  # fmt: skip
+QUIET = (
+    "trainer.limit_val_batches=0",
+    "trainer.enable_checkpointing=false",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.log_every_n_steps=50",
+    "trainer.max_epochs=-1",
+    "scheduler=constant",
+)
 # With the sizes of `scaling`: 0.25 M parameters, about 20 ms a step for 768 samples on one core of a server.
 NET = ("model=deep_mlp", "data=synthetic", "optimizer=adamw")
 
@@ -53,8 +60,15 @@ def scaling(request: dict[str, Any]) -> list[Case]:
                         f"data.source.train_size={8 * batch * max(counts)}",
                         _devices(strategy, n, request),
                     )
-                    cases.append(Case(name, (*NET, width, depth, f"strategy={strategy}", *sizes), n, sync=sync,
-                                      facts={"strategy": strategy, "mode": mode, "batch_size": total, "sync": sync}))  # fmt: skip
+                    cases.append(
+                        Case(
+                            name,
+                            (*NET, width, depth, f"strategy={strategy}", *sizes),
+                            n,
+                            sync=sync,
+                            facts={"strategy": strategy, "mode": mode, "batch_size": total, "sync": sync},
+                        )
+                    )
     return cases
 
 
@@ -87,23 +101,58 @@ def memory(request: dict[str, Any]) -> list[Case]:
         small = (
             [f"strategy.{key}_bucket_size=500000" for key in ("reduce", "allgather")] if strategy.startswith("deepspeed") else []
         )
-        cases.append(Case(f"{strategy}, {processes}", (*NET, *wide, f"strategy={strategy}", _devices(strategy, processes, request), *small),
-                          processes, "memory", alone=True, facts={"part": "strategy", "strategy": strategy}))  # fmt: skip
+        cases.append(
+            Case(
+                f"{strategy}, {processes}",
+                (*NET, *wide, f"strategy={strategy}", _devices(strategy, processes, request), *small),
+                processes,
+                "memory",
+                alone=True,
+                facts={"part": "strategy", "strategy": strategy},
+            )
+        )
     deep = ("model.net.width=128", "model.net.depth=64", f"data.batch_size={batch}", f"data.source.train_size={2 * batch}")
     for how in CHECKPOINTING:
-        cases.append(Case(f"auto, 1, {how}", (*NET, *deep, "trainer.devices=1", f"trainer.activation_checkpointing={how}"), 1,
-                          "memory", alone=True, facts={"part": "checkpointing", "activation_checkpointing": how}))  # fmt: skip
+        cases.append(
+            Case(
+                f"auto, 1, {how}",
+                (*NET, *deep, "trainer.devices=1", f"trainer.activation_checkpointing={how}"),
+                1,
+                "memory",
+                alone=True,
+                facts={"part": "checkpointing", "activation_checkpointing": how},
+            )
+        )
     return cases
 
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true")
 GPU_NETS = {
-    "gpt2_small": ("model=gpt2_small", "data=synthetic_tokens", "data.vocab_size=50257", "data.length=1024", "data.batch_size=8",
-                   "data.source.train_size=64", "data.source.val_size=8", "data.source.test_size=8", "optimizer=adamw"),
-    "resnet50": ("model=resnet50", "data=synthetic", "data.channels=3", "data.image_size=128", "data.mean=[0.5,0.5,0.5]",
-                 "data.std=[0.25,0.25,0.25]", "data.batch_size=64", "data.source.train_size=512", "data.source.val_size=64",
-                 "data.source.test_size=64", "optimizer=sgd"),
-}  # fmt: skip
+    "gpt2_small": (
+        "model=gpt2_small",
+        "data=synthetic_tokens",
+        "data.vocab_size=50257",
+        "data.length=1024",
+        "data.batch_size=8",
+        "data.source.train_size=64",
+        "data.source.val_size=8",
+        "data.source.test_size=8",
+        "optimizer=adamw",
+    ),
+    "resnet50": (
+        "model=resnet50",
+        "data=synthetic",
+        "data.channels=3",
+        "data.image_size=128",
+        "data.mean=[0.5,0.5,0.5]",
+        "data.std=[0.25,0.25,0.25]",
+        "data.batch_size=64",
+        "data.source.train_size=512",
+        "data.source.val_size=64",
+        "data.source.test_size=64",
+        "optimizer=sgd",
+    ),
+}
 
 
 def gpu(request: dict[str, Any]) -> list[Case]:
@@ -117,8 +166,15 @@ def gpu(request: dict[str, Any]) -> list[Case]:
     for net, overrides in GPU_NETS.items():
         for strategy in ("auto", *request["strategies"]):
             for precision in PRECISIONS:
-                cases.append(Case(f"{net}, {strategy}, {precision}", (*overrides, f"strategy={strategy}", f"precision={precision}"), 1,
-                                  alone=True, facts={"net": net, "strategy": strategy, "precision": precision}))  # fmt: skip
+                cases.append(
+                    Case(
+                        f"{net}, {strategy}, {precision}",
+                        (*overrides, f"strategy={strategy}", f"precision={precision}"),
+                        1,
+                        alone=True,
+                        facts={"net": net, "strategy": strategy, "precision": precision},
+                    )
+                )
     return cases
 
 
@@ -132,7 +188,7 @@ METHODS = {
     "qat, learned steps": ("compression=qat", "compression.qat.lsq=true"),
     "distill": ("compression=distill", "compression.distill.teacher=ema"),
     "distill, prune, qat": (*MOVING, "compression=[distill,prune,qat]", "compression.distill.teacher=ema"),
-}  # fmt: skip
+}
 
 
 def overhead(request: dict[str, Any]) -> list[Case]:
@@ -150,15 +206,38 @@ TRAINING_KEYS = ("strategies", "steps", "batch_size", "accelerator")
 INFERENCE_KEYS = ("run", "targets", "batches", "seconds")
 # What the request's nulls mean.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "scaling": {"strategies": ["ddp", "fsdp"],
-                "processes": [1, 2], "rounds": 15, "steps": 30, "warmup": 5, "batch_size": 768, "accelerator": "cpu", "threads": 1},
-    "memory": {"strategies": ["ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3", "tensor", "pipeline"],
-               "processes": [1, 2], "rounds": 1, "steps": 3, "warmup": 0, "batch_size": 256, "accelerator": "cpu", "threads": 1},
-    "gpu": {"strategies": ["fsdp", "tensor", "deepspeed_2"], "rounds": 3, "steps": 20, "warmup": 10, "batch_size": 0,
-            "accelerator": "gpu", "threads": 1},
+    "scaling": {
+        "strategies": ["ddp", "fsdp"],
+        "processes": [1, 2],
+        "rounds": 15,
+        "steps": 30,
+        "warmup": 5,
+        "batch_size": 768,
+        "accelerator": "cpu",
+        "threads": 1,
+    },
+    "memory": {
+        "strategies": ["ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3", "tensor", "pipeline"],
+        "processes": [1, 2],
+        "rounds": 1,
+        "steps": 3,
+        "warmup": 0,
+        "batch_size": 256,
+        "accelerator": "cpu",
+        "threads": 1,
+    },
+    "gpu": {
+        "strategies": ["fsdp", "tensor", "deepspeed_2"],
+        "rounds": 3,
+        "steps": 20,
+        "warmup": 10,
+        "batch_size": 0,
+        "accelerator": "gpu",
+        "threads": 1,
+    },
     "overhead": {"strategies": [], "rounds": 5, "steps": 10, "warmup": 3, "batch_size": 128, "accelerator": "cpu", "threads": 1},
     INFERENCE: {"rounds": 100, "warmup": 10, "seconds": 20.0, "batches": [1, 8, 32]},
-}  # fmt: skip
+}
 
 
 def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:

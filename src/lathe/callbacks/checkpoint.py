@@ -108,8 +108,10 @@ class Checkpoint(CheckpointBase):
         reported, fresh = _reported(trainer), self._validated_step == trainer.global_step
         every = {**self._validated, **reported}
         if self._validated and self.monitor is not None and self.monitor not in every:
-            raise UserError(f"callbacks.checkpoint.monitor={self.monitor}: an epoch and its validation have not reported it; "
-                            f"{did_you_mean(self.monitor, every)}")  # fmt: skip
+            raise UserError(
+                f"callbacks.checkpoint.monitor={self.monitor}: an epoch and its validation have not reported it; "
+                f"{did_you_mean(self.monitor, every)}"
+            )
         self.latest = every if fresh else reported
         if self.monitor not in self._validated:
             self._keep_best(trainer, self.latest)

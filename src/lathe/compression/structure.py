@@ -26,8 +26,10 @@ def apply_structure(net: nn.Module, structure: dict[str, Any]) -> None:
     try:
         _apply(net, structure)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise UserError(f"The checkpoint's structure can't be applied to {type(net).__name__} ({type(error).__name__}): it is damaged, or "
-                        "that of another net; take another checkpoint.") from error  # fmt: skip
+        raise UserError(
+            f"The checkpoint's structure can't be applied to {type(net).__name__} ({type(error).__name__}): it is damaged, or "
+            "that of another net; take another checkpoint."
+        ) from error
 
 
 def _apply(net: nn.Module, structure: dict[str, Any]) -> None:

@@ -73,8 +73,10 @@ def _fact(error: OmegaConfBaseException) -> str:
 
 def _why(error: OmegaConfBaseException) -> str:
     if _fact(error):
-        return (f"{error.full_key} follows data.{_fact(error)}, which this data set does not declare: choose data for this kind of model, "
-                "such as data=digits for images or data=synthetic_tokens for tokens.")  # fmt: skip
+        return (
+            f"{error.full_key} follows data.{_fact(error)}, which this data set does not declare: choose data for this kind of model, "
+            "such as data=digits for images or data=synthetic_tokens for tokens."
+        )
     return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
 
 

@@ -33,8 +33,10 @@ def check_direction(cfg: Mapping[str, Any], sweeper: Mapping[str, Any], typed: S
         if minimised is None:
             print(f"The sweep takes {'lower' if asked == low else 'higher'} {name} for better: {key}={_word(asked)} says so.")
         elif minimised != (asked == low):
-            raise UserError(f"{key}={_word(asked)} would look for the worst run, as {'lower' if minimised else 'higher'} {name} is better: "
-                            f"add {key}={_word(low if minimised else high)}.")  # fmt: skip
+            raise UserError(
+                f"{key}={_word(asked)} would look for the worst run, as {'lower' if minimised else 'higher'} {name} is better: "
+                f"add {key}={_word(low if minimised else high)}."
+            )
 
 
 def _look_up(tree: Any, parts: Sequence[str]) -> Any:

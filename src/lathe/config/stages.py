@@ -26,31 +26,43 @@ def check_compression(cfg: dict[str, Any]) -> None:
     require(receipt in RECEIPTS, f"compression.receipt={receipt!r}: choose one of {', '.join(RECEIPTS)}.")
     for name, node in nodes.items():
         chosen = isinstance(node, dict) and "_target_" in node
-        require(chosen, f"compression.{name} sets options of a method that the run does not have: add {name} to compression, or set "
-                        f"compression.{name}=null.")  # fmt: skip
+        require(
+            chosen,
+            f"compression.{name} sets options of a method that the run does not have: add {name} to compression, or set "
+            f"compression.{name}=null.",
+        )
         kind = node.get("kind")
         require(kind in KINDS, f"compression.{name}.kind={kind!r}: choose one of {', '.join(KINDS)}.")
     names = list(nodes)
     ordered = sorted(names, key=lambda name: KINDS.index(nodes[name]["kind"]))
-    require(names == ordered, f"compression=[{','.join(names)}] is out of order, integers are made of masked weights and masks lie on the "
-                              f"channels that remain: write compression=[{','.join(ordered)}].")  # fmt: skip
+    require(
+        names == ordered,
+        f"compression=[{','.join(names)}] is out of order, integers are made of masked weights and masks lie on the "
+        f"channels that remain: write compression=[{','.join(ordered)}].",
+    )
     for kind in ("structure", "masks", "quantization"):
         same = [name for name in names if nodes[name]["kind"] == kind]
-        require(len(same) <= 1, f"compression=[{','.join(names)}] has {' and '.join(same)}, which decide over the same {_what(kind)}: "
-                                "keep one.")  # fmt: skip
+        require(
+            len(same) <= 1,
+            f"compression=[{','.join(names)}] has {' and '.join(same)}, which decide over the same {_what(kind)}: keep one.",
+        )
     both = {"quantization", "after"} <= {node["kind"] for node in nodes.values()}
     require(not both, f"compression=[{','.join(names)}] quantizes in training and again after it: keep one of them.")
     trainer, callbacks = cfg.get("trainer", {}), cfg.get("callbacks", {"checkpoint": {}})  # compress.py has neither
     kept = trainer.get("enable_checkpointing", True) and callbacks.get("checkpoint") is not None
     late = [name for name in names if nodes[name]["kind"] == "after" or nodes[name].get("mode") == "gradual"]
-    require(kept or not late or bool(trainer.get("fast_dev_run")),
-            f"compression={','.join(late)} acts on best.ckpt after training, and this run keeps none: set "
-            "trainer.enable_checkpointing=true and keep callbacks.checkpoint.")  # fmt: skip
+    require(
+        kept or not late or bool(trainer.get("fast_dev_run")),
+        f"compression={','.join(late)} acts on best.ckpt after training, and this run keeps none: set "
+        "trainer.enable_checkpointing=true and keep callbacks.checkpoint.",
+    )
     strategy, takes = str(cfg["strategy"].get("_target_")).rpartition(".")[2], cfg["strategy"].get("compressions")
     for name in names:
-        require(takes is None or nodes[name]["kind"] in takes,
-                f"compression={name}: strategy {strategy} takes {_listed(takes)} of compression; choose another strategy, such as ddp or "
-                "auto.")  # fmt: skip
+        require(
+            takes is None or nodes[name]["kind"] in takes,
+            f"compression={name}: strategy {strategy} takes {_listed(takes)} of compression; choose another strategy, such as ddp or "
+            "auto.",
+        )
     windows(compression)
 
 
@@ -84,6 +96,8 @@ def windows(compression: dict[str, Any]) -> dict[str, tuple[float, float]]:
     missing = [name for name in names if name not in found]
     require(not missing, f"compression.stages leaves out {', '.join(missing)}: give each method of the run a stage.")
     starts = [found[name][0] for name in names if methods(compression)[name].get("kind") != "distillation"]
-    require(starts == sorted(starts), f"compression.stages={stages} has a later method in an earlier stage: keep the order "
-                                      f"{', '.join(names)}.")  # fmt: skip
+    require(
+        starts == sorted(starts),
+        f"compression.stages={stages} has a later method in an earlier stage: keep the order {', '.join(names)}.",
+    )
     return found

@@ -86,10 +86,21 @@ def _check_flags(words: Sequence[str]) -> argparse.Namespace:
     flags = get_args_parser()
     flags.__class__ = _Flags
     parsed = flags.parse_args(list(words))
-    asked = [flag for flag, on in (("-m", parsed.multirun), ("--run", parsed.run), ("--cfg", parsed.cfg), ("--info", parsed.info),
-                                   ("--shell-completion", parsed.shell_completion)) if on]  # fmt: skip
-    require(set(asked) != {"-m", "--cfg"}, "-m runs a sweep, and --cfg prints the configuration of one run: leave -m out, and give each "
-                                           "key one value.")  # fmt: skip
+    asked = [
+        flag
+        for flag, on in (
+            ("-m", parsed.multirun),
+            ("--run", parsed.run),
+            ("--cfg", parsed.cfg),
+            ("--info", parsed.info),
+            ("--shell-completion", parsed.shell_completion),
+        )
+        if on
+    ]
+    require(
+        set(asked) != {"-m", "--cfg"},
+        "-m runs a sweep, and --cfg prints the configuration of one run: leave -m out, and give each key one value.",
+    )
     require(len(asked) < 2, f"{' and '.join(asked)} exclude each other: keep one.")
     require(not parsed.resolve or bool(parsed.cfg), "--resolve is for --cfg: add --cfg job.")
     folder = parsed.config_dir
@@ -132,8 +143,11 @@ def _check_jobs(overrides: Sequence[str]) -> None:
         return  # Hydra tells it with its place
     for item in sweeps:
         if item.is_discrete_sweep():
-            require(next(iter(item.sweep_iterator()), None) is not None, f"{item.input_line} has no values, so the sweep has no job: give "
-                    "values such as 1,2,3 or range(1,4), whose end does not count.")  # fmt: skip
+            require(
+                next(iter(item.sweep_iterator()), None) is not None,
+                f"{item.input_line} has no values, so the sweep has no job: give "
+                "values such as 1,2,3 or range(1,4), whose end does not count.",
+            )
 
 
 def _leaves_called(name: str, tree: Any) -> list[str]:

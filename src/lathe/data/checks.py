@@ -62,8 +62,10 @@ def check_declared(data: Mapping[str, Any], run: object) -> None:
     """Raises UserError naming the facts that the data of `run` does not declare, if what its net takes does not follow from the others."""
     missing = undeclared(data)
     if missing is not None:
-        raise UserError(f"run={run}: its data declare {missing}, so nobody knows what its net takes: let the data module's class have them "
-                        "as arguments and give them under data (of this run: in its config.yaml).")  # fmt: skip
+        raise UserError(
+            f"run={run}: its data declare {missing}, so nobody knows what its net takes: let the data module's class have them "
+            "as arguments and give them under data (of this run: in its config.yaml)."
+        )
 
 
 def _listed(words: Sequence[str]) -> str:

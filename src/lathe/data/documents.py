@@ -264,4 +264,4 @@ class DocumentDataModule(ExactDataModule[Documents]):
 
     def build(self, split: Documents, device: torch.device, **order: Any) -> DocumentLoader:
         size = order.pop("batch_size")
-        return DocumentLoader(split, max_tokens=self.max_tokens, max_batch_size=size, device=device, **self.shape, **order)  # type: ignore[arg-type]  # fmt: skip
+        return DocumentLoader(split, max_tokens=self.max_tokens, max_batch_size=size, device=device, **self.shape, **order)  # type: ignore[arg-type]

@@ -133,8 +133,12 @@ def _eval_loader(loader: Any, datamodule: Any, name: str) -> Any:
     most = -(-n // replicas)
     batches = -(-most // max(1, size // replicas))
     if n // replicas < batches:
-        raise _refused(name, replicas, f"{n} samples in batches of {size} leave a replica without any: use a batch_size of at least "
-                                       f"{2 * replicas} and as many samples")  # fmt: skip
+        raise _refused(
+            name,
+            replicas,
+            f"{n} samples in batches of {size} leave a replica without any: use a batch_size of at least "
+            f"{2 * replicas} and as many samples",
+        )
     rows = torch.arange(rank, n, replicas)
     return _with(loader, loader.dataset, [part.tolist() for part in rows.tensor_split(batches)])
 

@@ -93,8 +93,16 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
                     " separator, choose another split_seed, or larger shares."
                 )
         about = {key: cfg[key] for key in ("suffixes", "separator", "split_seed", "val_share", "test_share")}
-        meta = write_meta(temporary, tokenizer.vocab_size, splits, tokenizer=tokenizer.name, end=tokenizer.end, files=len(files),
-                          bytes=sum(sizes), **about)  # fmt: skip
+        meta = write_meta(
+            temporary,
+            tokenizer.vocab_size,
+            splits,
+            tokenizer=tokenizer.name,
+            end=tokenizer.end,
+            files=len(files),
+            bytes=sum(sizes),
+            **about,
+        )
         _put(temporary, output)
     finally:
         for writer in writers.values():

@@ -152,8 +152,12 @@ def write_shards(
             pattern = f"{partial}/{name}-%06d.tar"
             count = 0
             stats = Statistics()
-            with naming(output), ShardWriter(pattern, maxcount=shard_size, maxsize=2**62, verbose=0, post=written.append,
-                             mtime=0, user="", group="") as writer:  # fmt: skip
+            with (
+                naming(output),
+                ShardWriter(
+                    pattern, maxcount=shard_size, maxsize=2**62, verbose=0, post=written.append, mtime=0, user="", group=""
+                ) as writer,
+            ):
                 for count, (image, label) in enumerate(samples, 1):
                     shape = shape or image.shape
                     _check(image, shape, label, num_classes, encoding, f"image {count - 1} of {name}")

@@ -33,8 +33,11 @@ def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
         raise UserError(f"input={folder} is not a folder: name one with text files.")
     wanted = {"." + suffix.lower().lstrip(".") for suffix in suffixes}
     inside = [(path.relative_to(folder), path) for path in folder.rglob("*")]
-    found = [path for short, path in sorted(inside, key=lambda pair: pair[0].as_posix())
-             if path.suffix.lower() in wanted and path.is_file() and not any(part.startswith(".") for part in short.parts)]  # fmt: skip
+    found = [
+        path
+        for short, path in sorted(inside, key=lambda pair: pair[0].as_posix())
+        if path.suffix.lower() in wanted and path.is_file() and not any(part.startswith(".") for part in short.parts)
+    ]
     if not found:
         raise UserError(
             f"input={folder} has no file that ends in {' or '.join(sorted(wanted))}: give others by suffixes=[.txt,.tex]."

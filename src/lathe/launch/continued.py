@@ -56,14 +56,22 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
                 raised.append(name)
             else:
                 lines.append(line)
-        require(not lines, f"resume={cfg['resume']} keeps the run's own configuration, but the command changes {'; '.join(lines)}: leave "
-                           "that out, or start a new run from its weights with ckpt_path.")  # fmt: skip
+        require(
+            not lines,
+            f"resume={cfg['resume']} keeps the run's own configuration, but the command changes {'; '.join(lines)}: leave "
+            "that out, or start a new run from its weights with ckpt_path.",
+        )
     if run.complete and raised:
         end = end_of(run)
-        require(end.removeprefix("trainer.") in raised, f"resume={cfg['resume']}: {end} ended this run, so a later trainer.{raised[0]} "
-                                                        f"trains nothing: raise {end} as well.")  # fmt: skip
-        require(run.last.exists() or not run.result.get("steps"), f"resume={cfg['resume']}: its checkpoints/last.ckpt is not there, so "
-                "nothing says where to go on: start a new run from its best weights with ckpt_path.")  # fmt: skip
+        require(
+            end.removeprefix("trainer.") in raised,
+            f"resume={cfg['resume']}: {end} ended this run, so a later trainer.{raised[0]} trains nothing: raise {end} as well.",
+        )
+        require(
+            run.last.exists() or not run.result.get("steps"),
+            f"resume={cfg['resume']}: its checkpoints/last.ckpt is not there, so "
+            "nothing says where to go on: start a new run from its best weights with ckpt_path.",
+        )
     return at_home(run, saved, cfg)
 
 

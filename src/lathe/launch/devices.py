@@ -23,9 +23,11 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Node
     cores = os.cpu_count() or 1
     if accelerator == "cpu" or (accelerator == "auto" and several == 1):
         several = 1 if several in ("auto", -1) else several
-        require(several <= max(8, CPU_PROCESSES_PER_CORE * cores),
-                f"trainer.devices={devices} asks for {several} processes on {cores} cores: use at most "
-                f"{max(8, CPU_PROCESSES_PER_CORE * cores)}.")  # fmt: skip
+        require(
+            several <= max(8, CPU_PROCESSES_PER_CORE * cores),
+            f"trainer.devices={devices} asks for {several} processes on {cores} cores: use at most "
+            f"{max(8, CPU_PROCESSES_PER_CORE * cores)}.",
+        )
     else:
         import torch
 
@@ -44,19 +46,26 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Node
             several <= there, f"trainer.devices={devices} asks for {several} GPUs, but {there} are here: ask for at most {there}."
         )
         if isinstance(devices, list):
-            require(all(isinstance(index, int) and 0 <= index < there for index in devices),
-                    f"trainer.devices={devices} names a GPU that is not here: give numbers from 0 to {there - 1}.")  # fmt: skip
+            require(
+                all(isinstance(index, int) and 0 <= index < there for index in devices),
+                f"trainer.devices={devices} names a GPU that is not here: give numbers from 0 to {there - 1}.",
+            )
     if outer is not None:
         machines, local = int(trainer["num_nodes"]), int(several)
-        require(outer.world_size == local * machines,
-                f"trainer.devices x trainer.num_nodes = {local * machines}, but the launcher started {outer.world_size} processes: make "
-                "them equal.")  # fmt: skip
+        require(
+            outer.world_size == local * machines,
+            f"trainer.devices x trainer.num_nodes = {local * machines}, but the launcher started {outer.world_size} processes: make "
+            "them equal.",
+        )
     elif int(trainer["num_nodes"]) not in (1, nodes.most):
         raise UserError(
             f"trainer.num_nodes={trainer['num_nodes']}: start a run on several machines with launch.nodes={trainer['num_nodes']}, or "
             "with torchrun or srun on each of them."
         )
     one = cfg["strategy"].get("processes") == "one"
-    require(not (one and nodes.several), f"launch.nodes={nodes.most} and a strategy that drives all devices from one process exclude each "
-                                         "other: use strategy=ddp or another with a process per device.")  # fmt: skip
+    require(
+        not (one and nodes.several),
+        f"launch.nodes={nodes.most} and a strategy that drives all devices from one process exclude each "
+        "other: use strategy=ddp or another with a process per device.",
+    )
     return 1 if one else int(several)

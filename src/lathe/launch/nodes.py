@@ -55,8 +55,10 @@ def read_nodes(options: dict[str, Any], outer: Outer | None = None) -> Nodes:
     match = re.fullmatch(r"(\d+)(?::(\d+))?", str(nodes)) if not isinstance(nodes, bool) else None
     least, most = (int(match.group(1)), int(match.group(2) or match.group(1))) if match else (0, 0)
     require(1 <= least <= most, f"launch.nodes={nodes}: give a number from 1, or min:max such as 2:4.")
-    require(launch_id is None or re.fullmatch(r"[\w.:-]+", str(launch_id)) is not None,
-            f"launch.id={launch_id!r}: give a name of letters, digits and . _ - that all nodes share.")  # fmt: skip
+    require(
+        launch_id is None or re.fullmatch(r"[\w.:-]+", str(launch_id)) is not None,
+        f"launch.id={launch_id!r}: give a name of letters, digits and . _ - that all nodes share.",
+    )
     if most == 1:
         require(endpoint is None, f"launch.endpoint={endpoint} is where several nodes meet: set launch.nodes, or leave it out.")
         require(
@@ -67,9 +69,11 @@ def read_nodes(options: dict[str, Any], outer: Outer | None = None) -> Nodes:
     if outer is not None:
         tasks = outer.world_size
         each = outer.launch_id.startswith("slurm:") and os.environ.get("SLURM_NNODES", str(tasks)) == str(tasks)
-        require(each and least <= tasks <= most,
-                f"launch.nodes={nodes} starts the ranks itself, but a launcher has started {tasks} processes: use python in place of "
-                "torchrun, or srun with one task on each node.")  # fmt: skip
+        require(
+            each and least <= tasks <= most,
+            f"launch.nodes={nodes} starts the ranks itself, but a launcher has started {tasks} processes: use python in place of "
+            "torchrun, or srun with one task on each node.",
+        )
         endpoint = endpoint or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         launch_id = launch_id or outer.launch_id.replace(":", "-")
     require(
@@ -81,10 +85,14 @@ def read_nodes(options: dict[str, Any], outer: Outer | None = None) -> Nodes:
         f"launch.nodes={nodes} needs launch.endpoint=host:port of one of the nodes, the same on all of them.",
     )
     port = str(endpoint).rpartition(":")[2]
-    require(":" in str(endpoint) and port.isdigit() and 0 < int(port) < 65536,
-            f"launch.endpoint={endpoint}: give host:port of one of the nodes, the same on all of them.")  # fmt: skip
-    require(least == most or options["max_restarts"] > 0,
-            f"launch.nodes={nodes} goes on without a lost node by a restart: set launch.max_restarts to how many.")  # fmt: skip
+    require(
+        ":" in str(endpoint) and port.isdigit() and 0 < int(port) < 65536,
+        f"launch.endpoint={endpoint}: give host:port of one of the nodes, the same on all of them.",
+    )
+    require(
+        least == most or options["max_restarts"] > 0,
+        f"launch.nodes={nodes} goes on without a lost node by a restart: set launch.max_restarts to how many.",
+    )
     return Nodes(least, most, str(endpoint), str(launch_id))
 
 

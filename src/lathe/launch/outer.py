@@ -123,9 +123,16 @@ def _horovodrun() -> Outer:
         meeting = _horovod_table(address)
     host, _, port = meeting.rpartition(":")
     # torchrun's names: Lightning takes them before SLURM's, which would say that every rank is rank 0.
-    env.update(MASTER_ADDR=host, MASTER_PORT=port, RANK=str(rank), LOCAL_RANK=str(local), WORLD_SIZE=str(world),
-               LOCAL_WORLD_SIZE=env["HOROVOD_LOCAL_SIZE"], GROUP_RANK=env["HOROVOD_CROSS_RANK"],
-               TORCHELASTIC_RUN_ID=f"horovodrun-{address}")  # fmt: skip
+    env.update(
+        MASTER_ADDR=host,
+        MASTER_PORT=port,
+        RANK=str(rank),
+        LOCAL_RANK=str(local),
+        WORLD_SIZE=str(world),
+        LOCAL_WORLD_SIZE=env["HOROVOD_LOCAL_SIZE"],
+        GROUP_RANK=env["HOROVOD_CROSS_RANK"],
+        TORCHELASTIC_RUN_ID=f"horovodrun-{address}",
+    )
     return Outer(f"horovodrun:{address}", rank, local, world, False)
 
 

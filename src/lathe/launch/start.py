@@ -135,16 +135,21 @@ def _check_sweep(outer: Outer | None, nodes: Nodes) -> None:
     """What a sweep can't be combined with. A job that submitit has started is one run, though Hydra says that it belongs to a sweep."""
     hydra = HydraConfig.get()
     sweep, submitted = hydra.mode == RunMode.MULTIRUN, "SUBMITIT_EXECUTOR" in os.environ
-    require(sweep or hydra.runtime.choices.get("launch") != "slurm",
-            "launch=slurm submits the jobs of a sweep: add -m (python train.py -m launch=slurm ...), or use scripts/slurm/train.sbatch for "
-            "a single run.")  # fmt: skip
+    require(
+        sweep or hydra.runtime.choices.get("launch") != "slurm",
+        "launch=slurm submits the jobs of a sweep: add -m (python train.py -m launch=slurm ...), or use scripts/slurm/train.sbatch for "
+        "a single run.",
+    )
     if not sweep or submitted:
         return
     require(
         outer is None, "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside."
     )
-    require(nodes.launch_id is None, f"launch.id={nodes.launch_id} names one run, and a sweep (-m) has several: leave launch.id and "
-                                     "launch.nodes out, or sweep outside.")  # fmt: skip
+    require(
+        nodes.launch_id is None,
+        f"launch.id={nodes.launch_id} names one run, and a sweep (-m) has several: leave launch.id and "
+        "launch.nodes out, or sweep outside.",
+    )
 
 
 def launch_on_run(cfg: DictConfig, job: str) -> Any:

@@ -72,8 +72,14 @@ def export(
     Raises:
         UserError: an option that can't be, a package is missing, what the payload's target raises, or the file can't be written.
     """
-    whole_numbers = {"workers": (workers, 1), "batch_size": (batch_size, 1), "max_batch_delay": (max_batch_delay, 0),
-                     "response_timeout": (response_timeout, 1), "top_k": (top_k, 1), "max_pixels": (max_pixels, 1)}  # fmt: skip
+    whole_numbers = {
+        "workers": (workers, 1),
+        "batch_size": (batch_size, 1),
+        "max_batch_delay": (max_batch_delay, 0),
+        "response_timeout": (response_timeout, 1),
+        "top_k": (top_k, 1),
+        "max_pixels": (max_pixels, 1),
+    }
     if threads is not None:
         whole_numbers["threads"] = (threads, 1)
     for key, (value, least) in whole_numbers.items():
@@ -101,12 +107,25 @@ def export(
     with whole(path) as temporary, scratch(temporary.parent) as folder:
         file = f"model{target.suffix}"
         target.export(net, example, folder / file)
-        told = {"version": 1, "payload": {"kind": kind, "file": file}, "integers": quantized, "torch": torch.__version__,
-                **{key: facts.get(key) for key in ("input", "preprocess", "classes")},
-                "top_k": top_k, "max_pixels": max_pixels, "threads": threads}  # fmt: skip
+        told = {
+            "version": 1,
+            "payload": {"kind": kind, "file": file},
+            "integers": quantized,
+            "torch": torch.__version__,
+            **{key: facts.get(key) for key in ("input", "preprocess", "classes")},
+            "top_k": top_k,
+            "max_pixels": max_pixels,
+            "threads": threads,
+        }
         (folder / FACTS).write_text(json.dumps(told, indent=2) + "\n")
-        settings = {"minWorkers": workers, "maxWorkers": workers, "batchSize": batch_size, "maxBatchDelay": max_batch_delay,
-                    "responseTimeout": response_timeout, "deviceType": "cpu"}  # fmt: skip
+        settings = {
+            "minWorkers": workers,
+            "maxWorkers": workers,
+            "batchSize": batch_size,
+            "maxBatchDelay": max_batch_delay,
+            "responseTimeout": response_timeout,
+            "deviceType": "cpu",
+        }
         (folder / SETTINGS).write_text("".join(f"{key}: {value}\n" for key, value in settings.items()))
         for name, text in sources().items():
             (folder / name).write_text(text)
@@ -155,9 +174,27 @@ def archive(folder: Path, file: str) -> None:
     scratch.mkdir()
     extra = [FACTS, *(name for name in sources() if name != file_of(HANDLER))]
     # names without a folder: the archiver reads commas and brackets in paths as lists and wildcards
-    command = [sys.executable, "-m", "model_archiver.model_packaging", "--model-name", "model", "--version", "1.0",
-               "--serialized-file", file, "--handler", file_of(HANDLER), "--extra-files", ",".join(extra), "--config-file", SETTINGS,
-               "--archive-format", "zip-store", "--export-path", "."]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "model_archiver.model_packaging",
+        "--model-name",
+        "model",
+        "--version",
+        "1.0",
+        "--serialized-file",
+        file,
+        "--handler",
+        file_of(HANDLER),
+        "--extra-files",
+        ",".join(extra),
+        "--config-file",
+        SETTINGS,
+        "--archive-format",
+        "zip-store",
+        "--export-path",
+        ".",
+    ]
     environment = {**os.environ, "TMPDIR": str(scratch.resolve()), "PYTHONSAFEPATH": "1"}
     done = subprocess.run(  # noqa: S603  # its names are those above
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS

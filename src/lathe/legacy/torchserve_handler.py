@@ -45,8 +45,10 @@ class Model:
             self.run = open_payload(payload["kind"], Path(folder) / payload["file"], threads)
         except Exception as error:
             # TorchServe tells of a RuntimeError, and starts a worker over and over after others
-            raise RuntimeError(f"the {payload['kind']} payload, made with torch {self.facts['torch']}, can't be loaded beside torch "
-                               f"{torch.__version__}: {error}") from error  # fmt: skip
+            raise RuntimeError(
+                f"the {payload['kind']} payload, made with torch {self.facts['torch']}, can't be loaded beside torch "
+                f"{torch.__version__}: {error}"
+            ) from error
 
     def decoded(self, value: Any, content_type: str) -> tuple[Array, bool]:
         """What the net takes, `[n, ...]`, of a request's body, and whether it was a single sample.

@@ -9,10 +9,40 @@ from typing import Any
 import torch
 
 # What decides how fast small number formats are; names as Linux spells them, x86 first, then ARM.
-INSTRUCTION_SETS = ("avx2", "fma", "f16c", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_int8",
-                    "amx_bf16", "asimd", "asimddp", "i8mm", "bf16", "sve", "sve2")  # fmt: skip
-PACKAGES = ("torch", "lightning", "torchao", "torch-pruning", "onnx", "onnxscript", "onnxruntime", "executorch", "tensorrt",
-            "torch-tensorrt", "torch-model-archiver", "safetensors", "numpy")  # fmt: skip
+INSTRUCTION_SETS = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_int8",
+    "amx_bf16",
+    "asimd",
+    "asimddp",
+    "i8mm",
+    "bf16",
+    "sve",
+    "sve2",
+)
+PACKAGES = (
+    "torch",
+    "lightning",
+    "torchao",
+    "torch-pruning",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "executorch",
+    "tensorrt",
+    "torch-tensorrt",
+    "torch-model-archiver",
+    "safetensors",
+    "numpy",
+)
 
 
 def describe_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:

@@ -88,8 +88,9 @@ class _Frame:
             at = self.y(value)
             marks.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{self.right}" y2="{at:.1f}" stroke="#ddd"/>')
             marks.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{value:g}</text>')
-        return "\n".join([
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width}" height="{self.height}" font-family="sans-serif" font-size="12">',
+        size = f'width="{self.width}" height="{self.height}"'
+        lines = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
             '<rect width="100%" height="100%" fill="white"/>',
             f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}</text>',
             *marks,
@@ -99,7 +100,8 @@ class _Frame:
             f'<text x="{(LEFT + self.right) / 2:.0f}" y="{self.height - 12}" text-anchor="middle">{escape(x_name)}</text>',
             f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{escape(y_name)}</text>',
             "</svg>",
-        ]) + "\n"  # fmt: skip
+        ]
+        return "\n".join(lines) + "\n"
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

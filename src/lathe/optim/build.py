@@ -35,11 +35,14 @@ def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_bat
     if scale_lr == "none":
         return lr
     if batch_size is None:
-        raise UserError(f"optimizer.scale_lr={scale_lr} needs optimizer.batch_size, the global batch of this run: set it, or use "
-                        "none.")  # fmt: skip
+        raise UserError(
+            f"optimizer.scale_lr={scale_lr} needs optimizer.batch_size, the global batch of this run: set it, or use none."
+        )
     if reference_batch_size is None:
-        raise UserError(f"optimizer.scale_lr={scale_lr} needs optimizer.reference_batch_size, the global batch that optimizer.lr is meant "
-                        "for: set it, or use none.")  # fmt: skip
+        raise UserError(
+            f"optimizer.scale_lr={scale_lr} needs optimizer.reference_batch_size, the global batch that optimizer.lr is meant "
+            "for: set it, or use none."
+        )
     ratio = batch_size / reference_batch_size
     return lr * (ratio if scale_lr == "linear" else math.sqrt(ratio))
 
@@ -165,9 +168,14 @@ def build_optimizer(
     Raises UserError for what `check_options` and `parameter_groups` refuse.
     """
     rate, plain = check_options(
-        kind=kind, lr=lr, weight_decay=weight_decay, scale_lr=scale_lr, reference_batch_size=reference_batch_size,
-        batch_size=batch_size, **options,
-    )  # fmt: skip
+        kind=kind,
+        lr=lr,
+        weight_decay=weight_decay,
+        scale_lr=scale_lr,
+        reference_batch_size=reference_batch_size,
+        batch_size=batch_size,
+        **options,
+    )
     roles: Mapping[str, str] = kind.roles(net) if hasattr(kind, "roles") else {}
     patterns = [no_decay] if isinstance(no_decay, str) else list(no_decay or [])
     groups = parameter_groups(net, weight_decay=weight_decay, no_decay=patterns, roles=roles)

@@ -71,6 +71,7 @@ def feed(run: RunDir, section: Mapping[str, Any]) -> bool:
     try:
         put(run, read_json(path, str(path)), section)
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} can't be read as a receipt of this version of Lathe: python scripts/receipt.py run={run.path} "
-                        "measures anew.") from error  # fmt: skip
+        raise UserError(
+            f"{path} can't be read as a receipt of this version of Lathe: python scripts/receipt.py run={run.path} measures anew."
+        ) from error
     return True

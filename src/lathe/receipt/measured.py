@@ -237,8 +237,15 @@ class _Receipt:
                 for split in splits if (form.of, form.backend) == ("this", "eager") else splits[-1:]:
                     beside = reference if form.of == "this" and split == self.split else None
                     metrics, told = facts.scored(self.task, opened.forward, self.data.eval_loader(split), beside)
-                    rows.append({"of": form.of, "backend": form.backend, "split": split, "figures": metrics,
-                                 "agreement": asdict(told) if told else None})  # fmt: skip
+                    rows.append(
+                        {
+                            "of": form.of,
+                            "backend": form.backend,
+                            "split": split,
+                            "figures": metrics,
+                            "agreement": asdict(told) if told else None,
+                        }
+                    )
             except Exception as error:
                 if isinstance(form, Eager):
                     raise

@@ -28,8 +28,10 @@ def markdown(receipt: Mapping[str, Any]) -> str:
                 _measured(receipt["inference"]),
                 "\n".join(f"- {text}" for text in runtimes.sentences(receipt["inference"])),
             ]
-    for title, lines in (("Not measured", [f"{entry['form']}: {entry['reason']}" for entry in receipt["left_out"]]),
-                         ("How it was measured", receipt["method"])):  # fmt: skip
+    for title, lines in (
+        ("Not measured", [f"{entry['form']}: {entry['reason']}" for entry in receipt["left_out"]]),
+        ("How it was measured", receipt["method"]),
+    ):
         if lines:
             parts += [f"## {title}", "\n".join(f"- {line}" for line in lines)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -67,11 +69,14 @@ def sections(receipt: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]
         (RUNTIMES, *runtimes.table(receipt.get("inference", {}).get("rows", ()))),
         _files(receipt["files"]),
         _size(receipt),
-        ("Peak memory of a forward pass, eager", ("net", "device", "batch", "MB"),
-         [(row["of"], row["device"], str(row["batch"]), f"{row['bytes'] / 1e6:.2f}") for row in receipt["memory"]]),
+        (
+            "Peak memory of a forward pass, eager",
+            ("net", "device", "batch", "MB"),
+            [(row["of"], row["device"], str(row["batch"]), f"{row['bytes'] / 1e6:.2f}") for row in receipt["memory"]],
+        ),
         _layers(receipt["layers"]),
         ("Hardware and versions", ("what", "value"), [*_hardware(receipt["hardware"]), *receipt["versions"].items()]),
-    ]  # fmt: skip
+    ]
     return [(title, header, rows) for title, header, rows in found if rows]
 
 
@@ -108,10 +113,16 @@ def _files(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Sequence[str], Rows]
 
 def _size(receipt: Mapping[str, Any]) -> tuple[str, Sequence[str], Rows]:
     size, dense = receipt["size"], receipt["dense"]["size"]
-    names = {"parameters": "parameters", "non_zero": "non-zero parameters", "macs": "MACs of one sample",
-             "effective_macs": "MACs with non-zero weights"}  # fmt: skip
-    rows = [(text, f"{size[key]:,}", f"{dense[key]:,}", _ratio(size[key] / dense[key] if dense[key] else None))
-            for key, text in names.items()]  # fmt: skip
+    names = {
+        "parameters": "parameters",
+        "non_zero": "non-zero parameters",
+        "macs": "MACs of one sample",
+        "effective_macs": "MACs with non-zero weights",
+    }
+    rows = [
+        (text, f"{size[key]:,}", f"{dense[key]:,}", _ratio(size[key] / dense[key] if dense[key] else None))
+        for key, text in names.items()
+    ]
     return "Size", ("what", "this net", "dense", "of dense"), rows
 
 
@@ -144,8 +155,10 @@ def figure(receipt: Mapping[str, Any]) -> str:
     times = [row for row in receipt["latency"] if row["batch"] == least and row["threads"] == 1]
     points = [(row["backend"], row["median_ms"], _score(scores, row["of"], row["backend"]), _of(row)) for row in times]
     sizes = [(row["target"], row["bytes"] / 1e6, _score(scores, row["of"], row["target"]), _of(row)) for row in receipt["files"]]
-    plots = [scatter(f"{split}/{metric} against latency", f"ms, batch {least}, 1 thread", metric, points),
-             scatter(f"{split}/{metric} against size", "MB of the file", metric, sizes)]  # fmt: skip
+    plots = [
+        scatter(f"{split}/{metric} against latency", f"ms, batch {least}, 1 thread", metric, points),
+        scatter(f"{split}/{metric} against size", "MB of the file", metric, sizes),
+    ]
     return runtimes.beside(plots)
 
 

@@ -36,8 +36,19 @@ def table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:
             for key in ("eager", "bf16")
         ]
         size = "" if row["bytes"] is None else f"{row['bytes']:,}"
-        found.append((row["backend"], row["arithmetic"], str(row["batch"]), str(row["threads"]), times, str(row["n"]),
-                      f"{row['samples_per_s']:,.0f}", *beside, size))  # fmt: skip
+        found.append(
+            (
+                row["backend"],
+                row["arithmetic"],
+                str(row["batch"]),
+                str(row["threads"]),
+                times,
+                str(row["n"]),
+                f"{row['samples_per_s']:,.0f}",
+                *beside,
+                size,
+            )
+        )
     return header, found
 
 
@@ -60,15 +71,17 @@ def winners(rows: Iterable[Row]) -> list[dict[str, Any]]:
             text = f"{where}: no winner, {', '.join(names[:-1])} and {names[-1]} are the same within noise{over}"
         if file is not None and file is not best and file not in same:
             text += f"; of the files, {file['backend']} is the fastest with {file['median_ms']:.3f} ms"
-        found.append({
-            "batch": batch,
-            "threads": threads,
-            "fastest": best["backend"],
-            "winner": None if same else best["backend"],
-            "same": [row["backend"] for row in same],
-            "file": file["backend"] if file else None,
-            "sentence": f"{text}.",
-        })  # fmt: skip
+        found.append(
+            {
+                "batch": batch,
+                "threads": threads,
+                "fastest": best["backend"],
+                "winner": None if same else best["backend"],
+                "same": [row["backend"] for row in same],
+                "file": file["backend"] if file else None,
+                "sentence": f"{text}.",
+            }
+        )
     return found
 
 
@@ -80,11 +93,17 @@ def sentences(section: Mapping[str, Any]) -> list[str]:
 
 def figure(rows: Sequence[Row]) -> str:
     """An SVG of speed over eager's against the batch size, one plot for each number of threads."""
-    return beside([
-        lines(f"Speed over eager's, {threads} thread{'s' * (threads > 1)}", "batch", "times eager",
-              _series([row for row in rows if row["threads"] == threads]))
-        for threads in sorted({row["threads"] for row in rows})
-    ])  # fmt: skip
+    return beside(
+        [
+            lines(
+                f"Speed over eager's, {threads} thread{'s' * (threads > 1)}",
+                "batch",
+                "times eager",
+                _series([row for row in rows if row["threads"] == threads]),
+            )
+            for threads in sorted({row["threads"] for row in rows})
+        ]
+    )
 
 
 def beside(plots: Sequence[str]) -> str:

@@ -61,8 +61,10 @@ def _file(receipt: Mapping[str, Any]) -> list[str]:
     found = [f"{text}."]
     packed = next((other for other in receipt["files"] if (other["of"], other["target"]) == ("this", "weights")), row)
     if packed["bytes"] < PACKED * row["bytes"]:
-        found.append(f"Its weights alone, packed into their bits for torch (weights), have {packed['bytes']:,} bytes, "
-                     f"{packed['gzipped']:,} after gzip; {row['target']} stores at least a byte for each.")  # fmt: skip
+        found.append(
+            f"Its weights alone, packed into their bits for torch (weights), have {packed['bytes']:,} bytes, "
+            f"{packed['gzipped']:,} after gzip; {row['target']} stores at least a byte for each."
+        )
     if receipt.get("undeclared"):
         return [*found, f"No export ships it, for its data declare {receipt['undeclared']}."]
     return [*found, f"python scripts/export.py run=<run directory> target={row['target']} ships it."]
@@ -98,8 +100,10 @@ def busy(rows: Iterable[Row], of: str = "dense", again: str = "python scripts/re
     if wide < WIDE:
         return []
     whose = "dense" if of == "dense" else "eager"
-    return [f"The machine was busy: the {whose} net's own calls differ by a factor of {wide:.1f} (p90 over p10); measure again when it is "
-            f"idle: {again}."]  # fmt: skip
+    return [
+        f"The machine was busy: the {whose} net's own calls differ by a factor of {wide:.1f} (p90 over p10); measure again when it is "
+        f"idle: {again}."
+    ]
 
 
 def _cell(row: Row) -> tuple[Any, ...]:
@@ -116,8 +120,10 @@ def _integers_beside_bf16(rows: Iterable[Row]) -> list[str]:
     for row in rows:
         if row["of"] == "this" and row["backend"] in ("onnx_int8", "aot_inductor") and row["beside_bf16"] in ("slower", "same"):
             word = "slower than" if row["beside_bf16"] == "slower" else "no faster than"
-            found.append(f"{_where(row)}: the integers of {row['backend']} are {word} the dense net compiled in bf16 "
-                         f"({row['over_bf16']:.2f} of its time), which needs no quantization: here they buy bytes, not time.")  # fmt: skip
+            found.append(
+                f"{_where(row)}: the integers of {row['backend']} are {word} the dense net compiled in bf16 "
+                f"({row['over_bf16']:.2f} of its time), which needs no quantization: here they buy bytes, not time."
+            )
     return found
 
 

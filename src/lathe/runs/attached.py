@@ -34,9 +34,11 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         callback = make_part(_monitoring(name, node, task), f"callbacks.{name}", Callback)
         twin = next((other for other, known in made.items() if known.state_key == callback.state_key), None)
         require(twin is None, f"callbacks.{twin} and callbacks.{name} are both {callback.state_key}: leave one of them out.")
-        require(not isinstance(callback, (LearningRateFinder, BatchSizeFinder)),
-                f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: leave it out, "
-                "and compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).")  # fmt: skip
+        require(
+            not isinstance(callback, (LearningRateFinder, BatchSizeFinder)),
+            f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: leave it out, "
+            "and compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).",
+        )
         made[name] = callback
     return [ExactResume(cfg["seed"]), *make_methods(cfg), *made.values()]
 
@@ -54,8 +56,10 @@ def _monitoring(name: str, node: Any, task: Task) -> Any:
     if node.get("mode") == "auto":
         monitor = node["monitor"]
         if monitor is not None and monitor not in task.metric_names and type(task).__module__.split(".")[0] != "lathe":
-            raise UserError(f"callbacks.{name}.mode=auto knows the task's own metrics, and not {monitor}: set callbacks.{name}.mode to max "
-                            "or min.")  # fmt: skip
+            raise UserError(
+                f"callbacks.{name}.mode=auto knows the task's own metrics, and not {monitor}: set callbacks.{name}.mode to max "
+                "or min."
+            )
         node = {**node, "mode": "min" if str(monitor).rpartition("/")[2] in task.minimised else "max"}
     return node
 

@@ -135,8 +135,10 @@ def _check_task(kind: Any, target: str) -> None:
             "derive it from lathe.tasks.Task, with losses and sums in the place of its steps."
         )
     if issubclass(kind, nn.Module):
-        raise UserError(f"model._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask, whose net stands in "
-                        "model.net.")  # fmt: skip
+        raise UserError(
+            f"model._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask, whose net stands in "
+            "model.net."
+        )
     raise UserError(f"model._target_={target}: expected {_named(Task)}, got the class {kind.__name__}.")
 
 

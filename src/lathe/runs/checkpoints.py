@@ -72,8 +72,10 @@ def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True
         bad = [name for name, value in net.named_parameters() if not bool(value.isfinite().all())]
         bad += [name for name, value in net.named_buffers() if bool(value.isnan().any())]
         if bad:
-            raise UserError(f"{key} holds weights that are not finite, {bad[0]} first: take another checkpoint, or train anew with "
-                            "callbacks.nan_guard on.")  # fmt: skip
+            raise UserError(
+                f"{key} holds weights that are not finite, {bad[0]} first: take another checkpoint, or train anew with "
+                "callbacks.nan_guard on."
+            )
 
 
 def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:
@@ -89,8 +91,10 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:
                 f"{key} does not fit this net: it has no {name}; choose the model and sizes that it was trained with."
             )
         if own[name].shape != weights[name].shape:
-            raise UserError(f"{key} does not fit this net: {name} is {list(weights[name].shape)} there and {list(own[name].shape)} here; "
-                            "choose the model and sizes that it was trained with.")  # fmt: skip
+            raise UserError(
+                f"{key} does not fit this net: {name} is {list(weights[name].shape)} there and {list(own[name].shape)} here; "
+                "choose the model and sizes that it was trained with."
+            )
     extra = sorted(weights.keys() - own.keys())
     if extra:
         raise UserError(

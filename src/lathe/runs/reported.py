@@ -33,10 +33,15 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
         known = [name for name in declared if not name.startswith("test/")]
         require(bool(own) or monitor in known, f"{key}: the task reports no such metric; {did_you_mean(monitor, known)}")
         if isinstance(callback, EarlyStopping) and not callback._check_on_train_epoch_end:
-            require(not monitor.startswith("train/"), f"{key} is known at the end of a training epoch: add callbacks."
-                                                      f"{_name(cfg, callback)}.check_on_train_epoch_end=true.")  # fmt: skip
-            require(cfg["trainer"]["limit_val_batches"] != 0, f"{key} is looked at after a validation, and trainer.limit_val_batches=0 "
-                                                              "leaves them out: drop one of the two.")  # fmt: skip
+            require(
+                not monitor.startswith("train/"),
+                f"{key} is known at the end of a training epoch: add callbacks."
+                f"{_name(cfg, callback)}.check_on_train_epoch_end=true.",
+            )
+            require(
+                cfg["trainer"]["limit_val_batches"] != 0,
+                f"{key} is looked at after a validation, and trainer.limit_val_batches=0 leaves them out: drop one of the two.",
+            )
     objective = cfg["objective"]
     if objective is None:
         return
@@ -45,8 +50,10 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
     rates = (f"{getattr(task, 'unit', 'samples')}_per_s", *RATES) if any(isinstance(c, Throughput) for c in callbacks) else ()
     known = [*declared, *COUNTS, *rates]
     made = objective.partition("/")[0] in methods(cfg.get("compression") or {})  # what it reports depends on the net
-    require(bool(own) or made or objective in known,
-            f"objective={objective}: the run reports no such metric; {did_you_mean(objective, known)}")  # fmt: skip
+    require(
+        bool(own) or made or objective in known,
+        f"objective={objective}: the run reports no such metric; {did_you_mean(objective, known)}",
+    )
 
 
 def not_reported(cfg: dict[str, Any], callbacks: Sequence[Callback], said: str, reported: Iterable[str]) -> UserError:

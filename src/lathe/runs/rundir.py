@@ -26,8 +26,8 @@ from lathe.runs.environment import describe_environment
 # What every configuration of a run has, as groups of keys.
 GROUPS = ("paths", "data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
 # What stands in a run directory, besides what loggers make: nobody else may write there.
-OWN_FILES = ("config.yaml", "overrides.yaml", "environment.json", "metrics.csv", "result.json", "receipt.json", "receipt.md", ".lock",
-             "checkpoints", "exports")  # fmt: skip
+_OWN = "config.yaml overrides.yaml environment.json metrics.csv result.json receipt.json receipt.md .lock checkpoints exports"
+OWN_FILES = tuple(_OWN.split())
 # What may differ between a run and its continuation without making it another experiment.
 NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "trusted", "tags", "data.class_names")
 
@@ -253,8 +253,8 @@ def open_run(path: str | Path, key: str) -> RunDir:
     saved = run.known_config
     require("name" in saved, f"{key}={path}: its config.yaml can't be read as a configuration.")
     for group in GROUPS:
-        require(isinstance(saved.get(group), dict), f"{key}={path}: its config.yaml has no group {group}, which every run has: take a run "
-                                                    "directory as Lathe has written it.")  # fmt: skip
+        lacks = f"{key}={path}: its config.yaml has no group {group}, which every run has: take a run directory as Lathe has written it."
+        require(isinstance(saved.get(group), dict), lacks)
     run.sweep()
     return run
 

@@ -169,8 +169,14 @@ def _tokens(
     length = int(cfg["data"]["length"])
     time = "time" if takes_any_time(net, length) else length
     facts["preprocess"] = None
-    facts["input"] = {"name": "input", "dtype": "int64", "shape": ["batch", time], "layout": "NT",
-                      "longest": length, "vocab_size": int(cfg["data"]["vocab_size"])}  # fmt: skip
+    facts["input"] = {
+        "name": "input",
+        "dtype": "int64",
+        "shape": ["batch", time],
+        "layout": "NT",
+        "longest": length,
+        "vocab_size": int(cfg["data"]["vocab_size"]),
+    }
     return net, torch.zeros(2, length, dtype=torch.int64)
 
 

@@ -10,8 +10,18 @@ from lathe.serving.hosts import ANY, NAME, address, plain
 from lathe.serving.limits import Limits
 
 KEY = "LATHE_API_KEY"
-WHOLE = {"workers": 1, "max_batch_size": 1, "top_k": 1, "max_body_bytes": 1, "max_pixels": 1, "max_samples": 1, "max_tokens": 1,
-         "max_queue": 1, "max_connections": 1, "port": 0}  # fmt: skip
+WHOLE = {
+    "workers": 1,
+    "max_batch_size": 1,
+    "top_k": 1,
+    "max_body_bytes": 1,
+    "max_pixels": 1,
+    "max_samples": 1,
+    "max_tokens": 1,
+    "max_queue": 1,
+    "max_connections": 1,
+    "port": 0,
+}
 PROCESSES = 256  # workers, or threads of one, at most: the machine's cores, if it has more
 AUTO = "lathe.strategies.auto"
 BATCH_BYTES = 2**30  # of a batch of inputs
@@ -98,17 +108,23 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     most = max(PROCESSES, cores)
     require(request["workers"] <= most, f"workers={request['workers']}: give at most {most}, the machine has {cores} cores.")
-    require(threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= most),
-            f"threads={threads!r}: give a whole number from 1 to {most}, or null for the cores that each worker has.")  # fmt: skip
+    require(
+        threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= most),
+        f"threads={threads!r}: give a whole number from 1 to {most}, or null for the cores that each worker has.",
+    )
     given = request["api_key"]
     where = "api_key" if given is not None else KEY
     require(given is None or (isinstance(given, (str, int)) and not isinstance(given, bool)), f"{where} is no text: quote it.")
     key = os.environ.get(KEY) if given is None else str(given)
-    require(key is None or (key.isascii() and key.isprintable() and key.strip() == key and key != ""),
-            f"{where} is empty or has characters that a header can't carry: use letters, digits and punctuation.")  # fmt: skip
+    require(
+        key is None or (key.isascii() and key.isprintable() and key.strip() == key and key != ""),
+        f"{where} is empty or has characters that a header can't carry: use letters, digits and punctuation.",
+    )
     limits = Limits(request["max_body_bytes"], request["max_pixels"], request["max_samples"], request["max_tokens"])
-    same = {name: request[name] for name in ("checkpoint", "host", "port", "workers", "max_batch_size", "top_k", "max_queue",
-                                             "max_connections", *SECONDS)}  # fmt: skip
+    same = {
+        name: request[name]
+        for name in ("checkpoint", "host", "port", "workers", "max_batch_size", "top_k", "max_queue", "max_connections", *SECONDS)
+    }
     return Options(
         run=run,
         target=target,

@@ -202,11 +202,22 @@ def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
     return {
         "manifest": facts,
         "receipt": model.receipt(Path(options.run)),
-        "limits": {"body_bytes": options.limits.body, "pixels": options.limits.pixels, "samples": options.limits.samples,
-                   "tokens": options.limits.tokens, "queue": options.max_queue, "seconds": options.request_timeout},
-        "server": {"uvicorn": metadata.version("uvicorn"), "workers": options.workers, "threads": options.threads,
-                   "max_batch_size": options.max_batch_size, "batch_timeout": options.batch_timeout},
-    }  # fmt: skip
+        "limits": {
+            "body_bytes": options.limits.body,
+            "pixels": options.limits.pixels,
+            "samples": options.limits.samples,
+            "tokens": options.limits.tokens,
+            "queue": options.max_queue,
+            "seconds": options.request_timeout,
+        },
+        "server": {
+            "uvicorn": metadata.version("uvicorn"),
+            "workers": options.workers,
+            "threads": options.threads,
+            "max_batch_size": options.max_batch_size,
+            "batch_timeout": options.batch_timeout,
+        },
+    }
 
 
 def _only(request: Request, name: str) -> str | None:

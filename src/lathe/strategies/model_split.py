@@ -64,8 +64,11 @@ class ModelSplit(SingleDeviceStrategy):
             bool(blocks),
             f"strategy=model_split places a net's repeated blocks, and {name} names no `blocks`: use strategy=auto or ddp.",
         )
-        require(len(blocks) >= len(self.devices), f"strategy.devices names {len(self.devices)} devices, and {name} has {len(blocks)} "
-                f"blocks: name at most {len(blocks)}, or take a deeper net.")  # fmt: skip
+        require(
+            len(blocks) >= len(self.devices),
+            f"strategy.devices names {len(self.devices)} devices, and {name} has {len(blocks)} "
+            f"blocks: name at most {len(blocks)}, or take a deeper net.",
+        )
         if self.split is not None:
             placed = sum(self.split)
             require(

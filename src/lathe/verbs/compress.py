@@ -101,8 +101,11 @@ def check_request(cfg: dict[str, Any]) -> None:
     check_compression({"compression": request["compression"], "strategy": {}})
     for name, node in nodes.items():
         able = node["kind"] == "after" or name in ONE_SHOT
-        require(able, f"compression={name} has to train: use python train.py ckpt_path={source} compression={name}, with the model and "
-                      "data of that run.")  # fmt: skip
+        require(
+            able,
+            f"compression={name} has to train: use python train.py ckpt_path={source} compression={name}, with the model and "
+            "data of that run.",
+        )
     devices = cfg["trainer"]["devices"]
     require(devices in (1, "auto"), f"trainer.devices={devices}: a run is compressed in one process; leave it 1.")
 
@@ -111,8 +114,11 @@ def refuse_quantized(net: Any, request: dict[str, Any]) -> None:
     """Raises UserError for a net whose weights are integers already: neither masks nor other integers would be what they say."""
     names = ",".join(methods(request["compression"]))
     done = bool(quantization.describe(net))
-    require(not done, f"run={request['run']} is quantized already, compression={names} would act on rounded weights: name the run that it "
-                      "was made from.")  # fmt: skip
+    require(
+        not done,
+        f"run={request['run']} is quantized already, compression={names} would act on rounded weights: name the run that it "
+        "was made from.",
+    )
 
 
 class Step:
@@ -153,9 +159,10 @@ def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
         UserError: a criterion that watches training, or nothing to mask.
     """
     key = f"compression.{method.name}"
-    require(method.criterion in ("magnitude", "random", "batchnorm"),
-            f"{key}.criterion={method.criterion} watches training: choose magnitude, random or batchnorm here, or prune in "
-            "train.py.")  # fmt: skip
+    require(
+        method.criterion in ("magnitude", "random", "batchnorm"),
+        f"{key}.criterion={method.criterion} watches training: choose magnitude, random or batchnorm here, or prune in train.py.",
+    )
     chosen = method.choose(net)
     require(bool(chosen), f"{key} finds nothing to mask: {HEAD_RULE}")
     method.parameters = chosen
@@ -185,8 +192,10 @@ def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Metrics:
     Raises:
         UserError: an importance that needs gradients, a net that can't be followed, or a budget that can't be met.
     """
-    require(method.options.importance != "taylor",
-            "compression.prune_channels.importance=taylor needs gradients: choose another here, or prune in train.py.")  # fmt: skip
+    require(
+        method.options.importance != "taylor",
+        "compression.prune_channels.importance=taylor needs gradients: choose another here, or prune in train.py.",
+    )
     example = inputs_of(datamodule, 1)[0][: method.latency_batch]
     shares = prune_channels(net, example, seed=getattr(datamodule, "seed", 0), **vars(method.options))
     reestimate_batchnorm(net, inputs_of(datamodule, BATCHES))

@@ -47,8 +47,10 @@ def check_request(request: dict[str, Any]) -> None:
         UserError: a batch of nothing, or an output that can't be a file.
     """
     batch_size, output = request["batch_size"], request["output"]
-    require(batch_size is None or (isinstance(batch_size, int) and batch_size >= 1),
-            f"batch_size={batch_size}: give a whole number from 1, or null for the run's.")  # fmt: skip
+    require(
+        batch_size is None or (isinstance(batch_size, int) and batch_size >= 1),
+        f"batch_size={batch_size}: give a whole number from 1, or null for the run's.",
+    )
     if output is not None:
         require(Path(output).absolute().parent.is_dir(), f"output={output}: its folder does not exist.")
         require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
@@ -68,8 +70,10 @@ def check_output(output: Path, run: Path, source: str | None) -> None:
         require(place != read and not image, f"output={output} would take the place of input={source}: name another file.")
     home = run.resolve()
     inside = place.relative_to(home).parts if place.is_relative_to(home) else ()
-    require(not inside or inside[0] not in OWN_FILES, f"output={output} would take the place of the run's own {'/'.join(inside)}: name "
-            "another file.")  # fmt: skip
+    require(
+        not inside or inside[0] not in OWN_FILES,
+        f"output={output} would take the place of the run's own {'/'.join(inside)}: name another file.",
+    )
 
 
 def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
@@ -101,8 +105,11 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
         console.print(table)
     # a user's own metric may be NaN, where there was nothing to count
     lost = sorted(name for name in metrics if math.isnan(metrics[name]) and name.partition("/")[2] in task.reported)
-    require(not lost, f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: the net "
-                      "overflows on this split; try precision=32-true, or another checkpoint.")  # fmt: skip
+    require(
+        not lost,
+        f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: the net "
+        "overflows on this split; try precision=32-true, or another checkpoint.",
+    )
     if trainer.is_global_zero and request["output"] is not None:
         words = {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # a perplexity may be infinite
         write_atomically(Path(request["output"]), json.dumps(words, indent=2, sort_keys=True, allow_nan=False) + "\n")

@@ -114,8 +114,10 @@ class Images:
 def check_size(file: ImageFile, found: tuple[int, ...], size: tuple[int, int] | None) -> None:
     """Raises UserError for images of another size than `size`; None takes all."""
     if size is not None and tuple(found) != size:
-        raise UserError(f"input={file.path} has {found[0]} x {found[1]} pixels, but the net takes {size[0]} x {size[1]}: "
-                        "resize=true scales images.")  # fmt: skip
+        raise UserError(
+            f"input={file.path} has {found[0]} x {found[1]} pixels, but the net takes {size[0]} x {size[1]}: "
+            "resize=true scales images."
+        )
 
 
 def run_module(cfg: dict[str, Any], images: Images, write: Write) -> None:
@@ -155,17 +157,24 @@ def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
         UserError: there is no such export, or the request asks for what only the module has.
     """
     request, target = cfg["request"], cfg["request"]["export"]
-    require(target in export.TARGETS, f"target={target} is unknown: choose {MODULE}, or one that the run was exported to, of "
-            f"{', '.join(export.TARGETS)}.")  # fmt: skip
+    require(
+        target in export.TARGETS,
+        f"target={target} is unknown: choose {MODULE}, or one that the run was exported to, of {', '.join(export.TARGETS)}.",
+    )
     found = manifests.read(folder_of(cfg))
     asked, precision, accelerator = request["checkpoint"], request.get("precision"), cfg["trainer"]["accelerator"]
-    require(found["checkpoint"] == asked, f"checkpoint={asked}: target={target} was exported from {found['checkpoint']}.ckpt; "
-            f"say checkpoint={found['checkpoint']}, or export the other.")  # fmt: skip
+    require(
+        found["checkpoint"] == asked,
+        f"checkpoint={asked}: target={target} was exported from {found['checkpoint']}.ckpt; "
+        f"say checkpoint={found['checkpoint']}, or export the other.",
+    )
     require(
         precision is None, f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out."
     )
-    require(accelerator in ("auto", "cpu"), f"trainer.accelerator={accelerator} is for target={MODULE}: target={target} runs where its "
-            "runtime does; leave it auto.")  # fmt: skip
+    require(
+        accelerator in ("auto", "cpu"),
+        f"trainer.accelerator={accelerator} is for target={MODULE}: target={target} runs where its runtime does; leave it auto.",
+    )
     height, width = found["input"]["shape"][2:]
     return (height, width) if isinstance(height, int) else None
 

@@ -34,8 +34,10 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     check_request(request)
     times = _read_latency(request)
     task, _ = score.open_run_net(run.path, "run", request["checkpoint"])
-    require("quantization" not in structure_of(task.net),
-            f"run={request['run']} is quantized already, which leaves nothing to choose: take the run that it came from.")  # fmt: skip
+    require(
+        "quantization" not in structure_of(task.net),
+        f"run={request['run']} is quantized already, which leaves nothing to choose: take the run that it came from.",
+    )
     metrics = (*task.metrics, *task.computed)
     metric = request["metric"]
     require(metric in metrics, f"metric={metric}: the task reports no such metric; {did_you_mean(str(metric), metrics)}")
@@ -47,8 +49,15 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     with Progress(transient=True, disable=not cfg["trainer"]["enable_progress_bar"]) as bar:
         tried = len(request["sparsities"]) + len(request["bits"])
         row = bar.add_task("layers", total=len(chosen) * tried)
-        found = scan(task.net, chosen, sparsities=sorted(request["sparsities"]), bits=sorted(request["bits"], reverse=True),
-                     score=bench.score, batches=bench.inputs, done=lambda: bar.advance(row))  # fmt: skip
+        found = scan(
+            task.net,
+            chosen,
+            sparsities=sorted(request["sparsities"]),
+            bits=sorted(request["bits"], reverse=True),
+            score=bench.score,
+            batches=bench.inputs,
+            done=lambda: bar.advance(row),
+        )
     shapes = {name: tuple(module.get_parameter("weight").shape) for name, module in chosen.items()}
     report: dict[str, Any] = {
         "checkpoint": request["checkpoint"],
@@ -220,20 +229,31 @@ def _show(report: dict[str, Any], folder: Path) -> None:
         if not rows:
             continue
         values = list(next(iter(rows.values())))
-        table = Table("layer", "weights", *(f"{value:g}" for value in values), title_justify="left",
-                      title=f"validation {metric} by {kind} of one layer; unchanged {base:.4g}")  # fmt: skip
+        table = Table(
+            "layer",
+            "weights",
+            *(f"{value:g}" for value in values),
+            title_justify="left",
+            title=f"validation {metric} by {kind} of one layer; unchanged {base:.4g}",
+        )
         for name, row in rows.items():
             count = torch.Size(report["layers"][name]["shape"]).numel()
             table.add_row(name, str(count), *(f"{row[value][metric]:.4g}" for value in values))
         console.print(table)
     if "allocation" in report:
         choice = report["allocation"]
-        console.print(f"chosen under {choice['budget']:.6g}: cost {choice['cost']:.6g}, {metric} {choice['measured'][metric]:.4g} with all "
-                      f"layers changed at once, {base:.4g} unchanged", highlight=False)  # fmt: skip
+        console.print(
+            f"chosen under {choice['budget']:.6g}: cost {choice['cost']:.6g}, {metric} {choice['measured'][metric]:.4g} with all "
+            f"layers changed at once, {base:.4g} unchanged",
+            highlight=False,
+        )
         if choice["uniform"] is not None:
             same = choice["uniform"]
-            console.print(f"{choice['kind']} {same['value']:g} for every layer: cost {same['cost']:.6g}, {metric} "
-                          f"{same['measured'][metric]:.4g}", highlight=False)  # fmt: skip
+            console.print(
+                f"{choice['kind']} {same['value']:g} for every layer: cost {same['cost']:.6g}, {metric} "
+                f"{same['measured'][metric]:.4g}",
+                highlight=False,
+            )
         table = Table("layer", choice["kind"], title="chosen", title_justify="left")
         for name, value in choice["values"].items():
             table.add_row(name, f"{value:g}")

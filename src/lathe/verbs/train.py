@@ -177,8 +177,11 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
         )
         nodes = methods(cfg.get("compression") or {})
         early = [name for name, node in nodes.items() if node["kind"] == "quantization" or node.get("mode") == "one_shot"]
-        require(not early or "structure" in state, f"ckpt_mode=trainer takes over the optimizer of another net than the one that "
-                                                   f"compression={','.join(early)} makes: use ckpt_mode=weights.")  # fmt: skip
+        require(
+            not early or "structure" in state,
+            f"ckpt_mode=trainer takes over the optimizer of another net than the one that "
+            f"compression={','.join(early)} makes: use ckpt_mode=weights.",
+        )
         apply_structure(task.net, state.get("structure", {}))
         return path
     restore(task.net, state, f"ckpt_path={path}")
@@ -195,5 +198,8 @@ def _tell_what_is_taken(path: Path, step: int) -> None:
         if (home / "config.yaml").is_file()
         else "resume=<run directory> goes on with a run"
     )
-    print(f"ckpt_path={path}: a new run from these weights alone (of step {step}); optimizer, schedule and data start anew. {resume}, "
-          "ckpt_mode=trainer takes over all of its state.", flush=True)  # fmt: skip
+    print(
+        f"ckpt_path={path}: a new run from these weights alone (of step {step}); optimizer, schedule and data start anew. {resume}, "
+        "ckpt_mode=trainer takes over all of its state.",
+        flush=True,
+    )

@@ -54,9 +54,13 @@ def test_nothing_is_left_after_an_error(tmp_path: Path, error: BaseException) ->
 
 @pytest.mark.parametrize(
     ("code", "reason"),
-    [(errno.ENOSPC, "the disk is full: free some space"), (errno.EACCES, "writing there is not permitted"),
-     (errno.EROFS, "the disk is read-only"), (errno.ENOTDIR, "a part of that path is a file")],
-)  # fmt: skip
+    [
+        (errno.ENOSPC, "the disk is full: free some space"),
+        (errno.EACCES, "writing there is not permitted"),
+        (errno.EROFS, "the disk is read-only"),
+        (errno.ENOTDIR, "a part of that path is a file"),
+    ],
+)
 def test_disks_are_told_of(tmp_path: Path, code: int, reason: str) -> None:
     with pytest.raises(UserError, match=rf"exports/onnx can't be written, {reason}"):
         fail(tmp_path / "exports" / "onnx", OSError(code, "x"))

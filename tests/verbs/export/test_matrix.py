@@ -25,8 +25,16 @@ from lathe.verbs.export import ship
 
 pytestmark = [pytest.mark.slow, pytest.mark.law6]
 
-GPT = ("data=synthetic_tokens", "model=gpt_nano", "trainer.max_epochs=1", "model.net.depth=2", "model.net.width=32",
-       "data.source.train_size=512", "data.source.val_size=64", "data.source.test_size=64")  # fmt: skip
+GPT = (
+    "data=synthetic_tokens",
+    "model=gpt_nano",
+    "trainer.max_epochs=1",
+    "model.net.depth=2",
+    "model.net.width=32",
+    "data.source.train_size=512",
+    "data.source.val_size=64",
+    "data.source.test_size=64",
+)
 KINDS = {
     "dense": (*CNN, "trainer.max_epochs=4"),
     "channels": (*CNN, "trainer.max_epochs=4", "compression=prune_channels", "compression.prune_channels.share=0.7"),

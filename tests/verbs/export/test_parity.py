@@ -145,8 +145,17 @@ def test_the_figure_that_is_judged(mlp: RunDir) -> None:
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A small net of token ids."""
-    return made(tmp_path_factory.mktemp("logs"), "data=synthetic_tokens", "model=gpt_nano", "trainer.max_epochs=1", "model.net.depth=1",
-                "model.net.width=32", "data.source.train_size=128", "data.source.val_size=32", "data.source.test_size=32")  # fmt: skip
+    return made(
+        tmp_path_factory.mktemp("logs"),
+        "data=synthetic_tokens",
+        "model=gpt_nano",
+        "trainer.max_epochs=1",
+        "model.net.depth=1",
+        "model.net.width=32",
+        "data.source.train_size=128",
+        "data.source.val_size=32",
+        "data.source.test_size=32",
+    )
 
 
 @pytest.mark.usefixtures("stub")
@@ -199,9 +208,19 @@ def test_a_net_of_one_time_is_held_to_that(words: RunDir, monkeypatch: pytest.Mo
     assert len(json.dumps(ready.facts)) > 0
 
 
-DOCUMENTS = ("data=documents", "model=gpt_nano", "trainer.max_epochs=1", "model.net.depth=1", "model.net.width=32", "data.length=32",
-             "data.source.longest=31", "data.source.train_size=128", "data.source.val_size=32", "data.source.test_size=32",
-             "data.max_tokens=512")  # fmt: skip
+DOCUMENTS = (
+    "data=documents",
+    "model=gpt_nano",
+    "trainer.max_epochs=1",
+    "model.net.depth=1",
+    "model.net.width=32",
+    "data.length=32",
+    "data.source.longest=31",
+    "data.source.train_size=128",
+    "data.source.val_size=32",
+    "data.source.test_size=32",
+    "data.max_tokens=512",
+)
 
 
 @pytest.mark.slow

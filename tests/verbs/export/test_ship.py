@@ -154,8 +154,15 @@ def test_a_missing_package(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_table_fits_eighty_columns() -> None:
     held = {"relative": 1.234e-5, "agreement": 1.0}
-    report = {"arithmetic": "float32", "held_out": held, "metric": "perplexity", "samples": 10000, "split": "test", "seconds": 1234.5,
-              "figures": {"trained": {"perplexity": 1234.5678}, "file": {"perplexity": None}}}  # fmt: skip
+    report = {
+        "arithmetic": "float32",
+        "held_out": held,
+        "metric": "perplexity",
+        "samples": 10000,
+        "split": "test",
+        "seconds": 1234.5,
+        "figures": {"trained": {"perplexity": 1234.5678}, "file": {"perplexity": None}},
+    }
     console = Console(width=80, record=True, file=io.StringIO())
     show({"torch_export": report, "aot_inductor": report}, Path("/a/run"), console)
     lines = console.export_text().splitlines()

@@ -285,8 +285,8 @@ class PruneChannels(Compression):
     # -- checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        return {"chosen": self.chosen, "factor": self.factor, "shares": self.shares, "step": self._step,
-                "sensitivity": self._sensitivity}  # fmt: skip
+        chosen = {"chosen": self.chosen, "factor": self.factor, "shares": self.shares}
+        return {**chosen, "step": self._step, "sensitivity": self._sensitivity}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.chosen, self.factor, self.shares = state["chosen"], state["factor"], state["shares"]

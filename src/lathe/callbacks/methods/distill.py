@@ -59,8 +59,21 @@ class Distill(Compression):
         cache: float = 0,
     ) -> None:
         weights = weights_of(method, weight)
-        self.settings = Settings(weights, temperature, target_weight, other_weight, between_weight, within_weight, distance_weight,
-                                 angle_weight, crd_features, crd_queue, crd_temperature, student_layers, teacher_layers)  # fmt: skip
+        self.settings = Settings(
+            weights,
+            temperature,
+            target_weight,
+            other_weight,
+            between_weight,
+            within_weight,
+            distance_weight,
+            angle_weight,
+            crd_features,
+            crd_queue,
+            crd_temperature,
+            student_layers,
+            teacher_layers,
+        )
         for name, share in (("alpha", alpha), ("warmup", warmup)):
             if share is not None and not 0 <= share <= 1:
                 raise UserError(f"{KEY}.{name}={share}: give a share from 0 to 1.")

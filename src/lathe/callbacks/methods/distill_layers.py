@@ -56,11 +56,7 @@ def probe(net: nn.Module, x: Tensor) -> Probe:
 def stage_ends(net: nn.Module, found: Probe) -> list[str]:
     """The last of each run of the net's `blocks` that give one shape, by name; empty for a net that names no blocks."""
     names = [name for name in found.shapes if name.startswith("blocks.") and name.count(".") == 1]
-    return [
-        name
-        for i, name in enumerate(names)
-        if i + 1 == len(names) or found.shapes[names[i + 1]] != found.shapes[name]
-    ]  # fmt: skip
+    return [name for i, name in enumerate(names) if i + 1 == len(names) or found.shapes[names[i + 1]] != found.shapes[name]]
 
 
 def fits(method: str, student: Shape, teacher: Shape) -> bool:
@@ -106,8 +102,9 @@ def pairs_of(
         else:
             ends = stage_ends(net, found)
             if not ends:
-                raise UserError(f"{KEY}.{key}=null: the net names no blocks to choose from for {method}; choose among "
-                                f"{listed(found.shapes)}.")  # fmt: skip
+                raise UserError(
+                    f"{KEY}.{key}=null: the net names no blocks to choose from for {method}; choose among {listed(found.shapes)}."
+                )
             chosen.append([ends[len(ends) // 2]] if method == "fitnets" else ends)
     ours, theirs = chosen
     if len(ours) != len(theirs):
@@ -122,8 +119,10 @@ def pairs_of(
             rest = (
                 f"choose among the student's {listed(able)}" if able else "no layer of the student can; name other teacher_layers"
             )
-            raise UserError(f"{KEY}.student_layers={mine} gives {list(student.shapes[mine])}, which {method} can't compare with "
-                            f"{list(shape)} of the teacher's {other}: {rest}.")  # fmt: skip
+            raise UserError(
+                f"{KEY}.student_layers={mine} gives {list(student.shapes[mine])}, which {method} can't compare with "
+                f"{list(shape)} of the teacher's {other}: {rest}."
+            )
     return list(zip(ours, theirs, strict=True))
 
 
@@ -167,8 +166,10 @@ class Capture:
             UserError: the layer was not called, or this process holds a part of its output alone.
         """
         if name not in self.found:
-            raise UserError(f"{KEY}: the layer {name} gave nothing in this step; feature methods need a net that calls its layers "
-                            "as modules: use method=kd, dkd or dist.")  # fmt: skip
+            raise UserError(
+                f"{KEY}: the layer {name} gave nothing in this step; feature methods need a net that calls its layers "
+                "as modules: use method=kd, dkd or dist."
+            )
         tensor = self.found[name]
         if hasattr(tensor, "device_mesh"):
             raise UserError(

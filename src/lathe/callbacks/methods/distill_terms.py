@@ -123,8 +123,9 @@ class Comparison:
                         self.connectors[f"crd_{index}"] = Projections(mine, other, settings.crd_features)
         if "crd" in self.pairs:
             if len(self.pairs["crd"]) != 1:
-                raise UserError(f"{KEY}.student_layers: crd compares one embedding, and {len(self.pairs['crd'])} layers are named: "
-                                "name one.")  # fmt: skip
+                raise UserError(
+                    f"{KEY}.student_layers: crd compares one embedding, and {len(self.pairs['crd'])} layers are named: name one."
+                )
             if settings.crd_queue:
                 self.queue = Queue(settings.crd_queue, settings.crd_features)
 

@@ -207,8 +207,9 @@ class Masking(Compression):
 
     def _install(self) -> None:
         """Take over restored masks, once the net is spread and on its device."""
-        strange = [name for name, mask in self.masks.items()
-                   if name not in self.parameters or mask.shape != self.parameters[name].shape]  # fmt: skip
+        strange = [
+            name for name, mask in self.masks.items() if name not in self.parameters or mask.shape != self.parameters[name].shape
+        ]
         if strange:
             raise UserError(
                 f"compression.{self.name}: the checkpoint masks {strange[0]}, which this run does not mask in that shape: keep the layers "

@@ -164,8 +164,15 @@ class Prune(Masking):
         end = max(self.step_at(trainer, self.end), start)
         every = self.every_n_steps or max(1, (end - start) // 100)
         self.schedule = SparsitySchedule(
-            self.sparsity, self.kind, self.initial_sparsity, start, end, every, self.jumps, f"compression.{self.name}"  # type: ignore[arg-type]
-        )  # fmt: skip
+            self.sparsity,
+            self.kind,  # type: ignore[arg-type]
+            self.initial_sparsity,
+            start,
+            end,
+            every,
+            self.jumps,
+            f"compression.{self.name}",
+        )
         if self.schedule.last > self.total_steps(trainer):
             raise UserError(f"compression.{self.name} would end at step {self.schedule.last}, after the run: train for longer.")
         self.follow_removal(trainer, self.schedule.last)

@@ -212,8 +212,12 @@ class WeightOnly(_AfterTraining):
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
         self.check_batches(batches)
-        self.demand("group_size", group_size, group_size is None or (isinstance(group_size, int) and group_size >= 2),
-                   "give a whole number from 2, such as 32, or null for one scale per output channel")  # fmt: skip
+        self.demand(
+            "group_size",
+            group_size,
+            group_size is None or (isinstance(group_size, int) and group_size >= 2),
+            "give a whole number from 2, such as 32, or null for one scale per output channel",
+        )
         self.bias_correction = bias_correction
         self.plan = LayerPlan(weight_bits=weight_bits, activation_bits=None, activation="none", group_size=group_size)
 

@@ -134,8 +134,10 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
     for path, attributes in modules.items():
         for attribute, value in attributes.items():
             setattr(net.get_submodule(path), attribute, value)
-    net.__dict__[_KEY] = {"tensors": {name: list(shape) for name, shape in tensors.items()},
-                          "modules": {path: dict(values) for path, values in modules.items()}}  # fmt: skip
+    net.__dict__[_KEY] = {
+        "tensors": {name: list(shape) for name, shape in tensors.items()},
+        "modules": {path: dict(values) for path, values in modules.items()},
+    }
 
 
 def _note(net: nn.Module, names: list[str], sizes: list[tuple[str, str]]) -> None:

@@ -33,8 +33,22 @@ from lathe.compression.quantization.layers import (
 from lathe.compression.trace import Slot, tensors_read
 from lathe.errors import UserError
 
-__all__ = ["LayerPlan", "calibrate", "choose", "describe", "freeze_observers", "integer_weight", "quantize", "quantized_layers",
-           "quantizers", "rebuild", "reopen", "set_enabled", "strip", "update_ranges"]  # fmt: skip
+__all__ = [
+    "LayerPlan",
+    "calibrate",
+    "choose",
+    "describe",
+    "freeze_observers",
+    "integer_weight",
+    "quantize",
+    "quantized_layers",
+    "quantizers",
+    "rebuild",
+    "reopen",
+    "set_enabled",
+    "strip",
+    "update_ranges",
+]
 
 INT8 = LayerPlan()
 
@@ -69,8 +83,10 @@ def quantize(
     traced = tensors_read(net, example, {name: net.get_submodule(name) for name in plans})
     plans = {name: plan for name, plan in plans.items() if traced.called(name)}
     if not any(quantized_class(net.get_submodule(name)) is not QuantAdd for name in plans):
-        raise UserError(f"No layer of {type(net).__name__} would be quantized: it has no convolution, linear layer or embedding that is "
-                        f"called and not excluded; check {key} and exclude.")  # fmt: skip
+        raise UserError(
+            f"No layer of {type(net).__name__} would be quantized: it has no convolution, linear layer or embedding that is "
+            f"called and not excluded; check {key} and exclude."
+        )
     _swap(net, plans, _sharing(net, plans, traced.group))
     for q in quantizers(net):
         q.observer, q.percentile = observer, percentile
@@ -96,8 +112,10 @@ def _sharing(net: nn.Module, plans: dict[str, LayerPlan], group: Callable[[Slot]
                 marks: Any = ("weight", id(module.weight))
                 settings: Any = (plan.weight_bits, plan.per_channel, plan.lsq, plan.group_size)
                 if marks in firsts and _weight_settings(plans[firsts[marks][0]]) != settings:
-                    raise UserError(f"{name} and {firsts[marks][0]} share one weight and are to be quantized differently: give both the "
-                                    "same bits.")  # fmt: skip
+                    raise UserError(
+                        f"{name} and {firsts[marks][0]} share one weight and are to be quantized differently: give both the "
+                        "same bits."
+                    )
             elif plan.reads == "none":
                 continue
             else:
@@ -185,8 +203,10 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
     plans = {name: LayerPlan(**entry["plan"]) for name, entry in description.items()}
     for name in plans:
         if name not in modules or quantized_class(modules[name]) is None:
-            raise UserError(f"The checkpoint's net has a quantized layer {name}, which {type(net).__name__} lacks: choose the model that "
-                            "it was trained with.")  # fmt: skip
+            raise UserError(
+                f"The checkpoint's net has a quantized layer {name}, which {type(net).__name__} lacks: choose the model that "
+                "it was trained with."
+            )
     owners: dict[Slot, Slot] = {}
     for name, entry in description.items():
         owners |= {(name, role): (owner[0], owner[1]) for role, owner in entry.items() if role != "plan"}

@@ -122,12 +122,16 @@ def linear_alone(net: nn.Module, overrides: Mapping[str, LayerPlan | None], key:
     """
     linear = {name: module for name, module in net.named_modules() if quantized_class(module) is QuantLinear}
     if not linear:
-        raise UserError(f"{type(net).__name__} has no linear layer, and dynamic quantization is for these alone: take static quantization "
-                        "(ptq_static).")  # fmt: skip
+        raise UserError(
+            f"{type(net).__name__} has no linear layer, and dynamic quantization is for these alone: take static quantization "
+            "(ptq_static)."
+        )
     for pattern in overrides:
         if not any(fnmatchcase(name, pattern) for name in linear):
-            raise UserError(f"{key}: the pattern {pattern!r} matches no linear layer of {type(net).__name__}, which dynamic quantization "
-                            f"is for; they are {', '.join(list(linear)[:5])}{', ...' if len(linear) > 5 else ''}.")  # fmt: skip
+            raise UserError(
+                f"{key}: the pattern {pattern!r} matches no linear layer of {type(net).__name__}, which dynamic quantization "
+                f"is for; they are {', '.join(list(linear)[:5])}{', ...' if len(linear) > 5 else ''}."
+            )
     tied = {id(module.weight) for module in linear.values()}
     others = [
         name

@@ -34,14 +34,35 @@ _chosen = text("a layer's name") | items(anything, 1) | None
 
 COMPRESSION: dict[str, dict[str, Rule]] = {
     "lathe.callbacks.Prune": {
-        **_kind, **_layers, **_schedule, "sparsity": _sparsity, "scope": _scope, "criterion": _criterion, "norm": _positive,
-        "granularity": word("unstructured", "structured", "block", "n_m"), "n": count, "m": count, "block": items(count, 2, 2),
+        **_kind,
+        **_layers,
+        **_schedule,
+        "sparsity": _sparsity,
+        "scope": _scope,
+        "criterion": _criterion,
+        "norm": _positive,
+        "granularity": word("unstructured", "structured", "block", "n_m"),
+        "n": count,
+        "m": count,
+        "block": items(count, 2, 2),
     },
     "lathe.callbacks.PruneNM": {
-        **_kind, **_layers, **_schedule, "n": count, "m": count, "scope": _scope, "criterion": _criterion,
+        **_kind,
+        **_layers,
+        **_schedule,
+        "n": count,
+        "m": count,
+        "scope": _scope,
+        "criterion": _criterion,
     },
     "lathe.callbacks.PruneStructured": {
-        **_kind, **_layers, **_schedule, "sparsity": _sparsity, "scope": _scope, "criterion": _criterion, "norm": _positive,
+        **_kind,
+        **_layers,
+        **_schedule,
+        "sparsity": _sparsity,
+        "scope": _scope,
+        "criterion": _criterion,
+        "norm": _positive,
     },
     "lathe.callbacks.PruneChannels": {
         **_kind,
@@ -135,4 +156,4 @@ COMPRESSION: dict[str, dict[str, Rule]] = {
         "teacher_layers": _chosen,
         "cache": number(0),
     },
-}  # fmt: skip
+}

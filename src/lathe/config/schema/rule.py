@@ -174,8 +174,16 @@ def _words(rule: Rule) -> str:
     if rule.kind == "list":
         size = f" of {rule.least} items" if rule.least == rule.most else f" of {rule.least} or more items" if rule.least else ""
         return f"a list{size}" + (f" (each {rule.item.expected()})" if rule.item is not None and rule.item.kind != "any" else "")
-    names = {"whole": f"a whole number{_span(rule)}", "number": f"a number{_span(rule)}", "flag": "true or false", "null": "null",
-             "text": "a word", "group": "a group of keys", "node": "a group with a _target_", "any": "anything"}  # fmt: skip
+    names = {
+        "whole": f"a whole number{_span(rule)}",
+        "number": f"a number{_span(rule)}",
+        "flag": "true or false",
+        "null": "null",
+        "text": "a word",
+        "group": "a group of keys",
+        "node": "a group with a _target_",
+        "any": "anything",
+    }
     return " or ".join(rule.words) if rule.kind == "flag" and rule.words else names[rule.kind]
 
 

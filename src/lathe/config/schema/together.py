@@ -67,22 +67,28 @@ def _shortest(unit: str, cfg: Mapping[str, Any]) -> Iterator[str]:
     trainer = cfg["trainer"]
     number, limit = trainer.get(f"min_{unit}"), trainer.get(f"max_{unit}")
     if number is not None and limit not in (None, -1) and number > limit:
-        yield (f"trainer.min_{unit}={number} is above trainer.max_{unit}={limit}, which ends the run first: lower one or raise the "
-               "other.")  # fmt: skip
+        yield (
+            f"trainer.min_{unit}={number} is above trainer.max_{unit}={limit}, which ends the run first: lower one or raise the "
+            "other."
+        )
 
 
 def _interval(cfg: Mapping[str, Any]) -> Iterator[str]:
     interval, every = cfg["trainer"].get("val_check_interval"), cfg["trainer"].get("check_val_every_n_epoch", 1)
     if every is None and isinstance(interval, float):
-        yield (f"trainer.check_val_every_n_epoch=null counts batches across epochs, and trainer.val_check_interval={interval} is a share "
-               "of one: give a number of batches, such as trainer.val_check_interval=100.")  # fmt: skip
+        yield (
+            f"trainer.check_val_every_n_epoch=null counts batches across epochs, and trainer.val_check_interval={interval} is a share "
+            "of one: give a number of batches, such as trainer.val_check_interval=100."
+        )
 
 
 def _clipping(cfg: Mapping[str, Any]) -> Iterator[str]:
     clip, how = cfg["trainer"].get("gradient_clip_val"), cfg["trainer"].get("gradient_clip_algorithm")
     if not clip and how == "value":
-        yield (f"trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val={shown(clip)}: set that one too, or "
-               "leave this out.")  # fmt: skip
+        yield (
+            f"trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val={shown(clip)}: set that one too, or "
+            "leave this out."
+        )
 
 
 def _nesterov(cfg: Mapping[str, Any]) -> Iterator[str]:
@@ -99,8 +105,10 @@ def _foreach(cfg: Mapping[str, Any]) -> Iterator[str]:
 def _fused(cfg: Mapping[str, Any]) -> Iterator[str]:
     clip = cfg["trainer"].get("gradient_clip_val")
     if cfg["optimizer"].get("fused") is True and cfg["precision"].get("name") == "16-mixed" and clip:
-        yield (f"optimizer.fused=true unscales the gradients of precision=16-mixed in its own step, behind "
-               f"trainer.gradient_clip_val={clip}: use optimizer.fused=false, or another precision.")  # fmt: skip
+        yield (
+            f"optimizer.fused=true unscales the gradients of precision=16-mixed in its own step, behind "
+            f"trainer.gradient_clip_val={clip}: use optimizer.fused=false, or another precision."
+        )
 
 
 def _start(cfg: Mapping[str, Any]) -> Iterator[str]:
@@ -115,8 +123,10 @@ def _devices(cfg: Mapping[str, Any]) -> Iterator[str]:
     named = cfg["strategy"].get("devices")
     same = named == devices or (isinstance(named, list) and len(named) == devices)
     if cfg["strategy"].get("processes") == "one" and devices not in (1, -1, "auto") and not same:
-        yield (f"trainer.devices={shown(devices)} has no say where one process drives several devices: leave it out, and name them with "
-               "strategy.devices.")  # fmt: skip
+        yield (
+            f"trainer.devices={shown(devices)} has no say where one process drives several devices: leave it out, and name them with "
+            "strategy.devices."
+        )
 
 
 def _workers(cfg: Mapping[str, Any]) -> Iterator[str]:
@@ -131,8 +141,10 @@ def _averaging(cfg: Mapping[str, Any]) -> Iterator[str]:
     nodes = {name: node for name, node in cfg["callbacks"].items() if node}
     averaged = [name for name, node in nodes.items() if canonical(str(node.get("_target_"))) == "lathe.callbacks.EMA"]
     if averaged and (strategy in CUT or (strategy == "DeepSpeed" and cfg["strategy"].get("stage") == 3)):
-        yield (f"callbacks.{averaged[0]} can't average a net that strategy {strategy} cuts between processes: leave it out, or use "
-               "strategy=fsdp or ddp.")  # fmt: skip
+        yield (
+            f"callbacks.{averaged[0]} can't average a net that strategy {strategy} cuts between processes: leave it out, or use "
+            "strategy=fsdp or ddp."
+        )
 
 
 def _precisions(cfg: Mapping[str, Any]) -> Iterator[str]:

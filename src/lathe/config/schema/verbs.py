@@ -37,8 +37,10 @@ Place = Rule | Part | Parts | Keys
 
 _RUN = text("a run directory")
 # It becomes a folder below paths.log_dir, where Lathe makes these folders itself.
-_name = text("letters, digits and . _ - + alone, at most 100 and none of latest, benchmark, slurm and sweeps",
-             r"(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}")  # fmt: skip
+_name = text(
+    "letters, digits and . _ - + alone, at most 100 and none of latest, benchmark, slurm and sweeps",
+    r"(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}",
+)
 _trusted = items(text("a package or a dotted name"))
 _checkpoint = word("best", "last")
 _batch = whole(1, 2**31) | None
@@ -71,8 +73,17 @@ TRAIN: dict[str, Place] = {
     "model": Part(),
     "optimizer": Part(),
     "scheduler": Part(null=True),
-    "trainer": Part(needs=("accelerator", "devices", "num_nodes", "fast_dev_run", "enable_checkpointing", "enable_progress_bar",
-                           "enable_model_summary")),
+    "trainer": Part(
+        needs=(
+            "accelerator",
+            "devices",
+            "num_nodes",
+            "fast_dev_run",
+            "enable_checkpointing",
+            "enable_progress_bar",
+            "enable_model_summary",
+        )
+    ),
     "strategy": Part(),
     "precision": Keys(PRECISION, ("matmul", "init_scale", "growth_interval")),
     "compile": Keys(COMPILE, tuple(key for key in COMPILE if key != "enabled")),
@@ -80,7 +91,7 @@ TRAIN: dict[str, Place] = {
     "callbacks": Parts("callback"),
     "logger": Parts("logger"),
     "launch": _launch,
-}  # fmt: skip
+}
 
 _integers: dict[str, Place] = {"integers": flag | None}
 _pixels = whole(1, 2**31)
@@ -114,18 +125,27 @@ TARGETS: dict[str, dict[str, Place]] = {
     },
 }
 _targets: dict[str, Place] = {name: Keys(options, tuple(options), null=True) for name, options in TARGETS.items()}
-_target = Keys({
-    "preprocess": flag,
-    "input_size": items(whole(1, 65536), 2, 2) | "any" | None,
-    "split": word("test", "val"),
-    "samples": count | None,
-    "tolerance": number(above=0) | None,
-    "agreement": share | None,
-    "max_drop": number(0) | None,
-    **_targets,
-}, tuple(_targets))  # fmt: skip
-_on_a_run: dict[str, Place] = {"run": _RUN, "batch_size": _batch, "strategy": Part(), "launch": _launch, "paths": _log_dir,
-                              "trusted": _trusted}  # fmt: skip
+_target = Keys(
+    {
+        "preprocess": flag,
+        "input_size": items(whole(1, 65536), 2, 2) | "any" | None,
+        "split": word("test", "val"),
+        "samples": count | None,
+        "tolerance": number(above=0) | None,
+        "agreement": share | None,
+        "max_drop": number(0) | None,
+        **_targets,
+    },
+    tuple(_targets),
+)
+_on_a_run: dict[str, Place] = {
+    "run": _RUN,
+    "batch_size": _batch,
+    "strategy": Part(),
+    "launch": _launch,
+    "paths": _log_dir,
+    "trusted": _trusted,
+}
 _port, _seconds = whole(0, 65535), number(above=0)
 
 VERBS: dict[str, dict[str, Place]] = {
@@ -184,10 +204,31 @@ VERBS: dict[str, dict[str, Place]] = {
         "workers": whole(1, 1024),
         "threads": whole(1, 1024) | None,
         "batch_timeout": number(0),
-        **dict.fromkeys(("max_batch_size", "top_k", "max_queue", "max_connections", "max_body_bytes", "max_pixels", "max_samples",
-                         "max_tokens"), count),
-        **dict.fromkeys(("request_timeout", "header_timeout", "body_timeout", "keep_alive_timeout", "health_timeout", "stop_timeout",
-                         "load_timeout"), _seconds),
+        **dict.fromkeys(
+            (
+                "max_batch_size",
+                "top_k",
+                "max_queue",
+                "max_connections",
+                "max_body_bytes",
+                "max_pixels",
+                "max_samples",
+                "max_tokens",
+            ),
+            count,
+        ),
+        **dict.fromkeys(
+            (
+                "request_timeout",
+                "header_timeout",
+                "body_timeout",
+                "keep_alive_timeout",
+                "health_timeout",
+                "stop_timeout",
+                "load_timeout",
+            ),
+            _seconds,
+        ),
         "trainer": Keys({"accelerator": word("cpu"), "devices": whole(1, 1)}),  # one process listens
     },
     "benchmark": {
@@ -214,14 +255,16 @@ VERBS: dict[str, dict[str, Place]] = {
         "overwrite": flag,
         "shard_size": whole(1, 2**31),
         "encoding": word("png", "npy"),
-        "images": Keys({
-            "folder": path | None,
-            "channels": whole(1, 3),
-            "image_size": whole(1, 65536) | None,
-            "val_size": whole(0, 2**31),
-            "test_size": whole(0, 2**31),
-            "split_seed": _seed,
-        }),
+        "images": Keys(
+            {
+                "folder": path | None,
+                "channels": whole(1, 3),
+                "image_size": whole(1, 65536) | None,
+                "val_size": whole(0, 2**31),
+                "test_size": whole(0, 2**31),
+                "split_seed": _seed,
+            }
+        ),
         "tars": Keys({"folder": path | None, "num_classes": whole(1, 2**24) | None}),
         "seed": _seed,
         "paths": Keys({"data_dir": path, "log_dir": path}),
@@ -253,4 +296,4 @@ VERBS: dict[str, dict[str, Place]] = {
         "launch": _launch,
         "paths": _log_dir,
     },
-}  # fmt: skip
+}

@@ -37,9 +37,15 @@ def write(
     given = stand_in(example)
     with whole(path) as temporary, torch.no_grad(), quiet():
         program = torch.onnx.export(
-            net, (given,), dynamo=True, dynamic_shapes=dynamic_axes(net, given), input_names=["input"], output_names=["output"],
-            opset_version=opset, verbose=False,
-        )  # fmt: skip
+            net,
+            (given,),
+            dynamo=True,
+            dynamic_shapes=dynamic_axes(net, given),
+            input_names=["input"],
+            output_names=["output"],
+            opset_version=opset,
+            verbose=False,
+        )
         assert program is not None
         _bare(program.model)
         program.model.metadata_props.update(properties or {})

@@ -121,14 +121,28 @@ def complete(folder: Path) -> None:
     metrics, kind = parity["figures"], ", as integers with their scales" if manifest["integers"] else ""
     rows = [f"| {key} | {value:.4f} | {metrics['file'][key]:.4f} |" for key, value in metrics["trained"].items()]
     lines = [
-        "---", "library_name: lathe", "tags: [pytorch, lathe]", "---", "",
-        f"# {name}, {manifest['run']}", "",
-        f"Weights of a `{module}.{name}` that was trained with Lathe{kind}.", "",
-        f"| {parity['split']}, n = {parity['samples']} | as trained | this file |", "|---|---|---|", *rows, "",
-        f"Input: {takes}. Output: {manifest['output']['dtype']} logits `[{', '.join(map(str, manifest['output']['shape']))}]`.", "",
-        "```python", f"from {module} import {name}", "from lathe.export.targets.safetensors import restore", "",
-        f'net = restore({name}({arguments}), "{manifest["file"]}").eval()', "```",
-    ]  # fmt: skip
+        "---",
+        "library_name: lathe",
+        "tags: [pytorch, lathe]",
+        "---",
+        "",
+        f"# {name}, {manifest['run']}",
+        "",
+        f"Weights of a `{module}.{name}` that was trained with Lathe{kind}.",
+        "",
+        f"| {parity['split']}, n = {parity['samples']} | as trained | this file |",
+        "|---|---|---|",
+        *rows,
+        "",
+        f"Input: {takes}. Output: {manifest['output']['dtype']} logits `[{', '.join(map(str, manifest['output']['shape']))}]`.",
+        "",
+        "```python",
+        f"from {module} import {name}",
+        "from lathe.export.targets.safetensors import restore",
+        "",
+        f'net = restore({name}({arguments}), "{manifest["file"]}").eval()',
+        "```",
+    ]
     (folder / "README.md").write_text("\n".join(lines) + "\n")
 
 

@@ -62,8 +62,12 @@ def content_of(net: nn.Module) -> dict[str, Any]:
             continue
         packed[id(weight)] = key
         values, scale = integer_weight(layer)
-        integers[key] = {"data": pack(values.cpu(), quantizer.bits), "shape": list(values.shape), "bits": quantizer.bits,
-                         "scale": scale.detach().float().cpu().clone()}  # fmt: skip
+        integers[key] = {
+            "data": pack(values.cpu(), quantizer.bits),
+            "shape": list(values.shape),
+            "bits": quantizer.bits,
+            "scale": scale.detach().float().cpu().clone(),
+        }
     skipped = {name for name in _derived(net) if not name.endswith(SCALES) or f"{_layer(name)}.weight" in {**integers, **aliases}}
     for name, tensor in net.state_dict(keep_vars=True).items():
         if name in integers or name in aliases or name in skipped:

@@ -101,11 +101,15 @@ class Flow:
             (before, before_type), (behind, behind_type) = shapes[k], shapes[k + 1]
             stages.append(
                 PipelineStage(
-                    submodule, k, self.cut.total, self.device, group=self.group,
+                    submodule,
+                    k,
+                    self.cut.total,
+                    self.device,
+                    group=self.group,
                     input_args=torch.empty(before, dtype=before_type, device="meta", requires_grad=k > 0),
                     output_args=torch.empty(behind, dtype=behind_type, device="meta", requires_grad=True),
                 )
-            )  # fmt: skip
+            )
         options: dict[str, Any] = {
             "n_microbatches": self.microbatches,
             "loss_fn": lambda outputs, target: self._judge(outputs, target),  # type: ignore[misc]  # set for each step

@@ -151,8 +151,8 @@ class Pipeline(DDPStrategy):
         """Where a subclass splits the tensors of a stage."""
 
     def _check_batch(self, size: int, said: str) -> None:
-        require(size % self._count == 0, f"{said} gives each replica {size} samples, which do not divide into strategy.microbatches="
-                f"{self._count}: choose a divisor of {size}.")  # fmt: skip
+        divisor = f"which do not divide into strategy.microbatches={self._count}: choose a divisor of {size}."
+        require(size % self._count == 0, f"{said} gives each replica {size} samples, {divisor}")
 
     @property
     def _parts(self) -> tuple[Cut, Flow]:

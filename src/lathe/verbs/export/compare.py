@@ -85,13 +85,17 @@ def judge(report: Mapping[str, Any]) -> None:
     start = f"target={report['target']}:"
     for what in ("held_out", "odd_inputs"):
         found = report[what]["relative"]
-        require(found <= report["tolerance"],
-                f"{start} logits on {what.replace('_', '-')} data differ from the module's by {found:.2g} of the largest, above the "
-                f"tolerance of {report['tolerance']:g}, so nothing was exported; target.tolerance=<share> allows more.")  # fmt: skip
+        require(
+            found <= report["tolerance"],
+            f"{start} logits on {what.replace('_', '-')} data differ from the module's by {found:.2g} of the largest, above the "
+            f"tolerance of {report['tolerance']:g}, so nothing was exported; target.tolerance=<share> allows more.",
+        )
     agreement = report["held_out"]["agreement"]
-    require(agreement >= report["least_agreement"],
-            f"{start} {agreement:.4f} of the held-out predictions equal the module's, below {report['least_agreement']:g}, so nothing was "
-            "exported; target.agreement=<share> allows less.")  # fmt: skip
+    require(
+        agreement >= report["least_agreement"],
+        f"{start} {agreement:.4f} of the held-out predictions equal the module's, below {report['least_agreement']:g}, so nothing was "
+        "exported; target.agreement=<share> allows less.",
+    )
 
 
 def metrics_of(
@@ -126,9 +130,11 @@ def drop_of(ready: Shippable, metrics: Mapping[str, Mapping[str, float]], most: 
     worse = found - own if metric in ready.task.minimised else own - found
     drop = worse / abs(own) if own else worse
     judged = most is not None and ready.other_size is None
-    require(not judged or drop <= most,  # type: ignore[operator]  # which is a number then
-            f"target={name}: {metric} on held-out data is {found:.4f} and that of the run's own net {own:.4f}, worse by {drop:.2g} of it, "
-            f"above target.max_drop={most}, so nothing was exported: {_way_out(ready)}.")  # fmt: skip
+    require(
+        not judged or drop <= most,  # type: ignore[operator]  # which is a number then
+        f"target={name}: {metric} on held-out data is {found:.4f} and that of the run's own net {own:.4f}, worse by {drop:.2g} of it, "
+        f"above target.max_drop={most}, so nothing was exported: {_way_out(ready)}.",
+    )
     plain = {which: {key: value if math.isfinite(value) else None for key, value in of.items()} for which, of in metrics.items()}
     return {
         "figures": plain,

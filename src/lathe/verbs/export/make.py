@@ -50,8 +50,14 @@ def make(ready: Shippable, name: str, options: Mapping[str, Any], folder: Path) 
     """
     target = export.get(name)
     file = f"model{target.suffix}"
-    facts = {"target": name, "file": file, **ready.facts, "options": dict(options),
-             "exported": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "versions": measure.versions()}  # fmt: skip
+    facts = {
+        "target": name,
+        "file": file,
+        **ready.facts,
+        "options": dict(options),
+        "exported": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "versions": measure.versions(),
+    }
     given = taken(target.export, {"facts": facts, "config": ready.cfg["model"].get("net")})
     own = {option: value for option, value in options.items() if option != "integers"}  # which has decided what `ready` is
     try:
@@ -61,8 +67,10 @@ def make(ready: Shippable, name: str, options: Mapping[str, Any], folder: Path) 
         raise
     except Exception as error:  # whatever a tracer or a compiler finds wrong with a net
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
-        raise UserError(f"target={name} can't take this net ({type(error).__name__}: {lines[0][:200].rstrip('.')}): choose another target; "
-                        "HYDRA_FULL_ERROR=1 shows where.") from error  # fmt: skip
+        raise UserError(
+            f"target={name} can't take this net ({type(error).__name__}: {lines[0][:200].rstrip('.')}): choose another target; "
+            "HYDRA_FULL_ERROR=1 shows where."
+        ) from error
     manifests.write(folder, facts, files_in(folder))
     return facts
 

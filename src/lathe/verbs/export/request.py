@@ -66,9 +66,11 @@ def check_request(cfg: Mapping[str, Any], run: RunDir) -> None:
     request, target = cfg["request"], cfg["request"]["target"]
     run.checkpoint(request["checkpoint"])
     require(isinstance(target["preprocess"], bool), f"target.preprocess={target['preprocess']}: choose true or false.")
-    require(target["preprocess"] or target["input_size"] is None,
-            f"target.input_size={target['input_size']} scales pictures in the graph, which has no preprocessing with "
-            "target.preprocess=false: leave one of them out.")  # fmt: skip
+    require(
+        target["preprocess"] or target["input_size"] is None,
+        f"target.input_size={target['input_size']} scales pictures in the graph, which has no preprocessing with "
+        "target.preprocess=false: leave one of them out.",
+    )
     require(target["split"] in ("test", "val"), f"target.split={target['split']}: choose test or val.")
     for key, value in (("target.samples", target["samples"]), ("batch_size", request["batch_size"])):
         whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
@@ -78,8 +80,10 @@ def check_request(cfg: Mapping[str, Any], run: RunDir) -> None:
         tolerance is None or (_number(tolerance) and tolerance > 0),
         f"target.tolerance={tolerance}: give a share above 0, or null.",
     )
-    require(agreement is None or (_number(agreement) and 0 <= agreement <= 1),
-            f"target.agreement={agreement}: give a share from 0 to 1, or null.")  # fmt: skip
+    require(
+        agreement is None or (_number(agreement) and 0 <= agreement <= 1),
+        f"target.agreement={agreement}: give a share from 0 to 1, or null.",
+    )
     require(drop is None or (_number(drop) and drop >= 0), f"target.max_drop={drop}: give a share from 0, or null.")
     devices = cfg["trainer"]["devices"]
     require(devices in (1, "auto"), f"trainer.devices={devices}: a run is exported in one process; leave it 1.")
