@@ -195,6 +195,8 @@ SEVERAL = {
         ["data.batch_size=${nope}", "seed=${neither}"],
         ["data.batch_size: Interpolation key 'nope'", "seed: Interpolation key 'neither'"],
     ),
+    "what lies below a refused key is told with it": (["model.net.width=16", "model.net=/dev/null"], ["model.net=/dev/null: "]),
+    "what follows a missing value is told with it": (["model=gpt_nano", "data=documents", "data.length=???"], ["data.length: "]),
 }
 
 

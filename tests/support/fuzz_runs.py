@@ -162,6 +162,9 @@ def fault(draw: Draw, warm: Warm) -> str | None:
         return f"left {found.left}"
     if found.accepted:
         return _fault_of_what_was_taken(draw, found, warm)
+    if len(lines) > len(draw.words):  # a choice that can't work here, such as 3d on one process, says so beside the mistake
+        own = warm(draw.script, *draw.base).errors.splitlines()
+        lines = [line for line in lines if line not in own]
     if found.code != 1 or not 1 <= len(lines) <= len(draw.words) or not all(line.startswith("Error: ") for line in lines):
         return f"exit code {found.code}, {len(lines)} lines: {' / '.join(lines)[-1500:]}"
     if found.seconds > 10:

@@ -61,7 +61,8 @@ def _unresolved(cfg: DictConfig) -> list[str]:
                 there = OmegaConf.select(cfg, key, throw_on_missing=True)
                 OmegaConf.to_container(there, resolve=True, throw_on_missing=True) if OmegaConf.is_config(there) else None
             except OmegaConfBaseException as error:
-                found.setdefault("a fact" if _fact(error) else str(error).splitlines()[0], _why(error))
+                if "while resolving interpolation: Missing mandatory value" not in str(error):  # that one is told itself
+                    found.setdefault("a fact" if _fact(error) else str(error).splitlines()[0], _why(error))
     return list(found.values())
 
 
@@ -136,11 +137,17 @@ def check(
     alone: dict[str, str] = {}
     for key, sentence in chain(_groups(cfg, old) if training else (), problems(keys, verb, read, old), more):
         alone.setdefault(key, sentence)
-    told = [sentence for key, sentence in alone.items() if not followed.get(key, set()) & alone.keys()]
+    # What follows a refused key, or lies below one, was told with it.
+    told = [sentence for key, sentence in alone.items() if not ((followed.get(key, set()) | _above(key)) & alone.keys())]
     if rules is None:
         return told
     shipped = (CLASHES if old else CONTRADICTIONS) if training else ()
     return [*told, *together([*shipped, *rules], cfg, alone)]
+
+
+def _above(key: str) -> set[str]:
+    parts = key.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts))}
 
 
 def _groups(cfg: dict[str, Any], saved: bool) -> Iterator[Problem]:

@@ -27,7 +27,8 @@ def run_cases(cfg: dict[str, Any]) -> None:
         refused = None
         try:
             with contextlib.redirect_stdout(io.StringIO()):
-                refuse(check(case, rules=[check_compression]))
+                fresh = {**case, "paths": {**case["paths"], "run_dir": None}}
+                refuse(check(fresh, rules=[check_compression]))
                 train(case)
         except UserError as error:
             refused = str(error)
