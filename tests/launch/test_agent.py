@@ -70,6 +70,11 @@ def test_call_finds_a_function_by_name() -> None:
     assert call("os.path:basename", "/a/b") == "b"  # type: ignore[arg-type]
 
 
+def test_a_job_keeps_its_older_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: cfg["seed"])
+    assert call("lathe.run:train", {"seed": 3}) == 3
+
+
 def test_two_workers_get_the_configuration_and_rank_0_answers(cfg: dict[str, Any], tmp_path: Path) -> None:
     result = execute("support.agent_jobs:describe", {**cfg, "nested": {"list": [1, None, 0.1]}}, 2, options())
     assert result["cfg"] == {**cfg, "nested": {"list": [1, None, 0.1]}}

@@ -21,9 +21,12 @@ from lathe.launch.telling import full_error, sentence_for
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # what the agent passes on to its workers before it leaves
 
 
+OLDER_JOBS = {"lathe.run:train": "lathe.verbs.train:train"}  # as commands of a user's own may still name them
+
+
 def call(job: str, cfg: dict[str, Any]) -> Any:
     """Calls the function named `module:function` with `cfg`."""
-    module, _, function = job.partition(":")
+    module, _, function = OLDER_JOBS.get(job, job).partition(":")
     return getattr(importlib.import_module(module), function)(cfg)
 
 
