@@ -121,12 +121,12 @@ def test_only_what_was_typed_is_checked(own: dict[str, Any]) -> None:
 
 
 def test_the_defaults_are_fine(defaults: dict[str, Any]) -> None:
-    refuse(check(defaults))
+    assert check(defaults) == []
 
 
 @pytest.mark.parametrize("value", [0, 1, 2**32 - 1])
 def test_seeds(defaults: dict[str, Any], value: int) -> None:
-    refuse(check(changed(defaults, "seed", value)))
+    assert check(changed(defaults, "seed", value)) == []
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_runs_that_an_older_version_took_are_still_read(defaults: dict[str, Any]
 
 @pytest.mark.parametrize(("key", "value"), [("max_steps", 10), ("max_time", "00:00:01:00")])
 def test_a_run_may_end_by_steps_or_time_alone(defaults: dict[str, Any], key: str, value: Any) -> None:
-    refuse(check(changed(changed(defaults, "trainer.max_epochs", None), f"trainer.{key}", value)))
+    assert check(changed(changed(defaults, "trainer.max_epochs", None), f"trainer.{key}", value)) == []
 
 
 # what Hydra raises

@@ -155,13 +155,6 @@ def file_of(module: str) -> str:
     return f"{module.replace('.', '_')}.py"
 
 
-def handler_in(folder: Path) -> str:
-    """The module of an unpacked archive's handler: earlier versions of Lathe have named it otherwise."""
-    stem = Path(file_of(HANDLER)).stem
-    older = sorted(file.stem for file in folder.glob("lathe_*_torchserve_handler.py"))
-    return stem if stem in older or not older else older[0]
-
-
 def archive(folder: Path, file: str) -> None:
     """Puts the files of `folder`, with `file` as the payload, into `folder`/model.mar.
 
@@ -218,7 +211,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
     try:
         unpack(path, folder)
         with importable(folder):
-            model = importlib.import_module(handler_in(folder)).Model(folder, threads)
+            model = importlib.import_module(Path(file_of(HANDLER)).stem).Model(folder, threads)
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, RuntimeError):  # a payload that is torn, or made for another machine
