@@ -1,4 +1,6 @@
-"""What setup.cfg can't say: a wheel takes the configurations along, which in a clone lie at its root for everybody to edit."""
+"""What setup.cfg can't say: a wheel takes the configurations along, which in a clone lie at its root for everybody to
+edit.
+"""
 
 import shutil
 from pathlib import Path
@@ -8,7 +10,9 @@ from setuptools.command.build_py import build_py
 
 
 class BuildWithConfigs(build_py):
-    """Puts configs/ into the wheel as the files of lathe.configs; an editable install goes on reading those at the root."""
+    """Puts configs/ into the wheel as the files of lathe.configs; an editable install goes on reading those at the
+    root.
+    """
 
     def run(self) -> None:
         super().run()

@@ -1,9 +1,11 @@
-"""Writes requirements.lock: requirements.txt with everything that it pulls in, each at one version and with the hash of its file.
+"""Writes requirements.lock: requirements.txt with everything that it pulls in, each at one version and with the hash of
+its file.
 
     python .ci/lock.py
 
-pip chooses (a dry run: nothing is installed) for this Python and this machine; the lock in the repository is of Linux, x86-64, Python 3.11
-and torch's CPU build, so pip has to be set up to find that build. The lock names files by their hashes, not where they come from.
+pip chooses (a dry run: nothing is installed) for this Python and this machine; the lock in the repository is of Linux,
+x86-64, Python 3.11 and torch's CPU build, so pip has to be set up to find that build. The lock names files by their
+hashes, not where they come from.
 """
 
 import json
@@ -13,16 +15,28 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-HEAD = """\
-# Made by .ci/lock.py from requirements.txt, for {platform_system} on {platform_machine}, Python {python_version} and torch's CPU build:
-#   pip install --require-hashes -r requirements.lock && pip install --no-deps --no-build-isolation -e .
-"""
+HEAD = (
+    "# From requirements.txt by .ci/lock.py, for {platform_system} on {platform_machine}, Python {python_version}, "
+    "torch's CPU build:\n"
+    "#   pip install --require-hashes -r requirements.lock && pip install --no-deps --no-build-isolation -e .\n"
+)
 
 
 def ask_pip() -> dict[str, Any]:
     """pip's installation report of requirements.txt, as if nothing was installed."""
-    words = ("install", "--dry-run", "--ignore-installed", "--quiet", "--report", "-", "-r", str(ROOT / "requirements.txt"))
-    done = subprocess.run([sys.executable, "-m", "pip", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)  # noqa: S603
+    words = (
+        "install",
+        "--dry-run",
+        "--ignore-installed",
+        "--quiet",
+        "--report",
+        "-",
+        "-r",
+        str(ROOT / "requirements.txt"),
+    )
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-m", "pip", *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
+    )
     report: dict[str, Any] = json.loads(done.stdout[done.stdout.index("{") :])
     return report
 

@@ -2,8 +2,9 @@
 
     python benchmarks/bench_cli.py --rounds 9
 
-Each round runs every command once, so that a machine whose speed drifts hurts all sides alike. CPU time is user plus system time of the
-child and its children. The bar: 0.10 for --help, --cfg job and a bad override, none of which may import torch.
+Each round runs every command once, so that a machine whose speed drifts hurts all sides alike. CPU time is user plus
+system time of the child and its children. The bar: 0.10 for --help, --cfg job and a bad override, none of which may
+import torch.
 """
 
 import argparse
@@ -55,9 +56,13 @@ def main() -> None:
         for name, command in COMMANDS.items():
             seconds[name].append(cpu_seconds(command))
     versions = {package: metadata.version(package) for package in ("torch", "lightning", "hydra-core")}
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}")
     print(
-        f"{'command':28} {'CPU s':>7} {'min':>7} {'max':>7} {'ratio':>7} {'min':>6} {'max':>6}  torch   (medians, n={options.rounds})"
+        f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"{versions}"
+    )
+    print(
+        f"{'command':28} {'CPU s':>7} {'min':>7} {'max':>7} {'ratio':>7} {'min':>6} {'max':>6}  torch   (medians, "
+        f"n={options.rounds})"
     )
     table = {}
     for name, command in COMMANDS.items():
@@ -71,11 +76,13 @@ def main() -> None:
         }
         table[name] = row
         print(
-            f"{name:28} {row['seconds']:7.3f} {min(seconds[name]):7.3f} {max(seconds[name]):7.3f} {row['ratio']:7.3f} {row['min']:6.3f} "
-            f"{row['max']:6.3f}  {'yes' if row['imports_torch'] else 'no'}"
+            f"{name:28} {row['seconds']:7.3f} {min(seconds[name]):7.3f} {max(seconds[name]):7.3f} {row['ratio']:7.3f} "
+            f"{row['min']:6.3f} {row['max']:6.3f}  {'yes' if row['imports_torch'] else 'no'}"
         )
     if options.json:
-        options.json.write_text(json.dumps({"rounds": options.rounds, "versions": versions, "rows": table}, indent=2) + "\n")
+        options.json.write_text(
+            json.dumps({"rounds": options.rounds, "versions": versions, "rows": table}, indent=2) + "\n"
+        )
 
 
 if __name__ == "__main__":

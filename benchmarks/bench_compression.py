@@ -2,10 +2,11 @@
 
     python benchmarks/bench_compression.py --rounds 3
 
-Every round has a seed. A dense ResNet-20 of width 8 is trained on the digits at 32x32; each method then starts from its weights
-and trains as long again. Figures are those of the test split for the epoch that validation chose, as differences from the dense run of the
-same seed, in points; sizes are those of the receipt. The last rows are a synthetic task that a small net can't learn alone: a teacher, the
-small net, and the small net with the teacher. Runs go through the real commands, as many at a time as `--jobs` says, one thread each.
+Every round has a seed. A dense ResNet-20 of width 8 is trained on the digits at 32x32; each method then starts from its
+weights and trains as long again. Figures are those of the test split for the epoch that validation chose, as
+differences from the dense run of the same seed, in points; sizes are those of the receipt. The last rows are a
+synthetic task that a small net can't learn alone: a teacher, the small net, and the small net with the teacher. Runs go
+through the real commands, as many at a time as `--jobs` says, one thread each.
 """
 
 import argparse
@@ -79,8 +80,12 @@ class Bench:
         found = {"dense": dense}
         for name, overrides in METHODS.items():
             teacher = (f"compression.distill.teacher={dense}",) if "distill" in name else ()
-            found[name] = self.command("train.py", name, *fixed, "optimizer.lr=0.05", f"ckpt_path={dense}", *overrides, *teacher)
-        found["ptq_static"] = self.command("scripts/compress.py", "dense", f"run={dense}", "compression=ptq_static", UNMEASURED)
+            found[name] = self.command(
+                "train.py", name, *fixed, "optimizer.lr=0.05", f"ckpt_path={dense}", *overrides, *teacher
+            )
+        found["ptq_static"] = self.command(
+            "scripts/compress.py", "dense", f"run={dense}", "compression=ptq_static", UNMEASURED
+        )
         found["teacher"] = self.command("train.py", "teacher", "experiment=synthetic_kd_teacher", f"seed={self.seed}")
         found["student"] = self.command(
             "train.py", "student", "experiment=synthetic_kd", "compression.distill=null", f"seed={self.seed}"
@@ -99,7 +104,10 @@ class Bench:
 def read(directory: Path) -> dict[str, Any]:
     result = json.loads((directory / "result.json").read_text())
     receipt = directory / "receipt.json"
-    return {"accuracy": 100 * result["test/accuracy"], "receipt": json.loads(receipt.read_text()) if receipt.exists() else None}
+    return {
+        "accuracy": 100 * result["test/accuracy"],
+        "receipt": json.loads(receipt.read_text()) if receipt.exists() else None,
+    }
 
 
 def spread(values: list[float]) -> str:
@@ -129,18 +137,22 @@ def main() -> None:
         met = ("met" if statistics.mean(gains) >= -LIMITS[name] else "missed") if name in LIMITS else ""
         limit = f", bar -{LIMITS[name]}" if name in LIMITS else ""
         lines.append(
-            f"| {name} | {spread(accuracies)} | {spread(gains) + limit if own and name != 'dense' else ''} | {sizes(seeds, name)} | {met} |"
+            f"| {name} | {spread(accuracies)} | {spread(gains) + limit if own and name != 'dense' else ''} | "
+            f"{sizes(seeds, name)} | {met} |"
         )
     closed = [
-        (s["student, taught"]["accuracy"] - s["student"]["accuracy"]) / (s["teacher"]["accuracy"] - s["student"]["accuracy"])
+        (s["student, taught"]["accuracy"] - s["student"]["accuracy"])
+        / (s["teacher"]["accuracy"] - s["student"]["accuracy"])
         for s in seeds
     ]
     lines += ["", f"Share of the gap between student and teacher that distillation closes: {spread(closed)}, bar 0.50."]
-    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "lightning", "onnxruntime", "torch-pruning"))
+    packages = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("torch", "lightning", "onnxruntime", "torch-pruning")
+    )
     print("\n".join(lines))
     print(
-        f"\nn = {options.rounds} seeds, mean ± standard deviation (lowest to highest); {options.epochs} epochs each; {packages}; Python "
-        f"{platform.python_version()}; {time.monotonic() - began:.0f} s."
+        f"\nn = {options.rounds} seeds, mean ± standard deviation (lowest to highest); {options.epochs} epochs each; "
+        f"{packages}; Python {platform.python_version()}; {time.monotonic() - began:.0f} s."
     )
     if options.json:
         options.json.write_text(json.dumps(seeds, indent=2) + "\n")

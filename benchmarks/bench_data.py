@@ -4,12 +4,13 @@
 
 Two baselines, each behind a DataLoader with the best of 0, 1 and 2 workers, all yielding contiguous normalised float32:
 
-- "PIL": the recipe that image transforms are written down as: expand, crop, flip, to tensor, normalise, default collate.
-- "PIL tuned": the same work as fast as we could write it per sample: PIL images made once, one crop that reaches over the border,
-  an array laid out and normalised in place, one stacking step. It has a uint8 form too.
+- "PIL": the recipe that image transforms are written down as: expand, crop, flip, to tensor, normalise, default
+  collate.
+- "PIL tuned": the same work as fast as we could write it per sample: PIL images made once, one crop that reaches over
+  the border, an array laid out and normalised in place, one stacking step. It has a uint8 form too.
 
-All sides take turns within one process, so that a busy moment of the machine meets them alike; figures are medians over rounds,
-and workers are running before the first.
+All sides take turns within one process, so that a busy moment of the machine meets them alike; figures are medians over
+rounds, and workers are running before the first.
 """
 
 import argparse
@@ -134,7 +135,13 @@ def sides(n: int, batch_size: int) -> dict[str, tuple[Iterator[Any], int]]:
     def behind_workers(data: Dataset[Any], collate: Callable[..., Any] | None, workers: int) -> DataLoader[Any]:
         keep = workers > 0
         return DataLoader(
-            data, batch_size, shuffle=True, drop_last=True, num_workers=workers, persistent_workers=keep, collate_fn=collate
+            data,
+            batch_size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            persistent_workers=keep,
+            collate_fn=collate,
         )
 
     epoch = n // batch_size
@@ -151,7 +158,10 @@ def sides(n: int, batch_size: int) -> dict[str, tuple[Iterator[Any], int]]:
     ]
     for name, data, collate in baselines:
         for workers in (0, 1, 2):
-            found[f"{name} {workers} workers"] = (endless(behind_workers(data, collate, workers)), max(1, 8192 // batch_size))
+            found[f"{name} {workers} workers"] = (
+                endless(behind_workers(data, collate, workers)),
+                max(1, 8192 // batch_size),
+            )
     return found
 
 
@@ -174,9 +184,18 @@ def main() -> None:
             rates[name].append(rate(batches, count, args.batch_size))
 
     median = {name: statistics.median(values) for name, values in rates.items()}
-    best = {name: max(value for side, value in median.items() if side.startswith(start)) for name, start in BASELINES.items()}
-    print(f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, pillow {PIL.__version__}")
-    print(f"{processor()}, {os.cpu_count()} cores; batch {args.batch_size}, {args.images} images, n = {args.rounds} rounds\n")
+    best = {
+        name: max(value for side, value in median.items() if side.startswith(start))
+        for name, start in BASELINES.items()
+    }
+    print(
+        f"python {platform.python_version()}, torch {torch.__version__}, numpy {np.__version__}, pillow "
+        f"{PIL.__version__}"
+    )
+    print(
+        f"{processor()}, {os.cpu_count()} cores; batch {args.batch_size}, {args.images} images, n = {args.rounds} "
+        "rounds\n"
+    )
     print(f"{'':28}{'images/s':>12}{'lowest':>12}{'highest':>12}" + "".join(f"{'x ' + name:>18}" for name in BASELINES))
     for side, values in rates.items():
         ratios = "".join(f"{median[side] / best[name]:18.1f}" for name in BASELINES)
@@ -189,7 +208,9 @@ def main() -> None:
     if args.json:
         about = {"arguments": vars(args), "processor": processor(), "cores": os.cpu_count(), "torch": torch.__version__}
         with open(args.json, "w") as file:
-            json.dump(about | {"numpy": np.__version__, "pillow": PIL.__version__, "images_per_s": rates}, file, indent=1)
+            json.dump(
+                about | {"numpy": np.__version__, "pillow": PIL.__version__, "images_per_s": rates}, file, indent=1
+            )
 
 
 def processor() -> str:

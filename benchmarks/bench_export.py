@@ -2,11 +2,12 @@
 
     python benchmarks/bench_export.py --rounds 5
 
-A ResNet-18 (CIFAR's, 3x32x32 pixels) of two training steps is exported by the real command to each target. The first figure is the time of
-that whole command: starting Python, compiling, and the comparison in a fresh process on `--test-size` held-out images. Then the module
-and all files answer the same uint8 pixels in turns, in one process on one thread. A round gives the median of its calls; ratios are
-taken within a round. CPU time is beside wall time: on a busy machine its ratios are the ones to read. Runs and exports are made in a
-temporary folder, or taken from `--folder` if they are there.
+A ResNet-18 (CIFAR's, 3x32x32 pixels) of two training steps is exported by the real command to each target. The first
+figure is the time of that whole command: starting Python, compiling, and the comparison in a fresh process on
+`--test-size` held-out images. Then the module and all files answer the same uint8 pixels in turns, in one process on
+one thread. A round gives the median of its calls; ratios are taken within a round. CPU time is beside wall time: on a
+busy machine its ratios are the ones to read. Runs and exports are made in a temporary folder, or taken from `--folder`
+if they are there.
 """
 
 import argparse
@@ -72,7 +73,9 @@ def command(script: str, *words: str) -> float:
 
 
 def make(folder: Path, test_size: int) -> tuple[Path, dict[str, dict[str, Any]]]:
-    """The run, and its exports by form: folder, bytes, and seconds of the command, which is only known where it was made now."""
+    """The run, and its exports by form: folder, bytes, and seconds of the command, which is only known where it was
+    made now.
+    """
     if not (folder / "latest").exists():
         command("train.py", *RUN, f"data.source.test_size={test_size}", f"paths.log_dir={folder}")
         print("the run is made", file=sys.stderr, flush=True)
@@ -101,7 +104,9 @@ def make(folder: Path, test_size: int) -> tuple[Path, dict[str, dict[str, Any]]]
 
 
 def timed(calls: Mapping[str, Callable[[], Any]], repeats: int, draw: random.Random) -> dict[str, dict[str, float]]:
-    """Median milliseconds of wall and of CPU time, by name; each round makes a call of each, after one that is not timed."""
+    """Median milliseconds of wall and of CPU time, by name; each round makes a call of each, after one that is not
+    timed.
+    """
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in calls}
     names = list(calls)
     for _ in range(repeats):
@@ -112,16 +117,22 @@ def timed(calls: Mapping[str, Callable[[], Any]], repeats: int, draw: random.Ran
             calls[name]()
             times[name].append((time.perf_counter() - wall, time.process_time() - cpu))
     return {
-        name: {clock: 1e3 * statistics.median(pair[place] for pair in pairs) for place, clock in enumerate(("wall", "cpu"))}
+        name: {
+            clock: 1e3 * statistics.median(pair[place] for pair in pairs) for place, clock in enumerate(("wall", "cpu"))
+        }
         for name, pairs in times.items()
     }
 
 
-def measured(run: Path, exports: dict[str, dict[str, Any]], rounds: int) -> dict[int, list[dict[str, dict[str, float]]]]:
+def measured(
+    run: Path, exports: dict[str, dict[str, Any]], rounds: int
+) -> dict[int, list[dict[str, dict[str, float]]]]:
     """By batch, the medians of each round."""
     torch.set_num_threads(1)
     net = open_shippable(run).net
-    runs: dict[str, Callable[[Any], Any]] = {form: open_bundle(entry["folder"], threads=1) for form, entry in exports.items()}
+    runs: dict[str, Callable[[Any], Any]] = {
+        form: open_bundle(entry["folder"], threads=1) for form, entry in exports.items()
+    }
     runs[EAGER] = lambda x: net(torch.from_numpy(x))
     draw, noise = random.Random(0), np.random.default_rng(0)  # noqa: S311  # an order, not a secret
     found: dict[int, list[dict[str, dict[str, float]]]] = {}
@@ -146,14 +157,19 @@ def shares(rounds: list[dict[str, dict[str, float]]], form: str, clock: str) -> 
     return [medians[form][clock] / medians[EAGER][clock] for medians in rounds]
 
 
-def verdicts(found: dict[int, list[dict[str, dict[str, float]]]], exports: dict[str, dict[str, Any]], clock: str) -> list[str]:
+def verdicts(
+    found: dict[int, list[dict[str, dict[str, float]]]], exports: dict[str, dict[str, Any]], clock: str
+) -> list[str]:
     def said(text: str, met: bool) -> str:
         return f"- {text}: {'met' if met else '**missed**'}"
 
     share = statistics.median(shares(found[1], "aot_inductor", clock))
     lines = [said(f"AOTInductor, fp32, batch 1: {share:.2f} of eager's {clock} time, bar {AOT}", share <= AOT)]
     for batch, bar in INT8.items():
-        times = {form: 1 / statistics.median(shares(found[batch], form, clock)) for form in ("onnx_int8", "aot_inductor, int8")}
+        times = {
+            form: 1 / statistics.median(shares(found[batch], form, clock))
+            for form in ("onnx_int8", "aot_inductor, int8")
+        }
         best = max(times, key=lambda form: times[form])
         text = f"int8, batch {batch}: {times[best]:.2f} times as fast as eager ({best}), bar {bar}"
         lines.append(said(text, times[best] >= bar))
@@ -167,12 +183,15 @@ def verdicts(found: dict[int, list[dict[str, dict[str, float]]]], exports: dict[
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help=f"each of {CALLS[1]} calls at batch 1 and {CALLS[32]} at batch 32")
+    parser.add_argument(
+        "--rounds", type=int, default=5, help=f"each of {CALLS[1]} calls at batch 1 and {CALLS[32]} at batch 32"
+    )
     parser.add_argument(
         "--test-size",
         type=int,
         default=1000,
-        help="held-out images that each export is compared on; more than 1000 are compared only if target.samples says so",
+        help="held-out images that each export is compared on; more than 1000 are compared only if target.samples "
+        "says so",
     )
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall", help="what the verdicts are taken from")
     parser.add_argument("--folder", type=Path, help="where the run and its exports are kept and looked for")
@@ -192,7 +211,9 @@ def main() -> None:
                 f"{spread([medians[form][clock] for medians in rounds])} | {spread(shares(rounds, form, clock))}"
                 for clock in ("wall", "cpu")
             ]
-            lines.append(f"| {form} | {exports[form]['bytes'] if form in exports else ''} | {batch} | {' | '.join(cells)} |")
+            lines.append(
+                f"| {form} | {exports[form]['bytes'] if form in exports else ''} | {batch} | {' | '.join(cells)} |"
+            )
     lines += [
         "",
         "| form | command, s | of it export | of it comparison | difference | agreement |",
@@ -201,15 +222,15 @@ def main() -> None:
     for form, entry in exports.items():
         whole = "" if entry["seconds"] is None else f"{entry['seconds']:.1f}"
         lines.append(
-            f"| {form} | {whole} | {entry['export_seconds']:.1f} | {entry['parity_seconds']:.1f} | {entry['difference']:.1e} | "
-            f"{entry['agreement']:.4f} |"
+            f"| {form} | {whole} | {entry['export_seconds']:.1f} | {entry['parity_seconds']:.1f} | "
+            f"{entry['difference']:.1e} | {entry['agreement']:.4f} |"
         )
     lines += ["", *verdicts(found, exports, options.clock)]
     packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "onnxruntime"))
     print("\n".join(lines))
     print(
-        f"\nMedian of n = {options.rounds} rounds (lowest to highest), one thread; {packages}; Python {platform.python_version()}; "
-        f"{time.monotonic() - began:.0f} s."
+        f"\nMedian of n = {options.rounds} rounds (lowest to highest), one thread; {packages}; Python "
+        f"{platform.python_version()}; {time.monotonic() - began:.0f} s."
     )
     if options.json:
         figures = {"rounds": found, "exports": exports, "cpu": describe_cpu(), "versions": versions()}

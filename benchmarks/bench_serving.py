@@ -2,11 +2,12 @@
 
     python benchmarks/bench_serving.py --rounds 5
 
-Two figures, each of interleaved rounds. First, what the server adds to a bare call at batch 1: one client with one kept connection sends
-the binary input and reads binary logits, one request after the other; before each block of requests the call is timed in this process.
-Second, requests per second of 32 clients with batches of up to 32 over the same server without batching, for an MLP whose weights don't fit
-into a cache, so that a batch of 32 costs much less than 32 calls; how much less is measured and printed beside it. The clients are one
-process of this script. Runs and exports are made by the real commands in a temporary folder, or taken from `--folder` if they are there.
+Two figures, each of interleaved rounds. First, what the server adds to a bare call at batch 1: one client with one kept
+connection sends the binary input and reads binary logits, one request after the other; before each block of requests
+the call is timed in this process. Second, requests per second of 32 clients with batches of up to 32 over the same
+server without batching, for an MLP whose weights don't fit into a cache, so that a batch of 32 costs much less than 32
+calls; how much less is measured and printed beside it. The clients are one process of this script. Runs and exports are
+made by the real commands in a temporary folder, or taken from `--folder` if they are there.
 """
 
 import argparse
@@ -68,7 +69,15 @@ class Served:
     """`scripts/serve.py` on a free port."""
 
     def __init__(self, run: Path, target: str, *words: str) -> None:
-        line = [sys.executable, str(ROOT / "scripts/serve.py"), f"run={run}", f"target={target}", "port=0", "threads=1", *words]
+        line = [
+            sys.executable,
+            str(ROOT / "scripts/serve.py"),
+            f"run={run}",
+            f"target={target}",
+            "port=0",
+            "threads=1",
+            *words,
+        ]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(line, env=environment, stdout=subprocess.PIPE, text=True)  # noqa: S603
         assert self.process.stdout is not None
@@ -88,7 +97,10 @@ class Served:
 
 def request(body: bytes) -> bytes:
     """One POST of binary input that asks for binary logits."""
-    head = "POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\naccept: application/octet-stream\r\n"
+    head = (
+        "POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\naccept: "
+        "application/octet-stream\r\n"
+    )
     return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
 
 
@@ -164,7 +176,12 @@ def added(run: Path, target: str, rounds: int, calls: int) -> dict[str, Any]:
         for _ in range(rounds):
             bare.append(timed(lambda: bundle(inputs), calls))
             whole.append(timed(lambda: ask(connection, sent), calls))
-    return {"bare_ms": bare, "request_ms": whole, "added_ms": [a - b for a, b in zip(whole, bare, strict=True)], "calls": calls}
+    return {
+        "bare_ms": bare,
+        "request_ms": whole,
+        "added_ms": [a - b for a, b in zip(whole, bare, strict=True)],
+        "calls": calls,
+    }
 
 
 def timed(call: Any, calls: int) -> float:
@@ -207,7 +224,9 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=500, help="calls and requests of a round at batch 1")
     parser.add_argument("--seconds", type=float, default=5.0, help="of a round with 32 clients")
     parser.add_argument("--target", default="onnx", help="the export that is served")
-    parser.add_argument("--folder", type=Path, help="where runs are made, or lie from an earlier time; none: a temporary one")
+    parser.add_argument(
+        "--folder", type=Path, help="where runs are made, or lie from an earlier time; none: a temporary one"
+    )
     parser.add_argument("--json", type=Path, help="a file for all figures")
     options = parser.parse_args()
     began = time.monotonic()
@@ -225,15 +244,22 @@ def main() -> None:
     print("| figure | median of rounds (lowest to highest) | bar | |\n| --- | --- | --- | --- |")
     print(f"| bare call, batch 1, ms | {spread(one['bare_ms'], '.3f')} | | |")
     print(f"| request, batch 1, ms | {spread(one['request_ms'], '.3f')} | | |")
-    print(f"| the server adds, ms | {spread(one['added_ms'], '.3f')} | at most {BARS['added']:g} | {word[met['added']]} |")
-    print(f"| a batch of 32, in calls of one | {spread(many['ratio'])} | below {BARS['ratio']:g} | {word[met['ratio']]} |")
+    print(
+        f"| the server adds, ms | {spread(one['added_ms'], '.3f')} | at most {BARS['added']:g} | {word[met['added']]} |"
+    )
+    print(
+        f"| a batch of 32, in calls of one | {spread(many['ratio'])} | below {BARS['ratio']:g} | {word[met['ratio']]} |"
+    )
     print(f"| 32 clients, max_batch_size=32, requests/s | {spread(many['batched'], '.0f')} | | |")
     print(f"| 32 clients, max_batch_size=1, requests/s | {spread(many['unbatched'], '.0f')} | | |")
     print(f"| batches give | {spread(many['gain'])} | at least {BARS['gain']:g} | {word[met['gain']]} |")
-    packages = ", ".join(f"{name} {metadata.version(name)}" for name in ("starlette", "uvicorn", "onnxruntime", "torch"))
+    packages = ", ".join(
+        f"{name} {metadata.version(name)}" for name in ("starlette", "uvicorn", "onnxruntime", "torch")
+    )
     print(
-        f"\nn = {options.rounds} rounds of {options.calls} calls and of {options.seconds:g} s; target={options.target}, 1 worker, 1 "
-        f"thread; {packages}; Python {platform.python_version()}; {os.cpu_count()} cores, {time.monotonic() - began:.0f} s."
+        f"\nn = {options.rounds} rounds of {options.calls} calls and of {options.seconds:g} s; "
+        f"target={options.target}, 1 worker, 1 thread; {packages}; Python {platform.python_version()}; "
+        f"{os.cpu_count()} cores, {time.monotonic() - began:.0f} s."
     )
     if options.json:
         figures = {"added": one, "gain": many, "met": met, "bars": BARS}

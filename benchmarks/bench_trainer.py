@@ -1,11 +1,13 @@
-"""Trainer tax: CPU time per optimizer step of a full-feature run over a hand-written loop, at a net of about 0.2 ms per step.
+"""Trainer tax: CPU time per optimizer step of a full-feature run over a hand-written loop, at a net of about 0.2 ms per
+step.
 
     python benchmarks/bench_trainer.py --rounds 7
 
-Sides, run in turns in one process, one thread: the hand-written loop; Lightning's bare Trainer (no logger, bar, checkpoint or metric); the
-usual `metric(x)` with `self.log` at every step, a bar and a CSV logger; and Lathe's task with csv logger, bar, checkpoint, throughput,
-NaN guard, accuracy and loss. All train the same net on the same batches; Lathe's final weights must be bit-equal to the hand loop's.
-Times are process CPU time of the training epochs alone, without set-up. The bar: 3.4.
+Sides, run in turns in one process, one thread: the hand-written loop; Lightning's bare Trainer (no logger, bar,
+checkpoint or metric); the usual `metric(x)` with `self.log` at every step, a bar and a CSV logger; and Lathe's task
+with csv logger, bar, checkpoint, throughput, NaN guard, accuracy and loss. All train the same net on the same batches;
+Lathe's final weights must be bit-equal to the hand loop's. Times are process CPU time of the training epochs alone,
+without set-up. The bar: 3.4.
 """
 
 import argparse
@@ -141,7 +143,14 @@ def usual(batches: Batches, folder: Path) -> tuple[float, nn.Module]:
 
 def lathe(batches: Batches, folder: Path) -> tuple[float, nn.Module]:
     module = ClassificationTask(make_net(), optimizer=make_optimizer)
-    callbacks = [ExactResume(0), Progress(plain=False), Preemption(), Throughput(), NanGuard(), Checkpoint(monitor=None)]
+    callbacks = [
+        ExactResume(0),
+        Progress(plain=False),
+        Preemption(),
+        Throughput(),
+        NanGuard(),
+        Checkpoint(monitor=None),
+    ]
     skip_empty_hooks(callbacks)
     seconds = _fit(
         module,
@@ -187,7 +196,8 @@ def main() -> None:
     versions = {package: metadata.version(package) for package in ("torch", "lightning", "torchmetrics")}
     print(f"{platform.machine()}, {os.cpu_count()} cores, one thread, Python {platform.python_version()}, {versions}")
     print(
-        f"{'side':26} {'us/step':>8} {'ratio':>7} {'min':>6} {'max':>6}   (medians, n={options.rounds}; {EPOCHS * STEPS} steps each)"
+        f"{'side':26} {'us/step':>8} {'ratio':>7} {'min':>6} {'max':>6}   (medians, n={options.rounds}; "
+        f"{EPOCHS * STEPS} steps each)"
     )
     rows = {}
     for name, values in micros.items():
@@ -198,11 +208,15 @@ def main() -> None:
             "min": min(ratios),
             "max": max(ratios),
         }
-        print(f"{name:26} {rows[name]['us_per_step']:8.1f} {rows[name]['ratio']:7.2f} {min(ratios):6.2f} {max(ratios):6.2f}")
+        print(
+            f"{name:26} {rows[name]['us_per_step']:8.1f} {rows[name]['ratio']:7.2f} {min(ratios):6.2f} "
+            f"{max(ratios):6.2f}"
+        )
     print(f"Lathe's final weights bit-equal to the hand loop's: {equal}")
     if options.json:
         options.json.write_text(
-            json.dumps({"rounds": options.rounds, "versions": versions, "rows": rows, "bit_equal": equal}, indent=2) + "\n"
+            json.dumps({"rounds": options.rounds, "versions": versions, "rows": rows, "bit_equal": equal}, indent=2)
+            + "\n"
         )
 
 

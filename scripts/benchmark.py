@@ -1,5 +1,5 @@
-"""Measures training: python scripts/benchmark.py suite=scaling (or memory, overhead, gpu; cli, trainer, data run the older scripts), and a
-finished run's files: python scripts/benchmark.py suite=inference run=logs/latest"""
+"""Measures training: python scripts/benchmark.py suite=scaling (or memory, overhead, gpu; cli, trainer, data run the
+older scripts), and a finished run's files: python scripts/benchmark.py suite=inference run=logs/latest"""
 
 import runpy
 import sys
@@ -57,7 +57,11 @@ def benchmark(cfg: DictConfig) -> None:
 
         there = GlobalHydra.instance().config_loader().get_group_options("target")
         names = inference.targets_of(request["targets"], there)
-        words = [f"run={request['run']}", f"target=[{','.join(names)}]", *inference.check_overrides(request["overrides"], names)]
+        words = [
+            f"run={request['run']}",
+            f"target=[{','.join(names)}]",
+            *inference.check_overrides(request["overrides"], names),
+        ]
         inference.compare(request, resolve(compose("export", overrides=words))["target"], output)
         return
     composed = {}

@@ -2,10 +2,11 @@
 
     python scripts/chaos.py --n 100 --seed 1
 
-Each case takes the next variant, starts the real command, ends it at a moment that chance chooses (inside a step, a validation, the test,
-a write to the disk or the receipt; from outside at any moment, by SIGKILL, SIGTERM or the death of one rank), continues it with `resume=`,
-sometimes killed again, until it is complete, and compares with its variant's uninterrupted run: weights of last.ckpt and best.ckpt bit for
-bit, the metrics of result.json and the lines of metrics.csv but what a clock says, receipts, and what lies about. `--case` repeats a case.
+Each case takes the next variant, starts the real command, ends it at a moment that chance chooses (inside a step, a
+validation, the test, a write to the disk or the receipt; from outside at any moment, by SIGKILL, SIGTERM or the death
+of one rank), continues it with `resume=`, sometimes killed again, until it is complete, and compares with its variant's
+uninterrupted run: weights of last.ckpt and best.ckpt bit for bit, the metrics of result.json and the lines of
+metrics.csv but what a clock says, receipts, and what lies about. `--case` repeats a case.
 """
 
 import argparse
@@ -38,8 +39,9 @@ from lathe.tasks import Task
 
 ROOT = Path(__file__).resolve().parent.parent
 _COMMON = """
-    trainer.accelerator=cpu trainer.enable_progress_bar=false trainer.enable_model_summary=false trainer.max_epochs=3 data.batch_size=100
-    trainer.log_every_n_steps=2 callbacks.throughput.skip_steps=3 compression.receipt=none callbacks.checkpoint.every_n_train_steps=4
+    trainer.accelerator=cpu trainer.enable_progress_bar=false trainer.enable_model_summary=false trainer.max_epochs=3
+    data.batch_size=100 trainer.log_every_n_steps=2 callbacks.throughput.skip_steps=3 compression.receipt=none
+    callbacks.checkpoint.every_n_train_steps=4
 """
 COMMON = tuple(_COMMON.split())
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=2", "model.net.dropout=0.2")
@@ -49,7 +51,12 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "mlp": MLP,
     "resnet": RESNET,
     "ema": (*MLP, "callbacks=[default,ema]", "optimizer=adamw"),
-    "accumulate": (*MLP, "trainer.accumulate_grad_batches=3", "trainer.gradient_clip_val=0.1", "callbacks.throughput.window=5"),
+    "accumulate": (
+        *MLP,
+        "trainer.accumulate_grad_batches=3",
+        "trainer.gradient_clip_val=0.1",
+        "callbacks.throughput.window=5",
+    ),
     "val_check": (*RESNET, "trainer.val_check_interval=5", "scheduler=one_cycle"),
     "workers": (*MLP, "data.loader=workers", "data.num_workers=1"),
     "async": (*RESNET, "callbacks.checkpoint.async=true", "callbacks.checkpoint.every_n_train_steps=1"),
@@ -67,7 +74,9 @@ LINE_TIMES = ("throughput/",)
 PATIENCE = 300.0  # seconds after which a process counts as hung
 
 
-def _counted(counts: Counter[str], event: str, fault: tuple[str, int] | None, function: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(
+    counts: Counter[str], event: str, fault: tuple[str, int] | None, function: Callable[..., Any]
+) -> Callable[..., Any]:
     def once_more() -> None:
         counts[event] += 1
         if (event, counts[event]) == fault:
@@ -83,11 +92,18 @@ def _counted(counts: Counter[str], event: str, fault: tuple[str, int] | None, fu
 
 
 _STEPS = [(Task, "training_step", "step"), (Task, "validation_step", "validation"), (Task, "test_step", "test")]
-WATCHED = [*_STEPS, (os, "replace", "write"), (os, "fsync", "write"), (lathe.verbs.finalise, "write_receipt", "receipt")]
+WATCHED = [
+    *_STEPS,
+    (os, "replace", "write"),
+    (os, "fsync", "write"),
+    (lathe.verbs.finalise, "write_receipt", "receipt"),
+]
 
 
 def _child(arguments: list[str], folder: str, fault: tuple[str, int] | None) -> None:
-    """`train.py` as if typed in `folder`; dies before or after the k-th call that `fault` names, or else tells how many there were."""
+    """`train.py` as if typed in `folder`; dies before or after the k-th call that `fault` names, or else tells how many
+    there were.
+    """
     os.setsid()
     os.chdir(folder)
     with open("output.txt", "a") as output:
@@ -111,7 +127,9 @@ def start(arguments: list[str], folder: Path, fault: tuple[str, int] | None = No
 
 
 def end(process: Any, due: Callable[[], bool] | None = None, kind: str = "kill") -> int:
-    """Waits for the end, or once it is `due` ends all of it, its first process (`term`) or its last (`rank`); returns the exit code."""
+    """Waits for the end, or once it is `due` ends all of it, its first process (`term`) or its last (`rank`); returns
+    the exit code.
+    """
     deadline = time.monotonic() + PATIENCE
     while process.is_alive():
         if time.monotonic() > deadline:
@@ -203,7 +221,11 @@ class Case:
 
 def disturb(case: Case, arguments: list[str], folder: Path, alone: Alone, chance: random.Random) -> int:
     """Starts the command and ends it at a moment drawn from `chance`; returns its exit code."""
-    inside = [event for event in ("step", "step", "write", "write", "validation", "test", "receipt") if alone.counts.get(event)]
+    inside = [
+        event
+        for event in ("step", "step", "write", "write", "validation", "test", "receipt")
+        if alone.counts.get(event)
+    ]
     inside, outside = ([], ["kill", "rank", "term"]) if case.variant in SEVERAL else (inside, ["kill", "kill", "term"])
     kind = chance.choice([*inside, *outside])
     if kind in inside:
@@ -244,7 +266,11 @@ def play(number: int, variant: str, seed: int, alone: Alone, folder: Path) -> Ca
                 break
         for again in range(6):
             found = runs(place)
-            words = [f"resume={found[-1]}"] if found and (found[-1] / "environment.json").exists() else [*fresh, "resume=auto"]
+            words = (
+                [f"resume={found[-1]}"]
+                if found and (found[-1] / "environment.json").exists()
+                else [*fresh, "resume=auto"]
+            )
             twice = not again and chance.random() < 0.35
             code = disturb(case, words, place, alone, chance) if twice else end(start(words, place))
             if not code:
@@ -257,7 +283,11 @@ def play(number: int, variant: str, seed: int, alone: Alone, folder: Path) -> Ca
             case.wrong += differences(runs(place)[0], alone.directory)
     except Exception as error:
         case.wrong.append(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-    print(f"{number}: {variant}: {'; '.join(case.deaths)}: {'; '.join(case.wrong) or 'equal'}", file=sys.stderr, flush=True)
+    print(
+        f"{number}: {variant}: {'; '.join(case.deaths)}: {'; '.join(case.wrong) or 'equal'}",
+        file=sys.stderr,
+        flush=True,
+    )
     return case
 
 
@@ -285,7 +315,9 @@ def main() -> None:
     print("| variant | cases | deaths | equal |\n| --- | --- | --- | --- |")
     for name in used:
         own = [case for case in cases if case.variant == name]
-        print(f"| {name} | {len(own)} | {sum(len(case.deaths) for case in own)} | {sum(not case.wrong for case in own)} |")
+        print(
+            f"| {name} | {len(own)} | {sum(len(case.deaths) for case in own)} | {sum(not case.wrong for case in own)} |"
+        )
     wrong = [case for case in cases if case.wrong]
     equal, deaths = f"{len(cases) - len(wrong)} of {len(cases)}", sum(len(case.deaths) for case in cases)
     versions = "; ".join(f"{name} {metadata.version(name)}" for name in ("torch", "lightning"))

@@ -1,4 +1,6 @@
-"""Makes a finished run smaller, without training, as a new run: python scripts/compress.py run=logs/latest compression=ptq_static"""
+"""Makes a finished run smaller, without training, as a new run: python scripts/compress.py run=logs/latest
+compression=ptq_static
+"""
 
 import hydra
 from omegaconf import DictConfig

@@ -1,4 +1,6 @@
-"""Predicts classes of images with a run: python scripts/predict.py run=logs/latest input=images.npy output=predictions.csv"""
+"""Predicts classes of images with a run: python scripts/predict.py run=logs/latest input=images.npy
+output=predictions.csv
+"""
 
 import hydra
 from omegaconf import DictConfig

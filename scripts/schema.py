@@ -1,4 +1,6 @@
-"""Writes what the tables of lathe.config.schema say for editors and readers: python scripts/schema.py (with --check, says what is stale)"""
+"""Writes what the tables of lathe.config.schema say for editors and readers: python scripts/schema.py (with --check,
+says what is stale)
+"""
 
 import sys
 from pathlib import Path
@@ -24,7 +26,9 @@ def stale() -> list[Path]:
 def main() -> None:
     wrong = stale()
     if "--check" in sys.argv[1:]:
-        sys.exit("".join(f"{path.relative_to(ROOT)} is stale: python scripts/schema.py\n" for path in wrong) if wrong else 0)
+        sys.exit(
+            "".join(f"{path.relative_to(ROOT)} is stale: python scripts/schema.py\n" for path in wrong) if wrong else 0
+        )
     for path in wrong:
         path.parent.mkdir(exist_ok=True)
         path.write_text(files()[path], encoding="utf-8")

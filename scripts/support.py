@@ -42,7 +42,8 @@ SHORT = (
 )
 PARTS = ("plain", "compression", "all")
 REGIONAL = ("pipeline", "3d")  # they cut a net between its blocks, so that only these can be compiled
-TOLERANCE = 1e-5  # law 2, for full precision; in other formats two processes round in other places, and the metric says how much
+# law 2, for full precision; in other formats two processes round in other places, and the metric says how much
+TOLERANCE = 1e-5
 
 
 @one_sentence
@@ -51,7 +52,10 @@ def main(cfg: DictConfig) -> None:
     request = resolve(cfg)
     check_typed(cfg, request)
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    require(request["processes"] >= 2, f"processes={request['processes']}: give at least 2, one is what they are compared with.")
+    require(
+        request["processes"] >= 2,
+        f"processes={request['processes']}: give at least 2, one is what they are compared with.",
+    )
     require(request["part"] in PARTS, f"part={request['part']}: choose one of {', '.join(PARTS)}.")
     Path(request["paths"]["log_dir"]).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=request["paths"]["log_dir"], prefix="support-") as folder:
@@ -80,12 +84,24 @@ def all_cases(request: dict[str, Any]) -> list[dict[str, Any]]:
             strategies, request["models"], request["compiles"], request["precisions"]
         ):
             cases.append(
-                {"strategy": strategy, "precision": precision, "compile": compiled, "model": model, "compression": "none"}
+                {
+                    "strategy": strategy,
+                    "precision": precision,
+                    "compile": compiled,
+                    "model": model,
+                    "compression": "none",
+                }
             )
     if request["part"] in ("all", "compression"):
         for strategy, method, precision in product(strategies, request["compressions"], request["precisions"]):
             cases.append(
-                {"strategy": strategy, "precision": precision, "compile": "none", "model": "resnet", "compression": method}
+                {
+                    "strategy": strategy,
+                    "precision": precision,
+                    "compile": "none",
+                    "model": "resnet",
+                    "compression": method,
+                }
             )
     return cases
 
@@ -125,7 +141,9 @@ def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -
 
 
 def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: Path) -> None:
-    """Runs a strategy's cases in as few launches as it takes: what breaks a launch is noted, and the cases behind it get a new one."""
+    """Runs a strategy's cases in as few launches as it takes: what breaks a launch is noted, and the cases behind it
+    get a new one.
+    """
     processes = 1 if cases[0]["strategy"] in ("auto", "model_split") else request["processes"]
     left = []
     for case in cases:
@@ -139,7 +157,10 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
         broke = None
         try:
             execute(
-                "lathe.verbs.support:run_cases", {**left[0], "cases": left, "notes": str(notes)}, processes, left[0]["launch"]
+                "lathe.verbs.support:run_cases",
+                {**left[0], "cases": left, "notes": str(notes)},
+                processes,
+                left[0]["launch"],
             )
         except Exception as error:
             broke = " ".join(str(error).split())[:2000]
@@ -157,8 +178,8 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
 
 
 def measure(case: dict[str, Any], reference: dict[str, Any] | None) -> None:
-    """Adds the largest relative difference of the loss to the reference's, and of the test loss to that of one process which evaluates
-    the run's checkpoint."""
+    """Adds the largest relative difference of the loss to the reference's, and of the test loss to that of one process
+    which evaluates the run's checkpoint."""
     if "refused" not in case or case["refused"] is not None:
         return
     own = losses(case)
@@ -200,13 +221,14 @@ def page(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
         parts.append(f"{begin}{text}{end}")
     return f"""# What works together
 
-Written by `python scripts/support.py`: {request["processes"]} processes over gloo on {os.cpu_count()} cores, one thread each,
-torch {torch.__version__.split("+")[0]}, Python {platform.python_version()}. Each cell is a run of {request["steps"]} optimizer steps
-of two accumulated batches, with clipped gradients, through the same code as `python train.py`. The number is the largest relative
-difference of a step's loss to one process with the same precision and compilation (`auto`); *r1*, *r2*, ... are refused at start-up with
-the sentence below the table. In 32-true and 64-true it has to be below {TOLERANCE:.0e}; in the other formats it shows how far apart two
-processes round. *Evaluated by one process* is the largest relative difference between the test loss that the run reported and the one
-that a single process finds for its checkpoint.
+Written by `python scripts/support.py`: {request["processes"]} processes over gloo on {os.cpu_count()} cores, one
+thread each, torch {torch.__version__.split("+")[0]}, Python {platform.python_version()}. Each cell is a run of
+{request["steps"]} optimizer steps of two accumulated batches, with clipped gradients, through the same code as
+`python train.py`. The number is the largest relative difference of a step's loss to one process with the same
+precision and compilation (`auto`); *r1*, *r2*, ... are refused at start-up with the sentence below the table. In
+32-true and 64-true it has to be below {TOLERANCE:.0e}; in the other formats it shows how far apart two processes
+round. *Evaluated by one process* is the largest relative difference between the test loss that the run reported and
+the one that a single process finds for its checkpoint.
 
 ## Strategy, precision, compile, net
 
@@ -225,19 +247,25 @@ def explanation(part: str, cases: list[dict[str, Any]], request: dict[str, Any])
     metrics = f"{len(works)} combinations run; the largest difference in 32-true is {worst:.1e}; {broken} broke."
     if part == "plain":
         return (
-            f"Compiled columns use inductor in {', '.join(request['inductor'])} and aot_eager, which captures and differentiates the same\n"
-            f"graphs and leaves out the kernels, in the other formats; {' and '.join(REGIONAL)} compile block by block\n"
+            f"Compiled columns use inductor in {', '.join(request['inductor'])} and aot_eager, which captures and "
+            "differentiates the same\n"
+            f"graphs and leaves out the kernels, in the other formats; {' and '.join(REGIONAL)} compile block by "
+            "block\n"
             f"(`compile.regional=true`). {metrics}"
         )
     tensor = "`tensor` cuts no ResNet; of nets with a tensor plan it takes masks and distillation, as tests show."
     return (
-        "A small ResNet under each method, which acts within the few steps. Methods that quantize see rounding: an activation on a border\n"
-        f"between two integers goes either way, and the loss follows by more than the last digit of a sum.\n{tensor} {metrics}"
+        "A small ResNet under each method, which acts within the few steps. Methods that quantize see rounding: an "
+        "activation on a border\n"
+        f"between two integers goes either way, and the loss follows by more than the last digit of a sum.\n{tensor} "
+        f"{metrics}"
     )
 
 
 def table(cases: list[dict[str, Any]], request: dict[str, Any]) -> str:
-    """A row for each strategy and precision, a column for each net or method, and a numbered list of the sentences that refuse."""
+    """A row for each strategy and precision, a column for each net or method, and a numbered list of the sentences that
+    refuse.
+    """
     sentences: list[str] = []
     columns = list(dict.fromkeys(column_of(case) for case in cases))
     titles = [

@@ -7,7 +7,8 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-# Two torch threads on two busy cores wait for each other more than they compute. Set before torch is imported; subprocesses inherit it.
+# Two torch threads on two busy cores wait for each other more than they compute. Set before torch is imported;
+# subprocesses inherit it.
 os.environ["OMP_NUM_THREADS"] = "1"
 # A test must not reach for a network.
 os.environ["WANDB_MODE"] = "offline"
@@ -56,8 +57,12 @@ def _clean_state():
 
 
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str]]:
-    """Runs a script's main in this process as if its arguments had been typed in an empty folder: (exit code, standard error)."""
+def cli(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """Runs a script's main in this process as if its arguments had been typed in an empty folder: (exit code, standard
+    error).
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setenv("LATHE_FULL_ERROR", "0")

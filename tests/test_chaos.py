@@ -19,7 +19,16 @@ chaos = runpy.run_path(str(ROOT / "scripts" / "chaos.py"), run_name="chaos")
 
 @pytest.mark.slow
 def test_four_cases(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "chaos.py"), "--n", "4", "--variants", "mlp,ema,async,qat", "--seed", "3"]
+    command = [
+        sys.executable,
+        str(ROOT / "scripts" / "chaos.py"),
+        "--n",
+        "4",
+        "--variants",
+        "mlp,ema,async,qat",
+        "--seed",
+        "3",
+    ]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"^seed 3: 4 of 4 equal after ([4-9]) deaths; torch ", done.stdout, flags=re.MULTILINE)
@@ -34,13 +43,20 @@ def test_a_name_that_is_no_variant_is_told(monkeypatch: pytest.MonkeyPatch, caps
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
     options = (*SMALL, "trainer.limit_train_batches=4", "test=false", "trainer.log_every_n_steps=2")
-    one, again, other = (new_run(tmp_path / name, *options, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    one, again, other = (
+        new_run(tmp_path / name, *options, f"seed={seed}") for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
     for cfg in (one, again, other):
         lathe.verbs.train.train(cfg)
     alone, same, else_ = (Path(cfg["paths"]["run_dir"]) for cfg in (one, again, other))
     assert chaos["differences"](same, alone) == []
     told = " ".join(chaos["differences"](else_, alone))
-    for word in ("weights of last.ckpt", "weights of best.ckpt", "result.json: seed 2 in place of 1", "metrics.csv: {'step'"):
+    for word in (
+        "weights of last.ckpt",
+        "weights of best.ckpt",
+        "result.json: seed 2 in place of 1",
+        "metrics.csv: {'step'",
+    ):
         assert word in told
     (alone / "receipt.md").write_text("")
     (same / ".tmp-x-1.result.json").write_text("")

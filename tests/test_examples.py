@@ -25,7 +25,10 @@ def ran(program: Path, *words: object) -> subprocess.CompletedProcess[str]:
 @pytest.mark.skipif(aot.available() is not None or shutil.which("cmake") is None, reason="no C++ compiler or no CMake")
 def test_the_cpp_program_answers_as_python_does(tmp_path: Path) -> None:
     build = tmp_path / "build"
-    for words in (["-S", SOURCE, "-B", build, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"], ["--build", build]):
+    for words in (
+        ["-S", SOURCE, "-B", build, f"-DCMAKE_PREFIX_PATH={torch.utils.cmake_prefix_path}"],
+        ["--build", build],
+    ):
         done = subprocess.run(["cmake", *words], capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
     program = build / "classify"

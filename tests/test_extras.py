@@ -1,4 +1,6 @@
-"""What `pip install -e .` leaves out is asked for in one sentence, before anything is trained, and its extra brings it."""
+"""What `pip install -e .` leaves out is asked for in one sentence, before anything is trained, and its extra brings
+it.
+"""
 
 import configparser
 import re
@@ -53,18 +55,35 @@ def test_every_extra_that_a_sentence_names_is_there() -> None:
         *(ROOT / "configs").rglob("*.yaml"),
     ]:
         text = path.read_text()
-        named |= {(name, path.name) for some in re.findall(r"pip install -e '?\.\[([\w,]+)\]", text) for name in some.split(",")}
+        named |= {
+            (name, path.name)
+            for some in re.findall(r"pip install -e '?\.\[([\w,]+)\]", text)
+            for name in some.split(",")
+        }
         named |= {(name, path.name) for name in re.findall(r"uninstalled\(\"(\w+)\"", text)}
-    assert {name for name, _ in named} >= {"compress", "export", "serve", "wandb", "mlflow", "deepspeed", "shards", "slurm"}
+    assert {name for name, _ in named} >= {
+        "compress",
+        "export",
+        "serve",
+        "wandb",
+        "mlflow",
+        "deepspeed",
+        "shards",
+        "slurm",
+    }
     assert [pair for pair in named if pair[0] not in extras] == []
     assert {"onnx", "onnxscript", "onnxruntime"} <= {re.split(r"[<>=]", line)[0] for line in extras["export"].split()}
     assert extras["compress"].startswith("torch-pruning")
 
 
-def test_training_with_channels_removed_is_refused_at_once(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_with_channels_removed_is_refused_at_once(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     block(monkeypatch, "torch_pruning")
     # cifar10 is not there: the sentence comes before anybody looks for it
-    code, errors = cli("compression=prune_channels", "data=cifar10", "data.source.download=false", "model=resnet20", *SMALL[3:])
+    code, errors = cli(
+        "compression=prune_channels", "data=cifar10", "data.source.download=false", "model=resnet20", *SMALL[3:]
+    )
     assert (code, errors) == (
         1,
         "Error: compression.prune_channels: torch_pruning can't be imported: pip install -e '.[compress]'.\n",
@@ -78,12 +97,16 @@ def test_compressing_a_run_is_refused_before_it_is_scored(finished: Path, monkey
     asked = config(f"run={finished}", "compression=prune_channels", name="compress")
     cfg = RunDir(finished).config
     cfg |= {"request": asked, "strategy": asked["strategy"], "trainer": {**cfg["trainer"], **asked["trainer"]}}
-    with pytest.raises(UserError, match=r"^compression\.prune_channels: torch_pruning can't be imported: pip install -e"):
+    with pytest.raises(
+        UserError, match=r"^compression\.prune_channels: torch_pruning can't be imported: pip install -e"
+    ):
         compress(cfg)
 
 
 @pytest.mark.parametrize("target", ["onnx", "onnx_int8"])
-def test_exports_are_refused_in_a_sentence(cli: Cli, finished: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exports_are_refused_in_a_sentence(
+    cli: Cli, finished: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     block(monkeypatch, *ONNX)
     code, errors = cli(f"run={finished}", f"target={target}", script="scripts/export.py")
     assert (code, errors) == (
@@ -93,10 +116,13 @@ def test_exports_are_refused_in_a_sentence(cli: Cli, finished: Path, target: str
     assert not [path for path in (finished / "exports").glob("*") if not path.name.startswith(".")]
 
 
-def test_a_run_whose_receipt_will_lack_onnx_says_so_before_it_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_receipt_will_lack_onnx_says_so_before_it_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     block(monkeypatch, "onnxruntime")
     told = (
-        r"compression\.receipt=quick will be without ONNX Runtime: onnxruntime can't be imported: pip install -e '\.\[export\]'"
+        r"compression\.receipt=quick will be without ONNX Runtime: onnxruntime can't be imported: pip install -e "
+        r"'\.\[export\]'"
     )
     monkeypatch.setattr("lathe.verbs.train.interruptible", lambda *words: pytest.fail("trained before it warned"))
     with pytest.warns(UserWarning, match=told), pytest.raises(pytest.fail.Exception):

@@ -1,4 +1,6 @@
-"""Faults of real runs: workers that are killed or hang, a job whose time is up, a disk that is slow. Everything here is slow."""
+"""Faults of real runs: workers that are killed or hang, a job whose time is up, a disk that is slow. Everything here is
+slow.
+"""
 
 import os
 import signal
@@ -47,7 +49,11 @@ def wait_for(process: Started, log_dir: Path, lines: int) -> Path:
     while time.monotonic() < deadline:
         for found in runs(log_dir):
             table = found / "metrics.csv"
-            if (found / "checkpoints" / "last.ckpt").exists() and table.exists() and table.read_text().count("\n") > lines:
+            if (
+                (found / "checkpoints" / "last.ckpt").exists()
+                and table.exists()
+                and table.read_text().count("\n") > lines
+            ):
                 return found
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
@@ -68,7 +74,15 @@ def equal(left: Path, right: Path) -> None:
 
 
 # Which ranks are killed under each: rank 0 writes checkpoints and logs, the last one has the loss of a pipeline.
-STRATEGIES = {"ddp": (0, 1), "fsdp": (0,), "deepspeed_2": (1,), "deepspeed_3": (0,), "tensor": (1,), "pipeline": (0,), "3d": (1,)}
+STRATEGIES = {
+    "ddp": (0, 1),
+    "fsdp": (0,),
+    "deepspeed_2": (1,),
+    "deepspeed_3": (0,),
+    "tensor": (1,),
+    "pipeline": (0,),
+    "3d": (1,),
+}
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -121,7 +135,9 @@ def test_a_worker_that_hangs_in_training_is_ended(tmp_path: Path, restarts: int)
         PYTHONPATH=str(tmp_path),
     )
     (directory,) = runs(log_dir)
-    told = "rank 0 waited longer than launch.timeout=5 seconds in the gradients' all_reduce (step 7): rank 1 did not come"
+    told = (
+        "rank 0 waited longer than launch.timeout=5 seconds in the gradients' all_reduce (step 7): rank 1 did not come"
+    )
     if restarts:
         check(done)
         assert f"{told}: restart 1 of 1, from the last checkpoint." in done.stdout
@@ -136,7 +152,9 @@ def test_a_worker_that_hangs_in_training_is_ended(tmp_path: Path, restarts: int)
 
 
 def fakes(folder: Path, tasks: int) -> dict[str, str]:
-    """srun and scontrol as SLURM's behave for train.sbatch: tasks with their environment, and a note of what was requeued."""
+    """srun and scontrol as SLURM's behave for train.sbatch: tasks with their environment, and a note of what was
+    requeued.
+    """
     (folder / "bin").mkdir()
     srun = f"""#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done
@@ -184,7 +202,14 @@ def test_a_job_whose_time_is_up_is_requeued_and_goes_on(tmp_path: Path, nodes: i
 
 def test_a_sweep_through_submitit_leaves_a_directory_per_job(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
-    arguments = ("-m", "seed=1,2", *TRAIN, "trainer.max_epochs=1", "model.net.width=16", "hydra/launcher=submitit_local")
+    arguments = (
+        "-m",
+        "seed=1,2",
+        *TRAIN,
+        "trainer.max_epochs=1",
+        "model.net.width=16",
+        "hydra/launcher=submitit_local",
+    )
     check(run(*arguments, cwd=tmp_path))
     assert [(path / "result.json").exists() for path in runs(tmp_path / "logs")] == [True, True]
 
@@ -194,7 +219,14 @@ def test_the_ranks_of_torchrun_end_where_the_run_is_complete(tmp_path: Path) -> 
     """Those that wait for rank 0's configuration would wait for ever."""
     cfg = new_run(tmp_path, *TRAIN, "strategy=ddp")
     RunDir(cfg["paths"]["run_dir"]).finish({"objective": 0.5})
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2", str(ROOT / "train.py"))
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc_per_node=2",
+        str(ROOT / "train.py"),
+    )
     process = start(tmp_path, f"resume={cfg['paths']['run_dir']}", script=torchrun)
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 0, output

@@ -1,4 +1,6 @@
-"""What killed processes leave half-written goes at the next start; what belongs to a living one stays. A disk that takes none is told."""
+"""What killed processes leave half-written goes at the next start; what belongs to a living one stays. A disk that
+takes none is told.
+"""
 
 import errno
 import os
@@ -29,7 +31,13 @@ def named(process: int, rest: str, machine: str | None = None) -> str:
 
 def test_what_dead_processes_left_goes_and_nothing_else(tmp_path: Path) -> None:
     gone, alive = dead(), os.getppid()
-    for name in (named(gone, "last.ckpt"), named(alive, "last.ckpt"), named(gone, "x.csv", "elsewhere"), ".hidden", "last.ckpt"):
+    for name in (
+        named(gone, "last.ckpt"),
+        named(alive, "last.ckpt"),
+        named(gone, "x.csv", "elsewhere"),
+        ".hidden",
+        "last.ckpt",
+    ):
         (tmp_path / name).write_text(name)
     (tmp_path / named(gone, "onnx")).mkdir()
     (tmp_path / named(gone, "onnx") / "half").write_text("")
@@ -66,7 +74,9 @@ def test_what_was_put_aside_comes_back_if_nothing_took_its_place(tmp_path: Path)
     assert (tmp_path / "onnx" / "file").read_text() == "earlier"
 
 
-def test_a_temporary_folder_of_a_dead_process_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_temporary_folder_of_a_dead_process_goes_with_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left = files.scratch_prefix().replace(f"-{os.getpid()}-", f"-{dead()}-") + "abc"
     (tmp_path / left).mkdir()

@@ -1,4 +1,6 @@
-"""The house can be held in the head: few rooms on few floors, tied by few arrows, none in a circle. docs/architecture.md draws it."""
+"""The house can be held in the head: few rooms on few floors, tied by few arrows, none in a circle.
+docs/architecture.md draws it.
+"""
 
 from functools import cache
 from pathlib import Path

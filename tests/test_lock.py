@@ -40,7 +40,7 @@ def locked() -> dict[str, Version]:
 
 def test_it_says_what_it_is_for_and_names_no_place() -> None:
     assert TEXT.startswith(
-        "# Made by .ci/lock.py from requirements.txt, for Linux on x86_64, Python 3.11 and torch's CPU build:\n"
+        "# From requirements.txt by .ci/lock.py, for Linux on x86_64, Python 3.11, torch's CPU build:\n"
     )
     assert "://" not in TEXT
 
@@ -54,15 +54,21 @@ def test_every_pin_is_in_it_at_its_version() -> None:
 
 @pytest.mark.parametrize("pin", [pin for pin in pins() if pin.name != "torch"], ids=lambda pin: pin.name)
 def test_what_a_pin_needs_is_in_it(pin: Requirement) -> None:
-    """As far as this environment's own copies tell, which have the pinned versions. torch's needs depend on its build."""
+    """As far as this environment's own copies tell, which have the pinned versions. torch's needs depend on its
+    build.
+    """
     found = locked()
     assert metadata.version(pin.name) in pin.specifier
     needed = [
-        item for item in map(Requirement, metadata.requires(pin.name) or []) if not item.marker or item.marker.evaluate(MACHINE)
+        item
+        for item in map(Requirement, metadata.requires(pin.name) or [])
+        if not item.marker or item.marker.evaluate(MACHINE)
     ]
     assert [str(item) for item in needed if canonicalize_name(item.name) not in found] == []
     assert [
-        str(item) for item in needed if not item.specifier.contains(found[canonicalize_name(item.name)], prereleases=True)
+        str(item)
+        for item in needed
+        if not item.specifier.contains(found[canonicalize_name(item.name)], prereleases=True)
     ] == []
 
 
@@ -79,6 +85,9 @@ def test_the_tool_writes_pins_with_hashes() -> None:
         ],
     }
     text = runpy.run_path(str(ROOT / ".ci" / "lock.py"))["lock"](report)
-    assert text.splitlines()[2:] == [f"jinja2-x==3 --hash=sha256:{'a' * 64}", f"torch==2.13.0+cpu --hash=sha256:{'b' * 64}"]
+    assert text.splitlines()[2:] == [
+        f"jinja2-x==3 --hash=sha256:{'a' * 64}",
+        f"torch==2.13.0+cpu --hash=sha256:{'b' * 64}",
+    ]
     assert "Linux on x86_64, Python 3.11" in text
     assert "://" not in text

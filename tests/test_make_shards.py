@@ -28,7 +28,13 @@ def make(tmp_path: Path, *overrides: str) -> tuple[Path, dict[str, Any]]:
 @pytest.mark.slow
 def test_the_command_writes_digits_and_says_how_to_train_on_them(tmp_path: Path) -> None:
     done = check(
-        run("shard_size=500", "output=written", f"paths.data_dir={tmp_path}", cwd=tmp_path, script="scripts/make_shards.py")
+        run(
+            "shard_size=500",
+            "output=written",
+            f"paths.data_dir={tmp_path}",
+            cwd=tmp_path,
+            script="scripts/make_shards.py",
+        )
     )
     assert "{'train': 1300, 'val': 200, 'test': 297} images" in done.stdout
     assert (

@@ -1,4 +1,6 @@
-"""What Windows lacks is looked for before it is used: a module that names it while it is imported takes everything above it along."""
+"""What Windows lacks is looked for before it is used: a module that names it while it is imported takes everything
+above it along.
+"""
 
 import ast
 import importlib.util

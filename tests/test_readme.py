@@ -65,12 +65,16 @@ def test_the_readme_is_short_and_has_the_two_commands() -> None:
     assert "pip install -r requirements-dev.txt && python -m pytest\n" in README
     assert "python -m pytest\n" in (ROOT / ".ci" / "run").read_text()
     for start in [*ADDED, *SKIPPED]:
-        assert any(command.startswith(start) for command in COMMANDS), f"{start}: the README has no such command any more"
+        assert any(command.startswith(start) for command in COMMANDS), (
+            f"{start}: the README has no such command any more"
+        )
 
 
 def test_its_links_lead_somewhere() -> None:
     assert [
-        link for link in re.findall(r"\]\(([^)]+)\)", README) if not link.startswith("http") and not (ROOT / link).is_file()
+        link
+        for link in re.findall(r"\]\(([^)]+)\)", README)
+        if not link.startswith("http") and not (ROOT / link).is_file()
     ] == []
 
 

@@ -42,7 +42,9 @@ def test_channels_of_a_resnet(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is no better than its student.*")  # a teacher of two epochs is none
 def test_half_of_the_weights_in_integers_with_a_teacher(tmp_path: Path, teacher: Path) -> None:
-    found = result(tmp_path, "experiment=digits_small", "trainer.max_epochs=6", f"compression.distill.teacher={teacher}")
+    found = result(
+        tmp_path, "experiment=digits_small", "trainer.max_epochs=6", f"compression.distill.teacher={teacher}"
+    )
     assert found["prune/sparsity"] == pytest.approx(0.5, abs=0.001)
     assert found["qat/bits"] < 10
     assert found["test/accuracy"] > 0.8

@@ -15,7 +15,10 @@ CONFIGS = ROOT / "configs"
 GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir() and path.name != "local")
 OTHER_SCRIPTS = {"target": "export"}  # groups that training does not have
 CHOICES = [
-    f"{group}={path.stem}" for group in GROUPS if group not in OTHER_SCRIPTS for path in sorted((CONFIGS / group).glob("*.yaml"))
+    f"{group}={path.stem}"
+    for group in GROUPS
+    if group not in OTHER_SCRIPTS
+    for path in sorted((CONFIGS / group).glob("*.yaml"))
 ]
 YAML_FILES = sorted(str(path.relative_to(ROOT)) for path in CONFIGS.rglob("*.yaml") if "local" not in path.parts)
 MAX_LINES = 300
@@ -26,8 +29,12 @@ MACHINE_PATHS = re.compile(
 
 
 def repository_files() -> list[Path]:
-    """What git tracks or would track; without git, everything but hidden folders and what .gitignore names at the root."""
-    done = subprocess.run(["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True)
+    """What git tracks or would track; without git, everything but hidden folders and what .gitignore names at the
+    root.
+    """
+    done = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"], cwd=ROOT, capture_output=True, text=True
+    )
     if done.returncode == 0 and done.stdout:
         paths = [ROOT / name for name in done.stdout.split("\0") if name]
     else:
@@ -61,7 +68,11 @@ def test_floors_import_only_floors_below() -> None:
 
 def test_launch_imports_no_torch() -> None:
     heavy = "{'torch', 'lightning', 'numpy'}"
-    run(sys.executable, "-c", f"import sys, lathe.launch.start; late = {heavy} & set(sys.modules); assert not late, late")
+    run(
+        sys.executable,
+        "-c",
+        f"import sys, lathe.launch.start; late = {heavy} & set(sys.modules); assert not late, late",
+    )
 
 
 def test_no_file_names_a_path_of_one_machine() -> None:
@@ -74,7 +85,9 @@ def test_no_file_names_a_path_of_one_machine() -> None:
 
 def test_no_source_file_is_longer_than_300_lines() -> None:
     lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in repository_files() if path.suffix == ".py"
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
+        for path in repository_files()
+        if path.suffix == ".py"
     }
     assert {name: length for name, length in lengths.items() if length > MAX_LINES} == {}
     assert "src/lathe/verbs/train.py" in lengths
@@ -84,14 +97,16 @@ def test_what_tests_share_lies_in_support() -> None:
     """Beside the tests lie tests alone: a helper module is found by its subject, in tests/support."""
     names = [path.relative_to(ROOT / "tests") for path in (ROOT / "tests").rglob("*.py")]
     loose = [
-        name for name in names if name.parts[0] != "support" and not (name.stem == "conftest" or name.stem.startswith("test_"))
+        name
+        for name in names
+        if name.parts[0] != "support" and not (name.stem == "conftest" or name.stem.startswith("test_"))
     ]
     assert loose == []
 
 
 def keys_without_comment(text: str) -> list[str]:
-    """Keys that hold a value and have a comment neither on their line nor on the line above. `_target_` and `_partial_` say themselves,
-    and a `defaults` list is commented where it is the map, in train.yaml."""
+    """Keys that hold a value and have a comment neither on their line nor on the line above. `_target_` and `_partial_`
+    say themselves, and a `defaults` list is commented where it is the map, in train.yaml."""
     lines, missing = text.splitlines(), []
 
     def visit(node: Any) -> None:
@@ -103,7 +118,11 @@ def keys_without_comment(text: str) -> list[str]:
                 continue
             line = key.start_mark.line
             above = lines[line - 1].strip() if line else ""
-            if key.value not in ("_target_", "_partial_", "defaults") and " #" not in lines[line] and not above.startswith("#"):
+            if (
+                key.value not in ("_target_", "_partial_", "defaults")
+                and " #" not in lines[line]
+                and not above.startswith("#")
+            ):
                 missing.append(key.value)
 
     visit(yaml.compose(text, Loader=yaml.SafeLoader))
@@ -164,7 +183,9 @@ def test_the_ends_of_the_ranges_are_what_the_workflow_tries() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
     assert (settings["mypy"]["python_version"], settings["ruff"]["target-version"]) == ("3.11", "py311")
     matrix = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["strategy"]["matrix"]
-    (torch,) = [Requirement(line) for line in parser["options"]["install_requires"].split("\n") if line.startswith("torch>")]
+    (torch,) = [
+        Requirement(line) for line in parser["options"]["install_requires"].split("\n") if line.startswith("torch>")
+    ]
     pythons = SpecifierSet(parser["options"]["python_requires"])
     tried = [item["torch"] for item in matrix["include"]]
     assert [version in torch.specifier for version in (*tried, "2.10.0", "2.16.0")] == [True, True, False, False]
@@ -180,11 +201,18 @@ def test_every_message_on_the_page_of_errors_is_one_that_the_code_has() -> None:
                 texts.append(node.value)
     headings = re.findall(r"^### `(.*)`$", (ROOT / "docs" / "errors.md").read_text(), flags=re.MULTILINE)
     assert len(headings) > 50
-    stale = [(heading, piece) for heading in headings for piece in heading.split("…") if not any(piece in text for text in texts)]
+    stale = [
+        (heading, piece)
+        for heading in headings
+        for piece in heading.split("…")
+        if not any(piece in text for text in texts)
+    ]
     assert stale == []
 
 
 def test_links_between_documents_lead_somewhere() -> None:
     for path in (ROOT / "docs").glob("*.md"):
-        links = [link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", path.read_text()) if not link.startswith("http")]
+        links = [
+            link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", path.read_text()) if not link.startswith("http")
+        ]
         assert [link for link in links if not (path.parent / link).is_file()] == [], path.name

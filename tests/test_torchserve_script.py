@@ -21,7 +21,9 @@ from lathe.export import manifest
 
 SCRIPT = str(ROOT / "scripts" / "torchserve.sh")
 needs_torchserve = pytest.mark.skipif(
-    shutil.which("java") is None or importlib.util.find_spec("ts") is None or importlib.util.find_spec("model_archiver") is None,
+    shutil.which("java") is None
+    or importlib.util.find_spec("ts") is None
+    or importlib.util.find_spec("model_archiver") is None,
     reason="no Java or no TorchServe",
 )
 
@@ -29,7 +31,12 @@ needs_torchserve = pytest.mark.skipif(
 def torchserve(*words: str, cwd: Path, **extra: str) -> subprocess.CompletedProcess[str]:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.run(
-        ["bash", SCRIPT, *words], cwd=cwd, env=environment(PATH=path, **extra), capture_output=True, text=True, timeout=600
+        ["bash", SCRIPT, *words],
+        cwd=cwd,
+        env=environment(PATH=path, **extra),
+        capture_output=True,
+        text=True,
+        timeout=600,
     )
 
 
@@ -38,7 +45,9 @@ def of_torchserve(folder: Path) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:
-            if process.status() != psutil.STATUS_ZOMBIE and str(folder) in " ".join([process.cwd(), *process.cmdline()]):
+            if process.status() != psutil.STATUS_ZOMBIE and str(folder) in " ".join(
+                [process.cwd(), *process.cmdline()]
+            ):
                 found.append(process.pid)
         except psutil.Error:
             continue
@@ -105,7 +114,9 @@ def digits(tmp_path: Path) -> list[tuple[Path, str]]:
 
 @pytest.mark.slow
 @needs_torchserve
-def test_it_archives_starts_predicts_refuses_and_stops(trained: Path, digits: list[tuple[Path, str]], tmp_path: Path) -> None:
+def test_it_archives_starts_predicts_refuses_and_stops(
+    trained: Path, digits: list[tuple[Path, str]], tmp_path: Path
+) -> None:
     state = trained / "torchserve"
     # all in one
     done = torchserve(f"run={trained}", f"input={digits[0][0]}", cwd=tmp_path, TMPDIR=str(tmp_path))
@@ -169,7 +180,9 @@ def test_an_archive_that_can_not_be_loaded_is_said_and_nothing_is_left(trained: 
     assert done.returncode == 1
     assert done.stderr.startswith(f"{path} is not the file that was exported")
     content = json.loads((path.parent / manifest.NAME).read_text())
-    manifest.write(path.parent, {key: content[key] for key in content if key not in ("version", "files")}, list(content["files"]))
+    manifest.write(
+        path.parent, {key: content[key] for key in content if key not in ("version", "files")}, list(content["files"])
+    )
     (tmp_path / "scratch").mkdir()
     done = torchserve(f"run={run_dir}", cwd=tmp_path, TMPDIR=str(tmp_path / "scratch"))
     assert done.returncode == 1

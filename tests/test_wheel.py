@@ -1,4 +1,6 @@
-"""The configurations as a package: the clone's own in an editable install, and those that travel with a wheel elsewhere."""
+"""The configurations as a package: the clone's own in an editable install, and those that travel with a wheel
+elsewhere.
+"""
 
 import json
 import shutil
@@ -38,7 +40,10 @@ if __name__ == "__main__":
 
 def test_an_editable_install_has_the_clones_own_configurations() -> None:
     assert ROOT / "configs" == FOLDER
-    assert resources.files("lathe.configs").joinpath("train.yaml").read_text() == (ROOT / "configs" / "train.yaml").read_text()
+    assert (
+        resources.files("lathe.configs").joinpath("train.yaml").read_text()
+        == (ROOT / "configs" / "train.yaml").read_text()
+    )
     expected = config("model=mlp")
     with initialize_config_module("lathe.configs", version_base="1.3"):
         assert resolve(compose("train", overrides=["model=mlp"])) == expected

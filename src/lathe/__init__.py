@@ -6,8 +6,8 @@ from typing import Any
 
 
 def lazily(room: str, files: dict[str, str]) -> Callable[[str], Any]:
-    """The `__getattr__` of a package whose face has names that few runs need: `files` says in which of its modules each stands, and that
-    module is imported when the name is asked for."""
+    """The `__getattr__` of a package whose face has names that few runs need: `files` says in which of its modules each
+    stands, and that module is imported when the name is asked for."""
 
     def get(name: str) -> Any:
         if name not in files:

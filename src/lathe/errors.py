@@ -10,8 +10,8 @@ from contextlib import contextmanager
 class UserError(Exception):
     """A mistake that whoever typed the command can mend.
 
-    Its message is one sentence that names the key, the value and the way out, or one for each of several mistakes. The command line prints
-    these alone, a line each, and exits with 1; `HYDRA_FULL_ERROR=1` brings the traceback back.
+    Its message is one sentence that names the key, the value and the way out, or one for each of several mistakes. The
+    command line prints these alone, a line each, and exits with 1; `HYDRA_FULL_ERROR=1` brings the traceback back.
     """
 
     def __str__(self) -> str:
@@ -19,8 +19,8 @@ class UserError(Exception):
 
 
 class ArgumentError(UserError):
-    """An argument of a part is wrong: the sentences begin with its name, before which whoever built the part from a configuration puts
-    the key."""
+    """An argument of a part is wrong: the sentences begin with its name, before which whoever built the part from a
+    configuration puts the key."""
 
 
 class Stopped(UserError):
@@ -37,7 +37,9 @@ class Stopped(UserError):
 
 
 def uninstalled(extra: str, *packages: str) -> str | None:
-    """None, or the sentence that says which of `packages` can't be imported, and the extra of setup.cfg that brings them."""
+    """None, or the sentence that says which of `packages` can't be imported, and the extra of setup.cfg that brings
+    them.
+    """
     from importlib.util import find_spec  # here: --help need not import it
 
     missing = [name for name in packages if find_spec(name) is None]
@@ -68,7 +70,9 @@ def did_you_mean(word: str, options: Iterable[str]) -> str:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Gives an OSError that passes through the name of the file that was written: a full disk is met by a write, which knows of none."""
+    """Gives an OSError that passes through the name of the file that was written: a full disk is met by a write, which
+    knows of none.
+    """
     try:
         yield
     except OSError as error:

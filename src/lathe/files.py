@@ -1,7 +1,9 @@
-"""Files that are whole or not there, what killed processes have left of others, and what a user is told where a disk takes none.
+"""Files that are whole or not there, what killed processes have left of others, and what a user is told where a disk
+takes none.
 
-Whatever Lathe writes stands first under a hidden name beside its place that tells machine and process, `.tmp-<machine>-<process>.<name>`
-(for temporary folders elsewhere `lathe-<machine>-<process>-...`), and is moved to its place whole.
+Whatever Lathe writes stands first under a hidden name beside its place that tells machine and process,
+`.tmp-<machine>-<process>.<name>` (for temporary folders elsewhere `lathe-<machine>-<process>-...`), and is moved to its
+place whole.
 """
 
 import errno
@@ -42,7 +44,10 @@ def disk_sentence(error: OSError) -> str | None:
     }
     if error.errno not in reasons:
         return None
-    return f"{error.filename or 'a file'} can't be written, {reasons[error.errno]} (paths.log_dir and paths.data_dir say where things go)."
+    return (
+        f"{error.filename or 'a file'} can't be written, {reasons[error.errno]} (paths.log_dir and paths.data_dir "
+        "say where things go)."
+    )
 
 
 def beside(path: Path) -> Path:
@@ -51,7 +56,9 @@ def beside(path: Path) -> Path:
 
 
 def aside(path: Path) -> Path:
-    """Where this process puts what stands at `path` for the moment between two names; it comes back if nothing takes its place."""
+    """Where this process puts what stands at `path` for the moment between two names; it comes back if nothing takes
+    its place.
+    """
     return path.with_name(f"{beside(path).name}.old")
 
 
@@ -83,7 +90,9 @@ def scratch_prefix() -> str:
 
 
 def sweep(*folders: Path) -> None:
-    """Removes from `folders` what dead processes of this user have left under these names, never what belongs to a living one."""
+    """Removes from `folders` what dead processes of this user have left under these names, never what belongs to a
+    living one.
+    """
     for folder in folders:
         with suppress(OSError):  # not there, or not ours to read
             for entry in list(os.scandir(folder)):

@@ -1,4 +1,6 @@
-"""Runtimes of a finished run beside each other; compiled forms run eagerly here, for compilers take longer than these nets."""
+"""Runtimes of a finished run beside each other; compiled forms run eagerly here, for compilers take longer than these
+nets.
+"""
 
 import json
 import shutil
@@ -123,7 +125,10 @@ def test_what_was_not_shipped_is_made_elsewhere_and_what_is_missing_or_wrong_is_
     (run.path / "exports" / "onnx_int8" / "model.onnx").write_bytes(b"tampered")
     group = {**config(f"run={run.path}", "target=[onnx,onnx_int8]", name="export")["target"], "aot_inductor": {}}
     found = inference.compare(request(run, "onnx", "onnx_int8"), group, run.path.parent / "out")
-    assert {row["backend"]: row["source"] for row in found["rows"]} == {**dict.fromkeys(MODULES, "module"), "onnx": "made"}
+    assert {row["backend"]: row["source"] for row in found["rows"]} == {
+        **dict.fromkeys(MODULES, "module"),
+        "onnx": "made",
+    }
     reasons = {entry["form"]: entry["reason"] for entry in found["left_out"]}
     assert reasons["aot_inductor"] == "no C++ compiler was found: install g++."
     assert "is not the file that was exported, its SHA-256 differs" in reasons["onnx_int8"]
@@ -143,7 +148,9 @@ def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
     assert entry["reason"].startswith("wrong: its logits lie ")
 
 
-def test_the_receipt_gets_it_and_keeps_it_while_the_weights_are_the_same(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_receipt_gets_it_and_keeps_it_while_the_weights_are_the_same(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(export.get("onnx"), "available", lambda: "target=onnx needs a package: pip install it.")
         before = write(run, run.config, None, "quick")
@@ -166,7 +173,8 @@ def test_the_receipt_gets_it_and_keeps_it_while_the_weights_are_the_same(run: Ru
     assert "## Runtimes" not in (run.path / "receipt.md").read_text()
     (run.path / "receipt.json").write_text("{torn")
     with pytest.raises(
-        UserError, match=r"receipt\.json can't be read as a receipt of this version of Lathe: python scripts/receipt\.py"
+        UserError,
+        match=r"receipt\.json can't be read as a receipt of this version of Lathe: python scripts/receipt\.py",
     ):
         compare(run, "onnx")
 
@@ -232,7 +240,12 @@ def test_the_command(run: RunDir, tmp_path: Path) -> None:
     assert MODULES | {"onnx", "onnx_int8"} <= {row["backend"] for row in found["rows"]}
     assert found["winners"][0]["sentence"] in done.stdout
     done = command(
-        "suite=inference", "run=x", "targets=[onnx]", 'overrides=["seed=1"]', script="scripts/benchmark.py", cwd=tmp_path
+        "suite=inference",
+        "run=x",
+        "targets=[onnx]",
+        'overrides=["seed=1"]',
+        script="scripts/benchmark.py",
+        cwd=tmp_path,
     )
     assert done.returncode != 0
     assert done.stderr.strip().splitlines()[-1].startswith("Error: overrides=seed=1: suite=inference takes options")

@@ -46,7 +46,9 @@ def test_memory_of_one_process_is_what_arithmetic_says(tmp_path: Any) -> None:
     memory = case("m", kind="memory", alone=True)
     cfg = composed(memory, steps=3, warmup=0)["m"]
     cfg["paths"]["run_dir"] = str(tmp_path)
-    found = rank.measure({"cfg": cfg, "kind": "memory", "sync": True, "alone": True, "forward": False, "warmup": 0, "steps": 3})
+    found = rank.measure(
+        {"cfg": cfg, "kind": "memory", "sync": True, "alone": True, "forward": False, "warmup": 0, "steps": 3}
+    )
     weights = (256 + 1) * 32 + 2 * (32 + 1) * 32 + (32 + 1) * 10
     assert found["parameters"] == found["gradients"] == 4 * weights
     assert found["optimizer"] == pytest.approx(2 * 4 * weights, abs=100)  # and a step count for each tensor
@@ -65,7 +67,9 @@ def test_times_are_those_of_the_steps_asked_for(tmp_path: Any, monkeypatch: pyte
     timed = case("t")
     cfg = composed(timed)["t"]
     cfg["paths"]["run_dir"] = str(tmp_path)
-    found = rank.measure({"cfg": cfg, "kind": "time", "sync": True, "alone": True, "forward": False, "warmup": 2, "steps": 4})
+    found = rank.measure(
+        {"cfg": cfg, "kind": "time", "sync": True, "alone": True, "forward": False, "warmup": 2, "steps": 4}
+    )
     assert len(ticks) == 5  # of seven steps, two warm up
     assert found["step_ms"] == pytest.approx(2.5)  # of 1, 2, 3 and 4 ms
     assert found["samples_per_s"] == pytest.approx(16 / 0.0025)
@@ -94,7 +98,11 @@ def crews_of(suite: str, monkeypatch: pytest.MonkeyPatch, **request: Any) -> lis
     monkeypatch.setattr(crew_module, "Crew", Recorded)
     monkeypatch.setattr(Recorded, "made", [])
     cases, full = suites.plan({**config(f"suite={suite}", name="benchmark"), **request})
-    of_launch = ("strategy", "trainer.devices", "trainer.accelerator")  # what decides about processes: composing takes its time
+    of_launch = (
+        "strategy",
+        "trainer.devices",
+        "trainer.accelerator",
+    )  # what decides about processes: composing takes its time
     chosen = {item.name: tuple(o for o in suites.overrides_of(item, full) if o.startswith(of_launch)) for item in cases}
     composed = {overrides: config(*overrides) for overrides in set(chosen.values())}
     run(cases, {name: composed[overrides] for name, overrides in chosen.items()}, full, lambda line: None)

@@ -38,12 +38,20 @@ def cells(text: str, *first: str) -> list[str]:
     return [cell.strip() for cell in row.strip("|").split("|")]
 
 
-def test_ratios_are_taken_round_by_round_though_the_machine_drifts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ratios_are_taken_round_by_round_though_the_machine_drifts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     cases = suites.scaling(REQUEST)
     text = report.write(tmp_path, cases, RESULTS, REQUEST, 61.0)
     assert cells(text, "ddp", "1")[4:] == ["21.00 (10.50 to 42.00)", "4,762", "1.050 (1.050 to 1.050)", "", ""]
     # Of 2 x 21/25, 2 x 42/50 and 2 x 10.5/10, half.
-    assert cells(text, "ddp", "2", "weak")[4:] == ["25.00 (10.00 to 50.00)", "8,000", "", "0.840 (0.840 to 1.050)", "12.0%"]
+    assert cells(text, "ddp", "2", "weak")[4:] == [
+        "25.00 (10.00 to 50.00)",
+        "8,000",
+        "",
+        "0.840 (0.840 to 1.050)",
+        "12.0%",
+    ]
     assert cells(text, "ddp", "2", "strong")[4] == "no result within timeout=300 seconds"
     assert cells(text, "ddp, 1 process: step time over auto's at most 1.05")[1:] == ["1.050 (1.050 to 1.050)", "met"]
     assert cells(text, "ddp, 2 processes, weak: efficiency at least 0.90")[1:] == ["0.840 (0.840 to 1.050)", "missed"]
@@ -90,7 +98,9 @@ def test_memory_is_held_against_the_dense_run_and_the_kept_activations() -> None
         ["0.400", "missed"],
     ]
     drawing = ElementTree.fromstring(report.memory(cases, results)[1])
-    assert len(drawing.findall(".//{*}rect")) == 1 + 4 + 4 * 6  # the ground, the key, four pieces of each of six columns
+    assert (
+        len(drawing.findall(".//{*}rect")) == 1 + 4 + 4 * 6
+    )  # the ground, the key, four pieces of each of six columns
 
 
 def test_a_plot_of_nothing_is_a_plot() -> None:

@@ -69,7 +69,10 @@ def test_mistakes_cost_a_sentence(suite: str, changes: dict[str, Any], sentence:
 
 def test_every_suite_that_a_text_names_is_there() -> None:
     known = {*suites.DEFAULTS, "cli", "trainer", "data"}  # scripts/benchmark.py runs the last three as scripts
-    texts = [ROOT / "README.md", *(path for name in ("scripts", "src", "configs", "docs") for path in (ROOT / name).rglob("*"))]
+    texts = [
+        ROOT / "README.md",
+        *(path for name in ("scripts", "src", "configs", "docs") for path in (ROOT / name).rglob("*")),
+    ]
     named: dict[str, set[str]] = {}
     for path in texts:
         if path.suffix in (".py", ".md", ".yaml"):

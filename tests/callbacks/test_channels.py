@@ -1,4 +1,6 @@
-"""Channels fade, fall silent and go, without a trace in the outputs; an interruption or a second process changes nothing."""
+"""Channels fade, fall silent and go, without a trace in the outputs; an interruption or a second process changes
+nothing.
+"""
 
 import copy
 from typing import Any

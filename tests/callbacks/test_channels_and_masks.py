@@ -24,7 +24,9 @@ def resumed_on_a_rank(rank: int, mode: str, path: str) -> Any:
     whole = fit(PruneChannels(**options), Saves(Path(path), 4), data=Data(rank, 2), devices=2, strategy=FSDP())
     apply_structure((module := task()).net, torch.load(path, weights_only=True).get("structure", {}))
     again = fit(PruneChannels(**options), module=module, data=Data(rank, 2), resume=path, devices=2, strategy=FSDP())
-    return [{name: p.full_tensor().detach().clone() for name, p in run.net.named_parameters()} for run in (whole, again)]
+    return [
+        {name: p.full_tensor().detach().clone() for name, p in run.net.named_parameters()} for run in (whole, again)
+    ]
 
 
 @pytest.mark.slow
@@ -59,12 +61,16 @@ def test_masks_count_what_remains(tmp_path, granularity):
 
 @pytest.mark.parametrize("method", [PruneNM, RigL])
 def test_masks_that_removal_would_break_up_are_refused(method):
-    with pytest.raises(UserError, match=r"lays its masks on channels that go after training.*mode=one_shot, or two runs\.$"):
+    with pytest.raises(
+        UserError, match=r"lays its masks on channels that go after training.*mode=one_shot, or two runs\.$"
+    ):
         fit(PruneChannels(), method())
 
 
 def test_masks_that_end_before_channels_are_chosen_are_refused():
-    with pytest.raises(UserError, match=r"^compression\.prune ends at step 2 and channels that go are chosen at step 4: raise"):
+    with pytest.raises(
+        UserError, match=r"^compression\.prune ends at step 2 and channels that go are chosen at step 4: raise"
+    ):
         fit(PruneChannels(), Prune(end=0.2))
 
 

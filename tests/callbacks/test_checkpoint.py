@@ -50,14 +50,18 @@ def step_of(path: Path) -> int:
     return int(torch.load(path, weights_only=True)["global_step"])
 
 
-def fit(tiny: SimpleNamespace, folder: Path, checkpoint: Checkpoint, *callbacks: Any, **options: Any) -> tuple[Any, Times]:
+def fit(
+    tiny: SimpleNamespace, folder: Path, checkpoint: Checkpoint, *callbacks: Any, **options: Any
+) -> tuple[Any, Times]:
     times = Times(folder / "checkpoints" / "best.ckpt", folder / "checkpoints" / "last.ckpt")
     trainer = tiny.trainer(checkpoint, *callbacks, times, default_root_dir=folder, **options)
     trainer.fit(tiny.Task(), tiny.Loader())  # six batches in an epoch
     return trainer, times
 
 
-@pytest.mark.parametrize(("mode", "best", "writes"), [("max", 0.9, [6, 12, 30]), ("min", 0.1, [6, 18, 24])], ids=["max", "min"])
+@pytest.mark.parametrize(
+    ("mode", "best", "writes"), [("max", 0.9, [6, 12, 30]), ("min", 0.1, [6, 18, 24])], ids=["max", "min"]
+)
 def test_best_follows_the_monitored_figure(
     tiny: SimpleNamespace, tmp_path: Path, mode: str, best: float, writes: list[int]
 ) -> None:
@@ -126,7 +130,9 @@ def test_without_a_validation_best_is_the_newest(tiny: SimpleNamespace, tmp_path
 
 
 def test_a_figure_of_the_users_own_chooses(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    """Logged in training, where each epoch's end judges it, not a validation that comes before the epoch has its mean."""
+    """Logged in training, where each epoch's end judges it, not a validation that comes before the epoch has its
+    mean.
+    """
 
     class Own(Callback):
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
@@ -169,9 +175,15 @@ def test_a_folder_of_its_own(tiny: SimpleNamespace, tmp_path: Path) -> None:
     ("options", "sentence"),
     [
         ({"mode": "maximum"}, "callbacks.checkpoint.mode='maximum': choose max or min."),
-        ({"every_n_train_steps": 0}, "callbacks.checkpoint.every_n_train_steps=0: give a whole number from 1, or null."),
+        (
+            {"every_n_train_steps": 0},
+            "callbacks.checkpoint.every_n_train_steps=0: give a whole number from 1, or null.",
+        ),
         ({"every_n_epochs": -1}, "callbacks.checkpoint.every_n_epochs=-1: give a whole number from 1, or null."),
-        ({"every_n_step": 1}, "callbacks.checkpoint.every_n_step: there is no such key; did you mean every_n_train_steps?"),
+        (
+            {"every_n_step": 1},
+            "callbacks.checkpoint.every_n_step: there is no such key; did you mean every_n_train_steps?",
+        ),
         ({"async": True, "asnc": True}, "callbacks.checkpoint.asnc: there is no such key; did you mean async?"),
     ],
 )

@@ -83,8 +83,11 @@ class Full:
 
 
 @pytest.mark.parametrize("room", [0, 100, 100_000, 1_200_000])
-def test_a_full_disk_leaves_the_old_file_and_nothing_else(old: Path, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
-    monkeypatch.setattr("lathe.callbacks.checkpoint_io.open", lambda path, mode: Full(open(path, mode), room), raising=False)  # noqa: SIM115
+def test_a_full_disk_leaves_the_old_file_and_nothing_else(
+    old: Path, monkeypatch: pytest.MonkeyPatch, room: int
+) -> None:
+    full = lambda path, mode: Full(open(path, mode), room)  # noqa: E731, SIM115
+    monkeypatch.setattr("lathe.callbacks.checkpoint_io.open", full, raising=False)
     with pytest.raises(OSError, match="No space left on device") as caught:
         AtomicCheckpointIO().save_checkpoint(BIG, old)
     assert caught.value.errno == errno.ENOSPC
@@ -232,7 +235,8 @@ import sys, torch
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
 io = AsyncCheckpointIO()
 for step in range(100000):
-    io.save_checkpoint({"state_dict": {"weight": torch.full((500_000,), float(step))}, "global_step": step}, sys.argv[1])
+    weight = torch.full((500_000,), float(step))
+    io.save_checkpoint({"state_dict": {"weight": weight}, "global_step": step}, sys.argv[1])
     print(step, flush=True)
 """
 

@@ -70,7 +70,10 @@ def test_the_loss_is_the_share_of_the_labels_and_of_the_teacher(tmp_path: Path, 
         (("temperature=0.0",), "compression.distill.temperature=0.0: give a number above 0."),
         (("other_weight=-1.0",), "compression.distill.other_weight=-1.0: give 0 to leave it out, or more."),
         (("weight=-1",), "compression.distill.weight=-1: give a number above 0"),
-        (("cache=4", "method=rkd"), "compression.distill.cache=4 keeps logits alone, and rkd needs layers: set cache=0."),
+        (
+            ("cache=4", "method=rkd"),
+            "compression.distill.cache=4 keeps logits alone, and rkd needs layers: set cache=0.",
+        ),
         (("cache=4", "teacher=ema"), "compression.distill.cache=4 keeps answers of a teacher that stays as it is"),
         (("cache=-4",), "compression.distill.cache=-4: give a number of MiB, or 0 for none."),
         (("ema_decay=1.0",), "compression.distill.ema_decay=1.0 is not in [0, 1)"),
@@ -98,7 +101,9 @@ def test_teachers_that_do_not_fit(tmp_path: Path, teacher: Path) -> None:
         "trainer.max_epochs=1",
         "data.source.train_size=200",
     )
-    with pytest.raises(UserError, match=r"gives outputs of shape \[4\] and the student \[10\]: take a teacher that was trained"):
+    with pytest.raises(
+        UserError, match=r"gives outputs of shape \[4\] and the student \[10\]: take a teacher that was trained"
+    ):
         run_of(tmp_path, *MLP, *distilled(other))
     with pytest.raises(UserError, match="no-such-run"):
         run_of(tmp_path, *MLP, *distilled("no-such-run"))
@@ -134,7 +139,11 @@ METHODS = ["dkd", "fitnets", "crd", *map(slow, ("dist", "attention", "rkd", "kd+
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_pulls_the_student_to_its_teacher(tmp_path: Path, resnet: Path, method: str) -> None:
     run = run_of(
-        tmp_path, *RESNET, "trainer.max_epochs=3", "optimizer.lr=0.02", *distilled(resnet, f"method={method}", "crd_queue=0")
+        tmp_path,
+        *RESNET,
+        "trainer.max_epochs=3",
+        "optimizer.lr=0.02",
+        *distilled(resnet, f"method={method}", "crd_queue=0"),
     )
     soft = column(run, "train/soft_loss")
     assert len(soft) == 24
@@ -168,7 +177,9 @@ def test_a_net_with_weights_is_a_teacher(tmp_path: Path, teacher: Path) -> None:
     named = run_of(tmp_path / "b", *MLP, *distilled(teacher))
     assert column(given, "train/loss") == column(named, "train/loss")
     narrow = net.replace("32", "16")
-    with pytest.raises(UserError, match=r"weights=.*does not fit compression.distill.teacher.net \(size mismatch for stem"):
+    with pytest.raises(
+        UserError, match=r"weights=.*does not fit compression.distill.teacher.net \(size mismatch for stem"
+    ):
         run_of(tmp_path / "c", *MLP, *distilled(f"{{net: {narrow}, weights: {file}}}"))
     with pytest.raises(UserError, match=r"weights=nothing: there is no such file"):
         run_of(tmp_path / "d", *MLP, *distilled(f"{{net: {net}, weights: nothing}}"))
@@ -185,7 +196,13 @@ def test_a_cache_answers_what_came_before(tmp_path: Path, teacher: Path) -> None
     cached = run_of(tmp_path / "cached", *MLP, *distilled(teacher, "cache=4"))
     assert column(cached, "train/loss") == pytest.approx(column(plain, "train/loss"), rel=1e-5)
     with pytest.warns(UserWarning, match=r"cache: none of 2600 inputs came twice"):
-        run_of(tmp_path / "augmented", *MLP, "trainer.max_epochs=3", "data.augment.mixup=0.5", *distilled(teacher, "cache=4"))
+        run_of(
+            tmp_path / "augmented",
+            *MLP,
+            "trainer.max_epochs=3",
+            "data.augment.mixup=0.5",
+            *distilled(teacher, "cache=4"),
+        )
 
 
 PLAIN = ("data.augment.cutout=0",)  # inputs that come again
@@ -235,7 +252,9 @@ def test_language_models_are_taught_token_by_token(tmp_path: Path) -> None:
     assert result(run)["distill/teacher_loss"] == pytest.approx(result(big)["val/loss"], rel=1e-5)
 
 
-def test_outside_its_window_the_task_is_left_alone(tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_outside_its_window_the_task_is_left_alone(
+    tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cfg = new_run(tmp_path, *QUIET, *MLP, *distilled(teacher, "method=kd+rkd"))
     make_methods = methods.make_methods
 

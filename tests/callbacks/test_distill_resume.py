@@ -30,11 +30,20 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("compression.distill.method=kd+crd", "compression.distill.crd_queue=150"),
         ("compression.distill.teacher=ema", "compression.distill.ema_decay=0.9"),
         slow(("compression.distill.method=fitnets+dist", "precision=bf16-mixed", "optimizer=adamw")),
-        slow(("compression.distill.method=crd", "optimizer=muon", "model.net.depth=3", "trainer.accumulate_grad_batches=2")),
+        slow(
+            (
+                "compression.distill.method=crd",
+                "optimizer=muon",
+                "model.net.depth=3",
+                "trainer.accumulate_grad_batches=2",
+            )
+        ),
     ],
     ids=["crd", "ema", "fitnets", "muon"],
 )
-def test_a_death_changes_nothing(tmp_path: Path, teacher: Path, interruption: Interruption, overrides: tuple[str, ...]) -> None:
+def test_a_death_changes_nothing(
+    tmp_path: Path, teacher: Path, interruption: Interruption, overrides: tuple[str, ...]
+) -> None:
     def train(step: int) -> Path:
         cfg = new_run(
             tmp_path / str(step),
@@ -55,7 +64,10 @@ def test_a_death_changes_nothing(tmp_path: Path, teacher: Path, interruption: In
 
     alone, again = train(NEVER), train(8)
     same(alone, again)
-    states = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"] for run in (alone, again)]
+    states = [
+        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"]
+        for run in (alone, again)
+    ]
     assert_equal(*states)
 
 
@@ -75,7 +87,9 @@ def assert_equal(left: Any, right: Any) -> None:
 
 
 def test_the_ema_teacher_is_the_average_of_the_student(tmp_path: Path) -> None:
-    run = run_of(tmp_path, *MLP, "trainer.max_epochs=1", "trainer.limit_train_batches=2", *distilled("ema", "ema_decay=0.15"))
+    run = run_of(
+        tmp_path, *MLP, "trainer.max_epochs=1", "trainer.limit_train_batches=2", *distilled("ema", "ema_decay=0.15")
+    )
     state = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
     first = run_of(
         tmp_path / "one",
@@ -98,7 +112,12 @@ def _train(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "settings",
-    [("method=kd+fitnets", "weight=0.5"), slow(("method=kd",)), slow(("method=crd",)), slow(("teacher=ema", "ema_decay=0.5"))],
+    [
+        ("method=kd+fitnets", "weight=0.5"),
+        slow(("method=kd",)),
+        slow(("method=crd",)),
+        slow(("teacher=ema", "ema_decay=0.5")),
+    ],
     ids=["fitnets", "kd", "crd", "ema"],
 )
 def test_two_processes_have_the_losses_of_one(tmp_path: Path, teacher: Path, settings: tuple[str, ...]) -> None:
@@ -116,7 +135,9 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path, teacher: Path, set
     if settings != ("method=crd",):  # which compares samples within a process's part
         for name in ("train/loss", "train/hard_loss", "train/soft_loss"):
             assert column(two, name) == pytest.approx(column(one, name), rel=1e-4), name
-    states = [torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"] for run in (one, two)]
+    states = [
+        torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]["Distill"] for run in (one, two)
+    ]
     assert len(states[1]["sums"]) == 2
     if "average" in states[0]:
         for name, value in states[0]["average"]["average"].items():

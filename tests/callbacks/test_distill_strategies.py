@@ -1,4 +1,6 @@
-"""A teacher beside a net that is spread over processes: the losses of one process, and refusals where connectors can't be trained."""
+"""A teacher beside a net that is spread over processes: the losses of one process, and refusals where connectors can't
+be trained.
+"""
 
 from pathlib import Path
 from typing import Any

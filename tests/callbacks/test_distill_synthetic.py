@@ -1,4 +1,6 @@
-"""The recipe synthetic_kd: a student that can't reach its ceiling alone, and that a teacher takes more than half of the way to its own."""
+"""The recipe synthetic_kd: a student that can't reach its ceiling alone, and that a teacher takes more than half of the
+way to its own.
+"""
 
 import json
 from pathlib import Path

@@ -34,7 +34,12 @@ class Recorder(Callback):
 
 
 def by_hand(
-    trained: dict[int, dict[str, Tensor]], decay: float, every: int = 1, start: int = 0, warmup: bool = False, copied: str = "-"
+    trained: dict[int, dict[str, Tensor]],
+    decay: float,
+    every: int = 1,
+    start: int = 0,
+    warmup: bool = False,
+    copied: str = "-",
 ) -> dict[str, Tensor]:
     average: dict[str, Tensor] = {}
     updates = 0
@@ -78,7 +83,9 @@ def test_the_average_is_the_one_on_paper(tiny: SimpleNamespace, options: dict[st
         torch.testing.assert_close(tensor, wanted, rtol=1e-5, atol=1e-6)
         moved += not torch.equal(tensor, last[name])
     assert moved >= 4
-    assert ema.updates == len([s for s in range(1, 13) if s > ema.start_step and (s - ema.start_step) % ema.every_n_steps == 0])
+    assert ema.updates == len(
+        [s for s in range(1, 13) if s > ema.start_step and (s - ema.start_step) % ema.every_n_steps == 0]
+    )
 
 
 def test_accumulated_batches_update_once_per_optimizer_step(tiny: SimpleNamespace) -> None:
@@ -88,7 +95,9 @@ def test_accumulated_batches_update_once_per_optimizer_step(tiny: SimpleNamespac
 
 
 @pytest.mark.parametrize("strips", [True, False])
-def test_checkpoint_holds_average_under_plain_names_and_raw_beside(tiny: SimpleNamespace, tmp_path: Path, strips: bool) -> None:
+def test_checkpoint_holds_average_under_plain_names_and_raw_beside(
+    tiny: SimpleNamespace, tmp_path: Path, strips: bool
+) -> None:
     recorder, task = Recorder(), tiny.Task(strips=strips)
     # Before the first update there is nothing but the raw weights.
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
@@ -146,7 +155,9 @@ def test_low_precision_weights_are_averaged_in_float32(tiny: SimpleNamespace, tm
     assert saved["ema"]["average"]["weight"].dtype == torch.float32
     assert saved["state_dict"]["weight"].dtype == torch.bfloat16
     raw = {s: torch.load(tmp_path / f"step={s}.ckpt", weights_only=True)["ema"]["raw"] for s in range(1, 13)}
-    torch.testing.assert_close(saved["ema"]["average"]["weight"].double(), by_hand(raw, 0.999)["weight"], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        saved["ema"]["average"]["weight"].double(), by_hand(raw, 0.999)["weight"], rtol=1e-5, atol=1e-6
+    )
     # In bfloat16 an update of a thousandth rounds away, and the average would still be the first copy.
     assert not torch.equal(saved["ema"]["average"]["weight"], raw[1]["weight"].float())
     again = tiny.Task(nn.Linear(3, 2).bfloat16())

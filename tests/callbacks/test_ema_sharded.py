@@ -88,7 +88,9 @@ class Saves(Callback):
 
 
 def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple[dict[str, Tensor], list[Tensor]]:
-    """The weights that the net shows after fit, and the shapes of what this process held of the average while training."""
+    """The weights that the net shows after fit, and the shapes of what this process held of the average while
+    training.
+    """
     Path(folder).mkdir(exist_ok=True)
     held: list[Tensor] = []
 
@@ -112,7 +114,9 @@ def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple
     )
     trainer.fit(task, ckpt_path=resume, weights_only=True)
     state = task.net.state_dict()
-    return {name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()}, held
+    return {
+        name: tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor for name, tensor in state.items()
+    }, held
 
 
 def fit_sharded(rank: int, folder: str, checkpoint: str, resume: str | None) -> Any:

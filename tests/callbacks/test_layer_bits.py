@@ -15,7 +15,9 @@ METHODS = ("qat", "ptq_static", "ptq_dynamic", "weight_only")
 
 @pytest.mark.parametrize("name", METHODS)
 def test_bits_are_typed_without_a_plus(name: str) -> None:
-    node = config(f"compression={name}", f"compression.{name}.layer_bits={{head: 4, blocks.0.*: null}}")["compression"][name]
+    node = config(f"compression={name}", f"compression.{name}.layer_bits={{head: 4, blocks.0.*: null}}")["compression"][
+        name
+    ]
     assert node["layer_bits"] == {"head": 4, "blocks.0.*": None}
     node.pop("kind")
     method = make(node, f"compression.{name}")
@@ -28,7 +30,9 @@ def test_bits_are_typed_without_a_plus(name: str) -> None:
 def test_what_names_no_layers_is_refused(name: str) -> None:
     node = config(f"compression={name}", f"compression.{name}.layer_bits=4")["compression"][name]
     node.pop("kind")
-    with pytest.raises(UserError, match=rf"^compression\.{name}\.layer_bits=4 names no layers: give bits by pattern, such as "):
+    with pytest.raises(
+        UserError, match=rf"^compression\.{name}\.layer_bits=4 names no layers: give bits by pattern, such as "
+    ):
         make(node, f"compression.{name}")
 
 
@@ -39,7 +43,9 @@ def test_names_that_are_numbers() -> None:
         def train_dataloader(self) -> list[tuple[torch.Tensor, int]]:
             return [(torch.randn(8, 4), 0)]
 
-    node = config("compression=ptq_static", "compression.ptq_static.layer_bits={0: 4, 1: null}")["compression"]["ptq_static"]
+    node = config("compression=ptq_static", "compression.ptq_static.layer_bits={0: 4, 1: null}")["compression"][
+        "ptq_static"
+    ]
     PTQStatic(layer_bits=node["layer_bits"]).finalise(net, Batches())
     plan = net[0].__dict__["plan"]
     assert isinstance(plan, LayerPlan)

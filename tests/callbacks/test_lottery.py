@@ -75,7 +75,8 @@ def test_rounds_prune_trained_weights_and_go_back_to_early_ones(tiny: SimpleName
     early = recorder.states[{0: 0, 2: 2, 0.5: 3}[rewind]]
     names, masks = ["0.weight", "3.weight"], {}
     for begins, sparsity in ((6, 0.5), (12, 0.75)):
-        # What the step made was pruned, but the recorder sees the rewound net: repeat the step's pruning from the masks' choice.
+        # What the step made was pruned, but the recorder sees the rewound net: repeat the step's pruning from the
+        # masks' choice.
         state = recorder.states[begins]
         zeros = {name: state[name] == 0 for name in names}
         assert sum(int(zero.sum()) for zero in zeros.values()) == round(sparsity * (24 + 64))
@@ -117,7 +118,9 @@ def test_each_round_is_a_whole_training_schedule_and_starts_without_momentum(tin
 
 
 def test_a_second_round_equals_a_plain_training_of_the_ticket(tiny: SimpleNamespace) -> None:
-    """From the initial weights with the masks laid on, with nothing of the first round left in statistics, momentum or rates."""
+    """From the initial weights with the masks laid on, with nothing of the first round left in statistics, momentum or
+    rates.
+    """
     lottery = Lottery(sparsity=0.6, rounds=2, rewind=0)
     task, _ = fit(tiny, lottery, epochs=2)
 

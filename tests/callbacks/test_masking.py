@@ -1,4 +1,6 @@
-"""Masked weights are exactly zero from the step of their mask on: in the net, in checkpoints, in the average, on every process."""
+"""Masked weights are exactly zero from the step of their mask on: in the net, in checkpoints, in the average, on every
+process.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -119,7 +121,9 @@ def test_momentum_goes_on_unless_asked(tiny: SimpleNamespace) -> None:
     assert (kept.buffers[5] != 0).all()
     assert (cleared.buffers[5][~EVEN] == 0).all()
     assert torch.equal(cleared.buffers[5][EVEN], kept.buffers[5][EVEN])
-    assert (cleared.buffers[6] == 0).all()  # the even ones are masked now; the odd ones were until now, and grow from nothing
+    assert (
+        cleared.buffers[6] == 0
+    ).all()  # the even ones are masked now; the odd ones were until now, and grow from nothing
 
 
 def test_the_average_is_zero_where_the_weights_are(tiny: SimpleNamespace, tmp_path: Path) -> None:
@@ -184,7 +188,9 @@ def test_layers_that_match_nothing_are_named_before_training(tiny: SimpleNamespa
 def test_a_checkpoint_of_other_layers_is_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
     tiny.trainer(At(2), Watch(tmp_path, 3)).fit(tiny.Task(), tiny.Loader())
     trainer = tiny.trainer(At(2, exclude=["0"], head=True), Watch())
-    with pytest.raises(UserError, match=r"compression\.at: the checkpoint masks 0\.weight, which this run does not mask"):
+    with pytest.raises(
+        UserError, match=r"compression\.at: the checkpoint masks 0\.weight, which this run does not mask"
+    ):
         trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=str(tmp_path / "step=3.ckpt"))
 
 

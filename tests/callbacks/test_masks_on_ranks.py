@@ -1,4 +1,6 @@
-"""Lottery tickets and regrown connections on two ranks: equal masks, and equal weights after an interruption, spread or not."""
+"""Lottery tickets and regrown connections on two ranks: equal masks, and equal weights after an interruption, spread or
+not.
+"""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,7 +111,9 @@ def on_two(rank: int, folder: str) -> dict[str, Any]:
                 )
                 trainer.fit(task, ckpt_path=path if resumes else None, weights_only=True)
                 state = task.net.state_dict()
-                state = {key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in state.items()}
+                state = {
+                    key: value.full_tensor() if hasattr(value, "full_tensor") else value for key, value in state.items()
+                }
                 found[f"{name} {strategy}{' continued' if resumes else ''}"] = {"state": state, "masks": method.masks}
     return found
 
@@ -133,4 +137,8 @@ def test_ranks_agree_and_an_interruption_changes_nothing(tmp_path: Path) -> None
             for rank in (first, second):
                 for key, value in rank[f"{name} {strategy}"]["state"].items():
                     if rank is first or "running" not in key:  # a checkpoint holds those of process 0
-                        assert torch.equal(value, rank[f"{name} {strategy} continued"]["state"][key]), (name, strategy, key)
+                        assert torch.equal(value, rank[f"{name} {strategy} continued"]["state"][key]), (
+                            name,
+                            strategy,
+                            key,
+                        )

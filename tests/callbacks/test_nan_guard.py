@@ -65,20 +65,26 @@ def test_a_bad_loss_function_is_named(tiny: SimpleNamespace) -> None:
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             return super().training_step(batch, batch_idx)["loss"] + (torch.inf if batch_idx == 1 else 0)
 
-    with pytest.raises(UserError, match="optimizer step 2 the loss is inf: the net's output is finite, so the loss function"):
+    with pytest.raises(
+        UserError, match="optimizer step 2 the loss is inf: the net's output is finite, so the loss function"
+    ):
         tiny.trainer(NanGuard()).fit(Overflows(), tiny.Loader())
 
 
 def test_a_bad_gradient_is_named_before_it_is_used(tiny: SimpleNamespace) -> None:
     task = tiny.Task(net(Poison(2, backward=True)))
-    with pytest.raises(UserError, match=r"optimizer step 2 the gradient of 0\.weight is nan although the loss is finite"):
+    with pytest.raises(
+        UserError, match=r"optimizer step 2 the gradient of 0\.weight is nan although the loss is finite"
+    ):
         tiny.trainer(NanGuard(every_n_steps=1)).fit(task, tiny.Loader())
     assert finite(task.net)
 
 
 def test_a_bad_gradient_between_readings_is_found_at_the_next_loss(tiny: SimpleNamespace) -> None:
     task = tiny.Task(net(Poison(2, backward=True)))
-    with pytest.raises(UserError, match=r"step 3 the loss is nan because parameter 0\.weight is nan since the step before"):
+    with pytest.raises(
+        UserError, match=r"step 3 the loss is nan because parameter 0\.weight is nan since the step before"
+    ):
         tiny.trainer(NanGuard(every_n_steps=50)).fit(task, tiny.Loader())
 
 
@@ -109,11 +115,15 @@ def test_losses_put_aside_still_give_the_exact_step(
     """The path of a GPU, where no loss is read in its own step."""
     guard = NanGuard(every_n_steps=every)
     monkeypatch.setattr(
-        NanGuard, "on_train_batch_start", lambda self, t, m, b, i: (setattr(self, "_at_once", False), setattr(self, "_batch", b))
+        NanGuard,
+        "on_train_batch_start",
+        lambda self, t, m, b, i: (setattr(self, "_at_once", False), setattr(self, "_batch", b)),
     )
     task = tiny.Task(net(Poison(call * accumulate)))
     trainer = tiny.trainer(guard, accumulate_grad_batches=accumulate, max_epochs=1)
-    expected = f"in optimizer step {call} the loss is nan" + (", read at step" if read > call else ": the first module with nan")
+    expected = f"in optimizer step {call} the loss is nan" + (
+        ", read at step" if read > call else ": the first module with nan"
+    )
     with pytest.raises(UserError, match=expected):
         trainer.fit(task, tiny.Loader(12 * accumulate))
     assert trainer.global_step == read - 1
@@ -184,7 +194,9 @@ for bad_step in (4, 5):
     assert len(lines) == 4, done.stdout + done.stderr[-2000:]
     for rank in (0, 1):
         # Each process sees the finding of process 1. Its own batch, before the script spoils it, is fine.
-        assert f"rank {rank} at 3: Training stopped: in optimizer step 4 the loss is nan on process 1: " in lines[2 * rank]
+        assert (
+            f"rank {rank} at 3: Training stopped: in optimizer step 4 the loss is nan on process 1: " in lines[2 * rank]
+        )
         assert (
             f"rank {rank} at 7: Training stopped: in optimizer step 5 the loss is nan on process 1, read at step 8"
             in lines[2 * rank + 1]

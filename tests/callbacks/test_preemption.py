@@ -128,7 +128,9 @@ def test_ranks_stop_at_the_same_step_though_one_is_told(tmp_path: Path, batches:
     assert told == [(step, step, True), (step, step, True)]
 
 
-def test_a_training_run_says_how_to_continue_and_goes_on_to_the_same_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_run_says_how_to_continue_and_goes_on_to_the_same_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import lathe.verbs.train
 
     whole = new_run(tmp_path / "a", *SMALL)

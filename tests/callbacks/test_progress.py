@@ -47,7 +47,9 @@ def test_a_line_has_the_means_of_its_own_epoch(tiny: SimpleNamespace, capsys: py
             self.log("train/epoch", float(self.trainer.current_epoch + 1), prog_bar=True)
 
     tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=3).fit(Means(), tiny.Loader())
-    found = re.findall(r"^epoch (\d)/3 \| step (\d+) .* \| train/epoch (\d)$", capsys.readouterr().out, flags=re.MULTILINE)
+    found = re.findall(
+        r"^epoch (\d)/3 \| step (\d+) .* \| train/epoch (\d)$", capsys.readouterr().out, flags=re.MULTILINE
+    )
     assert found == [("1", "6", "1"), ("2", "12", "2"), ("3", "18", "3")]
 
 
@@ -67,13 +69,17 @@ def test_a_bar_for_a_terminal_reaches_its_end(tiny: SimpleNamespace, monkeypatch
     screen = Terminal()
     monkeypatch.setattr("sys.stdout", screen)
     rich.reconfigure(file=screen, force_terminal=True, width=120)
-    monkeypatch.setattr("lathe.callbacks.progress.perf_counter", lambda: 1.0)  # no draw is ever due again after the first
+    monkeypatch.setattr(
+        "lathe.callbacks.progress.perf_counter", lambda: 1.0
+    )  # no draw is ever due again after the first
     bar, draws = Progress(refresh_rate=2), []
     bar._console_kwargs = {"file": screen, "force_terminal": True, "width": 120}
     update = bar._update
     monkeypatch.setattr(bar, "_update", lambda *args, **kwargs: (draws.append(args), update(*args, **kwargs)))
     try:
-        tiny.trainer(bar, enable_progress_bar=True, max_epochs=20, limit_val_batches=0).fit(tiny.Task(), tiny.Loader(50))
+        tiny.trainer(bar, enable_progress_bar=True, max_epochs=20, limit_val_batches=0).fit(
+            tiny.Task(), tiny.Loader(50)
+        )
     finally:
         rich.reconfigure()
     text = screen.getvalue()

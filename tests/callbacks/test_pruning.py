@@ -147,7 +147,10 @@ def test_layers_that_do_not_divide() -> None:
         ({"sparsity": 0.0}, r"compression\.prune\.sparsity=0\.0 is not between 0 and 1"),
         ({"criterion": "hessian"}, r"compression\.prune\.criterion=hessian is unknown: choose magnitude"),
         ({"criterion": "batchnorm"}, r"compression\.prune\.criterion=batchnorm scores whole channels"),
-        ({"granularity": "n_m", "sparsity": 0.8}, r"compression\.prune\.sparsity=0\.8 is more than 2 of 4 leaves: at most 0\.5"),
+        (
+            {"granularity": "n_m", "sparsity": 0.8},
+            r"compression\.prune\.sparsity=0\.8 is more than 2 of 4 leaves: at most 0\.5",
+        ),
         ({"schedule": "square"}, r"compression\.prune\.schedule=square is unknown"),
         ({"start": 0.7, "end": 0.6}, r"compression\.prune\.start=0\.7 and end=0\.6 are no shares"),
         ({"every_n_steps": 0}, r"compression\.prune\.every_n_steps=0 is below 1"),
@@ -172,6 +175,7 @@ def test_a_run_that_ends_early_is_told() -> None:
             trainer.should_stop = trainer.global_step == 7
 
     with pytest.warns(
-        UserWarning, match=r"^compression\.prune: training ended at step 7, before compression\.prune\.end, at sparsity 0\."
+        UserWarning,
+        match=r"^compression\.prune: training ended at step 7, before compression\.prune\.end, at sparsity 0\.",
     ):
         fit(Prune(sparsity=0.5), Stops())

@@ -145,7 +145,9 @@ def cut_layers(rank: int, criterion: str, devices: int) -> Any:
 def test_layers_that_processes_share_have_the_masks_of_one(criterion: str) -> None:
     alone, masks = cut_layers(0, criterion, 1)
     for weights, own in on_ranks(cut_layers, criterion, 2, timeout=120):
-        assert sum(int((~mask).sum()) for mask in own.values()) == round(0.6 * sum(mask.numel() for mask in masks.values()))
+        assert sum(int((~mask).sum()) for mask in own.values()) == round(
+            0.6 * sum(mask.numel() for mask in masks.values())
+        )
         assert all(torch.equal(own[name], masks[name]) for name in masks)
         # The gradient of keys' biases is zero but for rounding, which AdamW blows up.
         for name in [name for name in alone if not name.endswith("k.bias")]:

@@ -80,7 +80,8 @@ def test_layers_whose_means_can_not_be_corrected_are_told() -> None:
 
 def test_groups_that_divide_nothing_or_not_all() -> None:
     with pytest.warns(
-        UserWarning, match=r"^compression\.weight_only\.group_size=12 does not divide the inputs of 4 layers, such as conv:"
+        UserWarning,
+        match=r"^compression\.weight_only\.group_size=12 does not divide the inputs of 4 layers, such as conv:",
     ):
         WeightOnly(weight_bits=4, group_size=12).finalise(resnet(), Batches())
     with pytest.raises(
@@ -101,10 +102,19 @@ def test_a_quantized_net_is_refused(method: Any) -> None:
     ("overrides", "sentence"),
     [
         (["ptq_static.weight_bits=9"], r"^compression\.ptq_static\.weight_bits=9: give a whole number from 2 to 8\.$"),
-        (["ptq_static.activation_bits=1"], r"^compression\.ptq_static\.activation_bits=1: give a whole number from 2 to 8\.$"),
+        (
+            ["ptq_static.activation_bits=1"],
+            r"^compression\.ptq_static\.activation_bits=1: give a whole number from 2 to 8\.$",
+        ),
         (["ptq_static.batches=0"], r"^compression\.ptq_static\.batches=0: give a whole number from 1\.$"),
-        (["ptq_static.observer=max"], r"^compression\.ptq_static\.observer=max: choose one of minmax, percentile, entropy\.$"),
-        (["ptq_static.percentile=40"], r"^compression\.ptq_static\.percentile=40: give a number above 50 and up to 100\.$"),
+        (
+            ["ptq_static.observer=max"],
+            r"^compression\.ptq_static\.observer=max: choose one of minmax, percentile, entropy\.$",
+        ),
+        (
+            ["ptq_static.percentile=40"],
+            r"^compression\.ptq_static\.percentile=40: give a number above 50 and up to 100\.$",
+        ),
         (
             ["ptq_static.layer_bits={head:16}"],
             r"^compression\.ptq_static\.layer_bits\.head=16: give a whole number from 2 to 8\.$",
@@ -113,7 +123,10 @@ def test_a_quantized_net_is_refused(method: Any) -> None:
             ["weight_only.group_size=1"],
             r"^compression\.weight_only\.group_size=1: give a whole number from 2, such as 32, or null",
         ),
-        (["ptq_dynamic.weight_bits=1"], r"^compression\.ptq_dynamic\.weight_bits=1: give a whole number from 2 to 8\.$"),
+        (
+            ["ptq_dynamic.weight_bits=1"],
+            r"^compression\.ptq_dynamic\.weight_bits=1: give a whole number from 2 to 8\.$",
+        ),
     ],
 )
 def test_values_out_of_range_are_refused(overrides: list[str], sentence: str) -> None:

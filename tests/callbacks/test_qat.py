@@ -1,4 +1,6 @@
-"""Quantization-aware training acts when it says, resumes bit for bit, and is the same under every precision that takes it."""
+"""Quantization-aware training acts when it says, resumes bit for bit, and is the same under every precision that takes
+it.
+"""
 
 import warnings
 from pathlib import Path
@@ -96,7 +98,9 @@ def test_mixed_precision(precision: Any) -> None:
         mixed = fit("resnet", plugins=(scaler,))
     else:
         mixed = fit("resnet", precision=precision)
-    assert mixed["losses"][:3] == pytest.approx(plain["losses"][:3], rel=0.1)  # then eight samples a step go their own ways
+    assert mixed["losses"][:3] == pytest.approx(
+        plain["losses"][:3], rel=0.1
+    )  # then eight samples a step go their own ways
     assert all(loss < 2 for loss in mixed["losses"])
     assert mixed["seen"] == plain["seen"]
     assert all(value.dtype == plain["state"][name].dtype for name, value in mixed["state"].items())

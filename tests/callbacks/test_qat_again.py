@@ -85,6 +85,7 @@ def test_what_stays_in_float_is_told() -> None:
     train(copy.deepcopy(net))  # as little as that needs no words
     net.blocks[2].conv2 = type("Own", (nn.Conv2d,), {})(16, 16, 3, padding=1, bias=False)
     with pytest.warns(
-        UserWarning, match=r"^compression\.qat leaves 5\d\.\d% of the weights in float, such as blocks\.2\.conv2\.weight"
+        UserWarning,
+        match=r"^compression\.qat leaves 5\d\.\d% of the weights in float, such as blocks\.2\.conv2\.weight",
     ):
         train(net)

@@ -15,7 +15,10 @@ from lathe.strategies.fsdp import FSDP
 Case = tuple[str, dict[str, Any], dict[str, Any]]
 DDP_CASES: dict[str, Case] = {"resnet": ("resnet", {}, {}), "lsq": ("mlp", {"lsq": True}, {})}
 FSDP_CASES: dict[str, Case] = {"vit": ("vit", {}, {}), "lsq": ("mlp", {"lsq": True}, {})}
-MORE_DDP: dict[str, Case] = {"vit": ("vit", {}, {"accumulate": 2}), "bf16": ("gpt", {"lsq": True}, {"precision": "bf16-mixed"})}
+MORE_DDP: dict[str, Case] = {
+    "vit": ("vit", {}, {"accumulate": 2}),
+    "bf16": ("gpt", {"lsq": True}, {"precision": "bf16-mixed"}),
+}
 MORE_FSDP: dict[str, Case] = {
     "resnet": ("resnet", {}, {}),
     "bf16": ("gpt", {"lsq": True}, {"precision": "bf16-mixed"}),
@@ -26,15 +29,18 @@ MORE_FSDP: dict[str, Case] = {
 def cases_on(rank: int, strategy: str, cases: dict[str, Case], folder: Path) -> dict[str, Any]:
     found = {}
     for case, (name, options, others) in cases.items():
-        for suffix, where in (("", {"save": folder / f"{case}.ckpt"}), (" resumed", {"resume": folder / f"{case}.ckpt"})):
+        for suffix, where in (
+            ("", {"save": folder / f"{case}.ckpt"}),
+            (" resumed", {"resume": folder / f"{case}.ckpt"}),
+        ):
             make = DDP() if strategy == "ddp" else FSDP()
             found[case + suffix] = fit(name, make, part=(rank, 2), options=options, **where, **others)
     return found
 
 
 def compare(first: dict[str, Any], second: dict[str, Any], cases: dict[str, Case]) -> dict[str, Any]:
-    """Ranks hold the same, a resumed run is the uninterrupted one, and both train as one process does. Returns by case whether weights
-    were rounded and ranges observed after the last step."""
+    """Ranks hold the same, a resumed run is the uninterrupted one, and both train as one process does. Returns by case
+    whether weights were rounded and ranges observed after the last step."""
     for case, done in first.items():
         for name, value in done["state"].items():
             if "running" not in name:

@@ -67,7 +67,9 @@ def test_the_seed_decides_whatever_was_drawn_before(tiny: SimpleNamespace) -> No
 
 
 @pytest.mark.parametrize("at", [1, 4, 6, 9])
-def test_a_continued_run_draws_the_same_numbers_on_the_same_batches(tiny: SimpleNamespace, tmp_path: Path, at: int) -> None:
+def test_a_continued_run_draws_the_same_numbers_on_the_same_batches(
+    tiny: SimpleNamespace, tmp_path: Path, at: int
+) -> None:
     fit(tiny, 3, whole := Draws(tmp_path / "a.ckpt", at))
     torch.manual_seed(99)
     fit(tiny, 3, continued := Draws(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
@@ -75,7 +77,9 @@ def test_a_continued_run_draws_the_same_numbers_on_the_same_batches(tiny: Simple
     assert continued.seen == whole.seen[at:]
 
 
-def test_the_position_survives_a_scheduler_that_asks_for_the_length_of_the_run(tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_position_survives_a_scheduler_that_asks_for_the_length_of_the_run(
+    tiny: SimpleNamespace, tmp_path: Path
+) -> None:
     class Scheduled(tiny.Task):  # type: ignore[misc, name-defined]
         def configure_optimizers(self) -> Any:
             optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
@@ -93,7 +97,9 @@ def test_the_checkpoint_is_plain_data(tiny: SimpleNamespace, tmp_path: Path) -> 
     assert set(state) == {"python", "numpy", "torch"} | ({"cuda"} if torch.cuda.is_available() else set())
 
 
-def test_a_checkpoint_of_another_number_of_ranks_starts_from_seed_and_step(tiny: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_number_of_ranks_starts_from_seed_and_step(
+    tiny: SimpleNamespace, tmp_path: Path
+) -> None:
     fit(tiny, 3, whole := Draws(tmp_path / "a.ckpt", 4))
     state = torch.load(tmp_path / "a.ckpt", weights_only=True)
     state["random_state"] *= 2

@@ -71,7 +71,9 @@ def test_exchanges_are_those_of_the_paper(tiny: SimpleNamespace) -> None:
     rigl = RigL(sparsity=0.7, every_n_steps=4, fraction=0.5)
     _, recorder = fit(tiny, rigl)
     changed = [
-        step for step in range(1, 19) if any(not torch.equal(recorder.masks[step][n], recorder.masks[step - 1][n]) for n in NAMES)
+        step
+        for step in range(1, 19)
+        if any(not torch.equal(recorder.masks[step][n], recorder.masks[step - 1][n]) for n in NAMES)
     ]
     assert changed == [4, 8]
     assert rigl.updates == 4  # and the first masks, and an exchange of less than one weight after step 12
@@ -100,7 +102,9 @@ def test_an_exchange_is_the_function_on_what_the_step_left(tiny: SimpleNamespace
     rigl = RigL(sparsity=0.5, every_n_steps=5, fraction=0.4)
     still = RigL(sparsity=0.5, every_n_steps=1000)
     _, recorder = fit(tiny, rigl)
-    with pytest.warns(UserWarning, match="compression.rigl.every_n_steps=1000: no weight was exchanged in 18 optimizer steps"):
+    with pytest.warns(
+        UserWarning, match="compression.rigl.every_n_steps=1000: no weight was exchanged in 18 optimizer steps"
+    ):
         _, plain = fit(tiny, still)
     for name in NAMES:
         assert torch.equal(plain.masks[0][name], recorder.masks[0][name])
@@ -112,7 +116,10 @@ def test_an_exchange_is_the_function_on_what_the_step_left(tiny: SimpleNamespace
 
 
 def test_random_growth_depends_on_seed_and_step_alone(tiny: SimpleNamespace) -> None:
-    runs = [fit(tiny, RigL(sparsity=0.7, growth="random", every_n_steps=3, fraction=0.5, seed=seed))[1] for seed in (1, 1, 2)]
+    runs = [
+        fit(tiny, RigL(sparsity=0.7, growth="random", every_n_steps=3, fraction=0.5, seed=seed))[1]
+        for seed in (1, 1, 2)
+    ]
     assert all(torch.equal(runs[0].masks[18][name], runs[1].masks[18][name]) for name in NAMES)
     assert not all(torch.equal(runs[0].masks[18][name], runs[2].masks[18][name]) for name in NAMES)
     assert not torch.equal(runs[0].masks[18]["3.weight"], runs[0].masks[0]["3.weight"])
@@ -173,7 +180,9 @@ def test_adam_keeps_second_moments_of_grown_weights(tiny: SimpleNamespace) -> No
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
             masks[trainer.global_step] = rigl.masks
             state = trainer.optimizers[0].state
-            states[trainer.global_step] = {n: {k: v.clone() for k, v in state[p].items()} for n, p in task.net.named_parameters()}
+            states[trainer.global_step] = {
+                n: {k: v.clone() for k, v in state[p].items()} for n, p in task.net.named_parameters()
+            }
 
     tiny.trainer(rigl, Notes(), max_epochs=2).fit(task, tiny.Loader())
     grown = masks[5]["3.weight"] & ~masks[4]["3.weight"]

@@ -81,7 +81,9 @@ def a_bad_shard(rank: int) -> str:
 def test_a_gradient_that_is_bad_in_one_shard_is_named_on_all_ranks() -> None:
     one, other = on_ranks(a_bad_shard)
     assert one == other
-    assert one.startswith("2 Training stopped: in optimizer step 3 the gradient of 2.weight is nan although the loss is finite")
+    assert one.startswith(
+        "2 Training stopped: in optimizer step 3 the gradient of 2.weight is nan although the loss is finite"
+    )
 
 
 class Parts(LightningModule):
@@ -125,7 +127,11 @@ def test_ranks_with_other_parameters_stop_together_without_a_second_pass() -> No
 
 
 def metrics(rank: int) -> Any:
-    throughput, summary, preemption = Throughput(skip_steps=1, peak_flops=1e9), ModelSummary(), Preemption(every_n_steps=1)
+    throughput, summary, preemption = (
+        Throughput(skip_steps=1, peak_flops=1e9),
+        ModelSummary(),
+        Preemption(every_n_steps=1),
+    )
     trainer = trainer_with(throughput, summary, preemption)
     task = Task()
     strategy: Any = trainer.strategy

@@ -83,16 +83,22 @@ def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Cl
     assert found["grad_sync"] is None
     assert found["mfu"] is None
     rows = [(step, row) for step, row in logger.rows if "throughput/step_ms" in row]
-    # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, counted as all metrics are: in optimizer steps.
+    # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, counted as all metrics are: in
+    # optimizer steps.
     assert [step for step, _ in rows] == [4, 6, 8, 10, 12, 14, 16, 18]
-    assert all(row.keys() == {"throughput/samples_per_s", "throughput/step_ms", "throughput/data_wait"} for _, row in rows)
+    assert all(
+        row.keys() == {"throughput/samples_per_s", "throughput/step_ms", "throughput/data_wait"} for _, row in rows
+    )
 
 
 def test_a_loader_without_length_is_asked_ahead_and_still_counted(tiny: SimpleNamespace, clock: Clock) -> None:
     throughput = Throughput(window=6, skip_steps=1)
-    tiny.trainer(throughput, max_epochs=3).fit(slow_task(tiny, clock, 0.02), slow_loader(tiny, clock, 0.02, sized=False))
+    tiny.trainer(throughput, max_epochs=3).fit(
+        slow_task(tiny, clock, 0.02), slow_loader(tiny, clock, 0.02, sized=False)
+    )
     found = throughput.summary()
-    # In each epoch the first of six batches is fetched before the first step, outside the time: 14 of 17 measured steps wait.
+    # In each epoch the first of six batches is fetched before the first step, outside the time: 14 of 17 measured steps
+    # wait.
     assert found["data_wait"] == pytest.approx(14 * 0.02 / (14 * 0.02 + 17 * 0.02))
 
 

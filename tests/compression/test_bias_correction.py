@@ -47,7 +47,8 @@ def test_means_are_restored(bias: bool) -> None:
     if bias:
         assert before > 0.05
         assert largest_shift(worse, x, expected) < 1e-5
-    # A layer without a bias keeps its own shift and its BatchNorm takes it off: what comes out of the net is what counts.
+    # A layer without a bias keeps its own shift and its BatchNorm takes it off: what comes out of the net is what
+    # counts.
     assert (worse(x).mean(0) - outputs.mean(0)).abs().max() < 1e-5 < error
 
 

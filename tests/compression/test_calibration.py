@@ -34,7 +34,9 @@ def test_frozen_ranges_do_not_move() -> None:
         net[0].weight.mul_(3)
     net(torch.full((2, 4), 9.0))
     update_ranges(net)
-    assert all(torch.equal(q.qparams(net[0].weight)[0], scale) for q, scale in zip(quantizers(net), scales, strict=True))
+    assert all(
+        torch.equal(q.qparams(net[0].weight)[0], scale) for q, scale in zip(quantizers(net), scales, strict=True)
+    )
 
 
 def test_dynamic_activations_need_no_data() -> None:
@@ -43,7 +45,9 @@ def test_dynamic_activations_need_no_data() -> None:
     set_enabled(net, True)
     assert not any(isinstance(layer, QuantAdd) for layer in quantized_layers(net).values())
     before = copy.deepcopy(net.state_dict())
-    assert all(torch.equal(net.conv.input_quantizer(factor * X), net.conv.input_quantizer(X) * factor) for factor in (2, 64))
+    assert all(
+        torch.equal(net.conv.input_quantizer(factor * X), net.conv.input_quantizer(X) * factor) for factor in (2, 64)
+    )
     net.train()(X)
     update_ranges(net)
     net.eval()

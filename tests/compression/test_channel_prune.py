@@ -73,7 +73,10 @@ def test_what_remains_is_rounded_and_no_layer_is_emptied(net):
 
 def test_local_scope_takes_the_same_share_everywhere(net):
     prune_channels(net, IMAGES, share=0.3, scope="local", min_channels=1)
-    sizes = [module.out_channels / full for module, full in ((net.conv, 8), (net.blocks[1].conv1, 16), (net.blocks[2].conv1, 32))]
+    sizes = [
+        module.out_channels / full
+        for module, full in ((net.conv, 8), (net.blocks[1].conv1, 16), (net.blocks[2].conv1, 32))
+    ]
     assert max(sizes) - min(sizes) <= 1 / 8
 
 
@@ -88,7 +91,10 @@ def test_a_budget_out_of_reach_is_refused(net):
     ("options", "sentence"),
     [
         ({"share": 1.5}, r"compression\.prune_channels\.share=1\.5 is not between 0 and 1"),
-        ({"budget": "mac"}, r"compression\.prune_channels\.budget=mac is unknown: choose one of macs, parameters, latency\."),
+        (
+            {"budget": "mac"},
+            r"compression\.prune_channels\.budget=mac is unknown: choose one of macs, parameters, latency\.",
+        ),
         ({"importance": "big"}, r"importance=big is unknown: choose one of group_norm"),
         ({"scope": "all"}, r"scope=all is unknown"),
         ({"round_to": 0}, r"round_to=0 is below 1"),
@@ -151,7 +157,9 @@ def test_other_penalties_push_as_their_formulas_say(net):
     before = {name: p.grad.clone() for name, p in net.named_parameters()}
     block = net.blocks[0]
     add_penalty(net, [group], "bn_scale", 0.1)
-    torch.testing.assert_close(block.bn1.weight.grad - before["blocks.0.bn1.weight"], 0.1 * block.bn1.weight.detach().sign())
+    torch.testing.assert_close(
+        block.bn1.weight.grad - before["blocks.0.bn1.weight"], 0.1 * block.bn1.weight.detach().sign()
+    )
     assert torch.equal(block.conv1.weight.grad, before["blocks.0.conv1.weight"])
     net.zero_grad()
     net(IMAGES).sum().backward()
@@ -215,7 +223,9 @@ def test_latency_is_a_ratio_of_medians_of_turns(monkeypatch):
 
 
 def test_a_latency_budget_is_kept(monkeypatch):
-    monkeypatch.setattr(channel_budget, "latency_share", lambda small, dense, example: parameters(small) / parameters(dense))
+    monkeypatch.setattr(
+        channel_budget, "latency_share", lambda small, dense, example: parameters(small) / parameters(dense)
+    )
     net = CifarResNet(depth=8, width=8)
     assert 0.45 < prune_channels(net, IMAGES, budget="latency", share=0.5, round_to=1)["parameters"] <= 0.5
 

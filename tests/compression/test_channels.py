@@ -26,7 +26,12 @@ NETS = {
     "gpt": lambda: (GPT(vocab_size=20, max_length=8, width=32, depth=2, heads=4), TOKENS),
     "plain": lambda: (
         nn.Sequential(
-            nn.Conv2d(3, 6, 3), nn.ReLU(), nn.Conv2d(6, 6, 3, groups=6), nn.BatchNorm2d(6), nn.Flatten(), nn.Linear(864, 5)
+            nn.Conv2d(3, 6, 3),
+            nn.ReLU(),
+            nn.Conv2d(6, 6, 3, groups=6),
+            nn.BatchNorm2d(6),
+            nn.Flatten(),
+            nn.Linear(864, 5),
         ),
         IMAGES,
     ),
@@ -122,7 +127,9 @@ def test_another_net_is_refused():
     net, example = make("resnet")
     groups = find_groups(net, example)
     slices.remove(net, groups, {group.name: [0] for group in groups})
-    with pytest.raises(UserError, match=r"The structure holds .* which the net has nowhere: it is that of another net\."):
+    with pytest.raises(
+        UserError, match=r"The structure holds .* which the net has nowhere: it is that of another net\."
+    ):
         slices.rebuild(make("vit")[0], slices.describe(net))
     with pytest.raises(UserError, match=r"with shape \[7, 3, 3, 3\], which the net has of shape \[4, 3, 3, 3\]"):
         slices.rebuild(CifarResNet(depth=8, width=4), slices.describe(net))

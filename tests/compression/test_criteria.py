@@ -23,7 +23,10 @@ def test_random_depends_on_seed_step_and_name_alone() -> None:
 
 
 def test_taylor_and_movement_add_up_products() -> None:
-    weight, gradients = torch.tensor([1.0, -2.0, 3.0]), (torch.tensor([1.0, 1.0, -1.0]), torch.tensor([0.5, -1.0, torch.inf]))
+    weight, gradients = (
+        torch.tensor([1.0, -2.0, 3.0]),
+        (torch.tensor([1.0, 1.0, -1.0]), torch.tensor([0.5, -1.0, torch.inf])),
+    )
     taylor, movement = {"a": torch.zeros(3)}, {"a": torch.zeros(3)}
     for gradient in gradients:
         criteria.add_taylor(taylor, {"a": weight}, {"a": gradient})

@@ -68,7 +68,8 @@ def test_crd_is_a_cross_entropy_over_samples_of_other_classes() -> None:
     alone = F.cross_entropy(ours @ theirs.T / 0.07, torch.arange(3))
     torch.testing.assert_close(crd(ours, theirs, None), alone)
     torch.testing.assert_close(
-        crd(ours, theirs, None, rows=torch.tensor([1, 0, 0])), F.cross_entropy(ours[:1] @ theirs.T / 0.07, torch.tensor([0]))
+        crd(ours, theirs, None, rows=torch.tensor([1, 0, 0])),
+        F.cross_entropy(ours[:1] @ theirs.T / 0.07, torch.tensor([0])),
     )
 
 

@@ -34,7 +34,9 @@ def change(net: nn.Module, x: Tensor) -> tuple[list[Pair], float]:
 
 
 class Groups(nn.Module):
-    """Convolutions in groups and depthwise, with biases, pools and a linear layer on flattened pixels, by functions alone."""
+    """Convolutions in groups and depthwise, with biases, pools and a linear layer on flattened pixels, by functions
+    alone.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -103,7 +105,11 @@ def test_ranges_of_a_channel_are_equal_on_both_sides() -> None:
 def test_grouped_and_flattened_layers() -> None:
     torch.manual_seed(0)
     pairs, difference = change(Groups().eval(), torch.randn(2, 3, 8, 8))
-    assert [(pair.first, pair.second) for pair in pairs] == [("a", "depthwise"), ("depthwise", "grouped"), ("grouped", "linear")]
+    assert [(pair.first, pair.second) for pair in pairs] == [
+        ("a", "depthwise"),
+        ("depthwise", "grouped"),
+        ("grouped", "linear"),
+    ]
     assert difference < 1e-5
 
 
@@ -118,12 +124,21 @@ def test_zeros_stay_zero_and_dead_channels_are_left_alone() -> None:
     assert not net[0].weight[2].any()
     assert net[2].weight[1, 3] == 0
     assert torch.equal(net[2].weight[:, 2], dead)
-    assert torch.equal(channel_scale(torch.tensor([0.0, 4.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])), torch.tensor([1.0, 2.0, 1.0]))
+    assert torch.equal(
+        channel_scale(torch.tensor([0.0, 4.0, 1.0]), torch.tensor([1.0, 1.0, 0.0])), torch.tensor([1.0, 2.0, 1.0])
+    )
 
 
 @pytest.mark.parametrize(
     "between",
-    [nn.ReLU6(), nn.ReLU6(inplace=True), nn.SiLU(inplace=True), nn.GELU(), nn.Flatten(2), nn.BatchNorm2d(4, affine=False)],
+    [
+        nn.ReLU6(),
+        nn.ReLU6(inplace=True),
+        nn.SiLU(inplace=True),
+        nn.GELU(),
+        nn.Flatten(2),
+        nn.BatchNorm2d(4, affine=False),
+    ],
     ids=lambda module: str(module),
 )
 def test_what_does_not_scale_is_no_pair(between: nn.Module) -> None:

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lathe.compression.masks.masks import apply_masks, head_of, magnitude_masks, make_masks, maskable, sparsity_of, zero_share
+from lathe.compression.masks.masks import (
+    apply_masks,
+    head_of,
+    magnitude_masks,
+    make_masks,
+    maskable,
+    sparsity_of,
+    zero_share,
+)
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ViT
 
@@ -39,7 +47,10 @@ def test_global_and_layer_scope_by_hand() -> None:
 
 def test_output_scope_removes_as_many_of_each_row() -> None:
     scores = {"a": torch.tensor([[4.0, 3.0, 2.0, 1.0], [10.0, 40.0, 30.0, 20.0]])}
-    assert make_masks(scores, 0.5, scope="output")["a"].tolist() == [[True, True, False, False], [False, True, True, False]]
+    assert make_masks(scores, 0.5, scope="output")["a"].tolist() == [
+        [True, True, False, False],
+        [False, True, True, False],
+    ]
 
 
 def test_rows_by_their_norm() -> None:
@@ -184,7 +195,10 @@ def test_patterns_that_match_nothing(options: dict[str, Any], sentence: str) -> 
         ({"granularity": "n_m", "n": 4}, r"masks\.n=4 of masks\.m=4 keeps all or nothing"),
         ({"granularity": "block", "block": (0, 1)}, r"masks\.block=\[0, 1\] is no block"),
         ({"granularity": "n_m", "m": 5}, r"0\.weight of shape \[6, 4\] does not divide into groups of 5 inputs"),
-        ({"granularity": "block", "block": (4, 1)}, r"0\.weight of shape \[6, 4\] does not divide into blocks of 4 x 1"),
+        (
+            {"granularity": "block", "block": (4, 1)},
+            r"0\.weight of shape \[6, 4\] does not divide into blocks of 4 x 1",
+        ),
         ({"layers": ["1"]}, r"there is nothing to mask; the head"),
     ],
 )

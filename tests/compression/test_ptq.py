@@ -1,4 +1,6 @@
-"""Nets are quantized after training: by the ranges they show, with their means restored, to the integers that they then compute with."""
+"""Nets are quantized after training: by the ranges they show, with their means restored, to the integers that they then
+compute with.
+"""
 
 import copy
 
@@ -81,11 +83,15 @@ def test_bias_correction_restores_means(case: Case) -> None:
     quantize_static(plain, batches, plan)
     done = quantize_static(corrected, batches, plan, bias_correction=True)
     assert done.corrected["bias"] == ["head"]
-    assert sorted(done.corrected["batchnorm"]) == sorted(name for name in expected_outputs(net, batches[0]) if name != "head")
+    assert sorted(done.corrected["batchnorm"]) == sorted(
+        name for name in expected_outputs(net, batches[0]) if name != "head"
+    )
     assert done.corrected["uncorrected"] == []
     x = torch.cat(batches)
     with torch.no_grad():
-        assert (corrected(x).mean(0) - net(x).mean(0)).abs().max() < 1e-4 < (plain(x).mean(0) - net(x).mean(0)).abs().max()
+        assert (
+            (corrected(x).mean(0) - net(x).mean(0)).abs().max() < 1e-4 < (plain(x).mean(0) - net(x).mean(0)).abs().max()
+        )
     assert error(corrected, net, batches) < error(plain, net, batches)
 
 
@@ -112,7 +118,9 @@ def test_bits_and_exclusions_by_pattern(case: Case) -> None:
     plan = LayerPlan()
     done = quantize_static(net, batches, plan, overrides_of(plan, {"blocks.0.*": 4, "blocks.0.conv2": 2}, ["head"]))
     assert "head" not in done.layers
-    bits = {name: quantizer(net, f"{name}.weight_quantizer").bits for name in ("conv", "blocks.0.conv1", "blocks.0.conv2")}
+    bits = {
+        name: quantizer(net, f"{name}.weight_quantizer").bits for name in ("conv", "blocks.0.conv1", "blocks.0.conv2")
+    }
     assert bits == {"conv": 8, "blocks.0.conv1": 4, "blocks.0.conv2": 2}
 
 

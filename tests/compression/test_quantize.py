@@ -1,4 +1,6 @@
-"""The net that is quantized computes what its integers do, tells plainly how it was made, and is made again from that."""
+"""The net that is quantized computes what its integers do, tells plainly how it was made, and is made again from
+that.
+"""
 
 import copy
 import json
@@ -114,7 +116,11 @@ def test_tied_weights_share_their_integers() -> None:
 def test_the_description_rebuilds_the_net() -> None:
     net = resnet()
     plain = copy.deepcopy(net)
-    plans = {"blocks.0.*": LayerPlan(weight_bits=4, lsq=True), "head": None, "blocks.1.conv2": LayerPlan(4, group_size=12)}
+    plans = {
+        "blocks.0.*": LayerPlan(weight_bits=4, lsq=True),
+        "head": None,
+        "blocks.1.conv2": LayerPlan(4, group_size=12),
+    }
     quantize(net, X, LayerPlan(per_channel=False), plans)
     set_enabled(net, True)
     description = describe(net)

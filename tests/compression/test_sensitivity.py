@@ -39,7 +39,9 @@ def test_layers_are_found_by_pattern_and_tied_weights_once() -> None:
     made["head"].weight = made["wte"].weight
     assert list(layers(made)) == ["wte", "fc"]
     assert list(layers(made, ["f*"])) == ["fc"]
-    with pytest.raises(UserError, match="layers: norm matches no convolution, linear layer or embedding: layers are wte, fc"):
+    with pytest.raises(
+        UserError, match="layers: norm matches no convolution, linear layer or embedding: layers are wte, fc"
+    ):
         layers(made, ["norm"])
 
 
@@ -51,7 +53,9 @@ def test_scan_measures_each_change_alone_with_fitting_statistics_and_restores() 
     statistics: list[torch.Tensor] = []
 
     def score() -> dict[str, float]:
-        seen.append(tuple(name for name in original if not torch.equal(made.get_submodule(name).weight, original[name])))
+        seen.append(
+            tuple(name for name in original if not torch.equal(made.get_submodule(name).weight, original[name]))
+        )
         statistics.append(made[1].running_mean.clone())
         return {"zeros": float(sum(int((made.get_submodule(name).weight == 0).sum()) for name in original))}
 
@@ -62,7 +66,8 @@ def test_scan_measures_each_change_alone_with_fitting_statistics_and_restores() 
     assert list(found["4"]["bits"]) == [8, 2]
     for name, value in made.state_dict().items():
         assert torch.equal(value, before[name]), name
-    # Statistics are those of the changed convolution; a change behind the BatchNorm leaves them at those of the unchanged one.
+    # Statistics are those of the changed convolution; a change behind the BatchNorm leaves them at those of the
+    # unchanged one.
     with torch.no_grad():
         outputs = torch.cat([nn.functional.conv2d(x, round_to_nearest(original["0"], 2)) for x in inputs])
         plain = torch.cat([nn.functional.conv2d(x, original["0"]) for x in inputs])

@@ -40,7 +40,9 @@ def test_one_shot_is_at_start() -> None:
 def test_stepped_jumps_from_start_to_end() -> None:
     schedule = SparsitySchedule(0.8, "stepped", start=10, end=40, jumps=4)
     assert due(schedule) == [10, 20, 30, 40]
-    assert [schedule.at(step) for step in (9, 10, 19, 20, 30, 39, 40)] == pytest.approx([0, 0.2, 0.2, 0.4, 0.6, 0.6, 0.8])
+    assert [schedule.at(step) for step in (9, 10, 19, 20, 30, 39, 40)] == pytest.approx(
+        [0, 0.2, 0.2, 0.4, 0.6, 0.6, 0.8]
+    )
     once = SparsitySchedule(0.8, "stepped", start=10, end=40, jumps=1)
     assert due(once) == [40]
     assert (once.at(39), once.at(40)) == (0.0, 0.8)

@@ -1,4 +1,6 @@
-"""configs/schema.json is made from the tables, is current, takes every file that ships and refuses what a rule refuses."""
+"""configs/schema.json is made from the tables, is current, takes every file that ships and refuses what a rule
+refuses.
+"""
 
 import json
 import runpy
@@ -35,8 +37,8 @@ def test_what_is_made_from_the_tables_is_current(tmp_path: Any) -> None:
 @pytest.mark.slow
 def test_what_is_stale_is_told() -> None:
     check = (
-        "import sys, runpy, lathe.config.schema.as_json as made; made.text = lambda folder: 'x'; sys.argv = ['schema.py', '--check']; "
-        "runpy.run_path('scripts/schema.py', run_name='__main__')"
+        "import sys, runpy, lathe.config.schema.as_json as made; made.text = lambda folder: 'x'; sys.argv = "
+        "['schema.py', '--check']; runpy.run_path('scripts/schema.py', run_name='__main__')"
     )
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "configs/schema.json is stale: python scripts/schema.py\n\n")
@@ -76,7 +78,8 @@ def test_mistakes_are_seen(text: str) -> None:
     [
         "data: {batch_size: '${oc.env:BATCH}'}",
         "model: {net: {_target_: mine.Net, anything: goes}}",
-        "{_target_: lathe.optim.build_optimizer, kind: {_target_: hydra.utils.get_class, path: mine.Lion}, anything: goes}",
+        "{_target_: lathe.optim.build_optimizer, kind: {_target_: hydra.utils.get_class, path: mine.Lion}, anything: "
+        "goes}",
         "callbacks: {mine: {_target_: mine.Callback, x: 1}, nan_guard: null}",
     ],
 )

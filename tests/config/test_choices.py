@@ -102,7 +102,9 @@ def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
             make_methods(cfg)
     else:
         assert len(make_methods(cfg)) == len(methods(cfg["compression"]))
-    strategy = {key: value for key, value in cfg["strategy"].items() if key not in ("processes", "precisions", "compressions")}
+    strategy = {
+        key: value for key, value in cfg["strategy"].items() if key not in ("processes", "precisions", "compressions")
+    }
     if choice in NEEDS_MORE and (choice == "strategy=horovod" or not torch.cuda.is_available()):
         with pytest.raises(UserError, match=NEEDS_MORE[choice]):
             make(strategy, "strategy")

@@ -77,7 +77,9 @@ def test_resolve_names_the_key_that_leads_nowhere(tree: Any, sentence: str) -> N
 def own(defaults: dict[str, Any]) -> dict[str, Any]:
     """`defaults` with a net that no table knows."""
     return changed(
-        defaults, "model.net", {"_target_": "mine.Net", "width": 16, "rate": 0.1, "on": True, "kinds": ["a"], "how": "x"}
+        defaults,
+        "model.net",
+        {"_target_": "mine.Net", "width": 16, "rate": 0.1, "on": True, "kinds": ["a"], "how": "x"},
     )
 
 
@@ -105,7 +107,9 @@ def test_right_types_pass(own: dict[str, Any], key: str, value: Any) -> None:
 def test_wrong_types_of_an_unknown_part_are_named_with_an_example(
     own: dict[str, Any], key: str, value: Any, sentence: str
 ) -> None:
-    assert list(mistyped([f"model.net.{key}"], changed(own, f"model.net.{key}", value), own)) == [(f"model.net.{key}", sentence)]
+    assert list(mistyped([f"model.net.{key}"], changed(own, f"model.net.{key}", value), own)) == [
+        (f"model.net.{key}", sentence)
+    ]
 
 
 def test_a_group_is_checked_leaf_by_leaf(own: dict[str, Any]) -> None:
@@ -141,8 +145,16 @@ def test_seeds(defaults: dict[str, Any], value: int) -> None:
         ("trainer.num_nodes", 0, "trainer.num_nodes=0: expected a whole number from 1"),
         ("trainer.accumulate_grad_batches", 0, "trainer.accumulate_grad_batches=0: expected"),
         ("trainer.devices", -2, "trainer.devices=-2: expected a whole number from 1"),
-        ("trainer.devices", "all", "trainer.devices=all: expected a whole number from 1 to 1000000 or -1, auto or a list"),
-        ("trainer.max_epochs", None, "trainer.max_epochs=null needs an end: set trainer.max_steps or trainer.max_time."),
+        (
+            "trainer.devices",
+            "all",
+            "trainer.devices=all: expected a whole number from 1 to 1000000 or -1, auto or a list",
+        ),
+        (
+            "trainer.max_epochs",
+            None,
+            "trainer.max_epochs=null needs an end: set trainer.max_steps or trainer.max_time.",
+        ),
         (
             "trainer.accelerator",
             "gpus",
@@ -162,7 +174,11 @@ def test_seeds(defaults: dict[str, Any], value: int) -> None:
         ("optimizer.momentum", 0, "optimizer.nesterov=true needs a momentum above 0"),
         ("trainer.gradient_clip_algorithm", "value", "trainer.gradient_clip_algorithm=value clips nothing with"),
         ("trainer.check_val_every_n_epoch", None, "trainer.check_val_every_n_epoch=null counts batches across epochs"),
-        ("precision.init_scale", 2.0, "precision.init_scale is of the gradient scaler that precision=16-mixed alone has"),
+        (
+            "precision.init_scale",
+            2.0,
+            "precision.init_scale is of the gradient scaler that precision=16-mixed alone has",
+        ),
     ],
 )
 def test_bad_values_are_refused(defaults: dict[str, Any], key: str, value: Any, sentence: str) -> None:
@@ -177,7 +193,9 @@ def test_combinations_of_three_keys_are_refused() -> None:
         refuse(check(fused))
     with pytest.raises(UserError, match=r"^optimizer\.foreach=true and optimizer\.fused=true exclude each other"):
         refuse(check(config("optimizer.fused=true", "optimizer.foreach=true")))
-    with pytest.raises(UserError, match=r"^callbacks\.ema can't average a net that strategy Pipeline cuts between processes"):
+    with pytest.raises(
+        UserError, match=r"^callbacks\.ema can't average a net that strategy Pipeline cuts between processes"
+    ):
         refuse(check(config("callbacks=[default,ema]", "strategy=pipeline")))
 
 
@@ -210,7 +228,10 @@ def test_a_run_may_end_by_steps_or_time_alone(defaults: dict[str, Any], key: str
         ),
         ("modle=mlp", "modle: there is no such key; did you mean model? (to add a new key, put a + before it)"),
         ("model.net.widht=3", "model.net.widht: there is no such key in model.net; did you mean width?"),
-        ("callbacks.chekpoint.monitor=x", "callbacks.chekpoint: there is no such key in callbacks; did you mean checkpoint?"),
+        (
+            "callbacks.chekpoint.monitor=x",
+            "callbacks.chekpoint: there is no such key in callbacks; did you mean checkpoint?",
+        ),
         ("optimizer.lr=[1", "'optimizer.lr=[1' can't be read as an override: write key=value, and quote"),
         ("foo bar", "'foo bar' can't be read as an override"),
         ("+optimizer.lr=3", "Could not append to config. An item is already at 'optimizer.lr'."),

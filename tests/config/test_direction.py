@@ -65,7 +65,13 @@ def test_other_plug_ins(sweeper: dict[str, Any], way: str) -> None:
 
 
 def test_sweepers_that_do_not_optimise_and_objectives_of_no_known_direction(capsys: pytest.CaptureFixture[str]) -> None:
-    for sweeper in ({}, {"direction": None}, optuna(["minimize", "maximize"]), {"optim": None}, {"params": {"direction": 1}}):
+    for sweeper in (
+        {},
+        {"direction": None},
+        optuna(["minimize", "maximize"]),
+        {"optim": None},
+        {"params": {"direction": 1}},
+    ):
         check_direction(config(), sweeper, [])
     check_direction(config("callbacks=none"), optuna("minimize"), [])
     assert capsys.readouterr().out == ""

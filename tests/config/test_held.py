@@ -53,7 +53,9 @@ def test_data_and_their_sources_refuse_what_their_tables_do(choice: str) -> None
         if node is None:
             continue
         part, rules = get_object(node["_target_"]), CLASSES[node["_target_"]]
-        given = {key: object() if isinstance(value, dict) else value for key, value in node.items() if key != "_target_"}
+        given = {
+            key: object() if isinstance(value, dict) else value for key, value in node.items() if key != "_target_"
+        }
         for key, rule in rules.items():
             if key in FREE or any(one.kind == "node" for one in rule.kinds()):
                 continue
@@ -73,10 +75,16 @@ def test_every_wrong_argument_is_told_and_a_caller_adds_the_key() -> None:
     with pytest.raises(ArgumentError) as caught:
         MLP(**{**SIZES, "width": 0, "dropout": 1.0})
     assert [sentence.split("=")[0] for sentence in caught.value.args] == ["width", "dropout"]
-    model = {"_target_": "lathe.tasks.ClassificationTask", "net": {"_target_": "lathe.nets.MLP", **SIZES, "width": 0, "depth": 0}}
+    model = {
+        "_target_": "lathe.tasks.ClassificationTask",
+        "net": {"_target_": "lathe.nets.MLP", **SIZES, "width": 0, "depth": 0},
+    }
     with pytest.raises(UserError) as caught_by_make:
         make(model, "model")
-    assert [sentence.split(":")[0] for sentence in caught_by_make.value.args] == ["model.net.width=0", "model.net.depth=0"]
+    assert [sentence.split(":")[0] for sentence in caught_by_make.value.args] == [
+        "model.net.width=0",
+        "model.net.depth=0",
+    ]
     with pytest.raises(UserError, match=r"^model\.net\.depth=21 is not 6n \+ 2"):
         make({"_target_": "lathe.nets.CifarResNet", "depth": 21}, "model.net")
 
@@ -96,7 +104,14 @@ def test_a_subclass_is_held_by_what_it_hands_on() -> None:
 
 
 def test_a_class_stays_what_it_was() -> None:
-    assert list(inspect.signature(MLP).parameters) == ["channels", "image_size", "num_classes", "width", "depth", "dropout"]
+    assert list(inspect.signature(MLP).parameters) == [
+        "channels",
+        "image_size",
+        "num_classes",
+        "width",
+        "depth",
+        "dropout",
+    ]
     net = MLP(**SIZES)
     assert type(pickle.loads(pickle.dumps(copy.deepcopy(net)))) is MLP
     with pytest.raises(TypeError, match="unexpected keyword argument 'widht'"):
@@ -109,7 +124,9 @@ def test_what_only_python_has_is_taken(tmp_path: Any) -> None:
         return dirpath
 
     assert checkpoint(tmp_path) == tmp_path  # a path
-    with pytest.raises(ArgumentError, match=r"^monitor=5: expected a metric such as val/loss or null, got a whole number"):
+    with pytest.raises(
+        ArgumentError, match=r"^monitor=5: expected a metric such as val/loss or null, got a whole number"
+    ):
         checkpoint(tmp_path, monitor=5)
 
     @held("lathe.data.ImageDataModule")

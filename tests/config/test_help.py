@@ -88,7 +88,10 @@ EXPLAINED = {
     "a part": (["model.net"], ["model.net.depth", "lathe.nets.CifarResNet", "20"]),
     "a group without a choice": (["experiment"], ["choices cifar100_resnet20_dkd, ", "chosen  null"]),
     "several": (["seed", "test"], ["seed=42", "test=true"]),
-    "a part of one's own": (["model.net.size", "+model.net.size=3", "model.net._target_=mine.Net"], ["model.net.size=3"]),
+    "a part of one's own": (
+        ["model.net.size", "+model.net.size=3", "model.net._target_=mine.Net"],
+        ["model.net.size=3"],
+    ),
 }
 
 

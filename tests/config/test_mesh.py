@@ -36,7 +36,11 @@ def test_sizes_multiply_to_the_world(strategy: dict[str, int | None], world: int
             3,
             r"data=null x .*stages=2 needs a multiple of 2 processes, but .* = 3: change",
         ),
-        ({"data": None, "tensor": None}, 4, r"^strategy\.data and strategy\.tensor are both null: give one of them a number\."),
+        (
+            {"data": None, "tensor": None},
+            4,
+            r"^strategy\.data and strategy\.tensor are both null: give one of them a number\.",
+        ),
         ({"data": 1, "stages": 0}, 1, r"^strategy\.stages=0: give a whole number from 1, or null for what remains\."),
         ({"data": True}, 1, r"^strategy\.data=True: give a whole number"),
         ({"tensor": "two"}, 2, r"^strategy\.tensor='two': give a whole number"),

@@ -24,7 +24,9 @@ def shipped() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for source in SOURCES:
         place = ROOT / source
-        for file in [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in SUFFIXES):
+        for file in (
+            [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.suffix in SUFFIXES)
+        ):
             for name in TARGET.findall(file.read_text(encoding="utf-8")):
                 found.setdefault(name, []).append(str(file.relative_to(ROOT)))
     return found

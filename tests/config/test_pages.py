@@ -25,7 +25,9 @@ def test_every_class_has_a_table_with_its_arguments() -> None:
 def test_every_command_has_a_table_with_its_keys() -> None:
     text = (REFERENCE / "commands.md").read_text()
     for verb, tree in VERBS.items():
-        body = text.partition(f"## {'train.py' if verb == 'train' else f'scripts/{verb}.py'}\n")[2].partition("\n## ")[0]
+        body = text.partition(f"## {'train.py' if verb == 'train' else f'scripts/{verb}.py'}\n")[2].partition("\n## ")[
+            0
+        ]
         named = re.findall(r"^\| `([\w.]+)`", body, flags=re.MULTILINE)
         assert {key for key, place in tree.items() if isinstance(place, Rule)} <= set(named), verb
     assert "`images.folder`" in text

@@ -5,7 +5,22 @@ from typing import Any
 
 import pytest
 
-from lathe.config.schema.rule import Rule, anything, count, flag, group, items, node, number, only, path, share, text, whole, word
+from lathe.config.schema.rule import (
+    Rule,
+    anything,
+    count,
+    flag,
+    group,
+    items,
+    node,
+    number,
+    only,
+    path,
+    share,
+    text,
+    whole,
+    word,
+)
 
 JUNK: dict[str, Any] = {
     "none": None,
@@ -69,8 +84,16 @@ def test_a_rule_takes_what_it_says_and_nothing_else(name: str) -> None:
         (number(0, below=1), math.nan, "k=nan: expected a number from 0 and below 1, got nan."),
         (whole(0), 10**30, "k=about 1e30: expected a whole number from 0, got one out of this range."),
         (word("cpu", "gpu"), "gpus", "k=gpus: expected cpu or gpu, got a word; did you mean gpu?"),
-        (word("cpu", "gpu"), "", "k='': expected cpu or gpu, got an empty word, or one with characters that can't be printed."),
-        (items(share, 2, 2), [0.9], "k=[0.9]: expected a list of 2 items (each a number from 0 to 1), got a list of 1."),
+        (
+            word("cpu", "gpu"),
+            "",
+            "k='': expected cpu or gpu, got an empty word, or one with characters that can't be printed.",
+        ),
+        (
+            items(share, 2, 2),
+            [0.9],
+            "k=[0.9]: expected a list of 2 items (each a number from 0 to 1), got a list of 1.",
+        ),
         (items(count), [1, "a"], "k=[1, 'a']: expected a list (each a whole number from 1), got a list with a in it."),
         (flag | "warn", 1, "k=1: expected true or false or warn, got a whole number."),
         (text("a name", r"[a-z]+"), "A", "k=A: expected a name, got a word."),

@@ -1,4 +1,6 @@
-"""The tables of what each key takes: they cover every key of every YAML file, every default fits, and they name real arguments."""
+"""The tables of what each key takes: they cover every key of every YAML file, every default fits, and they name real
+arguments.
+"""
 
 import importlib
 import inspect
@@ -18,10 +20,15 @@ from lathe.config.schema.trainer import FILLED_IN
 def found(name: str) -> Any:
     """The class or function of a canonical name."""
     root, *_, last = words = name.split(".")
-    for module in [f"{root}.{words[1]}"] if root != "lightning" else ["lightning.pytorch", "lightning.pytorch.callbacks"]:
+    for module in (
+        [f"{root}.{words[1]}"] if root != "lightning" else ["lightning.pytorch", "lightning.pytorch.callbacks"]
+    ):
         for place in (
             module,
-            *(f"{module}.{path.stem}" for path in Path(str(importlib.import_module(module).__file__)).parent.glob("*.py")),
+            *(
+                f"{module}.{path.stem}"
+                for path in Path(str(importlib.import_module(module).__file__)).parent.glob("*.py")
+            ),
         ):
             if root != "lathe" and place != module:
                 continue
@@ -64,7 +71,10 @@ def test_the_options_of_optimizers_are_theirs(name: str) -> None:
         (["+trainer.foo=1"], "trainer.foo: lightning.pytorch.Trainer takes no such argument; "),
         (["+data.foo=1"], "data.foo: lathe.data.ImageDataModule takes no such argument; "),
         (["+model.net.widht=3"], "model.net.widht: lathe.nets.CifarResNet takes no such argument; did you mean width?"),
-        (["+callbacks.ema.x=1"], "callbacks.ema sets options of a callback that the run does not have: add ema to callbacks"),
+        (
+            ["+callbacks.ema.x=1"],
+            "callbacks.ema sets options of a callback that the run does not have: add ema to callbacks",
+        ),
         (["~launch.timeout"], "launch.timeout is missing: leave ~launch.timeout out."),
         (["~trainer.enable_progress_bar"], "trainer.enable_progress_bar is missing"),
         (
@@ -76,8 +86,14 @@ def test_the_options_of_optimizers_are_theirs(name: str) -> None:
             "optimizer.momentum: torch.optim.NAdam takes no such option; leave it out with "
             "optimizer.momentum=null; did you mean momentum_decay?",
         ),
-        (["optimizer=adamw", "+optimizer.amsgrad=maybe"], "optimizer.amsgrad=maybe: expected true or false or null, got a word."),
-        (["optimizer.lr={_target_: builtins.print}"], "optimizer.lr={'_target_': 'builtins.print'}: expected a number above 0"),
+        (
+            ["optimizer=adamw", "+optimizer.amsgrad=maybe"],
+            "optimizer.amsgrad=maybe: expected true or false or null, got a word.",
+        ),
+        (
+            ["optimizer.lr={_target_: builtins.print}"],
+            "optimizer.lr={'_target_': 'builtins.print'}: expected a number above 0",
+        ),
         (["model._target_='a b'"], "model._target_=a b: expected the dotted path of a class or function, got a word."),
         (["scheduler._partial_=false"], "scheduler._partial_=false: expected true"),
         (["~model._target_"], "model has no _target_: leave ~model._target_ out"),

@@ -23,7 +23,11 @@ GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name":
         (["+experiment=digits_quickstart"], ["experiment=digits_quickstart"]),
         (["++model=mlp"], ["model=mlp"]),
         (["~logger"], ["logger=none"]),
-        *[([f"{group}={word}"], [f"{group}=none"]) for group in ("logger", "callbacks") for word in ("null", "[]", "false", "")],
+        *[
+            ([f"{group}={word}"], [f"{group}=none"])
+            for group in ("logger", "callbacks")
+            for word in ("null", "[]", "false", "")
+        ],
         (["compile=null"], ["compile=none"]),
         (["~compression"], ["compression=none"]),
         (["callbacks=[default,ema]"], ["callbacks=[default,ema]"]),
@@ -116,5 +120,6 @@ def test_names(name: str) -> None:
 def test_names_that_lie_elsewhere_or_need_quoting_or_are_lathes_own(name: Any) -> None:
     (sentence,) = check(config() | {"name": name})
     assert re.match(
-        r"name=.*: expected letters, digits and . _ - \+ alone, at most 100 and none of latest, benchmark, slurm", sentence
+        r"name=.*: expected letters, digits and . _ - \+ alone, at most 100 and none of latest, benchmark, slurm",
+        sentence,
     )

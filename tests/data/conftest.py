@@ -70,7 +70,9 @@ def tar_gz() -> Callable[[Path, dict[str, bytes]], str]:
 
 
 def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes) -> bytes:
-    """{"data": array, key: labels} as Python 2's cPickle and the NumPy of 2009 wrote it: protocol 2, text and bytes alike."""
+    """{"data": array, key: labels} as Python 2's cPickle and the NumPy of 2009 wrote it: protocol 2, text and bytes
+    alike.
+    """
 
     def text(value: bytes) -> bytes:
         return b"U" + bytes([len(value)]) + value
@@ -79,7 +81,9 @@ def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes) -> bytes:
         return b"J" + struct.pack("<i", value)
 
     raw = pixels.tobytes()
-    array = b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
+    )
     dtype = b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R"
     dtype += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) + number(-1) + number(0) + b"tb"
     shape = number(pixels.shape[0]) + number(pixels.shape[1]) + b"\x86"
@@ -90,9 +94,13 @@ def python2_pickle(pixels: np.ndarray, labels: list[int], key: bytes) -> bytes:
 
 @pytest.fixture
 def cifar_files(tmp_path: Path) -> Callable[..., tuple[Archive, dict[str, tuple[np.ndarray, np.ndarray]]]]:
-    """Makes a tiny archive in the real format: cifar_files(name, "binary" or "python") -> (its entry, true arrays by split)."""
+    """Makes a tiny archive in the real format: cifar_files(name, "binary" or "python") -> (its entry, true arrays by
+    split).
+    """
 
-    def build(name: str, form: str, folder: Path = tmp_path) -> tuple[Archive, dict[str, tuple[np.ndarray, np.ndarray]]]:
+    def build(
+        name: str, form: str, folder: Path = tmp_path
+    ) -> tuple[Archive, dict[str, tuple[np.ndarray, np.ndarray]]]:
         real = ARCHIVES[name][form == "python"]
         rng = np.random.default_rng(1)
         members, truth = {}, {}

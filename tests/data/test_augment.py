@@ -41,7 +41,9 @@ def test_crop_and_flip_equal_a_plain_reference_bit_for_bit(
 
 
 @pytest.mark.parametrize("convert", [None, lambda x: x.float() / 3])
-def test_the_view_that_other_devices_use_gives_the_same_bits(convert: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+def test_the_view_that_other_devices_use_gives_the_same_bits(
+    convert: Callable[[torch.Tensor], torch.Tensor] | None,
+) -> None:
     images = torch.randint(0, 256, (60, 3, 9, 7), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     draws = draw(Augment(crop=2, flip="random"), seed=1, epoch=2, n=60, height=9, width=7)
     bank = Bank(images, 2, "zero", flips=True, convert=convert)
@@ -75,7 +77,9 @@ def test_alternating_flip_turns_every_sample_at_every_epoch() -> None:
 
 def test_switching_a_method_on_leaves_the_others_numbers_alone() -> None:
     one = draw(Augment(crop=2), seed=0, epoch=3, n=50, height=8, width=8)
-    all_on = draw(Augment(crop=2, flip="random", cutout=4, mixup=1.0, cutmix=1.0), seed=0, epoch=3, n=50, height=8, width=8)
+    all_on = draw(
+        Augment(crop=2, flip="random", cutout=4, mixup=1.0, cutmix=1.0), seed=0, epoch=3, n=50, height=8, width=8
+    )
     assert torch.equal(one.top, all_on.top)
     assert torch.equal(one.left, all_on.left)
 
@@ -153,7 +157,9 @@ def test_impossible_settings_are_named(wrong: dict[str, object], names: str) -> 
         Augment(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("mean", "std", "names"), [((0.5,), (0.2,) * 3, "data.mean"), ((0.5,) * 3, (0.2, 0.0, 0.1), "data.std")])
+@pytest.mark.parametrize(
+    ("mean", "std", "names"), [((0.5,), (0.2,) * 3, "data.mean"), ((0.5,) * 3, (0.2, 0.0, 0.1), "data.std")]
+)
 def test_wrong_constants_are_named(mean: tuple[float, ...], std: tuple[float, ...], names: str) -> None:
     with pytest.raises(UserError, match=names):
         Normalizer(mean, std, 3)

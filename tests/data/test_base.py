@@ -1,4 +1,6 @@
-"""What exact data modules share: a run that is continued mid-epoch, ranks that share a replica, overfitting and limits."""
+"""What exact data modules share: a run that is continued mid-epoch, ranks that share a replica, overfitting and
+limits.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -36,7 +38,9 @@ class Save(Callback):
     def __init__(self, path: Path, step: int) -> None:
         self.path, self.step = path, step
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.step:
             trainer.save_checkpoint(self.path)
 

@@ -131,7 +131,9 @@ def test_unpickler_resolves_no_other_name(path: str) -> None:
 
 
 def test_no_data_and_no_download_says_what_to_put_where(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"download=false: put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz there"):
+    with pytest.raises(
+        UserError, match=r"download=false: put cifar-10-binary\.tar\.gz or cifar-10-python\.tar\.gz there"
+    ):
         Cifar("cifar10", str(tmp_path / "new"), download=False).prepare()
 
 

@@ -18,7 +18,10 @@ def test_names_are_kept_in_their_order() -> None:
     [
         (["a"], r"^data\.class_names has 1 names for data\.num_classes=2: give one for each class\.$"),
         (["a", "a"], r"^data\.class_names has a twice: give each class a name of its own\.$"),
-        ("ab", r"^data\.class_names=ab is no list of words: give one for each class, in quotes where it is a number\.$"),
+        (
+            "ab",
+            r"^data\.class_names=ab is no list of words: give one for each class, in quotes where it is a number\.$",
+        ),
         ([1, 2], r"^data\.class_names=\[1, 2\] is no list of words"),
         (["a", ""], r"is no list of words"),
         ([], r"^data\.class_names has 0 names"),

@@ -16,7 +16,9 @@ NAMES = [*IMAGES, "tokens", "synthetic_tokens", "documents", "document_files"]
 
 
 def build(name: str, folder: Path, **overrides: object) -> ImageDataModule:
-    config = OmegaConf.create({"data": OmegaConf.load(CONFIGS / f"{name}.yaml"), "seed": 0, "paths": {"data_dir": str(folder)}})
+    config = OmegaConf.create(
+        {"data": OmegaConf.load(CONFIGS / f"{name}.yaml"), "seed": 0, "paths": {"data_dir": str(folder)}}
+    )
     for key, value in overrides.items():
         OmegaConf.update(config, f"data.{key}", value)
     data = instantiate(config.data)

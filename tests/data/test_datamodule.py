@@ -55,7 +55,12 @@ class Recorder(LightningModule):
 
 
 def trainer(folder: Path, **settings: Any) -> Trainer:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
     return Trainer(default_root_dir=folder, accelerator="cpu", devices=1, num_sanity_val_steps=0, **(quiet | settings))
 
 
@@ -141,7 +146,9 @@ def test_overfitting_repeats_the_same_unaugmented_images(tmp_path: Path) -> None
 def replica(rank: int, world: int, **settings: Any) -> ImageDataModule:
     """As under a strategy that spreads data over `world` replicas, among more processes."""
     data = module(**settings)
-    strategy = SimpleNamespace(root_device=torch.device("cpu"), distributed_sampler_kwargs={"num_replicas": world, "rank": rank})
+    strategy = SimpleNamespace(
+        root_device=torch.device("cpu"), distributed_sampler_kwargs={"num_replicas": world, "rank": rank}
+    )
     data.trainer = SimpleNamespace(  # type: ignore[assignment]
         strategy=strategy, world_size=8, global_rank=7, overfit_batches=0.0, limit_train_batches=1.0
     )

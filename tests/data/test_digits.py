@@ -29,7 +29,18 @@ def test_the_stored_arrays_are_the_published_ones() -> None:
         images, labels = digits["images"], digits["labels"]
     assert (images.shape, images.dtype, labels.shape, labels.dtype) == ((1797, 8, 8), np.uint8, (1797,), np.uint8)
     assert (digest(images), digest(labels)) == (IMAGES, LABELS)
-    assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]  # as UCI's description counts them
+    assert np.bincount(labels).tolist() == [
+        178,
+        182,
+        177,
+        183,
+        181,
+        182,
+        181,
+        179,
+        174,
+        180,
+    ]  # as UCI's description counts them
 
 
 def test_licence_and_source_lie_beside_them() -> None:

@@ -102,5 +102,7 @@ def test_a_fit_counts_its_steps_beforehand_and_resumes_exactly(tmp_path: Path) -
     whole, rest = Recorder(), Recorder()
     Trainer(**quiet, callbacks=[ExactResume(0)]).fit(whole, datamodule=module())
     assert len(whole.seen) == whole.planned
-    Trainer(**quiet, callbacks=[ExactResume(0)]).fit(rest, datamodule=module(), ckpt_path=tmp_path / "7.ckpt", weights_only=True)
+    Trainer(**quiet, callbacks=[ExactResume(0)]).fit(
+        rest, datamodule=module(), ckpt_path=tmp_path / "7.ckpt", weights_only=True
+    )
     assert rest.seen == whole.seen[7:]

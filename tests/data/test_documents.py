@@ -1,4 +1,6 @@
-"""Documents under a token budget: every target once, equal batches on any number of ranks, exact positions, one sentence per mistake."""
+"""Documents under a token budget: every target once, equal batches on any number of ranks, exact positions, one
+sentence per mistake.
+"""
 
 from itertools import islice
 from pathlib import Path
@@ -36,7 +38,9 @@ def test_a_batch_holds_whole_documents_behind_an_end_token() -> None:
 
 @pytest.mark.parametrize("growth", [1.0, 1.1, 2.0, None])
 @pytest.mark.parametrize(("max_tokens", "max_batch_size"), [(60, 16), (400, 16), (1000, 7), (100000, 100000)])
-def test_no_batch_is_over_the_budget_and_none_is_left_out(growth: float | None, max_tokens: int, max_batch_size: int) -> None:
+def test_no_batch_is_over_the_budget_and_none_is_left_out(
+    growth: float | None, max_tokens: int, max_batch_size: int
+) -> None:
     feed = loader(max_tokens=max_tokens, max_batch_size=max_batch_size, growth=growth)
     for _ in range(2):
         batches = list(feed)
@@ -77,7 +81,11 @@ def test_ranks_together_see_the_batches_of_one_process(world: int, train: bool) 
         assert same([join(part) for part in parts], whole)
         assert all(len({tuple(piece[0].shape) for piece in part}) == 1 for part in parts)
         if train:
-            assert all(piece[2] == (part_y >= 0).sum() for part, (_, part_y) in zip(parts, whole, strict=True) for piece in part)
+            assert all(
+                piece[2] == (part_y >= 0).sum()
+                for part, (_, part_y) in zip(parts, whole, strict=True)
+                for piece in part
+            )
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
@@ -155,8 +163,16 @@ def test_the_end_may_stand_beside_the_files() -> None:
 @pytest.mark.parametrize(
     ("of", "settings", "names"),
     [
-        ((5, 70, 9), {}, r"data\.length=64 is too short for document 1 of the train split, which has 70 tokens.*data\.long=cut"),
-        ((5, 50, 9), {"max_tokens": 49}, r"data\.max_tokens=49 is too small for document 1 of the train split.*at least 50"),
+        (
+            (5, 70, 9),
+            {},
+            r"data\.length=64 is too short for document 1 of the train split, which has 70 tokens.*data\.long=cut",
+        ),
+        (
+            (5, 50, 9),
+            {"max_tokens": 49},
+            r"data\.max_tokens=49 is too small for document 1 of the train split.*at least 50",
+        ),
         ((5, 50), {"max_tokens": 55, "pad_multiple": 8}, r"data\.max_tokens=55 .* takes 56 tokens"),
         ((5, 5), {"vocab_size": 3}, r"data\.vocab_size=3 .*data\.vocab_size=11"),
         ((), {"max_tokens": 0}, r"^max_tokens=0: expected"),

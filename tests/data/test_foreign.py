@@ -1,4 +1,6 @@
-"""A plain LightningDataModule keeps laws 2 and 3: the same batches on any number of devices, every sample once, exact continuation."""
+"""A plain LightningDataModule keeps laws 2 and 3: the same batches on any number of devices, every sample once, exact
+continuation.
+"""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +12,14 @@ from support.interruptions import Interrupted, Interruption, interruption, same
 from support.own_parts import Table
 from support.ranks import on_ranks
 from support.runs import SMALL, column, new_run
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler, TensorDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+)
 
 from lathe.data.foreign import SharedLoader, share
 from lathe.errors import UserError
@@ -35,7 +44,11 @@ def shared(replicas: int, rank: int, module: Any = None, **options: Any) -> Any:
     module = module or Table(**options)
     strategy = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": replicas, "rank": rank})
     module.trainer = SimpleNamespace(
-        strategy=strategy, limit_train_batches=1.0, overfit_batches=0, reload_dataloaders_every_n_epochs=0, current_epoch=0
+        strategy=strategy,
+        limit_train_batches=1.0,
+        overfit_batches=0,
+        reload_dataloaders_every_n_epochs=0,
+        current_epoch=0,
     )
     share(module, seed=3)
     return module
@@ -92,7 +105,9 @@ def test_evaluation_sees_every_sample_once_in_as_many_batches_on_each_rank(n: in
     assert len({len(part) for part in parts}) == 1
     assert all(len(y) for part in parts for y in part)
     assert max(len(y) for part in parts for y in part) <= -(-10 // replicas)
-    seen = torch.cat([torch.cat([x for x, _ in shared(replicas, rank, n=n).val_dataloader()]) for rank in range(replicas)])
+    seen = torch.cat(
+        [torch.cat([x for x, _ in shared(replicas, rank, n=n).val_dataloader()]) for rank in range(replicas)]
+    )
     assert len(seen) == len(seen.unique(dim=0)) == n
 
 
@@ -135,11 +150,13 @@ class Own(BatchSampler):
         ({"kind": "twice"}, "because its RandomSampler draws another number of samples than there are"),
         (
             {"size": 15},
-            "data: train_dataloader's batch_size of 15 samples does not divide by the 2 replicas that share it: use a multiple",
+            "data: train_dataloader's batch_size of 15 samples does not divide by the 2 replicas that share it: use "
+            "a multiple",
         ),
         (
             {"n": 35},
-            "data: train_dataloader's last batch of 3 samples does not divide by the 2 replicas that share it: use drop_last=True",
+            "data: train_dataloader's last batch of 3 samples does not divide by the 2 replicas that share it: use "
+            "drop_last=True",
         ),
     ],
 )
@@ -159,7 +176,9 @@ def test_what_cant_be_exact_is_refused_on_several_devices_only(options: dict[str
 
 
 def test_too_few_samples_for_the_ranks_are_refused() -> None:
-    with pytest.raises(UserError, match=r"5 samples in batches of 2 leave a replica without any: use a batch_size of at least 4"):
+    with pytest.raises(
+        UserError, match=r"5 samples in batches of 2 leave a replica without any: use a batch_size of at least 4"
+    ):
         list(shared(2, 0, Small()).val_dataloader())
 
 

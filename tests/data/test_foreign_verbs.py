@@ -1,4 +1,6 @@
-"""Every verb on a run of a plain LightningDataModule, which declares nothing about its data: it works, or says which facts are missing."""
+"""Every verb on a run of a plain LightningDataModule, which declares nothing about its data: it works, or says which
+facts are missing.
+"""
 
 import runpy
 import sys
@@ -29,7 +31,9 @@ Call = Callable[..., tuple[int, str, str]]
 class Staged(Table):
     """Opens each split in its stage, as tutorials do, and takes facts that it has no use for."""
 
-    def __init__(self, num_classes: int = 2, channels: int = 1, image_size: int = 4, mean: Any = None, std: Any = None) -> None:
+    def __init__(
+        self, num_classes: int = 2, channels: int = 1, image_size: int = 4, mean: Any = None, std: Any = None
+    ) -> None:
         super().__init__()
 
     def setup(self, stage: str) -> None:
@@ -86,8 +90,8 @@ def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
 
 
 NEITHER = (
-    "its data declare neither channels, image_size, mean, std and num_classes, which images need, nor length and vocab_size, which tokens "
-    "need, so nobody knows what its net takes"
+    "its data declare neither channels, image_size, mean, std and num_classes, which images need, nor length and "
+    "vocab_size, which tokens need, so nobody knows what its net takes"
 )
 
 
@@ -112,7 +116,10 @@ def test_verbs_that_need_facts_name_them(run: RunDir, verb: Call, script: str, w
         ("compress", ["compression=prune"]),
         (
             "compress",
-            ["compression=prune_channels", *(f"compression.prune_channels.{key}=1" for key in ("min_channels", "round_to"))],
+            [
+                "compression=prune_channels",
+                *(f"compression.prune_channels.{key}=1" for key in ("min_channels", "round_to")),
+            ],
         ),
         ("sensitivity", []),
         ("evaluate", ["split=val"]),
@@ -142,7 +149,9 @@ def test_with_its_facts_it_ships_and_predicts(tmp_path: Path, verb: Call) -> Non
     pixels = torch.randint(0, 256, (2, 1, 4, 4), dtype=torch.uint8)
     with torch.no_grad():
         assert torch.allclose(ready.net(pixels), ready.trained((pixels / 255 - 0.5) / 0.5), atol=1e-5)
-    code, _, errors = verb("predict", f"run={run.path}", "input=images.npy", "output=out.csv", "trainer.accelerator=cpu")
+    code, _, errors = verb(
+        "predict", f"run={run.path}", "input=images.npy", "output=out.csv", "trainer.accelerator=cpu"
+    )
     assert code == 0, errors
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 4
 

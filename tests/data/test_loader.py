@@ -39,7 +39,9 @@ def test_ranks_together_see_the_batches_of_one_process(make: Make, kind: str, au
         one = make(kind, **settings)
 
 
-@pytest.mark.parametrize("augment", [Augment(), Augment(crop=3, flip="alternating"), None], ids=["off", "plain", "everything"])
+@pytest.mark.parametrize(
+    "augment", [Augment(), Augment(crop=3, flip="alternating"), None], ids=["off", "plain", "everything"]
+)
 def test_workers_give_the_bits_of_the_resident_path(make: Make, augment: Augment | None) -> None:
     settings = {"batch_size": 12} | ({"augment": augment} if augment else {})
     resident, folded, stream = make(**settings), make(normalize="folded", **settings), make("workers", **settings)

@@ -24,7 +24,9 @@ SPLITS = ("train", "val", "test")
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
-    """40 documents of up to some kilobytes with lines and multi-byte characters, in two folders; and files that are not read."""
+    """40 documents of up to some kilobytes with lines and multi-byte characters, in two folders; and files that are not
+    read.
+    """
     rng = np.random.default_rng(0)
     folder = tmp_path / "corpus"
     (folder / "inner").mkdir(parents=True)
@@ -56,7 +58,9 @@ def documents(folder: Path, end: int = 256) -> dict[str, list[list[int]]]:
 
 
 def texts(corpus: Path) -> list[bytes]:
-    paths = [path for path in corpus.rglob("*") if path.suffix.lower() in (".txt", ".md") and "/." not in path.as_posix()]
+    paths = [
+        path for path in corpus.rglob("*") if path.suffix.lower() in (".txt", ".md") and "/." not in path.as_posix()
+    ]
     return [path.read_bytes() for path in paths if path.stat().st_size]
 
 
@@ -64,7 +68,9 @@ def test_bytes_decode_to_the_text(corpus: Path) -> None:
     meta = prepare(settings(corpus))
     found = documents(corpus.parent / "tokens")
     assert sorted(bytes(ids) for split in found.values() for ids in split) == sorted(texts(corpus))
-    assert {name: len(split) for name, split in found.items()} == {name: meta["splits"][name]["documents"] for name in SPLITS}
+    assert {name: len(split) for name, split in found.items()} == {
+        name: meta["splits"][name]["documents"] for name in SPLITS
+    }
     assert (meta["vocab_size"], meta["dtype"], meta["tokenizer"], meta["files"]) == (257, "<u2", "bytes", 41)
     assert meta["bytes"] == sum(map(len, texts(corpus)))
     assert sum(meta["splits"][name]["tokens"] for name in SPLITS) == meta["bytes"] + 40
@@ -82,7 +88,9 @@ def test_numpy_reads_the_files_without_pickle(corpus: Path) -> None:
 
 
 def test_pieces_change_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files larger than what is read at a time, as if they were larger than memory; with a separator across pieces too."""
+    """Files larger than what is read at a time, as if they were larger than memory; with a separator across pieces
+    too.
+    """
     whole = prepare(settings(corpus))
     divided = prepare(settings(corpus, output="divided", separator="日本語 "))
     monkeypatch.setattr(text, "PIECE", 7)
@@ -94,7 +102,9 @@ def test_pieces_change_nothing(corpus: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_a_separator_of_lines_can_be_typed(corpus: Path) -> None:
     meta = prepare(settings(corpus, separator="\\n"))
     lines = [line for words in texts(corpus) for line in words.split(b"\n") if line]
-    assert sorted(bytes(ids) for split in documents(corpus.parent / "tokens").values() for ids in split) == sorted(lines)
+    assert sorted(bytes(ids) for split in documents(corpus.parent / "tokens").values() for ids in split) == sorted(
+        lines
+    )
     assert sum(facts["documents"] for facts in meta["splits"].values()) == len(lines)
 
 
@@ -158,7 +168,10 @@ def test_a_failure_leaves_nothing_and_keeps_what_was_there(corpus: Path, monkeyp
         ({"suffixes": [".tex", "rst"]}, r"input=.* has no file that ends in \.rst or \.tex: give others by suffixes"),
         ({"suffixes": []}, r"suffixes=\[\] can't be used: give a list"),
         ({"suffixes": ".txt"}, r"suffixes=\.txt can't be used: give a list"),
-        ({"separator": "<|end|>"}, r"separator='<\|end\|>' divides none of the 41 files in input=.*: give what stands between"),
+        (
+            {"separator": "<|end|>"},
+            r"separator='<\|end\|>' divides none of the 41 files in input=.*: give what stands between",
+        ),
         ({"separator": ""}, "separator='' can't be used: give the text between two documents, or null"),
         ({"val_share": 0}, "val_share=0 leaves a split without tokens"),
         ({"test_share": -0.5}, r"test_share=-0\.5 cannot be used: choose a number from 0 to 1"),
@@ -207,7 +220,9 @@ def test_a_hugging_face_tokenizer(corpus: Path, tokenizer: Path, monkeypatch: py
     monkeypatch.setattr(text, "PIECE", 50)
     prepare(settings(corpus, tokenizer=str(tokenizer), output="again"))
     again = [
-        backend._backend.decode(ids).encode() for split in documents(corpus.parent / "again", end=0).values() for ids in split
+        backend._backend.decode(ids).encode()
+        for split in documents(corpus.parent / "again", end=0).values()
+        for ids in split
     ]
     assert sorted(again) == sorted(decoded)
 
@@ -237,7 +252,9 @@ def test_a_tokenizer_that_is_none_is_refused(corpus: Path, tokenizer: Path) -> N
 
 def test_the_missing_package_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
-    with pytest.raises(UserError, match=r"tokenizer=gpt2 needs the package tokenizers: pip install -e \.\[tokenizers\]"):
+    with pytest.raises(
+        UserError, match=r"tokenizer=gpt2 needs the package tokenizers: pip install -e \.\[tokenizers\]"
+    ):
         prepare(settings(corpus, tokenizer="gpt2"))
 
 
@@ -259,4 +276,6 @@ def test_the_command_writes_it_or_says_a_mistake_in_one_line(corpus: Path, tmp_p
     assert sum(map(len, documents(tmp_path / "data" / "words").values())) == 40
     again = script(*words)
     assert (again.returncode, again.stdout) == (1, "")
-    assert again.stderr == (f"Error: output={tmp_path}/data/words is there already: give overwrite=true, or another output.\n")
+    assert again.stderr == (
+        f"Error: output={tmp_path}/data/words is there already: give overwrite=true, or another output.\n"
+    )

@@ -33,7 +33,12 @@ def test_permutation_holds_every_sample_once() -> None:
 
 
 def test_seeds_fit_a_generator_and_do_not_collide() -> None:
-    seeds = {hashed_seed(seed, purpose, epoch) for seed in range(20) for purpose in ("order", "uniforms") for epoch in range(20)}
+    seeds = {
+        hashed_seed(seed, purpose, epoch)
+        for seed in range(20)
+        for purpose in ("order", "uniforms")
+        for epoch in range(20)
+    }
     assert len(seeds) == 800
     assert min(seeds) >= 0
     assert max(seeds) < 2**63

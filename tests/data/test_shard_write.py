@@ -1,4 +1,6 @@
-"""Writing shards: whole or not at all, from folders of images and for tar files of other tools, readable by webdataset."""
+"""Writing shards: whole or not at all, from folders of images and for tar files of other tools, readable by
+webdataset.
+"""
 
 import tarfile
 from contextlib import ExitStack
@@ -79,7 +81,9 @@ def save_folder(folder: Path, sizes: dict[str, int], splits: tuple[str, ...] = (
         for kind, count in sizes.items():
             (folder / name / kind).mkdir(parents=True)
             for i in range(count):
-                Image.fromarray(rng.integers(0, 256, (6, 10, 3), dtype=np.uint8)).save(folder / name / kind / f"{i}.png")
+                Image.fromarray(rng.integers(0, 256, (6, 10, 3), dtype=np.uint8)).save(
+                    folder / name / kind / f"{i}.png"
+                )
 
 
 def test_an_image_folder_is_split_and_brought_to_size(tmp_path: Path) -> None:
@@ -125,7 +129,9 @@ def test_tars_of_another_tool_are_indexed_in_place(tmp_path: Path) -> None:
     for name in ("train", "val", "test"):
         with TarWriter(str(tmp_path / f"{name}-0.tar")) as tar:
             for i, image in enumerate(images):
-                tar.write({"__key__": f"a.folder/{i}", "png" if i % 2 else "jpg": image, "cls": i % 3, "json": {"note": i}})
+                tar.write(
+                    {"__key__": f"a.folder/{i}", "png" if i % 2 else "jpg": image, "cls": i % 3, "json": {"note": i}}
+                )
     index_tars(tmp_path, 3)
     read, labels = Shards("", str(tmp_path), verify=True).load().val.read()
     assert np.array_equal(read[1::2], images[1::2].transpose(0, 3, 1, 2))

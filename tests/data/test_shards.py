@@ -46,7 +46,13 @@ def split(path: Path, max_open: int = 16) -> Split:
 def loader(path: Path, window: int = 3, **settings: Any) -> ShardLoader:
     train = split(path)
     normalizer = Normalizer((0.4, 0.5, 0.6), (0.2, 0.25, 0.3), 3)
-    defaults = {"num_classes": 5, "normalizer": normalizer, "augment": EVERYTHING, "device": torch.device("cpu"), "train": True}
+    defaults = {
+        "num_classes": 5,
+        "normalizer": normalizer,
+        "augment": EVERYTHING,
+        "device": torch.device("cpu"),
+        "train": True,
+    }
     return ShardLoader(train, train.images.sizes, window, **(defaults | {"batch_size": 12} | settings))  # type: ignore[attr-defined]
 
 
@@ -178,13 +184,23 @@ def test_workers_give_the_same_batches_and_an_undisturbed_state(npy: Path) -> No
 
 
 def test_memory_and_open_files_do_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """50 images of 48 kB in 7 shards, read through a window of 2: no more than a few images are held, and each shard is opened once."""
+    """50 images of 48 kB in 7 shards, read through a window of 2: no more than a few images are held, and each shard is
+    opened once.
+    """
     path = write(tmp_path / "set", (3, 128, 128), encoding="npy")
     train, opened = split(path, max_open=2), []
     images: Any = train.images
     monkeypatch.setattr(module.os, "open", lambda name, flags, real=os.open: opened.append(name) or real(name, flags))
     feed = ShardLoader(
-        train, images.sizes, 2, num_classes=5, normalizer=None, augment=None, device=torch.device("cpu"), train=True, batch_size=2
+        train,
+        images.sizes,
+        2,
+        num_classes=5,
+        normalizer=None,
+        augment=None,
+        device=torch.device("cpu"),
+        train=True,
+        batch_size=2,
     )
     tracemalloc.start()
     most = 0
@@ -214,18 +230,30 @@ def flip(path: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "harm", "verify", "says"),
     [
-        ("train-000003.tar", cut, False, r"train-000003\.tar has \d+ bytes and index\.json says \d+: it was cut or changed"),
+        (
+            "train-000003.tar",
+            cut,
+            False,
+            r"train-000003\.tar has \d+ bytes and index\.json says \d+: it was cut or changed",
+        ),
         ("train-000003.tar", Path.unlink, False, r"train-000003\.tar is missing, but index\.json names it"),
         ("val.index.npy", cut, False, r"val\.index\.npy has \d+ bytes and index\.json says"),
         ("test-000000.tar", flip, True, r"test-000000\.tar differs from its SHA-256"),
         ("other.tar", Path.touch, False, r"other\.tar is not in index\.json.*tars\.folder="),
         ("index.json", cut, False, r"index\.json is not version 1"),
         ("index.json", Path.unlink, False, r"data\.source\.name=.* holds no shards"),
-        ("index.json", lambda path: path.write_text('{"format": "lathe shards", "version": 2}'), False, r"is not version 1"),
+        (
+            "index.json",
+            lambda path: path.write_text('{"format": "lathe shards", "version": 2}'),
+            False,
+            r"is not version 1",
+        ),
         ("index.json", lambda path: path.write_text("[]"), False, r"is not version 1"),
     ],
 )
-def test_damage_is_named_before_training(npy: Path, file: str, harm: Callable[[Path], Any], verify: bool, says: str) -> None:
+def test_damage_is_named_before_training(
+    npy: Path, file: str, harm: Callable[[Path], Any], verify: bool, says: str
+) -> None:
     harm(npy / file)
     with pytest.raises(UserError, match=says):
         Shards("", str(npy), verify=verify).prepare()
@@ -257,7 +285,11 @@ def test_a_pickle_in_a_shard_is_not_obeyed(npy: Path, malicious_pickle: tuple[by
     images: Any = split(npy).images
     shard, start, size, _ = images.table[0]
     data = bytearray(images.paths[shard].read_bytes())
-    spoilt = np.lib.format.magic(1, 0) + b"\x76\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(120) + payload
+    spoilt = (
+        np.lib.format.magic(1, 0)
+        + b"\x76\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(120)
+        + payload
+    )
     for harm in (payload, spoilt):
         data[start : start + size] = harm.ljust(size, b"\0")[:size]
         images.paths[shard].write_bytes(data)
@@ -283,7 +315,8 @@ def test_the_data_module_checks_facts_and_gives_all_splits(npy: Path, kind: Any)
     assert len(data.train_dataloader()) == 5
     assert sum(int((y != -100).sum()) for _, y in data.val_dataloader()) == 9
     orders = [
-        torch.cat([y for _, y in ShardDataModule(Shards("", str(npy)), window=w, **facts).train_dataloader()]) for w in (2, 99)
+        torch.cat([y for _, y in ShardDataModule(Shards("", str(npy)), window=w, **facts).train_dataloader()])
+        for w in (2, 99)
     ]
     assert torch.equal(*orders) == (kind == "resident")
     with pytest.raises(UserError, match=r"data\.num_classes=6"):

@@ -18,9 +18,13 @@ from lathe.errors import UserError
         (4, 1, 8, 1.0, 0.5),
     ],
 )
-def test_bayes_rule_reaches_the_formula(classes: int, channels: int, size: int, noise: float, difficulty: float) -> None:
+def test_bayes_rule_reaches_the_formula(
+    classes: int, channels: int, size: int, noise: float, difficulty: float
+) -> None:
     n = 4000
-    source = Synthetic(classes, channels, size, train_size=10, val_size=10, test_size=n, noise=noise, difficulty=difficulty)
+    source = Synthetic(
+        classes, channels, size, train_size=10, val_size=10, test_size=n, noise=noise, difficulty=difficulty
+    )
     assert source.best_accuracy == pytest.approx(1 - noise + noise / classes)
     images, labels = source.load().test.read()
     assert images.shape == (n, channels, size, size)
@@ -48,7 +52,9 @@ def test_noisy_labels_are_uniform_over_all_classes() -> None:
 
 
 def test_splits_are_different_draws_and_the_seed_decides() -> None:
-    first, again, other = (Synthetic(seed=seed, train_size=100, val_size=100, test_size=100).load() for seed in (0, 0, 1))
+    first, again, other = (
+        Synthetic(seed=seed, train_size=100, val_size=100, test_size=100).load() for seed in (0, 0, 1)
+    )
     assert np.array_equal(first.train.images, again.train.images)
     assert not np.array_equal(first.train.images, first.test.images)
     assert not np.array_equal(first.train.images, other.train.images)

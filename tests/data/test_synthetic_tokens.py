@@ -25,7 +25,9 @@ def sequences(source: SyntheticTokens, split: str = "train") -> np.ndarray:
 @pytest.mark.parametrize("case", CASES)
 def test_entropy_is_the_mean_loss_of_the_sources_own_probabilities(case: dict[str, float]) -> None:
     source = SyntheticTokens(**case)  # type: ignore[arg-type]
-    losses = -source.log_probabilities(sequences(source)).mean(axis=1)  # sequences are independent, their tokens are not
+    losses = -source.log_probabilities(sequences(source)).mean(
+        axis=1
+    )  # sequences are independent, their tokens are not
     assert abs(losses.mean() - source.entropy) <= 3 * losses.std() / math.sqrt(len(losses)) + 1e-12
 
 

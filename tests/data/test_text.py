@@ -17,7 +17,9 @@ def test_files_come_in_the_order_of_their_paths(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("piece", [1, 2, 3, 5, 100])
-def test_documents_are_what_stands_between_separators(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int) -> None:
+def test_documents_are_what_stands_between_separators(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
     monkeypatch.setattr(text, "PIECE", piece)
     path = tmp_path / "a.txt"
     path.write_bytes(b"<>one<>two\n<two><><>three<")

@@ -71,7 +71,9 @@ def test_missing_files(files: Path, tmp_path: Path) -> None:
 def test_a_file_that_was_cut(files: Path, cut: int) -> None:
     data = (files / "train.npy").read_bytes()
     (files / "train.npy").write_bytes(data[:-cut])
-    with pytest.raises(UserError, match=rf"train\.npy has {228 - cut} bytes and meta\.json says 228: it was cut or changed"):
+    with pytest.raises(
+        UserError, match=rf"train\.npy has {228 - cut} bytes and meta\.json says 228: it was cut or changed"
+    ):
         source(files).prepare()
 
 
@@ -95,7 +97,15 @@ def test_a_foreign_array_of_the_same_size(files: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "[]", "3", '{"format": "other"}', '{"format": "lathe tokens"', "\x00\xff", '{"format": "lathe tokens", "version": 1}'],
+    [
+        "",
+        "[]",
+        "3",
+        '{"format": "other"}',
+        '{"format": "lathe tokens"',
+        "\x00\xff",
+        '{"format": "lathe tokens", "version": 1}',
+    ],
 )
 def test_a_foreign_or_damaged_description(files: Path, text: str) -> None:
     (files / "meta.json").write_text(text, encoding="latin-1")

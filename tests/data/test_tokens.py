@@ -68,7 +68,9 @@ def test_evaluation_reads_the_same_context_whatever_the_batches() -> None:
     """A target's window begins at the same token at any batch size: the loss cannot depend on it."""
     rows = []
     for batch_size in (1, 5, 64):
-        windows = [(*x, *y) for xs, ys in loader(batch_size=batch_size) for x, y in zip(xs.tolist(), ys.tolist(), strict=True)]
+        windows = [
+            (*x, *y) for xs, ys in loader(batch_size=batch_size) for x, y in zip(xs.tolist(), ys.tolist(), strict=True)
+        ]
         rows.append([window for window in windows if any(value != -100 for value in window[4:])])
     assert rows[0] == rows[1] == rows[2]
     assert len(rows[0]) == math.ceil((COUNT - 1) / 4)
@@ -135,7 +137,9 @@ def test_unshuffled_training_keeps_the_stored_order() -> None:
 
 
 def test_sequences_are_kept_whole() -> None:
-    """Independent sequences of length + 1 tokens: no window crosses from one to the next, in training and in evaluation."""
+    """Independent sequences of length + 1 tokens: no window crosses from one to the next, in training and in
+    evaluation.
+    """
     tokens = Tokens(np.arange(35, dtype=np.uint16), sequences=True)
     for train in (True, False):
         batches = list(loader(tokens=tokens, batch_size=7 if train else 3, train=train))
@@ -204,7 +208,12 @@ def test_the_configurations_build_it_with_their_declared_facts(name: str) -> Non
     node = config(f"data={name}", "model=gpt_nano", "seed=7")["data"]
     it = make(node, "data")
     assert isinstance(it, TokenDataModule)
-    assert (it.vocab_size, it.length, it.batch_size, it.seed) == (node["vocab_size"], node["length"], node["batch_size"], 7)
+    assert (it.vocab_size, it.length, it.batch_size, it.seed) == (
+        node["vocab_size"],
+        node["length"],
+        node["batch_size"],
+        7,
+    )
 
 
 # Training: the loss of each step on one process and on two, and what a table of pairs reaches
@@ -236,7 +245,12 @@ def fit(world: int, source: Any, epochs: int, lr: float, **settings: Any) -> tup
     data = TokenDataModule(source, source.vocab_size, batch_size=12, **settings)
     task = Task(Bigram(source.vocab_size), optimizer=lambda net: torch.optim.Adam(net.parameters(), lr=lr))
     strategy: Any = DDP() if world > 1 else "auto"
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = Trainer(
         accelerator="cpu", devices=world, strategy=strategy, max_epochs=epochs, use_distributed_sampler=False, **quiet
     )  # type: ignore[arg-type]
@@ -272,8 +286,12 @@ def test_a_table_of_pairs_reaches_the_entropy() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("overrides", [[], ["data.source.lag=2", "data.vocab_size=8"]], ids=["default", "lag"])
 def test_gpt_nano_comes_near_the_entropy(overrides: list[str]) -> None:
-    """Two epochs, some seconds. With a lag of 2 the token before tells nothing: without working attention the loss stays at ln V."""
-    cfg = config("data=synthetic_tokens", "model=gpt_nano", "optimizer=adamw", "optimizer.lr=0.003", "seed=0", *overrides)
+    """Two epochs, some seconds. With a lag of 2 the token before tells nothing: without working attention the loss
+    stays at ln V.
+    """
+    cfg = config(
+        "data=synthetic_tokens", "model=gpt_nano", "optimizer=adamw", "optimizer.lr=0.003", "seed=0", *overrides
+    )
     torch.manual_seed(0)
     data, task = make(cfg["data"], "data"), make_task(cfg, train=False)
     data.setup()

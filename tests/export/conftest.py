@@ -16,7 +16,9 @@ from lathe.nets import MLP, CifarResNet
 
 
 def shaken(net: nn.Module) -> nn.Module:
-    """The net in eval mode with BatchNorms as after training; some of their weights are negative, which folding has to bear."""
+    """The net in eval mode with BatchNorms as after training; some of their weights are negative, which folding has to
+    bear.
+    """
     torch.manual_seed(0)
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -61,7 +63,9 @@ def make_mlp() -> Callable[[], nn.Module]:
 
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[tuple[int, dict[str, Any]]]]:
-    """A function that sends a batch of (body, content type) to the handler of an archive, and returns statuses and answers."""
+    """A function that sends a batch of (body, content type) to the handler of an archive, and returns statuses and
+    answers.
+    """
     monkeypatch.setattr(handler, "model", None)
 
     def send(folder: Path, *requests: tuple[Any, str]) -> list[tuple[int, dict[str, Any]]]:

@@ -23,7 +23,9 @@ aot = get("aot_inductor")
 compiled = [pytest.mark.slow, pytest.mark.skipif(aot.available() is not None, reason="no C++ compiler")]
 
 
-def test_a_missing_compiler_is_said(make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_compiler_is_said(
+    make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lathe.export.targets.aot_inductor.shutil.which", lambda name: None)
     with pytest.raises(UserError, match=r"no C\+\+ compiler was found"):
         aot.export(make_mlp(), images, tmp_path / "net.pt2")
@@ -53,7 +55,9 @@ TOKENS = {"input_dtype": "int64", "input_smallest": "1 1", "input_largest": "-1 
 
 
 @pytest.fixture
-def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], Callable[[np.ndarray], np.ndarray]]:
+def opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[dict[str, str]], Callable[[np.ndarray], np.ndarray]]:
     def make(metadata: dict[str, str]) -> Callable[[np.ndarray], np.ndarray]:
         (tmp_path / "model.pt2").touch()
         monkeypatch.setattr("torch._inductor.aoti_load_package", lambda path: Package(**metadata))
@@ -165,7 +169,9 @@ class TestFloats:
             ids = torch.randint(0, 50, shape)
             with torch.no_grad():
                 np.testing.assert_allclose(run(ids.numpy()), net(ids).numpy(), atol=1e-5)
-        with pytest.raises(UserError, match=r"takes int64 of shape \[1 to any, 1 to 16\], not int64 of shape \[1, 17\]"):
+        with pytest.raises(
+            UserError, match=r"takes int64 of shape \[1 to any, 1 to 16\], not int64 of shape \[1, 17\]"
+        ):
             run(np.zeros((1, 17), dtype=np.int64))
         with pytest.raises(UserError, match=r"takes token ids from 0 to 49, not from 50 to 50"):
             run(np.full((1, 2), 50))
@@ -174,7 +180,9 @@ class TestFloats:
         self, make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         compiler = tmp_path / "broken++"
-        compiler.write_text('#!/bin/sh\n[ "$1" = --version ] && exec echo "g++ 12"\necho "error: no space" >&2; exit 1\n')
+        compiler.write_text(
+            '#!/bin/sh\n[ "$1" = --version ] && exec echo "g++ 12"\necho "error: no space" >&2; exit 1\n'
+        )
         compiler.chmod(0o755)
         monkeypatch.setenv("CXX", str(compiler))
         (tmp_path / "made").mkdir()
@@ -196,7 +204,9 @@ def in_a_fresh_process(path: Path, images: Tensor) -> np.ndarray:
 class TestIntegers:
     pytestmark = compiled
 
-    def test_a_resnet(self, make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized, sources: list[str]) -> None:
+    def test_a_resnet(
+        self, make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized, sources: list[str]
+    ) -> None:
         net = quantized(make_resnet(), images)
         aot.export(net, images[:1], tmp_path / "int8.pt2")
         assert sources[0].count("qconv_pointwise") >= 9
@@ -210,7 +220,9 @@ class TestIntegers:
     @pytest.mark.parametrize(
         "plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)]
     )
-    def test_other_plans(self, make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, plan: LayerPlan) -> None:
+    def test_other_plans(
+        self, make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, plan: LayerPlan
+    ) -> None:
         net = quantized(make_mlp(), images, plan)
         aot.export(net, images[:1], tmp_path / "net.pt2")
         with torch.no_grad():

@@ -27,7 +27,9 @@ def folder_of(folder: Path, in_graph: bool, target: str = "onnx", **changed: Any
     folder.mkdir()
     module = export.get(target)
     module.export(
-        shipped, torch.zeros(2, 3, 4, 4, dtype=torch.uint8 if in_graph else torch.float32), folder / f"model{module.suffix}"
+        shipped,
+        torch.zeros(2, 3, 4, 4, dtype=torch.uint8 if in_graph else torch.float32),
+        folder / f"model{module.suffix}",
     )
     content = {
         "target": target,
@@ -73,7 +75,8 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
     folder, _ = folder_of(tmp_path, False, **{"target": "onnx"})
     (folder / "model.onnx").write_bytes(b"")
     with pytest.raises(
-        UserError, match=r"model\.onnx is not the file that was exported, its SHA-256 differs from the manifest's: export the"
+        UserError,
+        match=r"model\.onnx is not the file that was exported, its SHA-256 differs from the manifest's: export the",
     ):
         open_bundle(folder)
     with pytest.raises(UserError, match=r"^export=none: .*none holds no export"):

@@ -57,7 +57,9 @@ def test_signed_integers_stand_for_the_same_values(
         assert layer.integers.is_floating_point() == (plan.activation == "none")
     assert len(layers) == 10
     got = run(found, images)
-    assert (got - want).abs().mean() < 0.3 * (run(make_resnet(), images) - want).abs().mean()  # roundings to the other side
+    assert (got - want).abs().mean() < 0.3 * (
+        run(make_resnet(), images) - want
+    ).abs().mean()  # roundings to the other side
 
 
 def test_inductor_gets_a_channel_of_zeros_beside_a_single_one(quantized: Quantized) -> None:
@@ -97,7 +99,9 @@ def test_integers_are_those_of_training(make_resnet: Make, images: Tensor, quant
         integers, _ = integer_weight(layer)
         folded = found.get_submodule(name)
         norm = name.replace("conv", "bn")
-        negative = net.get_submodule(norm).weight < 0 if name != "head" else torch.zeros(len(integers), dtype=torch.bool)
+        negative = (
+            net.get_submodule(norm).weight < 0 if name != "head" else torch.zeros(len(integers), dtype=torch.bool)
+        )
         sign = torch.where(negative, -1, 1).view(-1, *[1] * (integers.dim() - 1))
         assert torch.equal(folded.integers, (integers * sign).to(torch.int8)), name
         assert (folded.integers[layer.weight == 0] == 0).all()

@@ -40,7 +40,9 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def differences(
     net: nn.Module, path: Path, inputs: Tensor, batches: tuple[int, ...] = (1, 2, 3, 7, 16, 33)
 ) -> tuple[float, float]:
-    """Of all batches: the least share of equal predictions, and the largest difference as a share of the largest output."""
+    """Of all batches: the least share of equal predictions, and the largest difference as a share of the largest
+    output.
+    """
     forward, agreement, largest = executorch.load(path, 1), 1.0, 0.0
     for batch in batches:
         with torch.no_grad():
@@ -52,7 +54,9 @@ def differences(
     return agreement, largest
 
 
-def test_pixels_and_integers(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
+def test_pixels_and_integers(
+    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]
+) -> None:
     path, inner = tmp_path / "net.pte", make_mlp()
     net = Shipped(inner, Preprocess([0.5] * 3, [0.25] * 3, (16, 16)))
     inner.train()
@@ -148,10 +152,12 @@ def test_a_resnet_in_a_fresh_process(
 
     np.save(tmp_path / "x.npy", images.numpy())
     code = (
-        "import numpy; from lathe.export.targets import executorch; import sys;"
-        f"numpy.save('y.npy', executorch.load({str(path)!r}, 1)(numpy.load('x.npy'))); assert 'lathe.nets' not in sys.modules"
+        "import numpy; from lathe.export.targets import executorch; import sys;numpy.save('y.npy', "
+        f"executorch.load({str(path)!r}, 1)(numpy.load('x.npy'))); assert 'lathe.nets' not in sys.modules"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, check=True, timeout=120, capture_output=True, text=True
+    )
     assert done.stderr == ""
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), executorch.load(path, 1)(images.numpy()))
 
@@ -216,7 +222,9 @@ class Separable(nn.Module):
 
 
 @pytest.mark.slow
-def test_what_has_no_integer_kernel_stays_float(images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]) -> None:
+def test_what_has_no_integer_kernel_stays_float(
+    images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]
+) -> None:
     torch.manual_seed(0)
     net = quantized(Separable().eval(), images)
     executorch.export(net, images[:1], tmp_path / "net.pte")

@@ -92,7 +92,9 @@ def test_names_that_lead_elsewhere_are_refused(folder: Path, name: str) -> None:
 )
 def test_a_torn_or_foreign_manifest_is_said(folder: Path, text: str) -> None:
     (folder / "manifest.json").write_text(text, encoding="latin-1")
-    with pytest.raises(UserError, match=r"manifest\.json can't be read as the manifest of an export: export the run again"):
+    with pytest.raises(
+        UserError, match=r"manifest\.json can't be read as the manifest of an export: export the run again"
+    ):
         manifest.read(folder)
 
 

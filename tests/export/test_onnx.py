@@ -20,7 +20,9 @@ Make = Callable[[], nn.Module]
 def test_targets_are_found_by_name() -> None:
     for name in TARGETS:
         assert get(name).suffix.startswith(".")
-    with pytest.raises(UserError, match=r"target=onx is unknown: choose one of onnx, onnx_int8, torch_export, .*, weights\."):
+    with pytest.raises(
+        UserError, match=r"target=onx is unknown: choose one of onnx, onnx_int8, torch_export, .*, weights\."
+    ):
         get("onx")
 
 
@@ -75,7 +77,9 @@ def test_what_can_not_be_loaded_is_said(tmp_path: Path) -> None:
         get("onnx").load(tmp_path / "torn.onnx")
 
 
-def test_a_missing_package_is_said(make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_said(
+    make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     assert get("onnx").available() == "onnxscript can't be imported: pip install -e '.[export]'."
     with pytest.raises(UserError, match="onnxscript can't be imported"):

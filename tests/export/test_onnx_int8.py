@@ -79,7 +79,9 @@ def test_dynamic_ranges(make_mlp: Make, images: Tensor, tmp_path: Path, quantize
 
 
 @pytest.mark.parametrize("group_size", [None, 32])
-def test_weights_alone(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, group_size: int | None) -> None:
+def test_weights_alone(
+    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, group_size: int | None
+) -> None:
     plan = LayerPlan(weight_bits=4, activation="none", group_size=group_size)
     net, path = quantized(make_mlp(), images, plan), tmp_path / "net.onnx"
     get("onnx_int8").export(net, images[:1], path)

@@ -42,4 +42,6 @@ def test_it_answers_each_input(tmp_path: Path) -> None:
     done = probe(job)
     assert done.returncode == 0, done.stderr
     for number, x in enumerate(inputs):
-        torch.testing.assert_close(torch.from_numpy(np.load(job / f"out_{number}.npy")), net(x).detach(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            torch.from_numpy(np.load(job / f"out_{number}.npy")), net(x).detach(), rtol=0, atol=1e-6
+        )

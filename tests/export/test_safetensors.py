@@ -53,7 +53,12 @@ def test_floats_have_their_plain_names(make_resnet: Make, images: Tensor, tmp_pa
 
 
 @pytest.mark.parametrize(
-    "plan", [LayerPlan(), LayerPlan(weight_bits=3, activation_bits=5), LayerPlan(weight_bits=4, activation="none", group_size=9)]
+    "plan",
+    [
+        LayerPlan(),
+        LayerPlan(weight_bits=3, activation_bits=5),
+        LayerPlan(weight_bits=4, activation="none", group_size=9),
+    ],
 )
 def test_integers_come_back_exactly(make_resnet: Make, images: Tensor, tmp_path: Path, plan: LayerPlan) -> None:
     net, path = rounding(make_resnet(), images, plan), tmp_path / "model.safetensors"
@@ -119,7 +124,9 @@ def exported(folder: Path) -> MLP:
     arguments = {"channels": 1, "image_size": 8, "num_classes": 10, "width": 8, "depth": 1}
     net = MLP(**arguments).eval()
     folder.mkdir(parents=True)
-    target.export(net, torch.zeros(2, 1, 8, 8), folder / "model.safetensors", config={"_target_": "lathe.nets.MLP", **arguments})
+    target.export(
+        net, torch.zeros(2, 1, 8, 8), folder / "model.safetensors", config={"_target_": "lathe.nets.MLP", **arguments}
+    )
     preprocess = {"in_graph": False, "mean": [0.305], "std": [0.376], "size": [8, 8]}
     manifest = {
         "run": "2031-01-01_demo",
@@ -129,7 +136,11 @@ def exported(folder: Path) -> MLP:
         "input": {"dtype": "float32", "shape": ["batch", 1, 8, 8]},
         "output": {"dtype": "float32", "shape": ["batch", 10]},
     }
-    parity = {"split": "test", "samples": 297, "figures": {"trained": {"accuracy": 0.98765}, "file": {"accuracy": 0.98321}}}
+    parity = {
+        "split": "test",
+        "samples": 297,
+        "figures": {"trained": {"accuracy": 0.98765}, "file": {"accuracy": 0.98321}},
+    }
     (folder / "manifest.json").write_text(json.dumps(manifest))
     (folder / "parity.json").write_text(json.dumps(parity))
     return net
@@ -144,7 +155,9 @@ def test_the_card_tells_how_to_use_the_weights(tmp_path: Path) -> None:
     assert "| accuracy | 0.9877 | 0.9832 |" in card
     assert "minus [0.305], divided by [0.376]" in card
     code = (
-        card.split("```python\n")[1].split("```")[0].replace('"model.safetensors"', repr(str(tmp_path / "run/model.safetensors")))
+        card.split("```python\n")[1]
+        .split("```")[0]
+        .replace('"model.safetensors"', repr(str(tmp_path / "run/model.safetensors")))
     )
     found: dict[str, Any] = {}
     exec(code, found)  # the card's own lines
@@ -185,7 +198,8 @@ def test_an_upload_that_fails_leaves_the_export(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("huggingface_hub.HfApi", Forbidden)
     exported(tmp_path / "run")
     with pytest.raises(
-        UserError, match=r"push_to_hub=someone/digits: .*run was exported but not uploaded \(403 Forbidden: .* there\): check the"
+        UserError,
+        match=r"push_to_hub=someone/digits: .*run was exported but not uploaded \(403 Forbidden: .* there\): check the",
     ):
         publish(tmp_path / "run", "someone/digits")
     assert (tmp_path / "run" / "model.safetensors").is_file()
@@ -199,7 +213,9 @@ def test_a_name_or_a_package_that_is_missing_is_said_before_anything_is_written(
         target.export(make_mlp(), images, path, push_to_hub="a/b/c")
     for package in ("safetensors", "huggingface_hub"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=r"push_to_hub=a/b: huggingface_hub can't be imported: pip install -e '\.\[export\]'"):
+    with pytest.raises(
+        UserError, match=r"push_to_hub=a/b: huggingface_hub can't be imported: pip install -e '\.\[export\]'"
+    ):
         check_repository("a/b")
     with pytest.raises(UserError, match="safetensors can't be imported"):
         target.export(make_mlp(), images, path)

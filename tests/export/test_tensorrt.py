@@ -1,4 +1,6 @@
-"""What TensorRT is given. No engine is built: ONNX Runtime runs the graphs, and a stand-in of its Python interface holds the calls."""
+"""What TensorRT is given. No engine is built: ONNX Runtime runs the graphs, and a stand-in of its Python interface
+holds the calls.
+"""
 
 import os
 import sys
@@ -25,7 +27,9 @@ Make = Callable[[], nn.Module]
 Quantized = Callable[..., nn.Module]
 
 
-def test_what_is_missing_is_said(make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said(
+    make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = {"tensorrt": None, "torch_tensorrt": None}
     monkeypatch.setattr("lathe.export.targets.tensorrt.importlib.util.find_spec", lambda name: found.get(name, 1))
     with pytest.raises(UserError, match=r"tensorrt can't be imported.*pip install tensorrt"):
@@ -53,7 +57,9 @@ def test_what_is_missing_is_said(make_mlp: Make, images: Tensor, tmp_path: Path,
         ({"workspace": 0}, "workspace=0: give bytes from 1"),
     ],
 )
-def test_options_that_can_not_be(make_mlp: Make, images: Tensor, tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
+def test_options_that_can_not_be(
+    make_mlp: Make, images: Tensor, tmp_path: Path, options: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(UserError, match=sentence):
         tensorrt.export(make_mlp(), images, tmp_path / "net.engine", **options)
 
@@ -81,7 +87,9 @@ def test_symmetric_integers(make_resnet: Make, images: Tensor, tmp_path: Path, q
     graph = onnx.load(path).graph
     stored = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     stored |= {
-        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t) for node in graph.node if node.op_type == "Constant"
+        node.output[0]: onnx.numpy_helper.to_array(node.attribute[0].t)
+        for node in graph.node
+        if node.op_type == "Constant"
     }
     readers = [node for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
     assert (
@@ -115,7 +123,9 @@ def test_few_bits_keep_their_ranges(make_mlp: Make, images: Tensor, tmp_path: Pa
     assert rows.max() < 0.15 * np.abs(want).max()
 
 
-def test_token_ids_and_what_has_no_integers(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+def test_token_ids_and_what_has_no_integers(
+    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized
+) -> None:
     torch.manual_seed(0)
     ids = torch.randint(0, 64, (16, 12))
     gpt = quantized(GPT(vocab_size=64, max_length=16, width=32, depth=1, heads=2).eval(), ids)
@@ -125,7 +135,9 @@ def test_token_ids_and_what_has_no_integers(make_mlp: Make, images: Tensor, tmp_
     with pytest.raises(UserError, match="no activations whose range follows each input"):
         tensorrt.prepared(quantized(make_mlp(), images, LayerPlan(activation="dynamic")), images, half=False)
     with pytest.raises(UserError, match=r"no layer of this net in integers.*target\.tensorrt\.integers=false"):
-        tensorrt.prepared(quantized(make_mlp(), images, LayerPlan(activation="none", group_size=32)), images, half=False)
+        tensorrt.prepared(
+            quantized(make_mlp(), images, LayerPlan(activation="none", group_size=32)), images, half=False
+        )
 
 
 def test_half_is_in_the_graph(make_mlp: Make, tmp_path: Path) -> None:
@@ -143,7 +155,9 @@ def test_half_is_in_the_graph(make_mlp: Make, tmp_path: Path) -> None:
 
 
 class StandIn(ModuleType):
-    """The part of TensorRT's Python interface that builds an engine, as NVIDIA documents it; the engine is the graph."""
+    """The part of TensorRT's Python interface that builds an engine, as NVIDIA documents it; the engine is the
+    graph.
+    """
 
     def __init__(self, problem: str | None) -> None:
         super().__init__("tensorrt")
@@ -166,7 +180,9 @@ class StandIn(ModuleType):
 
             def create_builder_config(self) -> Any:
                 return SimpleNamespace(
-                    clear_flag=ask("clear"), set_memory_pool_limit=ask("memory"), add_optimization_profile=lambda p: None
+                    clear_flag=ask("clear"),
+                    set_memory_pool_limit=ask("memory"),
+                    add_optimization_profile=lambda p: None,
                 )
 
             def create_optimization_profile(self) -> Any:
@@ -189,7 +205,9 @@ class StandIn(ModuleType):
         self.Logger, self.Builder, self.OnnxParser = Logger, Builder, OnnxParser
 
 
-@pytest.mark.parametrize(("problem", "sentence"), [("parse", r"\(unknown operator\)"), ("build", "TensorRT built no engine")])
+@pytest.mark.parametrize(
+    ("problem", "sentence"), [("parse", r"\(unknown operator\)"), ("build", "TensorRT built no engine")]
+)
 def test_what_tensorrt_does_not_take_is_said(monkeypatch: pytest.MonkeyPatch, problem: str, sentence: str) -> None:
     monkeypatch.setitem(sys.modules, "tensorrt", StandIn(problem))
     with pytest.raises(UserError, match=sentence):

@@ -31,7 +31,9 @@ def shipped(net: nn.Module, input_size: str | None = None) -> nn.Module:
 
 
 def pixels(batch: int, height: int = 16, width: int = 16) -> Tensor:
-    return torch.randint(0, 256, (batch, 3, height, width), generator=torch.Generator().manual_seed(batch), dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (batch, 3, height, width), generator=torch.Generator().manual_seed(batch), dtype=torch.uint8
+    )
 
 
 def largest_error(path: Path, net: nn.Module, inputs: list[Tensor]) -> float:
@@ -49,7 +51,8 @@ def in_a_fresh_process(path: Path, x: Tensor) -> np.ndarray:
     """By torch alone."""
     np.save(path.parent / "x.npy", x.numpy())
     code = (
-        f"import torch, numpy, sys; import torch.ao.quantization.fx._decomposed; f = torch.export.load({str(path)!r}).module();"
+        "import torch, numpy, sys; import torch.ao.quantization.fx._decomposed; f = "
+        f"torch.export.load({str(path)!r}).module();"
         "numpy.save('y.npy', f(torch.from_numpy(numpy.load('x.npy'))).numpy()); assert 'lathe' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], cwd=path.parent, check=True, timeout=120)
@@ -77,7 +80,8 @@ def test_token_ids_of_any_length(tmp_path: Path) -> None:
     net = GPT(vocab_size=64, max_length=16, width=16, depth=1, heads=2).eval()
     target.export(net, torch.zeros(2, 16, dtype=torch.int64), tmp_path / "model.pt2")
     assert (
-        largest_error(tmp_path / "model.pt2", net, [torch.randint(0, 64, shape) for shape in ((1, 1), (5, 7), (1, 16))]) <= 1e-6
+        largest_error(tmp_path / "model.pt2", net, [torch.randint(0, 64, shape) for shape in ((1, 1), (5, 7), (1, 16))])
+        <= 1e-6
     )
 
 
@@ -123,14 +127,18 @@ def check_integers(net: nn.Module, images: Tensor, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_larger_net_of_integers_has_a_quarter_of_its_bytes(images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+def test_a_larger_net_of_integers_has_a_quarter_of_its_bytes(
+    images: Tensor, tmp_path: Path, quantized: Quantized
+) -> None:
     net = CifarResNet(depth=20, width=64).eval()
     target.export(net, images, tmp_path / "float.pt2")
     target.export(quantized(net, images[:4]), images, tmp_path / "int8.pt2")
     assert (tmp_path / "int8.pt2").stat().st_size < 0.27 * (tmp_path / "float.pt2").stat().st_size
 
 
-@pytest.mark.parametrize("plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)])
+@pytest.mark.parametrize(
+    "plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)]
+)
 def test_other_plans(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, plan: LayerPlan) -> None:
     net = quantized(make_mlp(), images, plan)
     target.export(net, images[:1], tmp_path / "net.pt2")
@@ -172,7 +180,11 @@ def test_what_can_not_be_exported_or_read_is_said(make_mlp: Make, images: Tensor
 @pytest.mark.parametrize(
     ("record", "change", "what"),
     [
-        ("data/sample_inputs/model.pt", lambda text: b"\x80\x02cos\nsystem\n.", "it holds data/sample_inputs/model.pt, a pickle"),
+        (
+            "data/sample_inputs/model.pt",
+            lambda text: b"\x80\x02cos\nsystem\n.",
+            "it holds data/sample_inputs/model.pt, a pickle",
+        ),
         (
             "data/weights/model_weights_config.json",
             lambda text: text.replace(b'"use_pickle": false', b'"use_pickle": true'),
@@ -263,7 +275,9 @@ def packed(content: dict[str, bytes]) -> bytes:
 
 
 def behind(first: bytes, second: bytes) -> bytes:
-    """An archive whose end record leads to the directory of `first`, while that of `second` lies just before it, where Python looks."""
+    """An archive whose end record leads to the directory of `first`, while that of `second` lies just before it, where
+    Python looks.
+    """
     cut = []
     for archive in (first, second):
         end = archive.rindex(b"PK\5\6")

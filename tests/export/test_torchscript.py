@@ -28,7 +28,9 @@ def shipped(net: nn.Module, input_size: str | None = None) -> nn.Module:
 
 
 def pixels(batch: int, height: int = 16, width: int = 16) -> Tensor:
-    return torch.randint(0, 256, (batch, 3, height, width), generator=torch.Generator().manual_seed(batch), dtype=torch.uint8)
+    return torch.randint(
+        0, 256, (batch, 3, height, width), generator=torch.Generator().manual_seed(batch), dtype=torch.uint8
+    )
 
 
 def answers(path: Path, net: nn.Module, inputs: list[Tensor], atol: float = 1e-5) -> None:
@@ -52,7 +54,9 @@ def test_what_torch_announces_of_torchscript_is_not_told_again(
         def announced(*given: Any, **options: Any) -> Any:
             calls.append(name)
             warnings.warn(
-                f"`torch.jit.{name}` is deprecated. Please switch to `torch.compile` or `torch.export`.", category, stacklevel=2
+                f"`torch.jit.{name}` is deprecated. Please switch to `torch.compile` or `torch.export`.",
+                category,
+                stacklevel=2,
             )
             return call(*given, **options)
 
@@ -69,9 +73,17 @@ def test_what_torch_announces_of_torchscript_is_not_told_again(
 
 @pytest.mark.parametrize(
     ("method", "freeze", "fuse"),
-    [("trace", True, True), ("trace", True, False), ("trace", False, False), ("script", True, True), ("script", False, False)],
+    [
+        ("trace", True, True),
+        ("trace", True, False),
+        ("trace", False, False),
+        ("script", True, True),
+        ("script", False, False),
+    ],
 )
-def test_a_residual_net_with_each_option(make_resnet: Make, tmp_path: Path, method: str, freeze: bool, fuse: bool) -> None:
+def test_a_residual_net_with_each_option(
+    make_resnet: Make, tmp_path: Path, method: str, freeze: bool, fuse: bool
+) -> None:
     net = shipped(make_resnet())
     target.export(net, pixels(2), tmp_path / "net.pt", method=method, freeze=freeze, fuse=fuse)
     answers(tmp_path / "net.pt", net, [pixels(batch) for batch in (1, 2, 7, 3, 5, 4)])
@@ -91,10 +103,14 @@ def test_a_plain_net(make_mlp: Make, images: Tensor, tmp_path: Path, method: str
 @pytest.mark.parametrize("pool", ["mean", "token"])
 def test_a_vision_transformer(tmp_path: Path, pool: str) -> None:
     torch.manual_seed(0)
-    net = shipped(ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool=pool).eval())
+    net = shipped(
+        ViT(channels=3, image_size=16, num_classes=10, patch_size=4, width=16, depth=1, heads=2, pool=pool).eval()
+    )
     target.export(net, pixels(1), tmp_path / "net.pt")
     answers(tmp_path / "net.pt", net, [pixels(1), pixels(5)])
-    with pytest.raises(UserError, match=r"method=script: ViT has Python code that TorchScript lacks \(.*\): set method=trace"):
+    with pytest.raises(
+        UserError, match=r"method=script: ViT has Python code that TorchScript lacks \(.*\): set method=trace"
+    ):
         target.export(net, pixels(1), tmp_path / "script.pt", method="script")
     assert not (tmp_path / "script.pt").exists()
 
@@ -107,14 +123,18 @@ def test_token_ids_of_any_length(tmp_path: Path) -> None:
 
 
 def test_where_onednn_fuses_wrongly_nothing_is_fused(make_resnet: Make, tmp_path: Path) -> None:
-    """Scaling pictures of every size divides by a tensor of one number, of which oneDNN makes other values, or an error."""
+    """Scaling pictures of every size divides by a tensor of one number, of which oneDNN makes other values, or an
+    error.
+    """
     net = shipped(make_resnet(), "any")
     with pytest.warns(UserWarning, match="oneDNN can't fuse this net rightly, so its file runs without it"):
         target.export(net, pixels(2), tmp_path / "net.pt")
     answers(tmp_path / "net.pt", net, [pixels(1, 9, 30), pixels(2, 16, 16), pixels(3, 40, 16)])
 
 
-def test_kernels_are_fused_for_the_first_shapes_and_in_no_other_module(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:
+def test_kernels_are_fused_for_the_first_shapes_and_in_no_other_module(
+    make_resnet: Make, images: Tensor, tmp_path: Path
+) -> None:
     from lathe.legacy.torchscript import PLANS
 
     target.export(make_resnet(), images[:1], tmp_path / "net.pt")
@@ -142,7 +162,9 @@ def test_a_quantized_net_ships_the_floats_that_its_integers_stand_for(
     assert "FakeQuantize" not in str(torch.jit.load(str(tmp_path / "net.pt")).graph)
 
 
-def test_the_file_holds_nothing_of_this_machine_or_of_the_data(make_resnet: Make, images: Tensor, tmp_path: Path) -> None:
+def test_the_file_holds_nothing_of_this_machine_or_of_the_data(
+    make_resnet: Make, images: Tensor, tmp_path: Path
+) -> None:
     path = tmp_path / "net.pt"
     for method in ("trace", "script"):
         target.export(make_resnet(), images, path, method=method)
@@ -158,9 +180,12 @@ def test_torch_alone_reads_the_file(make_resnet: Make, images: Tensor, tmp_path:
     target.export(net, images, tmp_path / "net.pt")
     np.save(tmp_path / "x.npy", images.numpy())
     code = (
-        "import torch, numpy, sys; numpy.save('y.npy', torch.jit.load('net.pt')(torch.from_numpy(numpy.load('x.npy'))).detach())"
+        "import torch, numpy, sys; numpy.save('y.npy', "
+        "torch.jit.load('net.pt')(torch.from_numpy(numpy.load('x.npy'))).detach())"
     )
-    subprocess.run([sys.executable, "-c", f"{code}; assert 'lathe' not in sys.modules"], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run(
+        [sys.executable, "-c", f"{code}; assert 'lathe' not in sys.modules"], cwd=tmp_path, check=True, timeout=120
+    )
     with torch.no_grad():
         np.testing.assert_allclose(np.load(tmp_path / "y.npy"), net(images).numpy(), atol=1e-5)
 
@@ -177,7 +202,9 @@ def test_what_can_not_be_is_said(make_mlp: Make, images: Tensor, tmp_path: Path)
         UserError, match=r"target\.torchscript\.fuse=no: choose true or false"
     ):  # a word to Hydra, and true to Python
         target.export(make_mlp(), images, path, fuse="no")
-    with pytest.raises(UserError, match=r"fuse=true needs weights that are constants: set target\.torchscript\.freeze=true"):
+    with pytest.raises(
+        UserError, match=r"fuse=true needs weights that are constants: set target\.torchscript\.freeze=true"
+    ):
         target.export(make_mlp(), images, path, freeze=False)
     with pytest.raises(
         UserError, match=r"would not compute the net for an input of shape \[1, 3, 16, 16\].* write x\.shape\[0\]"

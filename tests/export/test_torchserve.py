@@ -60,8 +60,14 @@ def test_an_archive_holds_what_serves_and_nothing_of_lathe_or_this_machine(tmp_p
             assert str(place).encode() not in content, name
         if name.endswith(".py"):
             assert not re.search(rb"^\s*(from|import) lathe\b(?!_)", content, re.MULTILINE)
-            imported = {match.split(b".")[0] for match in re.findall(rb"^\s*(?:from|import) ([\w.]+)", content, re.MULTILINE)}
-            others = {word.decode() for word in imported} - set(sys.stdlib_module_names) - {Path(name).stem for name in files}
+            imported = {
+                match.split(b".")[0] for match in re.findall(rb"^\s*(?:from|import) ([\w.]+)", content, re.MULTILINE)
+            }
+            others = (
+                {word.decode() for word in imported}
+                - set(sys.stdlib_module_names)
+                - {Path(name).stem for name in files}
+            )
             assert others <= {"numpy", "torch", "PIL", "onnxruntime"}
 
 
@@ -70,8 +76,8 @@ def test_parity_in_a_process_without_lathe(folder: Path, tmp_path: Path) -> None
     pixels = pictures(5)[:, None]
     np.save(tmp_path / "x.npy", pixels)
     code = (
-        "import sys; sys.modules['lathe'] = None; sys.path.insert(0, sys.argv[1]); import numpy as np;"
-        "import lathe_legacy_torchserve_handler as h; np.save('y.npy', h.Model(sys.argv[1], 1).logits(np.load('x.npy')))"
+        "import sys; sys.modules['lathe'] = None; sys.path.insert(0, sys.argv[1]); import numpy as np;import "
+        "lathe_legacy_torchserve_handler as h; np.save('y.npy', h.Model(sys.argv[1], 1).logits(np.load('x.npy')))"
     )
     subprocess.run([sys.executable, "-c", code, str(folder)], cwd=tmp_path, check=True, timeout=120)
     with torch.no_grad():
@@ -83,7 +89,9 @@ def test_parity_in_a_process_without_lathe(folder: Path, tmp_path: Path) -> None
     assert not any(name.startswith("lathe_") for name in set(sys.modules) - modules)
 
 
-def test_integers_stay_integers(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Callable[..., nn.Module]) -> None:
+def test_integers_stay_integers(
+    make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Callable[..., nn.Module]
+) -> None:
     net = quantized(make_mlp(), images)
     folder = archived(tmp_path / "m.mar", net, images[:2])
     facts = json.loads((folder / "facts.json").read_text())
@@ -130,7 +138,9 @@ def changed(path: Path, name: str, content: bytes) -> Path:
     return other
 
 
-def test_archives_that_are_not_lathe_s_are_not_run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archives_that_are_not_lathe_s_are_not_run(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, load = tmp_path / "m.mar", get("torchserve").load
     with pytest.raises(UserError, match="there is no such file"):
         load(path)

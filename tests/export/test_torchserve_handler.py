@@ -145,7 +145,14 @@ def test_token_ids_get_the_next_ones(tmp_path: Path, serve: Callable[..., Any]) 
     torch.manual_seed(0)
     net = GPT(vocab_size=32, max_length=8, width=16, depth=1, heads=2).eval()
     facts = {
-        "input": {"name": "input", "dtype": "int64", "shape": ["batch", "time"], "layout": "NT", "longest": 8, "vocab_size": 32},
+        "input": {
+            "name": "input",
+            "dtype": "int64",
+            "shape": ["batch", "time"],
+            "layout": "NT",
+            "longest": 8,
+            "vocab_size": 32,
+        },
         "preprocess": None,
         "classes": None,
     }

@@ -108,11 +108,15 @@ PT2: dict[str, Callable[[Members], Any]] = {
 
 @pytest.mark.parametrize("attack", PT2)
 def test_pt2(attack: str, programs: dict[str, bytes], tmp_path: Path) -> None:
-    assert "export the run again" in said(bundle(tmp_path, "torch_export", zipped(programs["torch_export"], PT2[attack])))
+    assert "export the run again" in said(
+        bundle(tmp_path, "torch_export", zipped(programs["torch_export"], PT2[attack]))
+    )
 
 
 def test_the_program_itself_runs(programs: dict[str, bytes], tmp_path: Path) -> None:
-    assert open_bundle(bundle(tmp_path, "torch_export", programs["torch_export"]))(np.zeros((3, 4), np.float32)).shape == (3, 2)
+    assert open_bundle(bundle(tmp_path, "torch_export", programs["torch_export"]))(
+        np.zeros((3, 4), np.float32)
+    ).shape == (3, 2)
 
 
 MAR: dict[str, Callable[[Members], Any]] = {
@@ -211,7 +215,9 @@ def test_weights(content: Any, tmp_path: Path) -> None:
     assert not Path(CANARY).exists()
 
 
-@pytest.mark.parametrize("place", ["../secret.bin", "/etc/passwd", "link.bin", "folder/../../secret.bin", "missing.bin"])
+@pytest.mark.parametrize(
+    "place", ["../secret.bin", "/etc/passwd", "link.bin", "folder/../../secret.bin", "missing.bin"]
+)
 def test_onnx_reads_no_other_file(place: str, tmp_path: Path) -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxruntime")
@@ -241,8 +247,8 @@ def test_programs_from_elsewhere_are_not_loaded(target: str, tmp_path: Path, mon
     monkeypatch.setattr(get(target), "load", lambda path, threads=None: loaded.append(path))
     folder = bundle(tmp_path, target, b"\x7fELF")
     assert said(folder) == (
-        f"target={target}: {folder} is a program that you have not exported here, and loading it runs it; if you trust it, add "
-        f"trusted=[{target}] or --trust, or export the run again."
+        f"target={target}: {folder} is a program that you have not exported here, and loading it runs it; if you trust "
+        f"it, add trusted=[{target}] or --trust, or export the run again."
     )
     for change in ({"made": None}, {"made": 5}, {"made": ""}, {"made": "é"}):
         edit_json(folder / "manifest.json", lambda content, change=change: content.update(change))
@@ -274,7 +280,8 @@ def test_programs_from_elsewhere_are_not_loaded(target: str, tmp_path: Path, mon
         '{"version": 1, "target": "../x", "file": "a", "files": {}}',
         "\x00" * 100,
         " " * 11_000_000,
-        '{"version": 1, "target": {"_target_": "os.system"}, "file": "model.onnx", "files": {}, "input": {}, "preprocess": null}',
+        '{"version": 1, "target": {"_target_": "os.system"}, "file": "model.onnx", "files": {}, "input": {}, '
+        '"preprocess": null}',
     ],
 )
 def test_manifests(text: str, tmp_path: Path) -> None:

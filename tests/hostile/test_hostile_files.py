@@ -1,4 +1,6 @@
-"""Checkpoints, records, archives and data from elsewhere: one sentence, nothing run, nothing read outside their folder."""
+"""Checkpoints, records, archives and data from elsewhere: one sentence, nothing run, nothing read outside their
+folder.
+"""
 
 import io
 import json
@@ -101,7 +103,9 @@ def test_checkpoints(attack: str, foreign: RunDir) -> None:
     said(lambda: open_teacher({"net": nn.Linear(3, 3), "weights": str(foreign.best)}, None))
 
 
-@pytest.mark.parametrize("data", [b"", b"\x80", OPEN, b"PK\x03\x04" + bytes(100), bytes(10_000), b"\x80\x02cos\nsystem\n."])
+@pytest.mark.parametrize(
+    "data", [b"", b"\x80", OPEN, b"PK\x03\x04" + bytes(100), bytes(10_000), b"\x80\x02cos\nsystem\n."]
+)
 def test_files_that_are_no_checkpoints(data: bytes, foreign: RunDir) -> None:
     foreign.best.write_bytes(data)
     said(lambda: open_run_net(foreign.path))
@@ -144,7 +148,9 @@ def test_records(text: str, foreign: RunDir) -> None:
     assert not foreign.readable
 
 
-@pytest.mark.parametrize("figure", ["../outside.svg", "/tmp/outside.svg", "config.yaml", "", 5, None, "a/b.svg", ".svg"])
+@pytest.mark.parametrize(
+    "figure", ["../outside.svg", "/tmp/outside.svg", "config.yaml", "", 5, None, "a/b.svg", ".svg"]
+)
 def test_a_receipt_writes_over_no_other_file(figure: Any, foreign: RunDir) -> None:
     before = (foreign.path / "config.yaml").read_text()
     (foreign.path / "receipt.json").write_text(json.dumps({"figure": figure, "rows": []}))
@@ -198,7 +204,9 @@ def test_archives(member: tuple[str, bytes, bytes], tmp_path: Path, monkeypatch:
     monkeypatch.chdir(tmp_path)
     for archive in (archive for kind in ARCHIVES.values() for archive in kind):
         name = archive.members["train"][0]
-        tar(tmp_path / "a.tar.gz", (member[0].format(name=name), member[1], member[2].replace(b"{name}", name.encode())))
+        tar(
+            tmp_path / "a.tar.gz", (member[0].format(name=name), member[1], member[2].replace(b"{name}", name.encode()))
+        )
         said(lambda archive=archive: read_archive(tmp_path / "a.tar.gz", archive))
     assert [path.name for path in tmp_path.iterdir()] == ["a.tar.gz"]
 

@@ -1,4 +1,6 @@
-"""Names drawn from everything that is installed: none but those on the list passes, at any key, and none is imported to find that out."""
+"""Names drawn from everything that is installed: none but those on the list passes, at any key, and none is imported to
+find that out.
+"""
 
 import ast
 import importlib
@@ -40,9 +42,13 @@ KEYS = (
 
 
 def modules(draw: random.Random, packages: int) -> list[tuple[str, Path]]:
-    """The Python files of some packages of the standard library and of those that are installed, by the module's name."""
+    """The Python files of some packages of the standard library and of those that are installed, by the module's
+    name.
+    """
     folders = {Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")}
-    tops = sorted(path for folder in folders for path in folder.iterdir() if path.name not in ("site-packages", "dist-packages"))
+    tops = sorted(
+        path for folder in folders for path in folder.iterdir() if path.name not in ("site-packages", "dist-packages")
+    )
     tops = draw.sample(tops, min(packages, len(tops)))
     found = []
     for top in tops:
@@ -62,7 +68,10 @@ def names_in(module: str, path: Path) -> list[str]:
         return []
     names = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
     names += [
-        alias.asname or alias.name for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names
+        alias.asname or alias.name
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for alias in node.names
     ]
     return [f"{module}.{name}" for name in names if name != "*"]
 
@@ -82,7 +91,9 @@ def try_out(seed: int, files: int, packages: int) -> int:
                     assert kind in kinds, f"seed {seed}: {name} at {key}"
                     top, _, attribute = name.rpartition(".")
                     bases = tuple(getattr(importlib.import_module(place), base) for place, base in BASES[kind])
-                    assert issubclass(getattr(importlib.import_module(top), attribute), bases), f"seed {seed}: {name} at {key}"
+                    assert issubclass(getattr(importlib.import_module(top), attribute), bases), (
+                        f"seed {seed}: {name} at {key}"
+                    )
                 tried += 1
     return tried
 

@@ -1,4 +1,6 @@
-"""A config.yaml from elsewhere builds nothing but parts on the list: nodes that would leave a file, at every key, through every verb."""
+"""A config.yaml from elsewhere builds nothing but parts on the list: nodes that would leave a file, at every key,
+through every verb.
+"""
 
 import runpy
 import sys
@@ -54,8 +56,8 @@ def test_every_gadget_is_refused_at_every_key(foreign: RunDir, refusal: Refusal)
 def test_the_sentence_names_the_part_the_key_and_the_way_out(foreign: RunDir, refusal: Refusal) -> None:
     plant(foreign, "callbacks.mine", {"_target_": "joblib.load", "filename": "payload.pkl"})
     assert refusal(foreign) == (
-        f"run={foreign.path}: its config.yaml names `joblib.load` at callbacks.mine, which is not a part that a saved configuration may "
-        "build; if you trust it, add trusted=[joblib.load] or --trust."
+        f"run={foreign.path}: its config.yaml names `joblib.load` at callbacks.mine, which is not a part that a saved "
+        "configuration may build; if you trust it, add trusted=[joblib.load] or --trust."
     )
 
 
@@ -122,7 +124,10 @@ def test_names_that_are_none_are_refused(foreign: RunDir, name: Any, refusal: Re
         "a getter of a function": ("optimizer.kind", {"_target_": "hydra.utils.get_method", "path": "os.system"}),
         "a getter of a class": ("optimizer.kind", {"_target_": "hydra.utils.get_class", "path": "subprocess.Popen"}),
         "a getter of nothing": ("optimizer.kind", {"_target_": "hydra.utils.get_class"}),
-        "a getter of a node": ("optimizer.kind", {"_target_": "hydra.utils.get_class", "path": {"_target_": "os.getcwd"}}),
+        "a getter of a node": (
+            "optimizer.kind",
+            {"_target_": "hydra.utils.get_class", "path": {"_target_": "os.getcwd"}},
+        ),
         "a getter as a callback": ("callbacks.x", {"_target_": "hydra.utils.get_class", "path": "lathe.callbacks.EMA"}),
         "a getter in a layer": ("model.net.act", {"_target_": "hydra.utils.get_object", "path": "os.system"}),
         "a function as an init": ("model.init", "os.system"),

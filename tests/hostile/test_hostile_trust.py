@@ -1,4 +1,6 @@
-"""What the user trusts besides the list: `trusted`, the command itself, --trust, packages under src/; and what stands on the list."""
+"""What the user trusts besides the list: `trusted`, the command itself, --trust, packages under src/; and what stands
+on the list.
+"""
 
 import importlib
 import inspect
@@ -162,7 +164,9 @@ OLD = Path(__file__).parent / "names_of_old_runs.yaml"
 def test_names_that_stand_in_runs_made_earlier_may_be_built() -> None:
     for key, names in yaml.safe_load(OLD.read_text()).items():
         for name in names:
-            value = {"_target_": "hydra.utils.get_class", "path": name} if key == "optimizer.kind" else {"_target_": name}
+            value = (
+                {"_target_": "hydra.utils.get_class", "path": name} if key == "optimizer.kind" else {"_target_": name}
+            )
             assert list(findings(renamed(put({}, key, value)), [], {})) == [], (key, name)
 
 
@@ -181,7 +185,20 @@ def test_what_is_listed_is_of_its_kind_and_takes_no_code(kind: str, place: str, 
     assert set(BASES) | {"data part"} == set(KINDS)
     (base,) = [getattr(importlib.import_module(module), name) for module, name in BASES[kind]]
     module = importlib.import_module(place)
-    code = {"path", "dirpath", "file", "filename", "url", "command", "cmd", "fn", "func", "lr_lambda", "device_ids", "schedulers"}
+    code = {
+        "path",
+        "dirpath",
+        "file",
+        "filename",
+        "url",
+        "command",
+        "cmd",
+        "fn",
+        "func",
+        "lr_lambda",
+        "device_ids",
+        "schedulers",
+    }
     for name in names.split():
         assert listed(f"{place}.{name}", kind)
         found = getattr(module, name, None)

@@ -118,7 +118,9 @@ def test_a_damaged_png_is_named(tmp_path: Path, damage: str) -> None:
     else:
         content = path.read_bytes()
         flipped = content[:60] + bytes(255 - byte for byte in content[60:70]) + content[70:]
-        path.write_bytes({"cut": content[: len(content) // 2], "text": b"hello", "empty": b"", "flipped": flipped}[damage])
+        path.write_bytes(
+            {"cut": content[: len(content) // 2], "text": b"hello", "empty": b"", "flipped": flipped}[damage]
+        )
     with pytest.raises(
         UserError, match=r"^input=.*0\.png can't be read as a PNG image: mend it, or take it out of the folder\.$"
     ):

@@ -1,4 +1,6 @@
-"""Pictures as arrays: layouts, scaling, and what their headers say. The kinds of files are held in tests/serving/test_decode.py."""
+"""Pictures as arrays: layouts, scaling, and what their headers say. The kinds of files are held in
+tests/serving/test_decode.py.
+"""
 
 import io
 from typing import Any
@@ -96,7 +98,9 @@ def test_a_header_tells_the_size_without_the_pixels() -> None:
 def test_a_jpeg_of_endless_scans_is_refused() -> None:
     """Each scan of a progressive JPEG takes a pass over all pixels, and may be a few bytes."""
     file = io.BytesIO()
-    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(file, "JPEG", progressive=True)
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)).save(
+        file, "JPEG", progressive=True
+    )
     content = file.getvalue()
     assert read_picture(io.BytesIO(content), "JPEG", 3, 4096).shape == (3, 64, 64)
     last = content.rindex(b"\xff\xda")

@@ -24,8 +24,8 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers from the server of support/processes.py, which has imported torch: who tests what the agent makes of their end needs no more.
-    They print elsewhere; that they are started anew, as users' are, the other tests show."""
+    """Workers from the server of support/processes.py, which has imported torch: who tests what the agent makes of
+    their end needs no more. They print elsewhere; that they are started anew, as users' are, the other tests show."""
     server()
     monkeypatch.setattr(launcher, "LaunchConfig", lambda **of: LaunchConfig(**{**of, "start_method": "forkserver"}))
 
@@ -117,11 +117,14 @@ def test_a_killed_worker_is_one_sentence(cfg: dict[str, Any]) -> None:
     with pytest.raises(UserError) as caught:
         execute("support.agent_jobs:killed", {**cfg, "deaths": 9}, 2, options())
     assert str(caught.value) == (
-        "rank 0 died (SIGKILL) and launch.max_restarts=0 leaves no restart: continue with resume=logs/x, or set launch.max_restarts."
+        "rank 0 died (SIGKILL) and launch.max_restarts=0 leaves no restart: continue with resume=logs/x, or set "
+        "launch.max_restarts."
     )
 
 
-def test_a_killed_worker_is_started_again(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_worker_is_started_again(
+    cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert execute("support.agent_jobs:killed", {**cfg, "deaths": 1}, 2, options(restarts=2)) == "start 2"
     assert (tmp_path / "starts").read_text() == "xx"
     assert "A worker died: restart 1 of 2, from the last checkpoint." in capfd.readouterr().out
@@ -141,15 +144,24 @@ def test_a_rank_that_hangs_is_ended_with_who_waited_where(cfg: dict[str, Any], r
     with pytest.raises(UserError) as caught:
         execute("support.agent_jobs:hangs", {**cfg, "rank": rank, "hangs": 9}, 2, options(timeout=1.0))
     assert str(caught.value) == (
-        f"rank {1 - rank} waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank {rank} did not come (if it was only "
-        "slow, raise launch.timeout), and launch.max_restarts=0 leaves no restart: continue with resume=logs/x, or set launch.max_restarts."
+        f"rank {1 - rank} waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank {rank} did not come "
+        "(if it was only slow, raise launch.timeout), and launch.max_restarts=0 leaves no restart: continue with "
+        "resume=logs/x, or set launch.max_restarts."
     )
     assert time.monotonic() - began < 60  # it would have slept for ten minutes
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_is_started_again(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert execute("support.agent_jobs:hangs", {**cfg, "rank": 1, "hangs": 1}, 2, options(restarts=2, timeout=1.0)) == "4 steps"
+def test_a_rank_that_hangs_is_started_again(
+    cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        execute("support.agent_jobs:hangs", {**cfg, "rank": 1, "hangs": 1}, 2, options(restarts=2, timeout=1.0))
+        == "4 steps"
+    )
     assert (tmp_path / "starts").read_text() == "xx"
-    told = "rank 0 waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank 1 did not come: restart 1 of 2, from the last"
+    told = (
+        "rank 0 waited longer than launch.timeout=1 seconds in all_reduce (step 2): rank 1 did not come: restart 1 "
+        "of 2, from the last"
+    )
     assert told in capfd.readouterr().out

@@ -24,7 +24,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def cfg(accelerator: str = "auto", devices: Any = 1, nodes: int = 1, processes: str = "per_device") -> dict[str, Any]:
-    return {"trainer": {"accelerator": accelerator, "devices": devices, "num_nodes": nodes}, "strategy": {"processes": processes}}
+    return {
+        "trainer": {"accelerator": accelerator, "devices": devices, "num_nodes": nodes},
+        "strategy": {"processes": processes},
+    }
 
 
 @pytest.mark.parametrize(
@@ -94,11 +97,14 @@ def outer(world: int) -> Outer:
 def test_an_outer_launcher_has_to_agree() -> None:
     assert count_processes(cfg("cpu", 2, nodes=3), outer(6)) == 2
     with pytest.raises(
-        UserError, match=r"^trainer\.devices x trainer\.num_nodes = 1, but the launcher started 2 processes: make them equal"
+        UserError,
+        match=r"^trainer\.devices x trainer\.num_nodes = 1, but the launcher started 2 processes: make them equal",
     ):
         count_processes(cfg("cpu", 1), outer(2))
 
 
 def test_several_machines_need_an_outer_launcher() -> None:
-    with pytest.raises(UserError, match=r"^trainer\.num_nodes=2: start a run on several machines with launch\.nodes=2, or"):
+    with pytest.raises(
+        UserError, match=r"^trainer\.num_nodes=2: start a run on several machines with launch\.nodes=2, or"
+    ):
         count_processes(cfg("cpu", 1, nodes=2))

@@ -22,13 +22,19 @@ def fails(message: str, step: int | None = None) -> RuntimeError:
         return error
 
 
-GLOO = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2500ms for recv operation to complete"
+GLOO = (
+    "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 2500ms for recv operation to "
+    "complete"
+)
 NCCL = (
-    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE, Timeout(ms)=60000) ran for 60001"
+    "[Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=3, OpType=ALLREDUCE, Timeout(ms)=60000) "
+    "ran for 60001"
 )
 
 
-@pytest.mark.parametrize(("message", "seconds"), [(GLOO, 2.5), (NCCL, 60.0), ("wait timeout after 1000ms, keys: /a", 1.0)])
+@pytest.mark.parametrize(
+    ("message", "seconds"), [(GLOO, 2.5), (NCCL, 60.0), ("wait timeout after 1000ms, keys: /a", 1.0)]
+)
 def test_a_limit_that_was_reached_is_recognised(monkeypatch: pytest.MonkeyPatch, message: str, seconds: float) -> None:
     monkeypatch.setenv("RANK", "3")
     assert waited(fails(message, 7)) == Waited(3, "a collective", 7, seconds)

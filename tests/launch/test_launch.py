@@ -38,7 +38,8 @@ def test_paths_are_whole_so_that_a_run_can_be_used_from_anywhere(
         (("data.batch_size=0",), "data.batch_size=0: expected a whole number from 1"),
         (
             ("trainer.accelerator=cpu", "trainer.devices=2", "data.batch_size=33"),
-            "data.batch_size=33 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 2: choose a multiple of 2",
+            "data.batch_size=33 is the global batch and does not divide by trainer.devices x trainer.num_nodes = 2: "
+            "choose a multiple of 2",
         ),
         (("trainer.accelerator=cpu", "trainer.devices=999"), "trainer.devices=999 asks for 999 processes"),
         (
@@ -117,13 +118,17 @@ def test_any_other_change_is_refused_with_a_diff(
     assert not broken.complete
 
 
-def test_a_failed_continuation_keeps_the_run(command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_failed_continuation_keeps_the_run(
+    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     (broken.path / "metrics.csv").unlink()  # as if it had been killed before its first line
     command.fails(f"resume={broken.path}", job="support.agent_jobs:never_begins", capsys=capsys)
     assert broken.path.exists()
 
 
-def test_a_run_that_is_being_written_to_is_refused(command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_being_written_to_is_refused(
+    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
+) -> None:
     with broken.locked():
         told = command.fails(f"resume={broken.path}", capsys=capsys)
     assert told == f"{broken.path} is being written to by another process: wait for it, or stop it first."
@@ -155,14 +160,18 @@ def test_a_job_on_a_run_gets_its_configuration_with_what_was_asked(command: Comm
     command("model=mlp", "data.batch_size=32", "precision=bf16-mixed", "trainer.max_epochs=9", "strategy=ddp")
     (run,) = command.runs
     before = (run.path / "config.yaml").read_bytes()
-    cfg = command(f"run={run.path}", "split=val", "trainer.accelerator=cpu", name="evaluate", job="support.agent_jobs:reads")
+    cfg = command(
+        f"run={run.path}", "split=val", "trainer.accelerator=cpu", name="evaluate", job="support.agent_jobs:reads"
+    )
     assert cfg["request"]["split"] == "val"
     assert cfg["trainer"]["accelerator"] == "cpu"
     assert cfg["trainer"]["max_epochs"] == 9
     assert cfg["precision"]["name"] == "bf16-mixed"
     assert cfg["strategy"]["_target_"] == "lathe.strategies.auto"
     assert cfg["data"]["batch_size"] == 32
-    cfg = command(f"run={run.path}", "batch_size=10", "precision=64-true", name="evaluate", job="support.agent_jobs:reads")
+    cfg = command(
+        f"run={run.path}", "batch_size=10", "precision=64-true", name="evaluate", job="support.agent_jobs:reads"
+    )
     assert cfg["data"]["eval_batch_size"] == 10
     assert cfg["precision"]["name"] == "64-true"
     assert (run.path / "config.yaml").read_bytes() == before
@@ -171,7 +180,11 @@ def test_a_job_on_a_run_gets_its_configuration_with_what_was_asked(command: Comm
 def test_mistakes_are_refused_by_such_a_job(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     command("model=mlp")
     told = command.fails(
-        f"run={command.runs[0].path}", "trainer.devices=many", name="evaluate", job="support.agent_jobs:reads", capsys=capsys
+        f"run={command.runs[0].path}",
+        "trainer.devices=many",
+        name="evaluate",
+        job="support.agent_jobs:reads",
+        capsys=capsys,
     )
     assert told.startswith("trainer.devices=many: expected a whole number")
     assert command.fails("run=nowhere", name="evaluate", job="support.agent_jobs:reads", capsys=capsys).startswith(

@@ -15,7 +15,10 @@ from lathe.runs.rundir import RunDir
 
 def test_a_key_that_is_only_typed_is_there_for_what_follows_it(command: Command) -> None:
     """`${data.length}` in a model, of data that do not declare it."""
-    mine = ("data._target_=mine.Data", "model.net._target_=mine.Net")  # parts of one's own, whose arguments no table knows
+    mine = (
+        "data._target_=mine.Data",
+        "model.net._target_=mine.Net",
+    )  # parts of one's own, whose arguments no table knows
     command("model=mlp", *mine, "+data.length=3", "+model.net.length=${data.length}")
     assert command.runs[0].config["model"]["net"]["length"] == 3
 
@@ -46,7 +49,9 @@ def finished(command: Command, *typed: str, **result: int) -> RunDir:
 def test_a_refused_continuation_changes_nothing(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished(command, steps=5, epochs=30)
     before = {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()}
-    told = command.fails(f"resume={run.path}", "trainer.max_epochs=40", job="support.agent_jobs:never_begins", capsys=capsys)
+    told = command.fails(
+        f"resume={run.path}", "trainer.max_epochs=40", job="support.agent_jobs:never_begins", capsys=capsys
+    )
     assert told == "it never began."
     assert {path: path.read_bytes() for path in run.path.rglob("*") if path.is_file()} == before
 
@@ -66,7 +71,9 @@ def test_the_end_that_counts_is_raised(command: Command, capsys: pytest.CaptureF
     run = finished(command, "trainer.max_time=00:00:00:10", steps=5, epochs=2)
     command(f"resume={run.path}")
     assert "is complete; raise trainer.max_time to train it further." in capsys.readouterr().out
-    assert "trainer.max_time ended this run" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
+    assert "trainer.max_time ended this run" in command.fails(
+        f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys
+    )
     assert "trainer.max_time: " in command.fails(f"resume={run.path}", "trainer.max_time=00:00:00:09", capsys=capsys)
     assert run.config["trainer"]["max_time"] == "00:00:00:10"
     command(f"resume={run.path}", "trainer.max_time=00:00:01:00")
@@ -80,7 +87,9 @@ def test_a_complete_run_without_its_last_state_is_not_trained_from_the_start(
     run.last.unlink()
     assert "last.ckpt is not there" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
     (run.path / "overrides.yaml").unlink()
-    assert "its overrides.yaml is not there" in command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
+    assert "its overrides.yaml is not there" in command.fails(
+        f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys
+    )
 
 
 # outer launchers
@@ -95,7 +104,9 @@ def test_a_sweep_under_an_outer_launcher_is_refused(command: Command, monkeypatc
         command(mode=RunMode.MULTIRUN)
 
 
-def test_under_srun_with_a_task_on_each_node_the_agent_counts(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_under_srun_with_a_task_on_each_node_the_agent_counts(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The launcher's two tasks are two agents with two processes each: its own count is not the run's."""
     for key, value in (("MASTER_ADDR", "localhost"), ("MASTER_PORT", "12345"), ("SLURM_NNODES", "2")):
         monkeypatch.setenv(key, value)
@@ -136,7 +147,9 @@ def test_ranks_of_an_outer_launcher_share_rank_0s_configuration_and_directory(
     assert run.environment["launch_id"] == "torchrun:1"
 
 
-def test_ranks_of_an_outer_launcher_are_told_that_a_run_is_complete(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_an_outer_launcher_are_told_that_a_run_is_complete(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wire = Wire(monkeypatch)
     wire.rank(0)
     command(*TWO)
@@ -165,4 +178,6 @@ def test_the_launcher_has_to_start_as_many_as_the_configuration_says(
     command: Command, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Wire(monkeypatch).rank(0)
-    assert "but the launcher started 2 processes" in command.fails("trainer.accelerator=cpu", "trainer.devices=1", capsys=capsys)
+    assert "but the launcher started 2 processes" in command.fails(
+        "trainer.accelerator=cpu", "trainer.devices=1", capsys=capsys
+    )

@@ -41,9 +41,15 @@ def test_a_complete_run_that_lost_its_receipt_gets_it(
     assert len(measured) == 1
 
 
-def test_a_sweep_that_is_started_again_keeps_its_finished_jobs(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_sweep_that_is_started_again_keeps_its_finished_jobs(
+    command: Command, capsys: pytest.CaptureFixture[str]
+) -> None:
     for _ in range(2):
-        assert [command("model=mlp", f"seed={seed}", "resume=auto", mode=RunMode.MULTIRUN) for seed in (1, 2, 3)] == [1, 2, 3]
+        assert [command("model=mlp", f"seed={seed}", "resume=auto", mode=RunMode.MULTIRUN) for seed in (1, 2, 3)] == [
+            1,
+            2,
+            3,
+        ]
         assert sorted(run.config["seed"] for run in command.runs) == [1, 2, 3]
     assert capsys.readouterr().out.count("is complete;") == 3
     command("model=mlp", "seed=1", "resume=auto")

@@ -13,7 +13,12 @@ def newer(command: Command, *known: RunDir) -> list[RunDir]:
 def test_a_link_to_the_newest_run_keeps_its_meaning_once_the_run_has_begun(command: Command, broken: RunDir) -> None:
     latest = command.log_dir / "latest"
     latest.symlink_to(broken.path)
-    typed = ("model=mlp", f"ckpt_path={latest}", "compression=distill", f"compression.distill.teacher=[{latest},nowhere]")
+    typed = (
+        "model=mlp",
+        f"ckpt_path={latest}",
+        "compression=distill",
+        f"compression.distill.teacher=[{latest},nowhere]",
+    )
     command(*typed)
     (run,) = newer(command, broken)
     assert run.config["ckpt_path"] == str(broken.path)

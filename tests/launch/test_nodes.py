@@ -60,7 +60,10 @@ def test_machines_are_read(given: dict[str, Any], nodes: Nodes) -> None:
             {"nodes": 2, "id": "a/b", "endpoint": "host:1"},
             "launch.id='a/b': give a name of letters, digits and . _ - that all nodes share.",
         ),
-        ({"endpoint": "host:1"}, "launch.endpoint=host:1 is where several nodes meet: set launch.nodes, or leave it out."),
+        (
+            {"endpoint": "host:1"},
+            "launch.endpoint=host:1 is where several nodes meet: set launch.nodes, or leave it out.",
+        ),
         (
             {"nodes": "1:2", **MEET},
             "launch.nodes=1:2 goes on without a lost node by a restart: set launch.max_restarts to how many.",
@@ -216,7 +219,12 @@ def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
 
 def test_a_batch_has_to_divide_at_every_number_of_nodes(tmp_path: Path) -> None:
     done = run(
-        *SMALL, "launch.nodes=1:3", "launch.endpoint=localhost:29400", "launch.id=x", "launch.max_restarts=1", cwd=tmp_path
+        *SMALL,
+        "launch.nodes=1:3",
+        "launch.endpoint=localhost:29400",
+        "launch.id=x",
+        "launch.max_restarts=1",
+        cwd=tmp_path,
     )
     assert done.returncode == 1
     assert done.stderr.startswith(
@@ -226,6 +234,11 @@ def test_a_batch_has_to_divide_at_every_number_of_nodes(tmp_path: Path) -> None:
 
 
 def test_a_sweep_over_several_nodes_is_refused(tmp_path: Path) -> None:
-    done = run("-m", "seed=1,2", *SMALL, "launch.nodes=2", "launch.endpoint=localhost:29400", "launch.id=x", cwd=tmp_path)
-    assert "Error: launch.id=x names one run, and a sweep (-m) has several: leave launch.id and launch.nodes out" in done.stderr
+    done = run(
+        "-m", "seed=1,2", *SMALL, "launch.nodes=2", "launch.endpoint=localhost:29400", "launch.id=x", cwd=tmp_path
+    )
+    assert (
+        "Error: launch.id=x names one run, and a sweep (-m) has several: leave launch.id and launch.nodes out"
+        in done.stderr
+    )
     assert runs(tmp_path / "logs") == []

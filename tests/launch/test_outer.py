@@ -1,4 +1,6 @@
-"""torchrun, srun and horovodrun are recognised by what they leave in the environment, and rank 0's configuration is everybody's."""
+"""torchrun, srun and horovodrun are recognised by what they leave in the environment, and rank 0's configuration is
+everybody's.
+"""
 
 import os
 import threading
@@ -94,11 +96,15 @@ def test_srun_and_where_its_ranks_meet(environment: Any) -> None:
 
 def test_srun_has_to_say_how_many_tasks_a_node_has(environment: Any) -> None:
     environment(**{key: value for key, value in SLURM.items() if key != "SLURM_NTASKS_PER_NODE"})
-    with pytest.raises(UserError, match=r"^srun was given --ntasks alone: give --nodes and --ntasks-per-node in its place\.$"):
+    with pytest.raises(
+        UserError, match=r"^srun was given --ntasks alone: give --nodes and --ntasks-per-node in its place\.$"
+    ):
         detect_outer()
 
 
-@pytest.mark.parametrize("change", [{"SLURM_NTASKS": "1"}, {"SLURM_JOB_NAME": "bash"}, {"SLURM_JOB_NAME": "interactive"}])
+@pytest.mark.parametrize(
+    "change", [{"SLURM_NTASKS": "1"}, {"SLURM_JOB_NAME": "bash"}, {"SLURM_JOB_NAME": "interactive"}]
+)
 def test_a_command_typed_inside_an_allocation_is_a_run_by_hand(environment: Any, change: dict[str, str]) -> None:
     environment(**{**SLURM, **change})
     assert detect_outer() is None

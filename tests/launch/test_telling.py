@@ -35,7 +35,9 @@ def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
     assert "KeyError: 'inner'" in text
 
 
-def test_a_full_error_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_error_is_shown_when_asked_for(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(FULL_ERROR, "1")
     assert tell(UserError("a sentence.")) == 1
     assert "lathe.errors.UserError: a sentence." in capsys.readouterr().err
@@ -51,7 +53,9 @@ def test_only_rank_0_speaks(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 
 
 @pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGINT", 130)])
-def test_a_stopped_run_leaves_with_the_code_of_its_signal(capsys: pytest.CaptureFixture[str], name: str, code: int) -> None:
+def test_a_stopped_run_leaves_with_the_code_of_its_signal(
+    capsys: pytest.CaptureFixture[str], name: str, code: int
+) -> None:
     assert tell(Stopped(name, "logs/x")) == code
     assert capsys.readouterr().err == f"Error: stopped by {name}; continue with: python train.py resume=logs/x\n"
 
@@ -64,7 +68,8 @@ def test_a_stopped_run_leaves_with_the_code_of_its_signal(capsys: pytest.Capture
         (MisconfigurationException("two\n  lines"), "two lines"),
         (
             RuntimeError("gloo: Timed out waiting 2000ms for recv operation to complete"),
-            "rank 0 waited longer than launch.timeout=2 seconds in a collective: another rank did not come (if it was only slow, raise",
+            "rank 0 waited longer than launch.timeout=2 seconds in a collective: another rank did not come (if it "
+            "was only slow, raise",
         ),
         (RuntimeError('Could not detect "srun", are you'), "launch=slurm submits to SLURM, and srun is not here"),
         (ValueError("a bug"), None),
@@ -108,7 +113,9 @@ def test_a_main_leaves_with_the_sentence(capsys: pytest.CaptureFixture[str]) -> 
     main_that(None)()
 
 
-def test_what_the_user_had_set_for_hydra_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_user_had_set_for_hydra_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     with pytest.raises(SystemExit):
         main_that(UserError("a sentence."))()
@@ -121,7 +128,10 @@ def test_a_launcher_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr("lathe.launch.telling.find_spec", lambda name: None)
     told = sentence_for(MissingConfigException("x"))
-    assert told == "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e .[slurm]."
+    assert (
+        told
+        == "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e .[slurm]."
+    )
 
 
 def test_ctrl_c_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

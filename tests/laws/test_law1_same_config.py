@@ -37,7 +37,9 @@ def _project(folder: Path) -> Path:
     return script
 
 
-def _train(script: Path, *arguments: str, launcher: tuple[str, ...] = (sys.executable,)) -> subprocess.CompletedProcess[str]:
+def _train(
+    script: Path, *arguments: str, launcher: tuple[str, ...] = (sys.executable,)
+) -> subprocess.CompletedProcess[str]:
     folder = script.parent
     words = [
         *launcher,
@@ -50,7 +52,9 @@ def _train(script: Path, *arguments: str, launcher: tuple[str, ...] = (sys.execu
         "+callbacks.witness._target_=witness.Witness",
         f"+callbacks.witness.folder={folder / 'seen'}",
     ]
-    return subprocess.run(words, cwd=folder, env=environment(PYTHONPATH=str(folder)), capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        words, cwd=folder, env=environment(PYTHONPATH=str(folder)), capture_output=True, text=True, timeout=300
+    )
 
 
 def _seen(folder: Path) -> dict[str, list[str]]:

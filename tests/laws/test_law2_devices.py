@@ -1,4 +1,6 @@
-"""Law 2: devices do not change the experiment. Losses are compared step by step; evaluation counts every sample once."""
+"""Law 2: devices do not change the experiment. Losses are compared step by step; evaluation counts every sample
+once.
+"""
 
 import json
 from pathlib import Path
@@ -32,12 +34,21 @@ def _compare(tmp_path: Path, *arguments: str, tolerance: float = 1e-5) -> None:
     assert two == pytest.approx(one, rel=tolerance)
     for name in ("val/loss", "test/loss"):
         assert result_two[name] == pytest.approx(result_one[name], rel=10 * tolerance)
-    for name in ("val/accuracy", "test/accuracy"):  # fractions of whole samples: equal, unless one was counted twice or left out
+    for name in (
+        "val/accuracy",
+        "test/accuracy",
+    ):  # fractions of whole samples: equal, unless one was counted twice or left out
         assert result_two[name] == pytest.approx(result_one[name], abs=1e-7)
 
 
 def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
-    _compare(tmp_path, *SMALL, "data.eval_batch_size=33", "trainer.gradient_clip_val=0.5", "trainer.accumulate_grad_batches=2")
+    _compare(
+        tmp_path,
+        *SMALL,
+        "data.eval_batch_size=33",
+        "trainer.gradient_clip_val=0.5",
+        "trainer.accumulate_grad_batches=2",
+    )
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Law 2 where rounding grows: a narrow net with BatchNorm on images that are mostly empty has equal losses in 64-true."""
+"""Law 2 where rounding grows: a narrow net with BatchNorm on images that are mostly empty has equal losses in
+64-true.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,6 @@
-"""Laws 2 and 4 for every strategy that spreads a net: the losses of one process, and a checkpoint that one process evaluates alike."""
+"""Laws 2 and 4 for every strategy that spreads a net: the losses of one process, and a checkpoint that one process
+evaluates alike.
+"""
 
 import json
 from pathlib import Path
@@ -58,7 +60,12 @@ def _train(folder: Path, processes: int, nets: list[str], *overrides: str) -> di
         directories[net] = rundir.create(folder, cfg, []).path
         cases.append({**cfg, "case": number})
     notes = folder / "notes.jsonl"
-    execute("lathe.verbs.support:run_cases", {**cases[0], "cases": cases, "notes": str(notes)}, processes, cases[0]["launch"])
+    execute(
+        "lathe.verbs.support:run_cases",
+        {**cases[0], "cases": cases, "notes": str(notes)},
+        processes,
+        cases[0]["launch"],
+    )
     lines = [json.loads(line) for line in notes.read_text().splitlines()]
     assert [line["refused"] for line in lines if "refused" in line] == [None] * len(nets)
     return directories

@@ -64,7 +64,9 @@ def test_a_pruned_and_quantized_run_after_a_death(tmp_path: Path, interruption: 
     alone = once(tmp_path, interruption, NEVER, *overrides)
     same(alone, once(tmp_path, interruption, 20, *overrides))
     best = weights(alone, "best")
-    zeros = sum(int((value == 0).sum()) for name, value in best.items() if name.endswith(("conv1.weight", "conv2.weight")))
+    zeros = sum(
+        int((value == 0).sum()) for name, value in best.items() if name.endswith(("conv1.weight", "conv2.weight"))
+    )
     total = sum(value.numel() for name, value in best.items() if name.endswith(("conv1.weight", "conv2.weight")))
     assert zeros / total > 0.3, "the masks are there, or the comparison shows nothing"
     assert any("quantizer" in name for name in best)
@@ -79,4 +81,6 @@ def test_kill_9_on_two_processes(tmp_path: Path, method: str) -> None:
     directory = kill_when(tmp_path / "killed", 30, *overrides, f"paths.log_dir={tmp_path / 'killed'}")
     check(run(f"resume={directory}", cwd=tmp_path))
     same(alone, directory)
-    assert all(torch.isfinite(value).all() for value in weights(directory, "best").values() if value.is_floating_point())
+    assert all(
+        torch.isfinite(value).all() for value in weights(directory, "best").values() if value.is_floating_point()
+    )

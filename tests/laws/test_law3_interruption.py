@@ -1,4 +1,6 @@
-"""Law 3: an interruption changes nothing. Final weights, best weights and metrics.csv are those of the run that was left alone."""
+"""Law 3: an interruption changes nothing. Final weights, best weights and metrics.csv are those of the run that was
+left alone.
+"""
 
 import os
 import random
@@ -16,7 +18,8 @@ import lathe.verbs.train
 
 __all__ = ["interruption"]  # a fixture
 
-# Dropout draws from the global generators; validation comes twice an epoch, so that checkpoints fall before, at and after one.
+# Dropout draws from the global generators; validation comes twice an epoch, so that checkpoints fall before, at and
+# after one.
 STEPPED = (
     "trainer.accelerator=cpu",
     "trainer.enable_progress_bar=false",
@@ -154,8 +157,8 @@ def test_kill_9_at_a_random_moment(tmp_path: Path, devices: int, request: pytest
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["fsdp", "deepspeed_2", "pipeline"])
 def test_kill_9_where_the_net_is_spread(tmp_path: Path, strategy: str) -> None:
-    """last.ckpt is written every few steps, so the kill falls between two of them or into the writing. Restarts of single workers are
-    tested in test_faults.py, under every strategy."""
+    """last.ckpt is written every few steps, so the kill falls between two of them or into the writing. Restarts of
+    single workers are tested in test_faults.py, under every strategy."""
     extra = (f"strategy={strategy}", "trainer.devices=2", "callbacks.checkpoint.every_n_train_steps=5")
     alone = _left_alone(tmp_path, *extra)
     directory = kill_when(tmp_path / "killed", 27, *KILLED, *extra, f"paths.log_dir={tmp_path / 'killed'}")

@@ -1,4 +1,6 @@
-"""Law 3 for what loggers get: after any deaths, metrics.csv has the lines and columns of the run that was left alone."""
+"""Law 3 for what loggers get: after any deaths, metrics.csv has the lines and columns of the run that was left
+alone.
+"""
 
 import os
 import random
@@ -31,10 +33,20 @@ BASE = (
     "callbacks.lr_monitor.log_momentum=true",
 )
 STEPS = 60  # batches: 1300 samples, 20 batches of 64 in each of 3 epochs
-HOOKS = ("on_train_batch_start", "on_train_batch_start", "on_validation_start", "on_validation_end", "on_train_epoch_end")
+HOOKS = (
+    "on_train_batch_start",
+    "on_train_batch_start",
+    "on_validation_start",
+    "on_validation_end",
+    "on_train_epoch_end",
+)
 VARIANTS = {
     "each_step": ("trainer.log_every_n_steps=1", "callbacks.throughput.skip_steps=1"),
-    "window": ("trainer.log_every_n_steps=4", "callbacks.throughput.window=3", "callbacks.checkpoint.every_n_train_steps=2"),
+    "window": (
+        "trainer.log_every_n_steps=4",
+        "callbacks.throughput.window=3",
+        "callbacks.checkpoint.every_n_train_steps=2",
+    ),
     "accumulate": (
         "trainer.log_every_n_steps=2",
         "trainer.accumulate_grad_batches=3",
@@ -64,7 +76,9 @@ def lines(directory: Path) -> dict[str, dict[str, str | None]]:
 
 
 def train_through(cfg: dict[str, Any], deaths: list[tuple[str, int]], interruption: Interruption) -> Path:
-    """Trains, dies at each of `deaths` (or goes past it, if a continued run does not meet it again), and trains to the end."""
+    """Trains, dies at each of `deaths` (or goes past it, if a continued run does not meet it again), and trains to the
+    end.
+    """
     for interruption.hook, interruption.step in [*deaths, ("", NEVER)]:
         try:
             lathe.verbs.train.train(dict(cfg))
@@ -138,8 +152,18 @@ def test_the_same_lines_on_two_ranks(tmp_path: Path) -> None:
     seed = os.environ.get("LATHE_KILL_SEED", "1")
     for name in ("each_step", "val_check"):
         # at 1, what a continued run sees first is the first line that there is
-        deaths = [[], [("on_train_batch_start", 1)], *(moments(f"{seed} two {name} {case}", STEPS) for case in range(2))]
-        options = (*BASE, *VARIANTS[name], "strategy=ddp", "trainer.devices=2", "callbacks.checkpoint.every_n_train_steps=1")
+        deaths = [
+            [],
+            [("on_train_batch_start", 1)],
+            *(moments(f"{seed} two {name} {case}", STEPS) for case in range(2)),
+        ]
+        options = (
+            *BASE,
+            *VARIANTS[name],
+            "strategy=ddp",
+            "trainer.devices=2",
+            "callbacks.checkpoint.every_n_train_steps=1",
+        )
         cfgs = [new_run(tmp_path / name / str(case), *options) for case in range(len(deaths))]
         on_ranks(_on_two, cfgs, deaths, timeout=180)
         alone, *others = [lines(Path(cfg["paths"]["run_dir"])) for cfg in cfgs]

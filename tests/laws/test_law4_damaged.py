@@ -1,4 +1,6 @@
-"""Law 4 and law 7 together: a saved configuration that somebody has edited, key by key, is used as it says or told in one sentence."""
+"""Law 4 and law 7 together: a saved configuration that somebody has edited, key by key, is used as it says or told in
+one sentence.
+"""
 
 import copy
 import os
@@ -75,10 +77,14 @@ def try_all(
     return wrong
 
 
-def test_edited_configurations(trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_edited_configurations(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert try_all(trained, 6, SEED, monkeypatch, capfd) == []
 
 
 @pytest.mark.slow
-def test_many_edited_configurations(trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+def test_many_edited_configurations(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert try_all(trained, 40, SEED + 1, monkeypatch, capfd) == []

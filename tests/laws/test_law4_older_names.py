@@ -82,11 +82,21 @@ def test_it_is_exported(older: Path, cli: Cli) -> None:
     assert metrics["file"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
 
 
-def test_a_configuration_of_ones_own_may_keep_an_older_name_and_is_told(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_configuration_of_ones_own_may_keep_an_older_name_and_is_told(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(telling, "_older", set())
-    words = [*SMALL, "trainer.max_epochs=1", "callbacks.nan_guard._target_=lathe.callbacks.nan_guard.NanGuard", "test=false"]
+    words = [
+        *SMALL,
+        "trainer.max_epochs=1",
+        "callbacks.nan_guard._target_=lathe.callbacks.nan_guard.NanGuard",
+        "test=false",
+    ]
     code, errors = cli(*words)
-    note = "Note: callbacks.nan_guard._target_=lathe.callbacks.nan_guard.NanGuard is an older name, which goes on working: write "
+    note = (
+        "Note: callbacks.nan_guard._target_=lathe.callbacks.nan_guard.NanGuard is an older name, which goes on "
+        "working: write "
+    )
     assert code == 0, errors
     assert [line for line in errors.splitlines() if "older name" in line] == [f"{note}lathe.callbacks.NanGuard."]
     (run,) = runs(Path("logs"))

@@ -49,7 +49,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_evaluate_gives_the_figures_of_training(trained: Path, tmp_path: Path) -> None:
     for split in ("test", "val"):
         done = run(
-            f"run={trained}", f"split={split}", f"output={tmp_path / split}.json", script="scripts/evaluate.py", cwd=tmp_path
+            f"run={trained}",
+            f"split={split}",
+            f"output={tmp_path / split}.json",
+            script="scripts/evaluate.py",
+            cwd=tmp_path,
         )
         check(done)
         metrics = json.loads((tmp_path / f"{split}.json").read_text())
@@ -64,7 +68,13 @@ def test_evaluate_on_two_processes_counts_the_same_samples(trained: Path, tmp_pa
     words = ("strategy=ddp", "trainer.accelerator=cpu", "trainer.devices=2", "batch_size=50", "precision=32-true")
     check(run(f"run={trained}", *words, f"output={tmp_path / 'two.json'}", script="scripts/evaluate.py", cwd=tmp_path))
     check(
-        run(f"run={trained}", "precision=32-true", f"output={tmp_path / 'one.json'}", script="scripts/evaluate.py", cwd=tmp_path)
+        run(
+            f"run={trained}",
+            "precision=32-true",
+            f"output={tmp_path / 'one.json'}",
+            script="scripts/evaluate.py",
+            cwd=tmp_path,
+        )
     )
     two, one = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("two", "one"))
     assert two["test/accuracy"] == pytest.approx(one["test/accuracy"], abs=1e-7)
@@ -130,7 +140,16 @@ def test_predict_agrees_with_evaluate(trained: Path, tmp_path: Path) -> None:
 def test_raw_pixels_are_enough(trained: Path, tmp_path: Path) -> None:
     """Whoever predicts brings pixels at their own size; scaling and normalisation are the run's."""
     np.save(tmp_path / "raw.npy", (np.load(DIGITS)["images"][:50] * 255 / 16).round().astype(np.uint8))
-    check(run(f"run={trained}", "input=raw.npy", "output=out.csv", "resize=true", script="scripts/predict.py", cwd=tmp_path))
+    check(
+        run(
+            f"run={trained}",
+            "input=raw.npy",
+            "output=out.csv",
+            "resize=true",
+            script="scripts/predict.py",
+            cwd=tmp_path,
+        )
+    )
     lines = (tmp_path / "out.csv").read_text().splitlines()
     assert len(lines) == 51
 
@@ -139,10 +158,17 @@ def test_weights_start_another_run(trained: Path, tmp_path: Path) -> None:
     kept = [word for word in OVERRIDES if not word.startswith(("callbacks", "precision", "trainer.max_epochs"))]
     # A rate too small to move a float32: what comes out is what went in.
     cfg = new_run(
-        tmp_path, *kept, "trainer.max_epochs=1", f"ckpt_path={trained}", "optimizer.lr=1e-30", "optimizer.weight_decay=0"
+        tmp_path,
+        *kept,
+        "trainer.max_epochs=1",
+        f"ckpt_path={trained}",
+        "optimizer.lr=1e-30",
+        "optimizer.weight_decay=0",
     )
     result = lathe.verbs.train.train(cfg)
     assert result["best_step"] > 0
     before = torch.load(trained / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
     after = torch.load(Path(cfg["paths"]["run_dir"]) / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
-    assert all(torch.equal(before[name], after[name]) for name in before if "running" not in name and "num_batches" not in name)
+    assert all(
+        torch.equal(before[name], after[name]) for name in before if "running" not in name and "num_batches" not in name
+    )

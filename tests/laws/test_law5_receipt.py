@@ -1,4 +1,6 @@
-"""Law 5: every compressed model has a receipt, whose metrics are those of the run's own files; a method that changed nothing says so."""
+"""Law 5: every compressed model has a receipt, whose metrics are those of the run's own files; a method that changed
+nothing says so.
+"""
 
 import gzip
 import json
@@ -76,9 +78,13 @@ def test_every_figure_is_found_again_in_the_runs_own_files(pruned: Path, tmp_pat
     zeros = {name: 1 - int(value.count_nonzero()) / value.numel() for name, value in matrices.items()}
     assert {layer["name"]: layer["sparsity"] for layer in receipt["layers"]} == pytest.approx(zeros)
     hidden = [value for name, value in matrices.items() if name != "head"]
-    assert sum(int((v == 0).sum()) for v in hidden) == round(0.8 * sum(v.numel() for v in hidden))  # as asked, head left alone
+    assert sum(int((v == 0).sum()) for v in hidden) == round(
+        0.8 * sum(v.numel() for v in hidden)
+    )  # as asked, head left alone
     task, _ = score.open_run_net(pruned)
-    assert size["macs"] == count_flops(task.net, torch.zeros(1, 1, 8, 8)) // 2 == sum(v.numel() for v in matrices.values())
+    assert (
+        size["macs"] == count_flops(task.net, torch.zeros(1, 1, 8, 8)) // 2 == sum(v.numel() for v in matrices.values())
+    )
     assert size["effective_macs"] == sum(int(v.count_nonzero()) for v in matrices.values())
     metrics = {(row["backend"], row["split"]): row["figures"] for row in receipt["figures"] if row["of"] == "this"}
     assert metrics["eager", "test"]["accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-7)
@@ -142,7 +148,9 @@ def test_integers(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_channels(tmp_path: Path) -> None:
     words = [word for word in SMALL if not word.startswith("model")]
-    cfg = new_run(tmp_path, *words, "model=resnet20", "model.net.depth=8", "model.net.width=8", "compression=prune_channels")
+    cfg = new_run(
+        tmp_path, *words, "model=resnet20", "model.net.depth=8", "model.net.width=8", "compression=prune_channels"
+    )
     train(cfg)
     run_dir = Path(cfg["paths"]["run_dir"])
     receipt, state = read(run_dir), weights(run_dir, "best")
@@ -160,7 +168,9 @@ def test_channels(tmp_path: Path) -> None:
 def test_a_method_that_changed_nothing_says_so_loudly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(measured.EFFORTS, "quick", measured.Effort(batches=(1,), repeats=5, warmup=1))
     sentence = "compression=prune changed nothing: none of the weights is zero."
-    cfg = new_run(tmp_path, *SMALL, "compression=prune", "compression.prune.sparsity=0.0001")  # of fewer than 5,000 weights: none
+    cfg = new_run(
+        tmp_path, *SMALL, "compression=prune", "compression.prune.sparsity=0.0001"
+    )  # of fewer than 5,000 weights: none
     with pytest.warns(UserWarning, match="changed nothing"):
         train(cfg)
     run_dir = Path(cfg["paths"]["run_dir"])

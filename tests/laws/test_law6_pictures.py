@@ -1,4 +1,6 @@
-"""Law 6, before the net: an image file gives the same tensor in training, in predictions, in an export's graph and in the server."""
+"""Law 6, before the net: an image file gives the same tensor in training, in predictions, in an export's graph and in
+the server.
+"""
 
 import io
 import tarfile
@@ -61,7 +63,9 @@ def folder(tmp_path: Path) -> Path:
 def trained_on(folder: Path, out: Path) -> torch.Tensor:
     """What a net is trained on: the folder's images, through shards and the loader, float32 [n, 3, SIDE, SIDE]."""
     source = ImageFolder(str(folder), 3, SIDE, 1, 1)
-    splits: dict[str, Iterator[tuple[np.ndarray, int]]] = {name: source.samples(name) for name in ("train", "val", "test")}
+    splits: dict[str, Iterator[tuple[np.ndarray, int]]] = {
+        name: source.samples(name) for name in ("train", "val", "test")
+    }
     write_shards(out, splits, 1, 100)
     module = ShardDataModule(
         Shards("", str(out)), num_classes=1, channels=3, image_size=SIDE, mean=MEAN, std=STD, batch_size=3, seed=0
@@ -88,9 +92,12 @@ def test_a_file_gives_equal_tensors_in_training_prediction_and_the_server(folder
 
 
 def test_what_they_give_is_the_scene_as_it_was_seen(folder: Path, tmp_path: Path) -> None:
-    """Equal answers could be equally wrong: turned pictures are one scene, nothing is squeezed, what is transparent is white."""
+    """Equal answers could be equally wrong: turned pictures are one scene, nothing is squeezed, what is transparent is
+    white.
+    """
     found = (
-        trained_on(folder, tmp_path / "shards") * torch.tensor(STD).view(1, 3, 1, 1) + torch.tensor(MEAN).view(1, 3, 1, 1)
+        trained_on(folder, tmp_path / "shards") * torch.tensor(STD).view(1, 3, 1, 1)
+        + torch.tensor(MEAN).view(1, 3, 1, 1)
     ) * 255
     upright = found[0]
     unturned = {

@@ -1,7 +1,9 @@
-"""Law 7 by chance: command lines that are wrong by type, range, choice, combination, encoding and structure, over every key there is.
+"""Law 7 by chance: command lines that are wrong by type, range, choice, combination, encoding and structure, over every
+key there is.
 
-Each ends in one sentence, before a directory or a training step; what is accepted changes the configuration and is what the schema says
-that the key takes. `LATHE_FUZZ_SEED=clock` draws others each time, `LATHE_FUZZ_SEED=<the printed number>` the same ones again.
+Each ends in one sentence, before a directory or a training step; what is accepted changes the configuration and is what
+the schema says that the key takes. `LATHE_FUZZ_SEED=clock` draws others each time, `LATHE_FUZZ_SEED=<the printed
+number>` the same ones again.
 """
 
 from pathlib import Path
@@ -37,7 +39,8 @@ def faults(warm: Warm, seed: int, count: int, groups: int | None = None) -> list
     return found
 
 
-# Each was accepted without a meaning, ended in a traceback or left a directory: the key that the sentence has to begin with.
+# Each was accepted without a meaning, ended in a traceback or left a directory: the key that the sentence has to begin
+# with.
 NAMED = {
     "trainer.deterministic=maybe": "trainer.deterministic=maybe: expected true or false, warn or null",
     "optimizer=adamw +optimizer.amsgrad=maybe": "optimizer.amsgrad=maybe: expected true or false",
@@ -45,8 +48,12 @@ NAMED = {
     "trainer.gradient_clip_val=-1": "trainer.gradient_clip_val=-1: expected a number from 0 or null",
     "trainer.min_epochs=2": "trainer.min_epochs=2 is above trainer.max_epochs=1",
     "trainer.max_steps=5 trainer.min_steps=6": "trainer.min_steps=6 is above trainer.max_steps=5",
-    "callbacks=[default,ema] callbacks.ema.start_step=1000": "callbacks.ema.start_step=1000 is above the run's 20 optimizer steps",
-    "callbacks=[default,early_stopping] callbacks.early_stopping.patience=-1": "callbacks.early_stopping.patience=-1: expected",
+    "callbacks=[default,ema] callbacks.ema.start_step=1000": (
+        "callbacks.ema.start_step=1000 is above the run's 20 optimizer steps"
+    ),
+    "callbacks=[default,early_stopping] callbacks.early_stopping.patience=-1": (
+        "callbacks.early_stopping.patience=-1: expected"
+    ),
     "ckpt_mode=trainer": "ckpt_mode=trainer says what is taken from ckpt_path, which is null",
     "trainer.max_time=5": "trainer.max_time=5: expected a time limit as DD:HH:MM:SS",
     "trainer.val_check_interval=0": "trainer.val_check_interval=0: expected a whole number from 1",
@@ -55,16 +62,30 @@ NAMED = {
     "trainer.benchmark=yess": "trainer.benchmark=yess: expected true or false",
     "optimizer=adamw optimizer.betas=[0.9]": "optimizer.betas=[0.9]: expected a list of 2 items",
     "data.source.split_seed=-1": "data.source.split_seed=-1: expected a whole number from 0",
-    "callbacks.lr_monitor.logging_interval=hourly": "callbacks.lr_monitor.logging_interval=hourly: expected step, epoch or null",
-    "callbacks=[default,early_stopping] callbacks.early_stopping.mode=up": "callbacks.early_stopping.mode=up: expected auto, min or max",
-    "callbacks=[default,early_stopping] callbacks.early_stopping.stopping_threshold=abc": "callbacks.early_stopping.stopping_threshold=abc",
-    "callbacks.model_summary.max_depth=-5 trainer.enable_model_summary=true": "callbacks.model_summary.max_depth=-5: expected",
+    "callbacks.lr_monitor.logging_interval=hourly": (
+        "callbacks.lr_monitor.logging_interval=hourly: expected step, epoch or null"
+    ),
+    "callbacks=[default,early_stopping] callbacks.early_stopping.mode=up": (
+        "callbacks.early_stopping.mode=up: expected auto, min or max"
+    ),
+    "callbacks=[default,early_stopping] callbacks.early_stopping.stopping_threshold=abc": (
+        "callbacks.early_stopping.stopping_threshold=abc"
+    ),
+    "callbacks.model_summary.max_depth=-5 trainer.enable_model_summary=true": (
+        "callbacks.model_summary.max_depth=-5: expected"
+    ),
     "trainer.max_epochs=-2": "trainer.max_epochs=-2: expected a whole number from 0 or -1 or null",
-    "trainer.limit_train_batches=1.5": "trainer.limit_train_batches=1.5: expected a whole number from 0, a number from 0 to 1",
+    "trainer.limit_train_batches=1.5": (
+        "trainer.limit_train_batches=1.5: expected a whole number from 0, a number from 0 to 1"
+    ),
     "trainer.fast_dev_run=-1": "trainer.fast_dev_run=-1: expected true or false or a whole number from 0",
     "trainer.profiler=nosuch": "trainer.profiler=nosuch: expected simple, advanced, pytorch or null",
-    "trainer.gradient_clip_algorithm=norn": "trainer.gradient_clip_algorithm=norn: expected norm, value or null, got a word; did you",
-    "callbacks=[default,ema] strategy=pipeline trainer.devices=2": "callbacks.ema can't average a net that strategy Pipeline cuts",
+    "trainer.gradient_clip_algorithm=norn": (
+        "trainer.gradient_clip_algorithm=norn: expected norm, value or null, got a word; did you"
+    ),
+    "callbacks=[default,ema] strategy=pipeline trainer.devices=2": (
+        "callbacks.ema can't average a net that strategy Pipeline cuts"
+    ),
     "data.num_workers=100000": "data.num_workers=100000: expected a whole number from 0 to ",
     "trainer.devices=[0,0]": "trainer.devices=[0, 0] names a device twice",
     "+foo=1": "foo: there is no such key, and nothing reads it",
@@ -86,7 +107,9 @@ def test_what_was_found_before(warm: Warm, line: str) -> None:
     assert sentence.startswith(f"Error: {NAMED[line]}")
 
 
-def test_a_directory_goes_with_whatever_ends_a_run_before_its_first_step(warm: Warm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_goes_with_whatever_ends_a_run_before_its_first_step(
+    warm: Warm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(cfg: object) -> None:
         raise KeyboardInterrupt
 

@@ -1,4 +1,6 @@
-"""Law 7: a mistake costs one line. Each is typed into the real command line; what comes back names the key, the value and the way out."""
+"""Law 7: a mistake costs one line. Each is typed into the real command line; what comes back names the key, the value
+and the way out.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -46,7 +48,10 @@ TYPED = {
         ["data.batch_size=33", "trainer.devices=2", "trainer.accelerator=cpu"],
         ["data.batch_size=33", "trainer.devices", "multiple of 2"],
     ),
-    "more GPUs than there are": (["trainer.accelerator=gpu", "trainer.devices=999"], ["trainer.", "999" if HAS_GPU else "gpu"]),
+    "more GPUs than there are": (
+        ["trainer.accelerator=gpu", "trainer.devices=999"],
+        ["trainer.", "999" if HAS_GPU else "gpu"],
+    ),
     "more processes than makes sense": (
         ["trainer.accelerator=cpu", "trainer.devices=999"],
         ["trainer.devices=999", "use at most"],
@@ -67,7 +72,14 @@ TYPED = {
         ["strategy.tensor=3", "trainer.devices x trainer.num_nodes = 2"],
     ),
     "more stages than blocks": (
-        ["strategy=pipeline", "model=mlp", "model.net.depth=2", *NO_DATA, "trainer.devices=2", "trainer.accelerator=cpu"],
+        [
+            "strategy=pipeline",
+            "model=mlp",
+            "model.net.depth=2",
+            *NO_DATA,
+            "trainer.devices=2",
+            "trainer.accelerator=cpu",
+        ],
         ["strategy.stages", "blocks"],
     ),
     "heads that do not divide": (
@@ -92,7 +104,10 @@ TYPED = {
     "warm-up longer than the run": (["scheduler.warmup=5000"], ["scheduler.warmup=5000", "optimizer steps"]),
     "wrong facts about the data": (["data.num_classes=7"], ["data.num_classes=7", "10"]),
     "batch larger than the data": (["data.batch_size=5000"], ["data.batch_size=5000", "1300"]),
-    "no data and no download": (["data=cifar10", "data.source.download=false"], ["paths.data_dir", "cifar-10-binary.tar.gz"]),
+    "no data and no download": (
+        ["data=cifar10", "data.source.download=false"],
+        ["paths.data_dir", "cifar-10-binary.tar.gz"],
+    ),
     "no such run": (["resume=logs/nowhere"], ["resume=logs/nowhere", "no such directory"]),
     "not a run": (["resume=."], ["resume=.", "not a run directory"]),
     "no such checkpoint": (["ckpt_path=missing.ckpt"], ["ckpt_path=", "missing.ckpt", "no such file"]),
@@ -113,7 +128,10 @@ TYPED = {
         ["compression=distill", "compression.distill.teacher=logs/nowhere", *NO_DATA],
         ["compression.distill.teacher=logs/nowhere", "no such directory"],
     ),
-    "a stage of nothing": (["compression=[prune,qat]", "compression.stages=[prune]"], ["compression.stages", "leaves out qat"]),
+    "a stage of nothing": (
+        ["compression=[prune,qat]", "compression.stages=[prune]"],
+        ["compression.stages", "leaves out qat"],
+    ),
     "no such receipt": (["compression=prune", "compression.receipt=long"], ["compression.receipt=long", "quick"]),
     "a strategy that does not take it": (
         ["compression=qat", "strategy=pipeline", "trainer.devices=2", "trainer.accelerator=cpu"],
@@ -124,7 +142,10 @@ TYPED = {
         ["compression.prune_channels.share=1.2"],
     ),
     "a choice of another group": (["trainer=ddp"], ["trainer=ddp", "strategy=ddp"]),
-    "the Trainer's precision": (["+trainer.precision=bf16-mixed"], ["trainer.precision=bf16-mixed", "precision=bf16-mixed"]),
+    "the Trainer's precision": (
+        ["+trainer.precision=bf16-mixed"],
+        ["trainer.precision=bf16-mixed", "precision=bf16-mixed"],
+    ),
     "the Trainer's logger": (["+trainer.logger=false"], ["trainer.logger=false", "logger=tensorboard"]),
     "a name that leads elsewhere": (["name=../x"], ["name='../x'", "letters, digits"]),
     "the name of the newest run": (["name=latest"], ["name=latest", "none of latest"]),
@@ -145,7 +166,8 @@ def test_typed(cli: Cli, tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "logs" / "latest").is_symlink()
 
 
-# What is typed, and what each line of the answer begins with: a line for each mistake, those of keys together after those of single keys.
+# What is typed, and what each line of the answer begins with: a line for each mistake, those of keys together after
+# those of single keys.
 SEVERAL = {
     "three values": (
         ["optimizer.lr=-1", "data.batch_size=0", "trainer.max_epochs=x"],
@@ -183,7 +205,12 @@ SEVERAL = {
             "trainer.accelerator=cpu",
             "trainer.devices=0",
         ],
-        ["trainer.max_epochs=x", "trainer.devices=0", "compression.qat.bits=1", "compression=[qat,prune] is out of order"],
+        [
+            "trainer.max_epochs=x",
+            "trainer.devices=0",
+            "compression.qat.bits=1",
+            "compression=[qat,prune] is out of order",
+        ],
     ),
     "keys that Hydra does not know": (
         ["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],
@@ -195,8 +222,14 @@ SEVERAL = {
         ["data.batch_size=${nope}", "seed=${neither}"],
         ["data.batch_size: Interpolation key 'nope'", "seed: Interpolation key 'neither'"],
     ),
-    "what lies below a refused key is told with it": (["model.net.width=16", "model.net=/dev/null"], ["model.net=/dev/null: "]),
-    "what follows a missing value is told with it": (["model=gpt_nano", "data=documents", "data.length=???"], ["data.length: "]),
+    "what lies below a refused key is told with it": (
+        ["model.net.width=16", "model.net=/dev/null"],
+        ["model.net=/dev/null: "],
+    ),
+    "what follows a missing value is told with it": (
+        ["model=gpt_nano", "data=documents", "data.length=???"],
+        ["data.length: "],
+    ),
 }
 
 
@@ -216,7 +249,11 @@ def test_all_mistakes_are_told_at_once(cli: Cli, tmp_path: Path, name: str) -> N
 def test_all_mistakes_of_another_verb_are_told_at_once(cli: Cli, tmp_path: Path) -> None:
     code, errors = cli("run=nowhere", "split=tset", "trainer.devices=0", "+foo=1", script="scripts/evaluate.py")
     assert code == 1
-    assert [line.split("=")[0].split(":")[1].strip() for line in errors.splitlines()] == ["split", "trainer.devices", "foo"]
+    assert [line.split("=")[0].split(":")[1].strip() for line in errors.splitlines()] == [
+        "split",
+        "trainer.devices",
+        "foo",
+    ]
     code, errors = cli(script="scripts/predict.py")
     assert [line.split(":")[1].strip() for line in errors.splitlines()] == ["run", "input", "output"]
     code, errors = cli("shard_size=0", "encoding=jpg", script="scripts/make_shards.py")
@@ -250,12 +287,16 @@ def test_a_damaged_archive(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "data" / "cifar-10-binary.tar.gz").write_bytes(b"half of an archive")
     _one_sentence(cli(*SMALL, "data=cifar10", "data.source.download=false"), "cifar-10-binary.tar.gz")
     assert runs(tmp_path / "logs") == []
-    assert [path.name for path in (tmp_path / "data").iterdir() if not path.name.startswith(".")] == ["cifar-10-binary.tar.gz"]
+    assert [path.name for path in (tmp_path / "data").iterdir() if not path.name.startswith(".")] == [
+        "cifar-10-binary.tar.gz"
+    ]
 
 
 def test_resuming_with_other_values_is_refused_with_a_diff(cli: Cli, trained: Path) -> None:
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
-    _one_sentence(cli(f"resume={trained}", "optimizer.lr=0.2", "model=resnet20"), "optimizer.lr: 0.1 -> 0.2", "ckpt_path")
+    _one_sentence(
+        cli(f"resume={trained}", "optimizer.lr=0.2", "model=resnet20"), "optimizer.lr: 0.1 -> 0.2", "ckpt_path"
+    )
     _one_sentence(cli(f"resume={trained}", "trainer.max_epochs=1"), "trainer.max_epochs: 2 -> 1")
     assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
 
@@ -275,7 +316,9 @@ def test_evaluate_and_predict(cli: Cli, trained: Path, tmp_path: Path) -> None:
     _one_sentence(cli(f"run={trained}", "checkpoint=worst", script=evaluate), "worst", "best or last")
     _one_sentence(cli(f"run={trained}", "input=no.npy", "output=o.csv", script=predict), "input=no.npy")
     np.save(tmp_path / "wide.npy", np.zeros((2, 9, 9), np.uint8))
-    _one_sentence(cli(f"run={trained}", "input=wide.npy", "output=o.csv", script=predict), "9 x 9", "8 x 8", "resize=true")
+    _one_sentence(
+        cli(f"run={trained}", "input=wide.npy", "output=o.csv", script=predict), "9 x 9", "8 x 8", "resize=true"
+    )
     assert not (tmp_path / "o.csv").exists()
 
 

@@ -94,7 +94,9 @@ def test_the_net_comes_back_after_an_error(strategy: tuple[Any, Net]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["training_step", "validation_step", "test_step"])
-def test_each_kind_of_step_goes_through_it(strategy: tuple[Any, Net], monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_each_kind_of_step_goes_through_it(
+    strategy: tuple[Any, Net], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     from lightning.pytorch.strategies import SingleDeviceStrategy
 
     dp, task = strategy

@@ -1,4 +1,6 @@
-"""Horovod averages as one process computes. Where it is not installed, torch's collectives stand in for its own in these tests."""
+"""Horovod averages as one process computes. Where it is not installed, torch's collectives stand in for its own in
+these tests.
+"""
 
 import importlib.machinery
 import importlib.util
@@ -154,14 +156,18 @@ def test_a_sparse_gradient_is_refused() -> None:
 
 def test_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^strategy=horovod needs Horovod: build it with bash scripts/install_horovod\.sh\.$"):
+    with pytest.raises(
+        UserError, match=r"^strategy=horovod needs Horovod: build it with bash scripts/install_horovod\.sh\.$"
+    ):
         Horovod()
 
 
 def test_without_horovodrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: "there")
     monkeypatch.delenv("HOROVOD_RANK", raising=False)
-    with pytest.raises(UserError, match=r"^strategy=horovod is started by horovodrun: horovodrun -np 2 --gloo python train\.py"):
+    with pytest.raises(
+        UserError, match=r"^strategy=horovod is started by horovodrun: horovodrun -np 2 --gloo python train\.py"
+    ):
         Horovod()
 
 

@@ -1,4 +1,6 @@
-"""What a run is stands in every logger: its configuration under dotted keys, its directory, its tags; secrets do not."""
+"""What a run is stands in every logger: its configuration under dotted keys, its directory, its tags; secrets do
+not.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -91,7 +93,10 @@ def test_mlflow_has_the_configuration_and_a_longer_continuation_does_not_contrad
     cfg["data"]["class_names"] = ["long" * 200 + str(number) for number in range(10)]
     cfg["logger"]["mlflow"]["tracking_uri"] = f"sqlite:///{tmp_path}/mlflow.db"
     interruption.hook, interruption.step = "on_test_start", 1
-    with pytest.warns(UserWarning, match="logger=mlflow: data.class_names cut at 6000 characters"), pytest.raises(Interrupted):
+    with (
+        pytest.warns(UserWarning, match="logger=mlflow: data.class_names cut at 6000 characters"),
+        pytest.raises(Interrupted),
+    ):
         train(cfg)
     cfg["trainer"]["max_epochs"], interruption.step = 2, 10**9
     with pytest.warns(UserWarning, match="cut at 6000"):
@@ -120,7 +125,9 @@ def test_an_address_that_cant_be_used_is_one_sentence_without_its_login(tmp_path
     assert "\n" not in str(caught.value)
 
 
-def test_a_second_job_in_this_process_has_a_wandb_run_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_job_in_this_process_has_a_wandb_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     names = []
     for name in ("one", "two"):
@@ -136,7 +143,14 @@ def test_secrets_are_hidden() -> None:
         "resume": "x",
         "optimizer": {"lr": 0.1, "betas": [0.9, 0.99]},
         "logger": {
-            "hub": {"api_key": "abc", "API-Token": 5, "password": None, "user": "me", "tokenizer": "bpe", "max_tokens": 3}
+            "hub": {
+                "api_key": "abc",
+                "API-Token": 5,
+                "password": None,
+                "user": "me",
+                "tokenizer": "bpe",
+                "max_tokens": 3,
+            }
         },
         "data": {
             "url": "https://me:pw@host/x",

@@ -53,7 +53,13 @@ def test_wandb_writes_a_run_offline_without_an_account(tmp_path: Path, monkeypat
     logger: Any = wandb(run_dir, 0, project="trial", tags=["one"], group="many")
     logger.log_metrics({"train/loss": 0.5}, step=1)
     run = logger.experiment
-    assert (run.id, run.name, run.project, run.group, run.tags) == (run_dir.name, run_dir.name, "trial", "many", ("one",))
+    assert (run.id, run.name, run.project, run.group, run.tags) == (
+        run_dir.name,
+        run_dir.name,
+        "trial",
+        "many",
+        ("one",),
+    )
     assert run.offline
     run.finish()
     (file,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
@@ -80,7 +86,11 @@ def history(store: str, experiment: str) -> list[tuple[str, dict[str, str], list
     found = client.get_experiment_by_name(experiment)
     assert found is not None
     return [
-        (run.info.run_name, run.data.tags, [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train/loss")])
+        (
+            run.info.run_name,
+            run.data.tags,
+            [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train/loss")],
+        )
         for run in client.search_runs([found.experiment_id])
     ]
 
@@ -92,7 +102,9 @@ def test_mlflow_writes_a_run_and_a_continued_run_goes_on_in_it(tmp_path: Path, s
     first = mlflow(run_dir, 0, experiment_name="trial", tracking_uri=store)
     first.log_metrics({"train/loss": 0.5}, step=1)
     first.finalize("failed")
-    other = mlflow(tmp_path / "2026-01-01_00-00-01_fedcba", 0, experiment_name="trial", tracking_uri=store, run_name="other")
+    other = mlflow(
+        tmp_path / "2026-01-01_00-00-01_fedcba", 0, experiment_name="trial", tracking_uri=store, run_name="other"
+    )
     other.log_metrics({"train/loss": 9.0}, step=1)
     other.finalize("success")
     second = mlflow(run_dir, 1, experiment_name="trial", tracking_uri=store)
@@ -109,7 +121,9 @@ def test_mlflow_writes_a_run_and_a_continued_run_goes_on_in_it(tmp_path: Path, s
 
 
 @pytest.mark.parametrize(("make", "name"), [(wandb, "wandb"), (mlflow, "mlflow")])
-def test_a_missing_package_is_one_sentence(make: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_sentence(
+    make: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = builtins.__import__
 
     def absent(wanted: str, *args: Any, **kwargs: Any) -> Any:

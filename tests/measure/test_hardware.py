@@ -23,7 +23,11 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm bf16 sve\n"
 @pytest.mark.parametrize(
     ("text", "name", "sets"),
     [
-        (INTEL, "Intel(R) Xeon(R) Platinum 8488C", "avx2 fma avx512f avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16"),
+        (
+            INTEL,
+            "Intel(R) Xeon(R) Platinum 8488C",
+            "avx2 fma avx512f avx512_vnni avx512_bf16 amx_tile amx_int8 amx_bf16",
+        ),
         (ARM, None, "asimd asimddp i8mm bf16 sve"),
     ],
     ids=["intel", "arm"],

@@ -1,4 +1,6 @@
-"""What is called, in which rounds, and what the metrics mean. Calls here move a clock of their own, so nothing depends on the machine."""
+"""What is called, in which rounds, and what the metrics mean. Calls here move a clock of their own, so nothing depends
+on the machine.
+"""
 
 import gc
 from collections.abc import Callable
@@ -10,7 +12,9 @@ from lathe.measure.latency import Latency, interleaved, summarised, verdict
 
 
 class Clock:
-    """A clock that only calls move; a call notes its name and takes the next of its durations, the last one again and again."""
+    """A clock that only calls move; a call notes its name and takes the next of its durations, the last one again and
+    again.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.called = 0.0, list[str]()
@@ -51,7 +55,9 @@ def test_a_slow_start_and_a_slow_first_call_of_a_turn_do_not_count(monkeypatch: 
 def test_the_limit_ends_the_rounds_after_five(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     assert interleaved({"a": clock.call("a", 1.0)}, repeats=50, warmup=1, seconds=0)["a"].n == 5
-    assert interleaved({"a": clock.call("a", 1.0)}, repeats=50, warmup=1, seconds=19)["a"].n == 10  # two calls in a round
+    assert (
+        interleaved({"a": clock.call("a", 1.0)}, repeats=50, warmup=1, seconds=19)["a"].n == 10
+    )  # two calls in a round
     assert interleaved({"a": clock.call("a", 1.0)}, repeats=3, warmup=1, seconds=0)["a"].n == 3
 
 

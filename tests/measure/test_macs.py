@@ -10,7 +10,9 @@ from lathe.nets import GPT, CifarResNet, ViT
 
 
 def small() -> nn.Sequential:
-    return nn.Sequential(nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 25, 3))
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(4 * 25, 3)
+    )
 
 
 def test_layers_by_arithmetic() -> None:
@@ -33,7 +35,10 @@ def test_zeros_save_effective_macs_alone() -> None:
     ("net", "example"),
     [
         (CifarResNet(depth=8, width=4), torch.randn(2, 3, 16, 16)),
-        (ViT(image_size=8, patch_size=4, channels=1, num_classes=3, width=8, depth=2, heads=2), torch.randn(2, 1, 8, 8)),
+        (
+            ViT(image_size=8, patch_size=4, channels=1, num_classes=3, width=8, depth=2, heads=2),
+            torch.randn(2, 1, 8, 8),
+        ),
         (GPT(vocab_size=11, max_length=6, width=8, depth=2, heads=2), torch.randint(0, 11, (2, 6))),
     ],
     ids=["resnet", "vit", "gpt"],

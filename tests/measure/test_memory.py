@@ -29,7 +29,10 @@ def test_state_of_adamw_is_twice_the_parameters_and_gradients_come_and_go() -> N
     net(torch.randn(3, 10)).sum().backward()
     optimizer.step()
     after = count_state(net, optimizer)
-    assert (after.gradients, after.optimizer) == (weights * F, 2 * weights * F + 4 * F)  # four tensors, each with its step count
+    assert (after.gradients, after.optimizer) == (
+        weights * F,
+        2 * weights * F + 4 * F,
+    )  # four tensors, each with its step count
     assert after.model == after.parameters + after.optimizer
     optimizer.zero_grad()
     assert count_state(net, optimizer).gradients == 0

@@ -20,7 +20,9 @@ def dots(svg: str) -> dict[str, tuple[float, float]]:
 
 
 def test_lines_go_through_their_points() -> None:
-    svg = lines("t", "sparsity", "loss", {"a<b": [(0.0, 1.0), (0.5, 2.0), (1.0, 3.0)], "c": [(0.5, 1.0), (1.0, float("nan"))]})
+    svg = lines(
+        "t", "sparsity", "loss", {"a<b": [(0.0, 1.0), (0.5, 2.0), (1.0, 3.0)], "c": [(0.5, 1.0), (1.0, float("nan"))]}
+    )
     root = ET.fromstring(svg)
     assert len(list(root.iter(f"{SVG}polyline"))) == 2
     found = dots(svg)
@@ -35,7 +37,9 @@ def test_lines_go_through_their_points() -> None:
 
 
 def test_scatter_names_points_and_groups_and_no_name_hides_another() -> None:
-    svg = scatter("t", "ms", "accuracy", [("dense", 2.0, 0.9, "float"), ("int8", 1.0, 0.9, "int8"), ("same", 1.0, 0.9, "int8")])
+    svg = scatter(
+        "t", "ms", "accuracy", [("dense", 2.0, 0.9, "float"), ("int8", 1.0, 0.9, "int8"), ("same", 1.0, 0.9, "int8")]
+    )
     assert dots(svg).keys() == {"dense: 2, 0.9", "int8: 1, 0.9", "same: 1, 0.9"}
     places = {node.text: (node.attrib["x"], node.attrib["y"]) for node in ET.fromstring(svg).iter(f"{SVG}text")}
     assert places["int8"] != places["same"]
@@ -53,7 +57,9 @@ def test_one_point_has_room_around_it() -> None:
     assert dots(scatter("t", "x", "y", [("a", 0.0, 5.0, "g")])).keys() == {"a: 0, 5"}
 
 
-@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-0.05, 1.05), (3.0, 3.0001), (0.001, 9000.0), (-5.0, -4.0), (1e6, 2e6)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0.0, 1.0), (-0.05, 1.05), (3.0, 3.0001), (0.001, 9000.0), (-5.0, -4.0), (1e6, 2e6)]
+)
 def test_round_values_lie_inside_and_are_enough(low: float, high: float) -> None:
     values = round_values(low, high)
     assert 4 <= len(values) <= 10

@@ -14,7 +14,9 @@ from lathe.nets.attention import Attention, TransformerBlock, block_plan
 def formula(attention: Attention, x: Tensor, heads: int, causal: bool) -> Tensor:
     """Vaswani et al. 2017, equation 1, head by head."""
     outs = []
-    for q, k, v in zip(*(layer(x).chunk(heads, dim=-1) for layer in (attention.q, attention.k, attention.v)), strict=True):
+    for q, k, v in zip(
+        *(layer(x).chunk(heads, dim=-1) for layer in (attention.q, attention.k, attention.v)), strict=True
+    ):
         scores = q @ k.transpose(1, 2) / q.shape[-1] ** 0.5
         if causal:
             scores = scores.masked_fill(torch.ones_like(scores, dtype=torch.bool).triu(1), float("-inf"))
@@ -70,7 +72,10 @@ def test_dropout_acts_in_training_only_and_is_in_the_plan_where_there_is_any() -
     assert not torch.equal(block(x), block(x))
     block.eval()
     assert torch.equal(block(x), block(x))
-    assert {name.split(".")[-1] for name in set(block_plan(0.5)) - set(block_plan(0.0))} == {"attention_dropout", "mlp_dropout"}
+    assert {name.split(".")[-1] for name in set(block_plan(0.5)) - set(block_plan(0.0))} == {
+        "attention_dropout",
+        "mlp_dropout",
+    }
     assert all(isinstance(block.get_submodule(name.removeprefix("blocks.*.")), nn.Module) for name in block_plan(0.5))
 
 

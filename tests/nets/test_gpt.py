@@ -122,5 +122,6 @@ def test_a_sequence_that_is_too_long_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         nano()(torch.zeros(1, 9, dtype=torch.int64))
     assert str(caught.value) == (
-        "model.net.max_length=8 is shorter than the 9 tokens of a sequence: set model.net.max_length=9, or make data.length smaller."
+        "model.net.max_length=8 is shorter than the 9 tokens of a sequence: set model.net.max_length=9, or make "
+        "data.length smaller."
     )

@@ -24,7 +24,9 @@ def test_kaiming_normal_variances() -> None:
     net = CifarResNet(depth=8, width=64, num_classes=100)
     apply_init(net, "kaiming_normal")
     assert net.blocks[2].conv2.weight.std().item() == pytest.approx(math.sqrt(2 / (256 * 9)), rel=0.01)
-    assert net.blocks[2].conv1.weight.std().item() == pytest.approx(math.sqrt(2 / (256 * 9)), rel=0.01)  # fan-out, not 128 * 9
+    assert net.blocks[2].conv1.weight.std().item() == pytest.approx(
+        math.sqrt(2 / (256 * 9)), rel=0.01
+    )  # fan-out, not 128 * 9
     assert net.head.weight.std().item() == pytest.approx(math.sqrt(1 / 256), rel=0.02)
     assert net.head.bias.abs().sum() == 0
     assert torch.equal(net.bn.weight, torch.ones(64))
@@ -88,15 +90,15 @@ def test_the_seed_decides_the_weights(name: str) -> None:
         ("kaiming_norml", "model.init=kaiming_norml is unknown: did you mean kaiming_normal?"),
         (
             "zzz",
-            "model.init=zzz is unknown: choose from kaiming_normal, xavier_uniform, orthogonal, zero_gamma, a dotted path to "
-            "your own function, or null.",
+            "model.init=zzz is unknown: choose from kaiming_normal, xavier_uniform, orthogonal, zero_gamma, a dotted "
+            "path to your own function, or null.",
         ),
         ("zero_gamma", "model.init=zero_gamma found no block with a last_norm in MLP: choose another model.init."),
         ("math.pi", "model.init=math.pi is not a function: name one that takes the net."),
         (
             "no_such_package.init",
-            "model.init=no_such_package.init cannot be imported (No module named 'no_such_package'): name a function that takes "
-            "the net.",
+            "model.init=no_such_package.init cannot be imported (No module named 'no_such_package'): name a function "
+            "that takes the net.",
         ),
     ],
 )

@@ -8,9 +8,9 @@ from torch import nn
 
 from lathe.nets import MLP, Blocks, CifarResNet, DeepMLP, ResNet, ViT, WideResNet, blocks_of
 
-# Parameters for 3 channels and 10 classes. He et al. 2016, table 6, has 0.27 M and 0.85 M for ResNet-20 and -56 (option A
-# shortcuts); Zagoruyko and Komodakis 2016 have 11.0 M, 2.2 M and 36.5 M for WRN-16-8, -40-2 and -28-10. ResNet-18 and -50 with a
-# CIFAR stem are the usual 11.17 M and 23.5 M.
+# Parameters for 3 channels and 10 classes. He et al. 2016, table 6, has 0.27 M and 0.85 M for ResNet-20 and -56 (option
+# A shortcuts); Zagoruyko and Komodakis 2016 have 11.0 M, 2.2 M and 36.5 M for WRN-16-8, -40-2 and -28-10. ResNet-18 and
+# -50 with a CIFAR stem are the usual 11.17 M and 23.5 M.
 COUNTS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "resnet20_zero_pad": (lambda: CifarResNet(depth=20, shortcut="zero_pad"), 269_722),
     "resnet56_zero_pad": (lambda: CifarResNet(depth=56, shortcut="zero_pad"), 853_018),
@@ -28,14 +28,19 @@ COUNTS: dict[str, tuple[Callable[[], nn.Module], int]] = {
 
 def vit(channels: int, side: int) -> ViT:
     patch = next(patch for patch in (4, 11) if side % patch == 0)
-    return ViT(channels=channels, image_size=side, num_classes=7, patch_size=patch, width=12, depth=2, heads=3, dropout=0.1)
+    return ViT(
+        channels=channels, image_size=side, num_classes=7, patch_size=patch, width=12, depth=2, heads=3, dropout=0.1
+    )
 
 
 # One small net of each kind: (net for these channels and image size, number of blocks).
 SMALL: dict[str, tuple[Callable[[int, int], nn.Module], int]] = {
     "mlp": (lambda c, s: MLP(channels=c, image_size=s, num_classes=7, width=12, depth=3, dropout=0.1), 2),
     "resnet20": (lambda c, s: CifarResNet(depth=20, width=4, in_channels=c, num_classes=7), 9),
-    "resnet20_zero_pad": (lambda c, s: CifarResNet(depth=20, width=5, in_channels=c, num_classes=7, shortcut="zero_pad"), 9),
+    "resnet20_zero_pad": (
+        lambda c, s: CifarResNet(depth=20, width=5, in_channels=c, num_classes=7, shortcut="zero_pad"),
+        9,
+    ),
     "resnet18": (lambda c, s: ResNet(depth=18, width=4, in_channels=c, num_classes=7), 8),
     "resnet50": (lambda c, s: ResNet(depth=50, width=4, in_channels=c, num_classes=7), 16),
     "wrn16_8": (lambda c, s: WideResNet(depth=16, width=1, in_channels=c, num_classes=7, dropout=0.1), 6),
@@ -118,7 +123,14 @@ def test_names_are_plain_and_stable() -> None:
     ]
     mlp = MLP(channels=1, image_size=8, num_classes=3, width=4, depth=2)
     assert list(mlp.state_dict()) == [
-        *["stem.linear.weight", "stem.linear.bias", "blocks.0.linear.weight", "blocks.0.linear.bias", "head.weight", "head.bias"]
+        *[
+            "stem.linear.weight",
+            "stem.linear.bias",
+            "blocks.0.linear.weight",
+            "blocks.0.linear.bias",
+            "head.weight",
+            "head.bias",
+        ]
     ]
 
 

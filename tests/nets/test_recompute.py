@@ -15,8 +15,14 @@ from lathe.nets.recompute import apply
 HOW = ["blocks", "every_2", "every_3", "sqrt"]
 Make = Callable[[], tuple[nn.Module, Tensor]]
 NETS: dict[str, Make] = {
-    "mlp": lambda: (MLP(channels=1, image_size=4, num_classes=3, width=8, depth=10, dropout=0.3), torch.rand(5, 1, 4, 4)),
-    "deep_mlp": lambda: (DeepMLP(channels=1, image_size=4, num_classes=3, width=8, depth=7, dropout=0.3), torch.rand(5, 1, 4, 4)),
+    "mlp": lambda: (
+        MLP(channels=1, image_size=4, num_classes=3, width=8, depth=10, dropout=0.3),
+        torch.rand(5, 1, 4, 4),
+    ),
+    "deep_mlp": lambda: (
+        DeepMLP(channels=1, image_size=4, num_classes=3, width=8, depth=7, dropout=0.3),
+        torch.rand(5, 1, 4, 4),
+    ),
     "resnet20": lambda: (CifarResNet(depth=20, width=4, num_classes=3), torch.rand(5, 3, 8, 8)),
     "vit": lambda: (
         ViT(channels=1, image_size=8, num_classes=3, patch_size=4, width=8, depth=4, heads=2, dropout=0.2),
@@ -162,7 +168,10 @@ def test_hooks_of_a_block_act_once_outside_of_its_recomputation_and_twice_within
         for block in net.blocks:
             block.register_forward_pre_hook(hook)
         net(torch.rand(2, 1, 4, 4)).sum().backward()
-    assert seen == {"blocks": 4, "sqrt": 8}  # fully_shard gathers a block's parameters in such a hook: each run needs them
+    assert seen == {
+        "blocks": 4,
+        "sqrt": 8,
+    }  # fully_shard gathers a block's parameters in such a hook: each run needs them
 
 
 def test_a_change_of_class_and_a_forward_of_the_object_s_own_are_followed() -> None:
@@ -210,7 +219,9 @@ def test_activations_that_are_kept() -> None:
         apply(net, how)
         kept[how] = saved_bytes(net, x)
     row = 4 * 128 * 64  # bytes of one activation
-    outside = 4 * 128 * (16 + 2) + 3 * row  # image, statistics of the stem's norm; inputs of its norm and GELU; input of the head
+    outside = (
+        4 * 128 * (16 + 2) + 3 * row
+    )  # image, statistics of the stem's norm; inputs of its norm and GELU; input of the head
     assert kept["none"] == outside + 64 * (3 * row + 4 * 128 * 2)
     assert kept["blocks"] == outside + 64 * row
     assert kept["every_2"] == outside + 32 * row + 32 * (3 * row + 4 * 128 * 2)
@@ -221,7 +232,9 @@ def test_activations_that_are_kept() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.*` is deprecated")  # torch's own, in the imports of its compiler
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # its tracer looks at the input of a compiled block
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute:UserWarning"
+)  # its tracer looks at the input of a compiled block
 @pytest.mark.parametrize("compiled", ["blocks", "net"])
 @pytest.mark.parametrize("how", ["blocks", "sqrt"])
 @pytest.mark.parametrize("name", ["deep_mlp", "resnet20"])

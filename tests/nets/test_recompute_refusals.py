@@ -46,13 +46,14 @@ class Nameless(nn.Module):
         (
             "blocks",
             lambda: Nameless(2, listed=False),
-            "trainer.activation_checkpointing=blocks recomputes a net's repeated blocks, but Nameless names no `blocks`: set "
-            "trainer.activation_checkpointing=none.",
+            "trainer.activation_checkpointing=blocks recomputes a net's repeated blocks, but Nameless names no "
+            "`blocks`: set trainer.activation_checkpointing=none.",
         ),
         (
             "sqrt",
             lambda: Nameless(2, listed=True),
-            "trainer.activation_checkpointing=sqrt runs the blocks in segments, which Nameless does not let it: make its `blocks` "
+            "trainer.activation_checkpointing=sqrt runs the blocks in segments, which Nameless does not let it: make "
+            "its `blocks` "
             "a lathe.nets.Blocks and call that in forward, or set trainer.activation_checkpointing=blocks.",
         ),
         (

@@ -21,7 +21,10 @@ def tiny(**sizes) -> ViT:
 
 @pytest.mark.parametrize(
     ("width", "heads", "published"),
-    [(192, 3, 5_717_416), (384, 6, 22_050_664)],  # Touvron et al. 2021, table 1, has 5 M and 22 M; these are the released nets'
+    [
+        (192, 3, 5_717_416),
+        (384, 6, 22_050_664),
+    ],  # Touvron et al. 2021, table 1, has 5 M and 22 M; these are the released nets'
     ids=["vit_tiny", "vit_small"],
 )
 def test_parameters_are_the_published_ones(width: int, heads: int, published: int) -> None:

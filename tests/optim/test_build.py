@@ -38,8 +38,19 @@ def small_net() -> CifarResNet:
 
 
 CONVOLUTIONS = [
-    *["conv.weight", "blocks.0.conv1.weight", "blocks.0.conv2.weight", "blocks.1.conv1.weight", "blocks.1.conv2.weight"],
-    *["blocks.1.shortcut.conv.weight", "blocks.2.conv1.weight", "blocks.2.conv2.weight", "blocks.2.shortcut.conv.weight"],
+    *[
+        "conv.weight",
+        "blocks.0.conv1.weight",
+        "blocks.0.conv2.weight",
+        "blocks.1.conv1.weight",
+        "blocks.1.conv2.weight",
+    ],
+    *[
+        "blocks.1.shortcut.conv.weight",
+        "blocks.2.conv1.weight",
+        "blocks.2.conv2.weight",
+        "blocks.2.shortcut.conv.weight",
+    ],
 ]
 
 
@@ -51,7 +62,9 @@ def test_norms_and_biases_do_not_decay() -> None:
     assert groups == {"decay": [*CONVOLUTIONS, "head.weight"], "no_decay": rest}
     assert len(rest) == 19  # 9 norms with weight and bias, and the bias of the head
     assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4, 0.0]
-    assert [(group["lr"], group["momentum"], group["nesterov"]) for group in optimizer.param_groups] == [(0.1, 0.9, True)] * 2
+    assert [(group["lr"], group["momentum"], group["nesterov"]) for group in optimizer.param_groups] == [
+        (0.1, 0.9, True)
+    ] * 2
 
 
 @pytest.mark.parametrize(
@@ -114,7 +127,13 @@ def test_frozen_parameters_are_in_no_group() -> None:
 
 @pytest.mark.parametrize(
     ("scale_lr", "batch_size", "expected"),
-    [("none", 512, 0.1), ("linear", 512, 0.4), ("linear", 64, 0.05), ("sqrt", 512, 0.2), ("sqrt", 64, 0.1 / math.sqrt(2))],
+    [
+        ("none", 512, 0.1),
+        ("linear", 512, 0.4),
+        ("linear", 64, 0.05),
+        ("sqrt", 512, 0.2),
+        ("sqrt", 64, 0.1 / math.sqrt(2)),
+    ],
 )
 def test_learning_rate_follows_the_batch(scale_lr: str, batch_size: int, expected: float) -> None:
     assert scaled_lr(0.1, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=128) == pytest.approx(
@@ -152,7 +171,8 @@ def test_options_arrive_as_plain_values() -> None:
         ),
         (
             {"no_decay": ["zzz.*"]},
-            "optimizer.no_decay: the pattern 'zzz.*' matches no parameter of CifarResNet; parameters are named like conv.weight.",
+            "optimizer.no_decay: the pattern 'zzz.*' matches no parameter of CifarResNet; parameters are named like "
+            "conv.weight.",
         ),
         (
             {"kind": nn.Linear},
@@ -160,12 +180,13 @@ def test_options_arrive_as_plain_values() -> None:
         ),
         (
             {"momentun": 0.9},
-            "optimizer.momentun: SGD takes no such option; leave it out with optimizer.momentun=null; did you mean momentum?",
+            "optimizer.momentun: SGD takes no such option; leave it out with optimizer.momentun=null; did you mean "
+            "momentum?",
         ),
         (
             {"betas": (0.9, 0.99)},
-            "optimizer.betas: SGD takes no such option; leave it out with optimizer.betas=null; its options are lr, momentum, "
-            "dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused.",
+            "optimizer.betas: SGD takes no such option; leave it out with optimizer.betas=null; its options are lr, "
+            "momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused.",
         ),
         (
             {"weight_decay": -1.0},
@@ -173,8 +194,8 @@ def test_options_arrive_as_plain_values() -> None:
         ),
         (
             {"momentum": 0.0, "nesterov": True},
-            "SGD refused optimizer.weight_decay=0.0005, optimizer.momentum=0.0, optimizer.nesterov=True (Nesterov momentum "
-            "requires a momentum and zero dampening): correct that key.",
+            "SGD refused optimizer.weight_decay=0.0005, optimizer.momentum=0.0, optimizer.nesterov=True (Nesterov "
+            "momentum requires a momentum and zero dampening): correct that key.",
         ),
     ],
 )
@@ -205,13 +226,21 @@ def test_a_module_names_what_must_not_decay() -> None:
 
 
 def test_what_a_class_of_another_family_lacks_is_left_out_with_null() -> None:
-    sgd = ("optimizer.kind.path=torch.optim.NAdam", "optimizer.momentum=null", "optimizer.nesterov=null", "optimizer.fused=null")
+    sgd = (
+        "optimizer.kind.path=torch.optim.NAdam",
+        "optimizer.momentum=null",
+        "optimizer.nesterov=null",
+        "optimizer.fused=null",
+    )
     for words in (sgd, ("optimizer=adamw", "optimizer.kind.path=torch.optim.NAdam", "optimizer.betas=null")):
         cfg = config("model=mlp", "model.net.width=4", *words)
         assert list(problems(cfg, "train")) == []
         optimizer = make_task(cfg)._make_optimizer(nn.Linear(2, 2))
         assert type(optimizer) is torch.optim.NAdam
-        assert (optimizer.defaults["betas"], optimizer.defaults["momentum_decay"]) == ((0.9, 0.999), 0.004)  # the class's own
+        assert (optimizer.defaults["betas"], optimizer.defaults["momentum_decay"]) == (
+            (0.9, 0.999),
+            0.004,
+        )  # the class's own
 
 
 OWN = {
@@ -233,7 +262,10 @@ def test_a_file_of_the_users_own_needs_no_batch() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"scale_lr": "linear"}, "optimizer.scale_lr=linear needs optimizer.batch_size, the global batch of this run: "),
+        (
+            {"scale_lr": "linear"},
+            "optimizer.scale_lr=linear needs optimizer.batch_size, the global batch of this run: ",
+        ),
         (
             {"scale_lr": "sqrt", "batch_size": 64},
             "optimizer.scale_lr=sqrt needs optimizer.reference_batch_size, the global batch that ",

@@ -41,10 +41,22 @@ def test_cosine(step: int, expected: float) -> None:
 
 @pytest.mark.parametrize(
     ("step", "expected"),
-    [(0, 0.5), (1, 1), (6, 0.5), (10, 0.5 + 0.5 * math.cos(0.9 * math.pi)), (11, 1), (21, 0.5), (31, 1), (51, 0.5), (71, 1)],
+    [
+        (0, 0.5),
+        (1, 1),
+        (6, 0.5),
+        (10, 0.5 + 0.5 * math.cos(0.9 * math.pi)),
+        (11, 1),
+        (21, 0.5),
+        (31, 1),
+        (51, 0.5),
+        (71, 1),
+    ],
 )
 def test_restarts_double(step: int, expected: float) -> None:
-    assert restarts_factor(step, warmup=1, period=10, period_growth=2, min_ratio=0) == pytest.approx(expected, abs=1e-15)
+    assert restarts_factor(step, warmup=1, period=10, period_growth=2, min_ratio=0) == pytest.approx(
+        expected, abs=1e-15
+    )
 
 
 def test_restarts_with_equal_periods() -> None:
@@ -52,9 +64,13 @@ def test_restarts_with_equal_periods() -> None:
     assert values == pytest.approx([1, 0.75] * 3)
 
 
-@pytest.mark.parametrize(("step", "expected"), [(0, 0.04), (15, 0.52), (30, 1), (65, 0.5005), (100, 0.001), (120, 0.001)])
+@pytest.mark.parametrize(
+    ("step", "expected"), [(0, 0.04), (15, 0.52), (30, 1), (65, 0.5005), (100, 0.001), (120, 0.001)]
+)
 def test_one_cycle(step: int, expected: float) -> None:
-    assert one_cycle_factor(step, total=100, warmup=30, start_ratio=0.04, end_ratio=0.001) == pytest.approx(expected, abs=1e-15)
+    assert one_cycle_factor(step, total=100, warmup=30, start_ratio=0.04, end_ratio=0.001) == pytest.approx(
+        expected, abs=1e-15
+    )
 
 
 def test_one_cycle_may_start_at_its_peak() -> None:

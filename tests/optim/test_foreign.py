@@ -1,4 +1,6 @@
-"""Torch's own schedulers and optimizers by their signatures: they act as torch says, or cost one sentence before training."""
+"""Torch's own schedulers and optimizers by their signatures: they act as torch says, or cost one sentence before
+training.
+"""
 
 import io
 from pathlib import Path
@@ -70,7 +72,12 @@ def test_a_run_decays_per_optimizer_step_and_says_so(tmp_path: Path, capsys: pyt
     cfg["scheduler"] = with_scheduler("StepLR", "step_size=10")["scheduler"]
     train(cfg)
     assert column(Path(cfg["paths"]["run_dir"]), "lr-SGD/decay") == pytest.approx([0.1, 0.1, 0.01, 0.01])
-    assert [row["step"] for row in rows(Path(cfg["paths"]["run_dir"])) if row["lr-SGD/decay"]] == ["5", "10", "15", "20"]
+    assert [row["step"] for row in rows(Path(cfg["paths"]["run_dir"])) if row["lr-SGD/decay"]] == [
+        "5",
+        "10",
+        "15",
+        "20",
+    ]
     assert (
         "StepLR is stepped after every optimizer step: scheduler.step_size=10 counts steps, not epochs."
         in capsys.readouterr().out
@@ -80,7 +87,10 @@ def test_a_run_decays_per_optimizer_step_and_says_so(tmp_path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("cfg", "sentence"),
     [
-        (("CosineAnnealingLR",), "scheduler.T_max: CosineAnnealingLR needs a value for it; add +scheduler.T_max=<value>."),
+        (
+            ("CosineAnnealingLR",),
+            "scheduler.T_max: CosineAnnealingLR needs a value for it; add +scheduler.T_max=<value>.",
+        ),
         (("StepLR", "step_siz=3"), "scheduler.step_siz is not a key of StepLR: did you mean step_size?"),
         (("StepLR", "step_size=0"), "scheduler: StepLR refused scheduler.step_size=0 ("),
         (("StepLR", "step_size=abc"), "scheduler: StepLR refused scheduler.step_size=abc ("),
@@ -149,7 +159,8 @@ def test_an_optimizers_class_in_the_place_of_its_maker_is_told_where_it_belongs(
     cfg = config("model=mlp")
     cfg["optimizer"] = {"_target_": "torch.optim.Adam", "lr": 0.1}
     with pytest.raises(
-        UserError, match=r"^optimizer\._target_=torch\.optim\.adam\.Adam: expected a function .* got a class; .*kind\.path"
+        UserError,
+        match=r"^optimizer\._target_=torch\.optim\.adam\.Adam: expected a function .* got a class; .*kind\.path",
     ):
         make_task(cfg)
 
@@ -159,7 +170,8 @@ def test_clipping_behind_a_step_that_unscales_is_refused() -> None:
 
     words = ("model=mlp", "precision=16-mixed", "optimizer.fused=true")
     with pytest.raises(
-        UserError, match=r"^optimizer\.fused=true unscales .* trainer\.gradient_clip_val=0\.5: use optimizer\.fused=false"
+        UserError,
+        match=r"^optimizer\.fused=true unscales .* trainer\.gradient_clip_val=0\.5: use optimizer\.fused=false",
     ):
         refuse(check(config(*words, "trainer.gradient_clip_val=0.5")))
     refuse(check(config(*words)))

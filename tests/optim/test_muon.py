@@ -35,7 +35,9 @@ def test_singular_values_come_near_one(shape: tuple[int, int]) -> None:
     torch.manual_seed(0)
     matrix = torch.randn(shape)
     values = torch.linalg.svdvals(orthogonalise(matrix, 5))
-    assert 0.65 < values.min() <= values.max() < 1.25  # the quintic's band; from values spread over two orders of magnitude
+    assert (
+        0.65 < values.min() <= values.max() < 1.25
+    )  # the quintic's band; from values spread over two orders of magnitude
     u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
     cosine = (orthogonalise(matrix, 5) * (u @ vh)).sum() / orthogonalise(matrix, 5).norm() / (u @ vh).norm()
     assert cosine > 0.97

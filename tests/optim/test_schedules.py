@@ -75,7 +75,9 @@ def test_milestones_as_shares_and_as_steps_agree() -> None:
     shares = rates(schedules.step(make_optimizer(), 40, milestones=[0.5, 0.75], warmup=0.1), 40)
     steps = rates(schedules.step(make_optimizer(), 40, milestones=[20, 30], warmup=4), 40)
     assert shares == steps
-    assert [shares[index][0] for index in (0, 4, 19, 20, 29, 30, 39)] == pytest.approx([0.02, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001])
+    assert [shares[index][0] for index in (0, 4, 19, 20, 29, 30, 39)] == pytest.approx(
+        [0.02, 0.1, 0.1, 0.01, 0.01, 0.001, 0.001]
+    )
 
 
 def test_restarts_as_shares_and_as_steps_agree() -> None:
@@ -124,11 +126,23 @@ def test_positions(value: float, total: int, expected: int) -> None:
     ("value", "sentence"),
     [
         (10, "scheduler.warmup=10 is not below the run's 10 optimizer steps: lower it or train longer."),
-        (-0.1, "scheduler.warmup=-0.1 must be a share of the run below 1 or a number of steps: set scheduler.warmup so."),
+        (
+            -0.1,
+            "scheduler.warmup=-0.1 must be a share of the run below 1 or a number of steps: set scheduler.warmup so.",
+        ),
         (1.5, "scheduler.warmup=1.5 is neither below 1 nor a whole number of optimizer steps: round it."),
-        (math.nan, "scheduler.warmup=nan must be a share of the run below 1 or a number of steps: set scheduler.warmup so."),
-        ("5%", "scheduler.warmup='5%' must be a share of the run below 1 or a number of steps: set scheduler.warmup so."),
-        (True, "scheduler.warmup=True must be a share of the run below 1 or a number of steps: set scheduler.warmup so."),
+        (
+            math.nan,
+            "scheduler.warmup=nan must be a share of the run below 1 or a number of steps: set scheduler.warmup so.",
+        ),
+        (
+            "5%",
+            "scheduler.warmup='5%' must be a share of the run below 1 or a number of steps: set scheduler.warmup so.",
+        ),
+        (
+            True,
+            "scheduler.warmup=True must be a share of the run below 1 or a number of steps: set scheduler.warmup so.",
+        ),
     ],
 )
 def test_bad_positions_cost_one_sentence(value: float, sentence: str) -> None:

@@ -18,7 +18,12 @@ def test_sizes_and_layers_of_a_masked_net() -> None:
     with torch.no_grad():
         some.stem.linear.weight[:4].zero_()  # 64 of 128
     x = torch.zeros(1, 1, 4, 4)
-    assert sizes(some, x) == {"parameters": 128 + 8 + 64 + 8 + 24 + 3, "non_zero": 235 - 64, "macs": 216, "effective_macs": 152}
+    assert sizes(some, x) == {
+        "parameters": 128 + 8 + 64 + 8 + 24 + 3,
+        "non_zero": 235 - 64,
+        "macs": 216,
+        "effective_macs": 152,
+    }
     rows = layers(some, x)
     assert [(row["name"], row["weights"], row["sparsity"], row["macs"]) for row in rows] == [
         ("stem.linear", 128, 0.5, 128),
@@ -53,7 +58,9 @@ def test_peak_memory_counts_weights_and_the_fullest_moment() -> None:
     assert peak == weights + 4 * (20 + 500 + 10)
 
 
-def test_agreement_leaves_out_what_does_not_count_and_recomputes_what_it_could_not_keep(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agreement_leaves_out_what_does_not_count_and_recomputes_what_it_could_not_keep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("lathe.receipt.facts.KEPT", 4)
     some, calls = nn.Identity(), []
 

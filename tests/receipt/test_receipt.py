@@ -24,7 +24,9 @@ SHORT = measured.Effort(repeats=5, warmup=1, seconds=1.0)
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(measured.EFFORTS, "quick", SHORT)
-    monkeypatch.setitem(measured.EFFORTS, "full", dataclasses.replace(SHORT, batches=(2,), all_cores=True, compiled=True))
+    monkeypatch.setitem(
+        measured.EFFORTS, "full", dataclasses.replace(SHORT, batches=(2,), all_cores=True, compiled=True)
+    )
     with torch.compiler.set_stance("force_eager"):
         yield
 
@@ -67,7 +69,9 @@ def test_a_plain_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads((run.path / "receipt.json").read_text()) == found
     rows = {(row["of"], row["backend"], row["split"]): row for row in found["figures"]}
     for split in ("val", "test"):
-        assert rows["this", "eager", split]["figures"]["accuracy"] == pytest.approx(run.result[f"{split}/accuracy"], abs=1e-7)
+        assert rows["this", "eager", split]["figures"]["accuracy"] == pytest.approx(
+            run.result[f"{split}/accuracy"], abs=1e-7
+        )
     assert rows["this", "onnx", "test"]["figures"]["loss"] == pytest.approx(run.result["test/loss"], rel=1e-5)
     assert found["size"]["parameters"] == found["dense"]["size"]["parameters"] == run.result["parameters"]
     assert found["size"]["macs"] == 64 * 16 + 16 * 10
@@ -78,7 +82,9 @@ def test_a_plain_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     for row in found["latency"]:
         assert row["n"] == 5
         assert 0 < row["p10_ms"] <= row["median_ms"] <= row["p90_ms"]
-        eager = next(r for r in found["latency"] if (r["of"], r["backend"], r["batch"]) == ("dense", "eager", row["batch"]))
+        eager = next(
+            r for r in found["latency"] if (r["of"], r["backend"], r["batch"]) == ("dense", "eager", row["batch"])
+        )
         assert row["over_eager"] == pytest.approx(row["median_ms"] / eager["median_ms"])
     assert (found["warnings"], found["left_out"]) == ([], [])
     text, page = capsys.readouterr().out, (run.path / "receipt.md").read_text()
@@ -90,15 +96,22 @@ def test_a_plain_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert "avx" not in page or "instruction sets" in page
     assert (run.path / "receipt.svg").read_text().count("<svg") == 3
     assert "python scripts/export.py run=<run directory> target=onnx ships it." in page
-    assert [path.read_bytes() for path in (run.path / "exports").rglob("*") if path.is_file()] == [b"made by scripts/export.py"]
+    assert [path.read_bytes() for path in (run.path / "exports").rglob("*") if path.is_file()] == [
+        b"made by scripts/export.py"
+    ]
 
 
 @pytest.mark.usefixtures("no_onnx")
 def test_beside_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
     found = receipt(request(run, "effort=quick", f"baseline={wider.path}"))
-    assert found["dense"] == {"size": {**found["dense"]["size"], "parameters": wider.result["parameters"]}, "trained": True}
+    assert found["dense"] == {
+        "size": {**found["dense"]["size"], "parameters": wider.result["parameters"]},
+        "trained": True,
+    }
     rows = {(row["of"], row["backend"], row["split"]): row for row in found["figures"]}
-    assert rows["dense", "eager", "test"]["figures"]["accuracy"] == pytest.approx(wider.result["test/accuracy"], abs=1e-7)
+    assert rows["dense", "eager", "test"]["figures"]["accuracy"] == pytest.approx(
+        wider.result["test/accuracy"], abs=1e-7
+    )
     answers = []
     for some in (run, wider):
         task, cfg = score.open_run_net(some.path)
@@ -107,7 +120,9 @@ def test_beside_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
         answers.append(score.outputs_of(task.net, loader)[counted])
     told = rows["this", "eager", "test"]["agreement"]
     assert told["n"] == 297
-    assert told["share"] == pytest.approx((answers[0].argmax(1) == answers[1].argmax(1)).float().mean().item(), abs=1e-7)
+    assert told["share"] == pytest.approx(
+        (answers[0].argmax(1) == answers[1].argmax(1)).float().mean().item(), abs=1e-7
+    )
     assert told["largest"] == pytest.approx((answers[0] - answers[1]).abs().max().item(), rel=1e-4)
     assert f"{told['share']:.4f} of their 297 predictions are equal" in " ".join(found["findings"])
 
@@ -158,7 +173,9 @@ def test_a_test_split_that_is_kept_unseen_stays_so(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_onnx")
-def test_a_back_end_that_fails_is_listed_and_the_others_are_measured(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_back_end_that_fails_is_listed_and_the_others_are_measured(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = receipt(request(run, "effort=quick"))
     assert {"form": "this onnx", "reason": "target=onnx needs a package: pip install it."} in found["left_out"]
     assert "this onnx: target=onnx needs a package" in (run.path / "receipt.md").read_text()

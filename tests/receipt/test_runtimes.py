@@ -35,24 +35,40 @@ def test_a_winner_lies_apart_from_all_others() -> None:
 
 
 def test_overlapping_ranges_have_no_winner() -> None:
-    (found,) = winners([row("eager", 2.0), row("onnx", 1.0, spread=0.1, size=9), row("torchscript", 1.1, spread=0.1, size=9)])
+    (found,) = winners(
+        [row("eager", 2.0), row("onnx", 1.0, spread=0.1, size=9), row("torchscript", 1.1, spread=0.1, size=9)]
+    )
     assert (found["winner"], found["fastest"], found["same"]) == (None, "onnx", ["torchscript"])
     assert found["sentence"] == (
-        "Batch 1, 1 thread: no winner, onnx (1.000 ms) and torchscript (1.100 ms) are the same within noise, 0.50 of eager's time."
+        "Batch 1, 1 thread: no winner, onnx (1.000 ms) and torchscript (1.100 ms) are the same within noise, 0.50 of "
+        "eager's time."
     )
 
 
 def test_a_module_that_beats_the_files_is_told_beside_the_fastest_file() -> None:
     found = winners(
-        [row("compiled_bf16", 0.5, 8, 2), row("onnx", 1.0, 8, 2, size=9), row("eager", 2.0, 8, 2), row("eager", 2.0, 1, 2)]
+        [
+            row("compiled_bf16", 0.5, 8, 2),
+            row("onnx", 1.0, 8, 2, size=9),
+            row("eager", 2.0, 8, 2),
+            row("eager", 2.0, 1, 2),
+        ]
     )
-    assert [(cell["batch"], cell["winner"], cell["file"]) for cell in found] == [(1, "eager", None), (8, "compiled_bf16", "onnx")]
+    assert [(cell["batch"], cell["winner"], cell["file"]) for cell in found] == [
+        (1, "eager", None),
+        (8, "compiled_bf16", "onnx"),
+    ]
     assert found[0]["sentence"] == "Batch 1, 2 threads: eager is the fastest with 2.000 ms; nothing else was measured."
     assert found[1]["sentence"].endswith("0.25 of eager's time; of the files, onnx is the fastest with 1.000 ms.")
 
 
 def test_the_table_and_the_plot_have_every_row() -> None:
-    rows = [row("eager", 2.0, 8), row("onnx", 1.0, 8, size=1234), row("eager", 2.0), row("onnx", 0.5, threads=2, size=1234)]
+    rows = [
+        row("eager", 2.0, 8),
+        row("onnx", 1.0, 8, size=1234),
+        row("eager", 2.0),
+        row("onnx", 0.5, threads=2, size=1234),
+    ]
     header, lines = table(rows)
     cells = [dict(zip(header, line, strict=True)) for line in lines]
     assert [(cell["runtime"], cell["batch"], cell["threads"]) for cell in cells] == [

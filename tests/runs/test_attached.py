@@ -1,4 +1,6 @@
-"""What users attach to a run: parts of the wrong kind are one sentence before training, with the key, what was expected and what came."""
+"""What users attach to a run: parts of the wrong kind are one sentence before training, with the key, what was expected
+and what came.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -23,43 +25,66 @@ def _trusted() -> None:
 
 WRONG = {
     "data": {
-        "torch.utils.data.TensorDataset": "data._target_=torch.utils.data.TensorDataset: expected a lightning LightningDataModule, got the "
-        "class TensorDataset.",
+        "torch.utils.data.TensorDataset": (
+            "data._target_=torch.utils.data.TensorDataset: expected a lightning LightningDataModule, got the "
+            "class TensorDataset."
+        ),
         "torch.utils.data.DataLoader": "got the class DataLoader.",
         "lathe.data.Digits": "got the class Digits.",
         "builtins.dict": "got the class dict.",
         "math.hypot": "expected a lightning LightningDataModule, got a float.",
     },
     "model": {
-        "torch.nn.Linear": "model._target_=torch.nn.Linear is a net: expected a task such as lathe.tasks.ClassificationTask",
-        "lightning.pytorch.demos.boring_classes.BoringModel": "BoringModel is a plain LightningModule, which says neither what its net is",
+        "torch.nn.Linear": (
+            "model._target_=torch.nn.Linear is a net: expected a task such as lathe.tasks.ClassificationTask"
+        ),
+        "lightning.pytorch.demos.boring_classes.BoringModel": (
+            "BoringModel is a plain LightningModule, which says neither what its net is"
+        ),
         "builtins.dict": "model._target_=builtins.dict: expected a lathe Task, got the class dict.",
         "lathe.callbacks.EMA": "model._target_=lathe.callbacks.EMA: expected a lathe Task, got the class EMA.",
         "math.hypot": "model can't be built: ",
     },
     "callbacks.x": {
-        "torch.nn.Identity": "callbacks.x._target_=torch.nn.Identity: expected a lightning Callback, got the class Identity.",
+        "torch.nn.Identity": (
+            "callbacks.x._target_=torch.nn.Identity: expected a lightning Callback, got the class Identity."
+        ),
         "builtins.dict": "callbacks.x._target_=builtins.dict: expected a lightning Callback, got the class dict.",
         "lightning.pytorch.loggers.CSVLogger": "got the class CSVLogger.",
         "math.hypot": "callbacks.x._target_=math.hypot: expected a lightning Callback, got a float.",
-        "lightning.pytorch.callbacks.LearningRateFinder": "callbacks.x: LearningRateFinder trains for a while with settings of its own",
-        "lightning.pytorch.callbacks.BatchSizeFinder": "callbacks.x: BatchSizeFinder trains for a while with settings of its own",
+        "lightning.pytorch.callbacks.LearningRateFinder": (
+            "callbacks.x: LearningRateFinder trains for a while with settings of its own"
+        ),
+        "lightning.pytorch.callbacks.BatchSizeFinder": (
+            "callbacks.x: BatchSizeFinder trains for a while with settings of its own"
+        ),
         "lightning.pytorch.callbacks.GradientAccumulationScheduler": "callbacks.x can't be built: ",
-        "lathe.callbacks.Checkpoint": "callbacks.checkpoint and callbacks.x are both Checkpoint: leave one of them out.",
-        "lathe.callbacks.Throughput": "callbacks.throughput and callbacks.x are both Throughput: leave one of them out.",
+        "lathe.callbacks.Checkpoint": (
+            "callbacks.checkpoint and callbacks.x are both Checkpoint: leave one of them out."
+        ),
+        "lathe.callbacks.Throughput": (
+            "callbacks.throughput and callbacks.x are both Throughput: leave one of them out."
+        ),
     },
     "logger.x": {
-        "torch.nn.Identity": "logger.x._target_=torch.nn.Identity: expected a lightning Logger, got the class Identity.",
+        "torch.nn.Identity": (
+            "logger.x._target_=torch.nn.Identity: expected a lightning Logger, got the class Identity."
+        ),
         "lathe.callbacks.EMA": "got the class EMA.",
         "builtins.print": "logger.x._target_=builtins.print: expected a lightning Logger, got a NoneType.",
     },
     "strategy": {
-        "torch.nn.Identity": "strategy._target_=torch.nn.Identity: expected a lightning Strategy, got the class Identity.",
+        "torch.nn.Identity": (
+            "strategy._target_=torch.nn.Identity: expected a lightning Strategy, got the class Identity."
+        ),
         "builtins.dict": "got the class dict.",
     },
     "optimizer": {
         "torch.optim.lr_scheduler.StepLR": "StepLR: expected a function that makes an optimizer",
-        "torch.optim.SGD": "optimizer._target_=torch.optim.sgd.SGD: expected a function that makes an optimizer from a net, got a class",
+        "torch.optim.SGD": (
+            "optimizer._target_=torch.optim.sgd.SGD: expected a function that makes an optimizer from a net, got a "
+            "class"
+        ),
     },
 }
 
@@ -74,7 +99,9 @@ def build(cfg: dict[str, Any], folder: Path, group: str) -> None:
     make_trainer(cfg, folder, [])
 
 
-@pytest.mark.parametrize(("key", "target", "sentence"), [(key, *item) for key, table in WRONG.items() for item in table.items()])
+@pytest.mark.parametrize(
+    ("key", "target", "sentence"), [(key, *item) for key, table in WRONG.items() for item in table.items()]
+)
 def test_a_part_of_another_kind_is_one_sentence(tmp_path: Path, key: str, target: str, sentence: str) -> None:
     cfg = config("model=mlp", "model.net.width=4")
     group, _, name = key.partition(".")
@@ -100,7 +127,9 @@ def test_a_net_that_is_a_function_is_told() -> None:
 def test_a_node_without_a_target_is_told(node: Any) -> None:
     cfg = config("model=mlp")
     cfg["callbacks"]["x"] = node
-    with pytest.raises(UserError, match=r"^callbacks\.x=.*: expected a node whose _target_ names a lightning Callback\."):
+    with pytest.raises(
+        UserError, match=r"^callbacks\.x=.*: expected a node whose _target_ names a lightning Callback\."
+    ):
         make_callbacks(cfg, make_task(cfg))
 
 
@@ -167,7 +196,11 @@ def test_early_stopping_watches_training_after_the_epoch(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("part", "said"),
-    [("checkpoint", "an epoch and its validation have not"), ("early_stopping", "nothing has"), ("twice", "nothing has")],
+    [
+        ("checkpoint", "an epoch and its validation have not"),
+        ("early_stopping", "nothing has"),
+        ("twice", "nothing has"),
+    ],
 )
 def test_a_name_that_nothing_logs_is_told_after_the_first_validation(tmp_path: Path, part: str, said: str) -> None:
     cfg = new_run(
@@ -189,5 +222,7 @@ def test_a_name_that_nothing_logs_is_told_after_the_first_validation(tmp_path: P
 def test_a_callback_that_asks_the_task_for_what_it_has_not_is_told(tmp_path: Path) -> None:
     cfg = new_run(tmp_path, *SMALL)
     cfg["callbacks"]["x"] = {"_target_": "lightning.pytorch.callbacks.BackboneFinetuning"}
-    with pytest.raises(UserError, match=r"^Lightning refuses this run: 'ClassificationTask' object has no attribute 'backbone'"):
+    with pytest.raises(
+        UserError, match=r"^Lightning refuses this run: 'ClassificationTask' object has no attribute 'backbone'"
+    ):
         train(cfg)

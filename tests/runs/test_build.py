@@ -55,7 +55,9 @@ def test_the_key_of_an_inner_node_is_whole() -> None:
         "_args_": [],
         "net": {"_target_": "torch.nn.Linear", "in_features": 1, "out_features": 1, "widht": 3},
     }
-    with pytest.raises(UserError, match=r"^model\.net\.widht: torch\.nn\.Linear takes no such argument; choose one of bias"):
+    with pytest.raises(
+        UserError, match=r"^model\.net\.widht: torch\.nn\.Linear takes no such argument; choose one of bias"
+    ):
         make(node, "model")
 
 

@@ -28,7 +28,8 @@ def test_contents_come_back(path: Path) -> None:
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"^ckpt_path=.*no\.ckpt: there is no such file; a run's checkpoints are best\.ckpt and last\.ckpt"
+        UserError,
+        match=r"^ckpt_path=.*no\.ckpt: there is no such file; a run's checkpoints are best\.ckpt and last\.ckpt",
     ):
         read_checkpoint(tmp_path / "no.ckpt", "ckpt_path")
     with pytest.raises(UserError, match="there is no such file"):
@@ -40,7 +41,8 @@ def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(
-        UserError, match=r"^ckpt_path=.*good\.ckpt (can't be read as a checkpoint: it is cut off|is not a checkpoint of plain)"
+        UserError,
+        match=r"^ckpt_path=.*good\.ckpt (can't be read as a checkpoint: it is cut off|is not a checkpoint of plain)",
     ):
         read_checkpoint(path, "ckpt_path")
 
@@ -50,7 +52,9 @@ def test_a_truncated_file_is_refused(path: Path, share: float) -> None:
 )
 def test_a_foreign_file_is_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"good\.ckpt (can't be read as a checkpoint|is not a checkpoint of plain tensors)"):
+    with pytest.raises(
+        UserError, match=r"good\.ckpt (can't be read as a checkpoint|is not a checkpoint of plain tensors)"
+    ):
         read_checkpoint(path)
 
 
@@ -69,12 +73,16 @@ def test_code_in_a_file_is_not_run(path: Path, tmp_path: Path, kind: str) -> Non
         torch.save({**GOOD, "extra": Trap(mark)}, path)
     else:
         path.write_bytes(pickle.dumps({**GOOD, "extra": Trap(mark)}))
-    with pytest.raises(UserError, match=r"^resume=.* is not opened: loading it could run code\.$|can't be read as a checkpoint"):
+    with pytest.raises(
+        UserError, match=r"^resume=.* is not opened: loading it could run code\.$|can't be read as a checkpoint"
+    ):
         read_checkpoint(path, "resume")
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"weight": torch.ones(2)}, {"state_dict": 3, "global_step": 1}, {"state_dict": {}}])
+@pytest.mark.parametrize(
+    "content", [[1, 2], {"weight": torch.ones(2)}, {"state_dict": 3, "global_step": 1}, {"state_dict": {}}]
+)
 def test_another_kind_of_torch_file_is_refused(path: Path, content: Any) -> None:
     torch.save(content, path)
     with pytest.raises(UserError, match=r"is not a checkpoint of a run: it has no `state_dict` and `global_step`\.$"):
@@ -105,7 +113,8 @@ def test_weights_go_into_the_net() -> None:
         ),
         (
             {"weight": torch.ones(2, 4), "bias": torch.ones(2)},
-            "a does not fit this net: weight is [2, 4] there and [2, 3] here; choose the model and sizes that it was trained with.",
+            "a does not fit this net: weight is [2, 4] there and [2, 3] here; choose the model and sizes that it was "
+            "trained with.",
         ),
         (
             {"weight": torch.ones(2, 3), "bias": torch.ones(2), "z": torch.ones(1), "extra": torch.ones(1)},
@@ -113,7 +122,9 @@ def test_weights_go_into_the_net() -> None:
         ),
     ],
 )
-def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded(weights: dict[str, torch.Tensor], sentence: str) -> None:
+def test_weights_that_do_not_fit_are_named_and_nothing_is_loaded(
+    weights: dict[str, torch.Tensor], sentence: str
+) -> None:
     net = nn.Linear(3, 2)
     before = net.weight.detach().clone()
     with pytest.raises(UserError) as caught:

@@ -1,4 +1,6 @@
-"""The methods of a run: made in order with their shares, finalised once, measured in the end without hurting the run."""
+"""The methods of a run: made in order with their shares, finalised once, measured in the end without hurting the
+run.
+"""
 
 import json
 import warnings

@@ -15,12 +15,29 @@ from support.ranks import on_ranks
 
 from lathe.errors import UserError
 from lathe.runs import rundir
-from lathe.runs.rundir import RunDir, create, find_launch, find_runs, find_unfinished, open_run, point_latest, write_atomically
+from lathe.runs.rundir import (
+    RunDir,
+    create,
+    find_launch,
+    find_runs,
+    find_unfinished,
+    open_run,
+    point_latest,
+    write_atomically,
+)
 
 
 def cfg(name: str = "train", **extra: Any) -> dict[str, Any]:
     groups: dict[str, Any] = {group: {} for group in rundir.GROUPS}
-    return {**groups, "name": name, "seed": 1, "paths": {"run_dir": None}, "resume": None, "launch": {"max_restarts": 0}, **extra}
+    return {
+        **groups,
+        "name": name,
+        "seed": 1,
+        "paths": {"run_dir": None},
+        "resume": None,
+        "launch": {"max_restarts": 0},
+        **extra,
+    }
 
 
 def new(log_dir: Path, launch_id: str | None = None, **extra: Any) -> RunDir:
@@ -153,9 +170,13 @@ def test_a_configuration_without_a_group_is_refused(tmp_path: Path, group: str) 
 
 
 def test_what_is_not_a_run_directory_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^resume=.*nowhere: there is no such directory; logs/latest is the newest run\.$"):
+    with pytest.raises(
+        UserError, match=r"^resume=.*nowhere: there is no such directory; logs/latest is the newest run\.$"
+    ):
         open_run(tmp_path / "nowhere", "resume")
-    with pytest.raises(UserError, match=r"^run=.* is not a run directory \(it has no config\.yaml and environment\.json\)"):
+    with pytest.raises(
+        UserError, match=r"^run=.* is not a run directory \(it has no config\.yaml and environment\.json\)"
+    ):
         open_run(tmp_path, "run")
     (tmp_path / "config.yaml").write_text("a: 1\n")
     with pytest.raises(UserError, match="is not a run directory"):  # another program's
@@ -205,7 +226,9 @@ def test_another_process_that_writes_is_noticed_and_a_killed_one_lets_go(tmp_pat
             run.locked(),
         ):
             pass
-        with pytest.raises(UserError, match=r"^resume=auto: another process is at .*: wait for it, or leave resume out\.$"):
+        with pytest.raises(
+            UserError, match=r"^resume=auto: another process is at .*: wait for it, or leave resume out\.$"
+        ):
             find_unfinished(tmp_path, run.config)
         holder.send_signal(signal.SIGKILL)
     deadline = time.monotonic() + 10
@@ -240,7 +263,9 @@ def test_auto_finds_the_newest_unfinished_run_of_the_same_experiment(tmp_path: P
     place(tmp_path, "3", seed=2)
     done = place(tmp_path, "4")
     done.finish({})
-    wanted = cfg(resume="auto", launch={"max_restarts": 3}, paths={"run_dir": None, "log_dir": "elsewhere"})  # not the experiment
+    wanted = cfg(
+        resume="auto", launch={"max_restarts": 3}, paths={"run_dir": None, "log_dir": "elsewhere"}
+    )  # not the experiment
     found = find_unfinished(tmp_path, wanted)
     assert found is not None
     assert found.path == middle.path

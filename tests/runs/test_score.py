@@ -41,4 +41,6 @@ def test_a_run_is_scored_as_it_was_tested(tmp_path: Path, overrides: tuple[str, 
     assert arrays == found
     outputs = outputs_of(task.net, data.eval_loader("val"))
     assert outputs.shape[0] >= 200
-    assert torch.equal(outputs, outputs_of(lambda x: np.asarray(open_net(directory)(x).detach()), data.eval_loader("val")))
+    assert torch.equal(
+        outputs, outputs_of(lambda x: np.asarray(open_net(directory)(x).detach()), data.eval_loader("val"))
+    )

@@ -75,14 +75,20 @@ def test_integers_are_made_or_taken_away(run: RunDir, tmp_path: Path) -> None:
         assert torch.equal(ready.net(x), again.net(x))  # calibrated on the same batches
     quantized = made(tmp_path, *SMALL, "compression=qat")
     as_trained, floats = open_shippable(quantized.path), open_shippable(quantized.path, integers=False)
-    assert (as_trained.facts["integers"], as_trained.facts["calibrated"], as_trained.activation_bits) == (True, False, 8)
+    assert (as_trained.facts["integers"], as_trained.facts["calibrated"], as_trained.activation_bits) == (
+        True,
+        False,
+        8,
+    )
     assert open_shippable(quantized.path, integers=True).inner is not None
     assert (floats.facts["integers"], floats.activation_bits, bool(describe(floats.trained))) == (False, None, True)
     assert not describe(floats.inner)
 
 
 def test_a_run_with_fewer_channels(tmp_path: Path) -> None:
-    run = made(tmp_path, *CNN, "trainer.max_epochs=1", "compression=prune_channels", "compression.prune_channels.share=0.7")
+    run = made(
+        tmp_path, *CNN, "trainer.max_epochs=1", "compression=prune_channels", "compression.prune_channels.share=0.7"
+    )
     ready = open_shippable(run.path)
     assert sum(p.numel() for p in ready.inner.parameters()) == run.result["parameters"]
 
@@ -94,13 +100,26 @@ def test_the_evaluation_batch(run: RunDir) -> None:
 
 def test_class_names(run: RunDir, tmp_path: Path) -> None:
     ten = config("data=cifar10")
-    assert class_names(ten) == ["airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"]
+    assert class_names(ten) == [
+        "airplane",
+        "automobile",
+        "bird",
+        "cat",
+        "deer",
+        "dog",
+        "frog",
+        "horse",
+        "ship",
+        "truck",
+    ]
     names = class_names(config("data=cifar100"))
     assert names is not None
     assert (len(set(names)), names[0], names[40], names[99]) == (100, "apple", "lamp", "worm")
     assert class_names(config("data=synthetic_tokens", "model=gpt_nano")) is None
     ten["data"]["class_names"] = ["a", "b"]
-    with pytest.raises(UserError, match=r"^data\.class_names has 2 names for data\.num_classes=10: give one for each class\.$"):
+    with pytest.raises(
+        UserError, match=r"^data\.class_names has 2 names for data\.num_classes=10: give one for each class\.$"
+    ):
         class_names(ten)
     # a run from before there were any
     shutil.copytree(run.path, tmp_path / "older")

@@ -59,7 +59,12 @@ def test_validation_stands_in_where_nothing_was_tested(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    result = {**RESULT, "test/loss": None, "best": "the last weights, no validation ran", "notes": ["objective is null: [why]"]}
+    result = {
+        **RESULT,
+        "test/loss": None,
+        "best": "the last weights, no validation ran",
+        "notes": ["objective is null: [why]"],
+    }
     lines = shown(result, new_run(tmp_path, "model=mlp"))
     assert cells(lines)["test/loss"] == "not finite"
     assert cells(lines)["best"] == "the last weights, no validation ran"

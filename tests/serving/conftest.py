@@ -20,7 +20,9 @@ from lathe.verbs.train import train
 
 @pytest.fixture(scope="session")
 def served_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLP on digits and its export to ONNX, with the manifest that scripts/export.py writes but without its comparison."""
+    """An MLP on digits and its export to ONNX, with the manifest that scripts/export.py writes but without its
+    comparison.
+    """
     cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "trainer.max_epochs=1")
     train(cfg)
     run = Path(cfg["paths"]["run_dir"])

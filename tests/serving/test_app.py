@@ -1,4 +1,6 @@
-"""What the server answers around the predictions: compressed answers, methods, bodies nobody asked for, errors of its own."""
+"""What the server answers around the predictions: compressed answers, methods, bodies nobody asked for, errors of its
+own.
+"""
 
 import contextlib
 import gzip
@@ -30,7 +32,11 @@ def server(options: Callable[..., Any], facts: dict[str, Any], bare: Callable[..
 
 
 def test_long_answers_are_compressed_for_who_takes_that(server: Here, digits: np.ndarray) -> None:
-    for path, body, headers in (("/", b"", {}), ("/info", b"", {}), ("/predict", digits[:9].tobytes(), {"content_type": BINARY})):
+    for path, body, headers in (
+        ("/", b"", {}),
+        ("/info", b"", {}),
+        ("/predict", digits[:9].tobytes(), {"content_type": BINARY}),
+    ):
         method = "POST" if body else "GET"
         plain = server.ask(method, path, body, **headers)
         packed = server.ask(method, path, body, accept_encoding="gzip", **headers)
@@ -79,7 +85,10 @@ def test_a_body_that_nobody_asked_for_does_not_hold_the_connection(server: Here)
 
 
 def test_an_error_of_the_servers_own_is_one_sentence(
-    options: Callable[..., Any], facts: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    options: Callable[..., Any],
+    facts: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken(inputs: np.ndarray) -> np.ndarray:
         raise RuntimeError("a secret")

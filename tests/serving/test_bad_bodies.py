@@ -58,7 +58,10 @@ def test_pixels_are_counted_before_they_are_unpacked() -> None:
 )
 def test_what_is_no_png_is_refused(damage: bytes) -> None:
     status, sentence = refused(damage, "image/png")
-    assert (status, sentence) == (400, "The image can't be read as a PNG image: send a whole one, and declare its type.")
+    assert (status, sentence) == (
+        400,
+        "The image can't be read as a PNG image: send a whole one, and declare its type.",
+    )
     jpeg = damage[: len(damage) // 2] if damage.startswith(b"\xff\xd8") else damage
     assert refused(jpeg, "image/jpeg")[0] == 400
 
@@ -91,7 +94,11 @@ def test_what_is_no_png_is_refused(damage: bytes) -> None:
         (b'{"images": 3}', 422, "images is no list"),
         (b'{"images": "abcd"}', 422, "images is no list"),
         (b'{"image": ["abcd"]}', 422, "something else"),
-        (b'{"image": [[1, 2]]}', 422, r"image has shape \[1, 2\], but the net takes \[4, 5\] or \[1, 4, 5\]: send that"),
+        (
+            b'{"image": [[1, 2]]}',
+            422,
+            r"image has shape \[1, 2\], but the net takes \[4, 5\] or \[1, 4, 5\]: send that",
+        ),
         (as_json(image=np.stack([GREY, GREY]).tolist()), 422, r"shape \[2, 4, 5\]"),
         (as_json(images=GREY.tolist()), 422, r"but the net takes \[n, 1, 4, 5\]"),
         (
@@ -123,13 +130,25 @@ def test_what_is_no_json_image_is_refused(body: bytes, status: int, words: str) 
         (b"\x93NUMPY\x09\x00" + npy(GREY)[8:], 400, "what numpy.save writes"),
         (npy(GREY)[:-1], 400, "19 bytes of array, but its header declares 20"),
         (npy(GREY) + b"x", 400, "21 bytes of array"),
-        (header("{'descr': '|u1', 'fortran_order': False, 'shape': (1000000, 1000000, 3), }"), 400, "declares 3000000000000"),
+        (
+            header("{'descr': '|u1', 'fortran_order': False, 'shape': (1000000, 1000000, 3), }"),
+            400,
+            "declares 3000000000000",
+        ),
         (header("{'descr': '|u1', 'fortran_order': False, 'shape': (-4, -5), }", bytes(20)), 422, "up to 4 axes"),
         (header("{'descr': '|u1', 'fortran_order': False, 'shape': (0, 4, 5), }"), 422, "up to 4 axes"),
-        (header("{'descr': '|u1', 'fortran_order': False, 'shape': " + str((1,) * 70) + ", }", b"1"), 422, "up to 4 axes"),
+        (
+            header("{'descr': '|u1', 'fortran_order': False, 'shape': " + str((1,) * 70) + ", }", b"1"),
+            422,
+            "up to 4 axes",
+        ),
         (header("{'descr': ('|u1', (20,)), 'fortran_order': False, 'shape': (1,), }", bytes(20)), 422, "send numbers"),
         (header("{'descr': '|O', 'fortran_order': False, 'shape': (4, 5), }", bytes(160)), 422, "send numbers"),
-        (header("{'descr': '|u1', 'fortran_order': False, 'shape': __import__('os').getcwd(), }"), 400, "what numpy.save"),
+        (
+            header("{'descr': '|u1', 'fortran_order': False, 'shape': __import__('os').getcwd(), }"),
+            400,
+            "what numpy.save",
+        ),
         (header("(" * 3000), 400, "what numpy.save"),
         (header("[" * 9000 + "]" * 9000), 400, "what numpy.save"),
         (npy(GREY.astype(np.float32)), 422, "The array is of float32: send pixels from 0 to 255 as uint8"),
@@ -183,7 +202,10 @@ def test_noise_is_refused_or_read_but_nothing_else() -> None:
                 changed[at] = rng.integers(256)
             try:
                 array, _ = decode(
-                    bytes(changed[: rng.integers(1, len(body) + 1)] if rng.random() < 0.3 else changed), kind, ONE, LIMITS
+                    bytes(changed[: rng.integers(1, len(body) + 1)] if rng.random() < 0.3 else changed),
+                    kind,
+                    ONE,
+                    LIMITS,
                 )
                 assert array.shape[1:] == (1, 4, 5)
                 counts["read"] += 1

@@ -87,7 +87,10 @@ def test_pictures_are_scaled_but_arrays_are_not() -> None:
     for body, kind in ((npy(large), "application/x-npy"), (as_json(image=large.tolist()), "application/json")):
         status, sentence = refused(body, kind)
         assert status == 413 if kind == "application/json" else status == 422
-        assert kind == "application/json" or "shape [32, 40], but the net takes [4, 5] or [1, 4, 5] or [n, 1, 4, 5]" in sentence
+        assert (
+            kind == "application/json"
+            or "shape [32, 40], but the net takes [4, 5] or [1, 4, 5] or [n, 1, 4, 5]" in sentence
+        )
 
 
 def test_nets_for_any_size_take_pictures_as_they_are() -> None:
@@ -169,14 +172,17 @@ def test_types_and_bodies() -> None:
     status, sentence = refused(b"x", "text/html")
     assert status == 415
     assert sentence == (
-        "Content-Type 'text/html' is not taken: declare one of image/png, image/jpeg, application/x-npy, application/json, "
-        "application/octet-stream."
+        "Content-Type 'text/html' is not taken: declare one of image/png, image/jpeg, application/x-npy, "
+        "application/json, application/octet-stream."
     )
     assert "(none)" in refused(b"x", "")[1]
     assert refused(b"x", "image/png", WORDS)[0] == 415
     for kind in ("image/png", "application/x-npy", "application/json", "application/octet-stream"):
         assert refused(b"", kind)[0] == 400
-    assert refused(bytes(200_001), "image/png") == (413, "The body has 200001 bytes, more than 200000: send less at a time.")
+    assert refused(bytes(200_001), "image/png") == (
+        413,
+        "The body has 200001 bytes, more than 200000: send less at a time.",
+    )
     status, sentence = refused(file_of(GREY), "image/png", facts(4, 4, 5))
     assert (status, "send an array as application/x-npy" in sentence) == (415, True)
 

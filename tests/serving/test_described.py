@@ -34,7 +34,10 @@ def test_a_manifest_has_what_is_made_of_it(served_run: Path) -> None:
         assert described(given)
         places = [(name,) for name in ("run", "checkpoint", "classes")]
         places += [
-            (group, name) for group in ("input", "output") for name in given[group] if name in ("shape", "vocab_size", "longest")
+            (group, name)
+            for group in ("input", "output")
+            for name in given[group]
+            if name in ("shape", "vocab_size", "longest")
         ]
         places += [("preprocess", name) for name in ("mean", "std", "size") if given["preprocess"]]
         for place in places:
@@ -60,7 +63,9 @@ def test_a_manifest_that_describes_no_net_is_refused(served_run: Path, tmp_path:
     path = run / "exports/onnx/manifest.json"
     manifest = json.loads(path.read_text())
     path.write_text(json.dumps({**manifest, "classes": manifest["classes"][:-1]}))
-    with pytest.raises(UserError, match=r"manifest\.json does not describe a net that can be served: export the run again"):
+    with pytest.raises(
+        UserError, match=r"manifest\.json does not describe a net that can be served: export the run again"
+    ):
         describe(str(run), "onnx", "best")
 
 

@@ -21,7 +21,9 @@ Batch = list[np.ndarray]
 
 
 class Crew:
-    """Starts threads that answer as workers do. `compute(batch)` gives one answer per request; None: the worker dies."""
+    """Starts threads that answer as workers do. `compute(batch)` gives one answer per request; None: the worker
+    dies.
+    """
 
     def __init__(self, compute: Callable[[Batch], list[Any] | None], refusals: list[str | None] | None = None) -> None:
         self.compute, self.refusals, self.started, self.batches = compute, refusals or [], 0, []  # type: ignore[var-annotated]
@@ -187,7 +189,9 @@ def test_a_dead_worker_is_replaced_and_only_what_it_held_is_refused(options: Cal
     play(Engine(crew.launch, options(max_batch_size=1)), scene)
 
 
-def test_a_worker_that_cant_be_started_is_tried_again(options: Callable[..., Any], capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_worker_that_cant_be_started_is_tried_again(
+    options: Callable[..., Any], capfd: pytest.CaptureFixture[str]
+) -> None:
     crew = Crew(lambda batch: None if len(crew.batches) == 1 else same(batch))
     launches: list[int] = []
 

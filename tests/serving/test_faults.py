@@ -84,7 +84,8 @@ def resident(pid: int) -> int:
         (NPY, npy(np.zeros((8, 8), np.uint8)).replace(b"(8, 8)", b"(9, 8)"), [400]),
         (
             NPY,
-            b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(128) + b"cos\nsystem\n",
+            b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(128)
+            + b"cos\nsystem\n",
             [400, 422],
         ),
         (BINARY, b"", [400]),
@@ -245,10 +246,15 @@ def test_requests_in_a_pipeline_are_answered_in_order(
     server: Served, bare: Callable[..., np.ndarray], digits: np.ndarray
 ) -> None:
     with server.connect() as connection:
-        sent = [message("POST", "/predict", digits[i : i + 1].tobytes(), content_type=BINARY, accept=BINARY) for i in range(3)]
+        sent = [
+            message("POST", "/predict", digits[i : i + 1].tobytes(), content_type=BINARY, accept=BINARY)
+            for i in range(3)
+        ]
         connection.sendall(b"".join(sent))
         file = connection.makefile("rb")
         for i in range(3):
             while (line := file.readline()) != b"\r\n":
                 assert line
-            np.testing.assert_allclose(np.frombuffer(file.read(40), "<f4"), bare(digits[i : i + 1])[0], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                np.frombuffer(file.read(40), "<f4"), bare(digits[i : i + 1])[0], rtol=1e-4, atol=1e-4
+            )

@@ -58,7 +58,9 @@ class Mix:
         elif kind in ("json", "npy", "png"):
             file = io.BytesIO()
             if kind == "json":
-                await self.send(writer, json.dumps({"images": pixels.tolist()}).encode(), content_type="application/json")
+                await self.send(
+                    writer, json.dumps({"images": pixels.tolist()}).encode(), content_type="application/json"
+                )
             elif kind == "npy":
                 np.save(file, pixels)
                 await self.send(writer, file.getvalue(), content_type="application/x-npy")
@@ -112,7 +114,9 @@ class Mix:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_ten_thousand_mixed_requests(served_run: Path, bare: Callable[..., np.ndarray], digits: np.ndarray, workers: int) -> None:
+def test_ten_thousand_mixed_requests(
+    served_run: Path, bare: Callable[..., np.ndarray], digits: np.ndarray, workers: int
+) -> None:
     mix = Mix(digits, bare(digits))
     requests = REQUESTS if workers == 1 else REQUESTS // 5
 
@@ -130,8 +134,12 @@ def test_ten_thousand_mixed_requests(served_run: Path, bare: Callable[..., np.nd
         assert sum(mix.counts.values()) == requests
         good = sum(mix.counts[kind] for kind in ("binary", "json", "npy", "png"))
         answered = server.metric('lathe_responses_total{path="/predict",status="200"}')
-        assert good <= answered <= good + mix.counts["hang-up"]  # of a hang-up with a whole body, some were computed for nobody
+        assert (
+            good <= answered <= good + mix.counts["hang-up"]
+        )  # of a hang-up with a whole body, some were computed for nobody
         assert server.metric("lathe_queue") == 0
         assert server.metric("lathe_worker_restarts_total") == 0
-        assert server.metric("lathe_batch_samples_count") < server.metric("lathe_request_seconds_count")  # there were batches
+        assert server.metric("lathe_batch_samples_count") < server.metric(
+            "lathe_request_seconds_count"
+        )  # there were batches
         assert server.stop() == (0, "")

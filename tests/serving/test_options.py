@@ -81,7 +81,9 @@ TAKEN = {
 ELSEWHERE = ("defaults", "run", "trainer", "paths")  # read by the launch
 
 
-@pytest.mark.parametrize("name", [name for name in OmegaConf.load(ROOT / "configs/serve.yaml") if name not in ELSEWHERE])
+@pytest.mark.parametrize(
+    "name", [name for name in OmegaConf.load(ROOT / "configs/serve.yaml") if name not in ELSEWHERE]
+)
 def test_every_key_takes_what_it_can_be_alone(options: Callable[..., Any], name: str) -> None:
     for value in STRANGE:
         taken = any(type(value) is type(one) and value == one for one in TAKEN.get(name, []))
@@ -129,5 +131,7 @@ def test_mistakes(options: Callable[..., Any], changes: dict[str, Any], words: s
 
 def test_a_batch_has_to_fit_into_the_memory(options: Callable[..., Any]) -> None:
     check_batch(options(max_batch_size=100), 2**20)
-    with pytest.raises(UserError, match=r"^max_batch_size=2000 inputs of 1048576 bytes are above 1 GiB: give at most 1024\.$"):
+    with pytest.raises(
+        UserError, match=r"^max_batch_size=2000 inputs of 1048576 bytes are above 1 GiB: give at most 1024\.$"
+    ):
         check_batch(options(max_batch_size=2000), 2**20)

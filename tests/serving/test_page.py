@@ -1,4 +1,6 @@
-"""The web page: what it may load, and what a person sees in a real browser. test_page_served.py has a real server behind it."""
+"""The web page: what it may load, and what a person sees in a real browser. test_page_served.py has a real server
+behind it.
+"""
 
 import base64
 import hashlib
@@ -58,11 +60,16 @@ def test_the_page_loads_nothing_and_runs_nothing_but_its_own(facts: dict[str, An
     text = page(facts)
     elements = Elements(text)
     outside = [
-        value for _, attributes in elements.found for name, value in attributes.items() if name in ("src", "href", "action")
+        value
+        for _, attributes in elements.found
+        for name, value in attributes.items()
+        if name in ("src", "href", "action")
     ]
     assert outside == ["data:,"]
     assert not re.search(r"https?:|@import|url\(", text)
-    assert [name for _, attributes in elements.found for name in attributes if name.startswith("on") or name == "style"] == []
+    assert [
+        name for _, attributes in elements.found for name in attributes if name.startswith("on") or name == "style"
+    ] == []
     policy = next(attributes["content"] for tag, attributes in elements.found if attributes.get("http-equiv"))
     for name in ("script", "style"):
         digest = base64.b64encode(hashlib.sha256(elements.texts[name].encode()).digest()).decode()
@@ -99,7 +106,9 @@ def test_the_script_is_told_what_the_net_takes() -> None:
 
 
 def show(tab: Any, facts: dict[str, Any], answer: Any, status: int = 200) -> list[Any]:
-    """Opens the page of `facts` in front of a server that always gives the same answer, and returns what it will have been asked."""
+    """Opens the page of `facts` in front of a server that always gives the same answer, and returns what it will have
+    been asked.
+    """
     seen: list[Any] = []
 
     def respond(route: Any) -> None:
@@ -123,7 +132,9 @@ def test_a_net_of_tokens_has_a_field_for_them(tab: Any) -> None:
     assert tab.locator("#time").inner_text().endswith("1.3 ms of it in the server")
     field.fill("3 cats")
     field.press("Enter")
-    assert tab.get_by_role("alert").inner_text() == "cats is no token id: give whole numbers from 0, with spaces between."
+    assert (
+        tab.get_by_role("alert").inner_text() == "cats is no token id: give whole numbers from 0, with spaces between."
+    )
     assert len(seen) == 1
 
 

@@ -1,4 +1,6 @@
-"""What the server makes of bytes, in whatever pieces they come: sizes, framing, pipelines, and clients that end their side."""
+"""What the server makes of bytes, in whatever pieces they come: sizes, framing, pipelines, and clients that end their
+side.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +12,10 @@ from lathe.serving.protocol import HEADER_BYTES
 
 HEAD = b"POST /a HTTP/1.1\r\nhost: a\r\n"
 FIRST = b"POST /first HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\n\r\n\r\nx"
-CHUNKS = b"POST /first HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5;a=b\r\n\r\n\r\nx\r\n0;c\r\nhost: evil\r\n\r\n"
+CHUNKS = (
+    b"POST /first HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5;a=b\r\n\r\n\r\nx\r\n0;c\r\nhost: "
+    b"evil\r\n\r\n"
+)
 GET = b"GET /g HTTP/1.1\r\nhost: a\r\n\r\n"
 
 
@@ -68,8 +73,8 @@ def test_every_cut_of_a_request_reads_the_same(options: Callable[..., Any], befo
 
 def test_an_offer_of_another_protocol_keeps_the_rest(options: Callable[..., Any]) -> None:
     offer = (
-        HEAD
-        + b"connection: keep-alive, Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: A\r\ncontent-length: 3\r\n\r\nabc"
+        HEAD + b"connection: keep-alive, Upgrade, HTTP2-Settings\r\nupgrade: h2c\r\nhttp2-settings: "
+        b"A\r\ncontent-length: 3\r\n\r\nabc"
     )
     for at in range(1, len(offer)):
         found, ended = exchange(options(), offer[:at], offer[at:] + GET)
@@ -112,7 +117,9 @@ def test_what_two_servers_may_read_differently_is_refused(options: Callable[...,
 
 @pytest.mark.parametrize("size", [b"-3", b"0x3", b"3 ", b"", b"g", b"f" * 17, b"3\n", b"+3"])
 def test_chunks_of_no_size(options: Callable[..., Any], size: bytes) -> None:
-    found, ended = exchange(options(), HEAD + b"transfer-encoding: chunked\r\n\r\n" + size + b"\r\nabc\r\n0\r\n\r\n" + GET)
+    found, ended = exchange(
+        options(), HEAD + b"transfer-encoding: chunked\r\n\r\n" + size + b"\r\nabc\r\n0\r\n\r\n" + GET
+    )
     assert ([status for status, _ in found], ended) == ([400], True)
 
 

@@ -33,7 +33,9 @@ def npy(array: np.ndarray) -> bytes:
 def test_binary_input_and_binary_logits(server: Served, bare: Callable[..., np.ndarray], digits: np.ndarray) -> None:
     with server.connect() as connection:  # one connection for all
         for rows in (1, 3, 40):
-            sent = message("POST", "/predict", digits[:rows].tobytes(), content_type=BINARY, accept=BINARY, x_api_key=KEY)
+            sent = message(
+                "POST", "/predict", digits[:rows].tobytes(), content_type=BINARY, accept=BINARY, x_api_key=KEY
+            )
             found = ask(connection, sent)
             assert found.status == 200
             assert found.headers["x-shape"] == f"{rows},10"
@@ -42,7 +44,9 @@ def test_binary_input_and_binary_logits(server: Served, bare: Callable[..., np.n
             np.testing.assert_allclose(logits, bare(digits[:rows]), rtol=1e-5, atol=1e-5)
 
 
-def test_json_and_npy_get_the_likeliest_classes(server: Served, bare: Callable[..., np.ndarray], digits: np.ndarray) -> None:
+def test_json_and_npy_get_the_likeliest_classes(
+    server: Served, bare: Callable[..., np.ndarray], digits: np.ndarray
+) -> None:
     best = np.argsort(-bare(digits[:2]))
     one = json.dumps({"image": digits[0].tolist()}).encode()
     found = server.ask("POST", "/predict", one, content_type="application/json", authorization=f"Bearer {KEY}")
@@ -82,7 +86,13 @@ def test_what_is_not_there(server: Served) -> None:
 @pytest.mark.parametrize("path", ["/predict", "/info", "/metrics"])
 def test_the_api_key(server: Served, path: str) -> None:
     method = "POST" if path == "/predict" else "GET"
-    for headers in ({}, {"x_api_key": "wrong"}, {"x_api_key": ""}, {"authorization": f"Basic {KEY}"}, {"x_api_key": KEY + "é"}):
+    for headers in (
+        {},
+        {"x_api_key": "wrong"},
+        {"x_api_key": ""},
+        {"authorization": f"Basic {KEY}"},
+        {"x_api_key": KEY + "é"},
+    ):
         found = server.ask(method, path, **headers)
         assert found.status == 401
         assert found.headers["www-authenticate"] == "Bearer"
@@ -104,7 +114,9 @@ def test_what_cant_be_read_is_refused_in_one_sentence(server: Served) -> None:
     assert status(bytes(64 * 257), BINARY) == 413
 
 
-def test_an_offer_of_another_protocol_is_declined(server: Served, digits: np.ndarray, bare: Callable[..., np.ndarray]) -> None:
+def test_an_offer_of_another_protocol_is_declined(
+    server: Served, digits: np.ndarray, bare: Callable[..., np.ndarray]
+) -> None:
     """Java's client and curl --http2 offer HTTP/2 with each request."""
     with server.connect() as connection:
         for image in digits[:2, None]:

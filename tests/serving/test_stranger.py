@@ -1,4 +1,6 @@
-"""A stranger's half hour, shortened: thousands of right and hostile requests, each of which must get what it deserves."""
+"""A stranger's half hour, shortened: thousands of right and hostile requests, each of which must get what it
+deserves.
+"""
 
 import threading
 import time

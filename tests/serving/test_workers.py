@@ -34,7 +34,8 @@ def test_a_killed_worker_under_load(served_run: Path, bare: Callable[..., np.nda
             while not over.is_set():
                 number = (number + 7) % 512
                 answer = ask(
-                    connection, message("POST", "/predict", digits[number].tobytes(), content_type=BINARY, accept=BINARY)
+                    connection,
+                    message("POST", "/predict", digits[number].tobytes(), content_type=BINARY, accept=BINARY),
                 )
                 found.append(answer.status)
                 if answer.status == 200:
@@ -51,7 +52,8 @@ def test_a_killed_worker_under_load(served_run: Path, bare: Callable[..., np.nda
                 time.sleep(1)
                 workers = server.workers()
                 os.kill(workers[kill % len(workers)], signal.SIGKILL)
-                wait_for(lambda: server.metric("lathe_worker_restarts_total") == kill + 1 and server.metric("lathe_workers") == 2)  # noqa: B023
+                restarted = ("lathe_worker_restarts_total", kill + 1), ("lathe_workers", 2)
+                wait_for(lambda expected=restarted: all(server.metric(name) == value for name, value in expected))
         finally:
             over.set()
         for future in clients:
@@ -66,7 +68,13 @@ def test_a_killed_worker_under_load(served_run: Path, bare: Callable[..., np.nda
 
 def test_a_hung_worker_and_a_full_queue(served_run: Path) -> None:
     with Served(
-        served_run, "target=onnx", "threads=1", "request_timeout=4", "health_timeout=2", "max_queue=3", "max_batch_size=1"
+        served_run,
+        "target=onnx",
+        "threads=1",
+        "request_timeout=4",
+        "health_timeout=2",
+        "max_queue=3",
+        "max_batch_size=1",
     ) as server:
         (worker,) = server.workers()
         os.kill(worker, signal.SIGSTOP)
@@ -126,7 +134,9 @@ def test_a_stop_answers_what_was_accepted(
         for i, call in enumerate(calls):
             found = call.result(timeout=60)
             assert found.status == 200
-            np.testing.assert_allclose(np.frombuffer(found.body, "<f4"), bare(digits[i : i + 1])[0], rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                np.frombuffer(found.body, "<f4"), bare(digits[i : i + 1])[0], rtol=1e-4, atol=1e-4
+            )
         server.process.communicate(timeout=60)
         assert server.process.returncode == 0
         assert not alive(worker)
@@ -145,4 +155,6 @@ def test_the_module_is_served_too(served_run: Path, bare: Callable[..., np.ndarr
     with Served(served_run, "target=module", "threads=1") as server:
         assert json.loads(server.ask("GET", "/info").body)["manifest"]["target"] == "module"
         found = server.ask("POST", "/predict", digits[:4].tobytes(), content_type=BINARY, accept=BINARY)
-        np.testing.assert_allclose(np.frombuffer(found.body, "<f4").reshape(4, 10), bare(digits[:4]), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(
+            np.frombuffer(found.body, "<f4").reshape(4, 10), bare(digits[:4]), rtol=1e-4, atol=1e-4
+        )

@@ -24,7 +24,13 @@ def plain() -> list[torch.Tensor]:
 def spread(rank: int) -> list[torch.Tensor]:
     """The same parameters: sharded on one mesh, on another, replicated, a sum to be made, and plain."""
     line, square = init_device_mesh("cpu", (2,)), init_device_mesh("cpu", (2, 1), mesh_dim_names=("a", "b"))
-    kinds = [(line, [Shard(0)]), (line, [Shard(0)]), (square, [Shard(1), Replicate()]), (square["a"], [Shard(0)]), (None, None)]
+    kinds = [
+        (line, [Shard(0)]),
+        (line, [Shard(0)]),
+        (square, [Shard(1), Replicate()]),
+        (square["a"], [Shard(0)]),
+        (None, None),
+    ]
     found = []
     for parameter, (mesh, placements) in zip(plain(), kinds, strict=True):
         if mesh is not None:
@@ -34,7 +40,9 @@ def spread(rank: int) -> list[torch.Tensor]:
             parameter.grad = gradient
         found.append(parameter)
     extra = torch.nn.Parameter(distribute_tensor(torch.zeros(2), line, [Replicate()]))
-    extra.grad = DTensor.from_local(torch.tensor([1.0 + rank, 2.0]), line, [Partial()], run_check=False)  # in all [3, 4]
+    extra.grad = DTensor.from_local(
+        torch.tensor([1.0 + rank, 2.0]), line, [Partial()], run_check=False
+    )  # in all [3, 4]
     return [*found, extra]
 
 

@@ -57,12 +57,15 @@ def test_the_net_alone_is_compiled_by_default(net: MLP, compiled: list[tuple[nn.
     assert compiled[0][1] == {"mode": "max-autotune", "dynamic": True, "fullgraph": True, "backend": "inductor"}
 
 
-def test_regional_compiles_each_block_and_nothing_else(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+def test_regional_compiles_each_block_and_nothing_else(
+    net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]
+) -> None:
     compile_net(net, "cpu", regional=True)
     assert [id(module) for module, _ in compiled] == [id(block) for block in net.blocks]
     assert len(compiled) == 2
     assert all(
-        options == {"mode": "default", "dynamic": None, "fullgraph": False, "backend": "inductor"} for _, options in compiled
+        options == {"mode": "default", "dynamic": None, "fullgraph": False, "backend": "inductor"}
+        for _, options in compiled
     )
 
 
@@ -70,7 +73,8 @@ def test_bad_backends_are_refused(net: MLP) -> None:
     with pytest.raises(UserError, match=r"^compile\.backend='inductr': did you mean inductor\?$"):
         compile_net(net, "cpu", backend="inductr")
     with pytest.raises(
-        UserError, match=r"^compile\.mode=max-autotune is inductor's: use compile\.mode=default with compile\.backend=eager"
+        UserError,
+        match=r"^compile\.mode=max-autotune is inductor's: use compile\.mode=default with compile\.backend=eager",
     ):
         compile_net(net, "cpu", mode="max-autotune", backend="eager")
 

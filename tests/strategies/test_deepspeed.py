@@ -78,7 +78,9 @@ def smaller_things(rank: int) -> dict[str, Any]:
     """What needs a pair of ranks and no run directory."""
     found: dict[str, Any] = {}
     found["bytes"] = {"ddp": held(*fit("ddp", "adamw", rank))}
-    found["bytes"] |= {stage: held(*fit(DeepSpeed(stage=stage, persistence_threshold=0), "adamw", rank)) for stage in (1, 2, 3)}
+    found["bytes"] |= {
+        stage: held(*fit(DeepSpeed(stage=stage, persistence_threshold=0), "adamw", rank)) for stage in (1, 2, 3)
+    }
     found["bf16-mixed"] = [
         fit(strategy, "sgd", rank, precision="bf16-mixed")[1].seen
         for strategy in ("ddp", DeepSpeed(stage=1), DeepSpeed(stage=2), DeepSpeed(stage=3, persistence_threshold=0))
@@ -91,7 +93,8 @@ def smaller_things(rank: int) -> dict[str, Any]:
         )
     ]
     found["window"] = [
-        fit(strategy, "sgd", rank, accumulate_grad_batches=3, max_epochs=3)[1].seen for strategy in ("ddp", DeepSpeed(stage=2))
+        fit(strategy, "sgd", rank, accumulate_grad_batches=3, max_epochs=3)[1].seen
+        for strategy in ("ddp", DeepSpeed(stage=2))
     ]
     found["refused"] = {}
     for name, optimizer, arguments in (
@@ -137,7 +140,8 @@ def test_an_unfinished_window_ends_with_its_epoch(small: dict[str, Any]) -> None
 
 def test_optimizers_that_need_whole_matrices_are_refused(small: dict[str, Any]) -> None:
     assert small["refused"]["muon"] == (
-        "strategy=deepspeed_2 cuts parameters into flat pieces, and Muon needs them whole: use optimizer=adamw or sgd, or strategy=ddp."
+        "strategy=deepspeed_2 cuts parameters into flat pieces, and Muon needs them whole: use optimizer=adamw or "
+        "sgd, or strategy=ddp."
     )
 
 
@@ -166,7 +170,9 @@ def test_bad_settings_are_refused(arguments: dict[str, Any], sentence: str) -> N
 
 def test_without_the_package_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"^strategy=deepspeed_3_offload needs DeepSpeed: pip install -e \.\[deepspeed\]$"):
+    with pytest.raises(
+        UserError, match=r"^strategy=deepspeed_3_offload needs DeepSpeed: pip install -e \.\[deepspeed\]$"
+    ):
         DeepSpeed(stage=3, offload_optimizer=True)
 
 

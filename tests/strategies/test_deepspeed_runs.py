@@ -83,13 +83,17 @@ def two(tmp: Path, *arguments: str) -> dict[str, Any]:
 def flat_state(state: dict[str, Any]) -> dict[str, Tensor]:
     """The state of every parameter of a plain optimizer by `number.key`."""
     return {
-        f"{n}.{k}": torch.as_tensor(v) for n, entry in state["optimizer_states"][0]["state"].items() for k, v in entry.items()
+        f"{n}.{k}": torch.as_tensor(v)
+        for n, entry in state["optimizer_states"][0]["state"].items()
+        for k, v in entry.items()
     }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """SGD with momentum by one process and by each stage on two; the stages once more, stopped inside an epoch and continued."""
+    """SGD with momentum by one process and by each stage on two; the stages once more, stopped inside an epoch and
+    continued.
+    """
     tmp = tmp_path_factory.mktemp("logs")
     cases = {"one": new_run(tmp, *COMMON)}
     cases |= {name: two(tmp, *COMMON, *strategy) for name, strategy in ZERO.items()}
@@ -136,9 +140,13 @@ def test_checkpoints_are_those_of_one_process(runs: dict[str, Any], stage: str) 
     assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt"]
 
 
-@pytest.mark.parametrize("stage", [pytest.param("1", marks=pytest.mark.slow), pytest.param("2", marks=pytest.mark.slow), "3"])
+@pytest.mark.parametrize(
+    "stage", [pytest.param("1", marks=pytest.mark.slow), pytest.param("2", marks=pytest.mark.slow), "3"]
+)
 def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage: str) -> None:
-    """ZeRO's checkpoint goes on in one process, and that one's under ZeRO, with the losses of a run that never changed."""
+    """ZeRO's checkpoint goes on in one process, and that one's under ZeRO, with the losses of a run that never
+    changed.
+    """
     longer = (*COMMON, "trainer.max_epochs=3", "ckpt_mode=trainer")
 
     def last(name: str) -> str:
@@ -158,7 +166,13 @@ def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage:
     "arguments",
     [
         ("optimizer=adamw", "optimizer.lr=0.01"),
-        ("model=resnet20", "model.net.width=4", "model.net.depth=8", "optimizer.lr=0.01", "trainer.limit_train_batches=6"),
+        (
+            "model=resnet20",
+            "model.net.width=4",
+            "model.net.depth=8",
+            "optimizer.lr=0.01",
+            "trainer.limit_train_batches=6",
+        ),
         ("optimizer.momentum=0", "optimizer.nesterov=false"),
         (
             "model=deep_mlp",
@@ -187,7 +201,9 @@ def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage:
     ids=["adamw", "resnet", "plain_sgd", "recomputed", "segments", "tied_weights"],
 )
 def test_other_optimizers_and_nets(tmp_path: Path, arguments: tuple[str, ...]) -> None:
-    common = tuple(word for word in COMMON if not word.startswith("model")) if arguments[0].startswith("model=") else COMMON
+    common = (
+        tuple(word for word in COMMON if not word.startswith("model")) if arguments[0].startswith("model=") else COMMON
+    )
     one = new_run(tmp_path, *common, *arguments)
     zero = {name: two(tmp_path, *common, *arguments, *strategy) for name, strategy in {**ZERO, **OFFLOAD}.items()}
     on_ranks(train_all, [one], world=1, timeout=200)

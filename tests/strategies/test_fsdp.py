@@ -1,4 +1,6 @@
-"""FSDP on two real ranks is one process: losses, checkpoints, optimizer states, continuation; and each rank holds its share."""
+"""FSDP on two real ranks is one process: losses, checkpoints, optimizer states, continuation; and each rank holds its
+share.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +27,10 @@ def scaler() -> MixedPrecision:
 
 def muon(net: nn.Module) -> torch.optim.Optimizer:
     roles = Muon.roles(net)
-    groups = [{"params": [p for n, p in net.named_parameters() if roles[n] == role], "role": role} for role in ("muon", "adamw")]
+    groups = [
+        {"params": [p for n, p in net.named_parameters() if roles[n] == role], "role": role}
+        for role in ("muon", "adamw")
+    ]
     return Muon(groups, lr=0.02)
 
 

@@ -70,7 +70,9 @@ def test_there_and_back() -> None:
     one = made().eval()
     optimizer = stepped(one, 2)
     weights = {name: value.clone() for name, value in one.state_dict().items()}
-    state = {number: {k: v.clone() for k, v in entry.items()} for number, entry in optimizer.state_dict()["state"].items()}
+    state = {
+        number: {k: v.clone() for k, v in entry.items()} for number, entry in optimizer.state_dict()["state"].items()
+    }
     stepped(one, 1, optimizer)
     for number, rank in enumerate(on_ranks(on_two)):
         assert torch.equal(rank["full"], tensor)

@@ -26,7 +26,12 @@ def test_checkpoints_are_those_of_the_whole_net_and_continue(tmp_path: Path) -> 
     split = torch.load(tmp_path / "first" / "last.ckpt", weights_only=True)
     assert list(split["state_dict"]) == list(build("tied").state_dict())
     continued = fit(
-        "tied", ModelSplit(TWICE), folder=tmp_path / "more", resume=tmp_path / "first" / "last.ckpt", optimizer=adam, epochs=2
+        "tied",
+        ModelSplit(TWICE),
+        folder=tmp_path / "more",
+        resume=tmp_path / "first" / "last.ckpt",
+        optimizer=adam,
+        epochs=2,
     )
     assert continued["losses"] == whole["losses"][6:]
 
@@ -84,9 +89,15 @@ def test_a_split_by_hand() -> None:
             {"devices": ["cpu:0"]},
             "strategy.devices=[cpu:0] leaves nothing to split: name at least two devices, or use strategy=auto.",
         ),
-        ({"devices": ["cpu:0", "gpu:0"]}, "strategy.devices=[cpu:0,gpu:0]: gpu:0 is no device; write them as cuda:0 or cpu:0."),
+        (
+            {"devices": ["cpu:0", "gpu:0"]},
+            "strategy.devices=[cpu:0,gpu:0]: gpu:0 is no device; write them as cuda:0 or cpu:0.",
+        ),
         ({"devices": ["cpu:0", "cuda:99"]}, r"strategy.devices=[cpu:0,cuda:99]: cuda:99 is not among the"),
-        ({"devices": TWICE, "split": [1]}, "strategy.split=[1]: give the number of blocks, from 1, for each of the 2 devices."),
+        (
+            {"devices": TWICE, "split": [1]},
+            "strategy.split=[1]: give the number of blocks, from 1, for each of the 2 devices.",
+        ),
         (
             {"devices": TWICE, "split": [0, 5]},
             "strategy.split=[0,5]: give the number of blocks, from 1, for each of the 2 devices.",
@@ -105,7 +116,9 @@ def test_without_gpus_devices_have_to_be_named() -> None:
 
 
 def test_nets_that_cannot_be_placed_are_refused() -> None:
-    with pytest.raises(UserError, match="strategy=model_split places a net's repeated blocks, and Flatten names no `blocks`"):
+    with pytest.raises(
+        UserError, match="strategy=model_split places a net's repeated blocks, and Flatten names no `blocks`"
+    ):
         fit("mlp", ModelSplit(TWICE), net=nn.Flatten())
     with pytest.raises(UserError, match=r"strategy\.devices names 6 devices, and MLP has 5 blocks"):
         fit("mlp", ModelSplit(["cpu:0"] * 6))

@@ -51,7 +51,9 @@ class Gradients(Callback):
         self.seen: list[Tensor] = []
         self.ddp: dict[str, Any] = {}
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer) -> None:
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
         self.seen.append(pl_module.net[0].weight.grad.clone())
         model = trainer.strategy.model
         assert isinstance(model, nn.parallel.DistributedDataParallel)
@@ -118,7 +120,9 @@ def test_without_a_hook_gradients_are_the_mean(ranks: list[dict[str, Any]], name
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)])
-def test_compressed_gradients_are_rounded_to_their_format(ranks: list[dict[str, Any]], name: str, dtype: torch.dtype) -> None:
+def test_compressed_gradients_are_rounded_to_their_format(
+    ranks: list[dict[str, Any]], name: str, dtype: torch.dtype
+) -> None:
     plain, compressed = ranks[0]["plain"]["gradients"], ranks[0][name]["gradients"]
     assert compressed.dtype == torch.float32
     assert torch.equal(compressed, compressed.to(dtype).float())

@@ -99,7 +99,9 @@ def test_every_loss_is_that_of_one_process(ranks: list[dict[str, Any]], single: 
 
 
 @pytest.mark.parametrize("name", LAWS)
-def test_the_checkpoint_is_that_of_one_process(ranks: list[dict[str, Any]], single: Any, folder: Path, name: str) -> None:
+def test_the_checkpoint_is_that_of_one_process(
+    ranks: list[dict[str, Any]], single: Any, folder: Path, name: str
+) -> None:
     many, one = (torch.load(folder / run / "last.ckpt", weights_only=True) for run in (name, f"{name} in one"))
     assert many.keys() == one.keys()
     assert list(many["state_dict"]) == list(one["state_dict"])
@@ -109,14 +111,18 @@ def test_the_checkpoint_is_that_of_one_process(ranks: list[dict[str, Any]], sing
     ours, theirs = many["optimizer_states"][0], one["optimizer_states"][0]
     assert ours["param_groups"] == theirs["param_groups"]
     assert list(ours["state"]) == sorted(theirs["state"])
-    torch.testing.assert_close(ours["state"], {key: theirs["state"][key] for key in ours["state"]}, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(
+        ours["state"], {key: theirs["state"][key] for key in ours["state"]}, rtol=1e-4, atol=1e-6
+    )
 
 
 def test_clipping_and_the_shared_weights_matter(single: dict[str, Any]) -> None:
     """The laws above would hold for nothing if no gradient were clipped."""
     for name in ("mlp 1f1b, clipped by value", "tied 1f1b"):
         net, _, options = LAWS[name]
-        assert fit(net, **{**options, "clip": None})["losses"][-1] != pytest.approx(single[name]["losses"][-1], rel=1e-3)
+        assert fit(net, **{**options, "clip": None})["losses"][-1] != pytest.approx(
+            single[name]["losses"][-1], rel=1e-3
+        )
 
 
 def test_a_stage_holds_its_blocks_and_the_ends_what_is_outside(ranks: list[dict[str, Any]]) -> None:
@@ -183,7 +189,10 @@ class SharedBlock(NoEnter):
             "strategy=pipeline cuts a net between its repeated blocks, and Linear names no `blocks`: use strategy=ddp",
         ),
         (NoEnter(), "NoEnter has no `enter` for what is before them: add that method, or use strategy=ddp or fsdp."),
-        (SharedBlock(), "strategy.stages cuts between two uses of the weight blocks.0.weight, which a pipeline can't share"),
+        (
+            SharedBlock(),
+            "strategy.stages cuts between two uses of the weight blocks.0.weight, which a pipeline can't share",
+        ),
     ],
 )
 def test_nets_that_cannot_be_cut_are_refused(net: nn.Module, sentence: str) -> None:
@@ -192,7 +201,9 @@ def test_nets_that_cannot_be_cut_are_refused(net: nn.Module, sentence: str) -> N
 
 
 def test_more_stages_than_blocks_are_refused() -> None:
-    with pytest.raises(UserError, match=r"strategy\.stages=3 x strategy\.slices=2 needs at least 6 blocks, and MLP has 5"):
+    with pytest.raises(
+        UserError, match=r"strategy\.stages=3 x strategy\.slices=2 needs at least 6 blocks, and MLP has 5"
+    ):
         Cut(build("mlp"), 3, 0, 2)
 
 
@@ -258,20 +269,34 @@ def test_what_cannot_work_is_refused_on_all_ranks() -> None:
     first, second = on_ranks(refusals)
     warned = first.pop("batchnorm")
     assert second.pop("batchnorm") == ""  # said once
-    assert warned == "strategy.microbatches=2: BatchNorm sees one micro-batch at a time, so the result depends on this number."
+    assert (
+        warned
+        == "strategy.microbatches=2: BatchNorm sees one micro-batch at a time, so the result depends on this number."
+    )
     assert first == second
     assert first == {
-        "batch": f"This batch gives each replica {BATCH} samples, which do not divide into strategy.microbatches=3: choose a divisor "
+        "batch": f"This batch gives each replica {BATCH} samples, which do not divide into strategy.microbatches=3: "
+        "choose a divisor "
         f"of {BATCH}.",
         "1f1b": "strategy.microbatches=1: strategy.schedule=1f1b needs at least strategy.stages=2; raise it, or "
         "use strategy.schedule=gpipe.",
-        "1f1b batchnorm": "strategy.microbatches=1 (null is 1 for CifarResNet, which has BatchNorm): strategy.schedule=1f1b needs at least "
-        "strategy.stages=2; raise it, or use strategy.schedule=gpipe.",
-        "interleaved": "strategy.microbatches=5: strategy.schedule=interleaved runs them in 2 equal rounds; use a multiple of "
-        "strategy.stages=2.",
-        "one stage": "strategy.stages=1 on 2 processes leaves nothing to cut: give at least 2 stages, or use strategy=ddp.",
-        "product": "strategy.data=1 x strategy.stages=3 needs 3 processes, but trainer.devices x trainer.num_nodes = 2: "
-        "change one of these keys.",
+        "1f1b batchnorm": (
+            "strategy.microbatches=1 (null is 1 for CifarResNet, which has BatchNorm): strategy.schedule=1f1b needs at "
+            "least strategy.stages=2; raise it, or use strategy.schedule=gpipe."
+        ),
+        "interleaved": (
+            "strategy.microbatches=5: strategy.schedule=interleaved runs them in 2 equal rounds; use a multiple of "
+            "strategy.stages=2."
+        ),
+        "one stage": (
+            "strategy.stages=1 on 2 processes leaves nothing to cut: give at least 2 stages, or use strategy=ddp."
+        ),
+        "product": (
+            "strategy.data=1 x strategy.stages=3 needs 3 processes, but trainer.devices x trainer.num_nodes = 2: "
+            "change one of these keys."
+        ),
         "precision": "precision=16-true: strategy=pipeline takes 64-true, 32-true, 16-mixed, bf16-mixed, bf16-true.",
-        "compile": "compile.enabled=true compiles the whole net, which strategy=pipeline cuts: add compile.regional=true.",
+        "compile": (
+            "compile.enabled=true compiles the whole net, which strategy=pipeline cuts: add compile.regional=true."
+        ),
     }

@@ -122,7 +122,9 @@ def test_unknown_names_are_refused() -> None:
 
 
 def test_apple_has_no_float64() -> None:
-    with pytest.raises(UserError, match=r"precision=64-true: Apple's GPUs have no float64; use trainer\.accelerator=cpu"):
+    with pytest.raises(
+        UserError, match=r"precision=64-true: Apple's GPUs have no float64; use trainer\.accelerator=cpu"
+    ):
         precision_plugin("64-true", "mps")
 
 
@@ -136,7 +138,9 @@ def test_bfloat16_is_refused_on_a_gpu_that_would_emulate_it(monkeypatch: pytest.
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", supported)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla V100")
     for name in ("bf16-mixed", "bf16-true"):
-        with pytest.raises(UserError, match=f"precision={name}: Tesla V100 has no bfloat16 arithmetic; use precision=16-mixed"):
+        with pytest.raises(
+            UserError, match=f"precision={name}: Tesla V100 has no bfloat16 arithmetic; use precision=16-mixed"
+        ):
             precision_plugin(name, "cuda")
     assert precision_plugin("16-true", "cuda") == {"precision": "16-true"}
     assert asked == [False, False]

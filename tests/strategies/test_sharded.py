@@ -1,4 +1,6 @@
-"""Law 3 for strategies that spread a net: a run that died within an epoch and was continued ends with the same weights, bit for bit."""
+"""Law 3 for strategies that spread a net: a run that died within an epoch and was continued ends with the same weights,
+bit for bit.
+"""
 
 import inspect
 from contextlib import suppress
@@ -42,7 +44,11 @@ TRAIN = (
     "optimizer=adamw",
     "test=false",
 )
-STRATEGIES = {"full": "strategy=fsdp", "sharded": "strategy=fsdp strategy.checkpoint=sharded", "tensor": "strategy=tensor"}
+STRATEGIES = {
+    "full": "strategy=fsdp",
+    "sharded": "strategy=fsdp strategy.checkpoint=sharded",
+    "tensor": "strategy=tensor",
+}
 
 
 class Died(Exception):
@@ -96,7 +102,9 @@ def spread_twice(rank: int) -> None:
     class Task(torch.nn.Module):
         net = fully_shard(MLP(width=4, depth=2, channels=1, image_size=2, num_classes=2))
 
-    with pytest.raises(UserError, match="strategy=fsdp is given a net that is spread over devices already: build it afresh"):
+    with pytest.raises(
+        UserError, match="strategy=fsdp is given a net that is spread over devices already: build it afresh"
+    ):
         strategy.shard(Task())  # type: ignore[arg-type]
 
 

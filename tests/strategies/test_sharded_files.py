@@ -115,7 +115,9 @@ class Trap:
 
 def test_a_hostile_table_of_contents_is_not_run(path: Path, tmp_path: Path) -> None:
     (path / ".metadata").write_bytes(pickle.dumps(Trap(tmp_path / "ran")))
-    with pytest.raises(UserError, match=r"^ckpt_path=.*last\.ckpt is not a checkpoint of plain tensors, so it is not opened"):
+    with pytest.raises(
+        UserError, match=r"^ckpt_path=.*last\.ckpt is not a checkpoint of plain tensors, so it is not opened"
+    ):
         read_checkpoint(path, "ckpt_path")
     assert not (tmp_path / "ran").exists()
 
@@ -145,12 +147,15 @@ def test_a_damaged_folder_is_refused(path: Path, name: str, share: float | None)
     if share is not None:
         file.write_bytes(whole[: int(share * len(whole))])
     with pytest.raises(
-        UserError, match=r"^ckpt_path=.*(it is cut off or of another kind|not a checkpoint of plain|there is no such file)"
+        UserError,
+        match=r"^ckpt_path=.*(it is cut off or of another kind|not a checkpoint of plain|there is no such file)",
     ):
         read_checkpoint(path, "ckpt_path")
 
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     torch.save({"anything": 1}, tmp_path / "meta.pt")
-    with pytest.raises(UserError, match="can't be read as a sharded checkpoint: it is cut off or of another kind; take another"):
+    with pytest.raises(
+        UserError, match="can't be read as a sharded checkpoint: it is cut off or of another kind; take another"
+    ):
         read_checkpoint(tmp_path)

@@ -88,11 +88,15 @@ def test_two_halves_are_one_whole(ranks: list[dict[str, dict[str, Any]]], name: 
     # bfloat16 keeps 8 bits, and the last of them may be rounded the other way; float32 has steps of 8e-6 at 100
     tolerance = 2**-7 if autocast else 5e-5 if name == "far from zero" else 1e-6
     for what in ("outputs", "gradients"):
-        torch.testing.assert_close(torch.cat([first[what], second[what]], dim=1), whole[what], rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(
+            torch.cat([first[what], second[what]], dim=1), whole[what], rtol=tolerance, atol=tolerance
+        )
     assert first["parameters"].keys() == whole["parameters"].keys()
     for key, gradient in whole["parameters"].items():
         both = first["parameters"][key] + second["parameters"][key]
-        torch.testing.assert_close(both, gradient, rtol=tolerance, atol=5 * tolerance)  # sums over the batch and three steps
+        torch.testing.assert_close(
+            both, gradient, rtol=tolerance, atol=5 * tolerance
+        )  # sums over the batch and three steps
     for rank in (first, second):
         assert rank["buffers"].keys() == whole["buffers"].keys()
         for key, buffer in whole["buffers"].items():

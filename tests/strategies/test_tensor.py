@@ -1,4 +1,6 @@
-"""Tensor parallelism on real ranks is one process, with and without sequence parallelism, alone and over data replicas."""
+"""Tensor parallelism on real ranks is one process, with and without sequence parallelism, alone and over data
+replicas.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,9 @@ def ranks(folder: Path) -> list[dict[str, Any]]:
     return on_ranks(all_cases, folder, timeout=200)
 
 
-def check(ranks: list[dict[str, Any]], path: Path, one_path: Path, case: str, name: str, options: dict[str, Any]) -> None:
+def check(
+    ranks: list[dict[str, Any]], path: Path, one_path: Path, case: str, name: str, options: dict[str, Any]
+) -> None:
     one = fit(name, save=one_path, **options)
     assert len(one["losses"]) == 8
     assert relative(mean_losses([rank[case] for rank in ranks]), one["losses"]) < 1e-5
@@ -102,7 +106,9 @@ def test_losses_and_checkpoints_are_those_of_one_process(
 
 @pytest.mark.parametrize("case", ROUNDED)
 def test_precisions_follow_one_process(ranks: list[dict[str, Any]], case: str) -> None:
-    assert relative(mean_losses([rank[case] for rank in ranks]), fit("gpt", **rounded(case))["losses"]) < ROUNDED[case][1]
+    assert (
+        relative(mean_losses([rank[case] for rank in ranks]), fit("gpt", **rounded(case))["losses"]) < ROUNDED[case][1]
+    )
 
 
 def test_a_rank_holds_its_share(ranks: list[dict[str, Any]]) -> None:
@@ -121,11 +127,16 @@ def test_it_is_continued_here_and_there(ranks: list[dict[str, Any]], folder: Pat
 def test_what_can_not_be_is_refused(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         refused = rank["refused"]
-        assert refused["plan"].startswith("strategy=tensor cuts a net by its `tensor_plan`, and CifarResNet declares none")
-        assert (
-            "strategy.tensor=2 x strategy.data=2" in refused["sizes"] or "strategy.data=2 x strategy.tensor=2" in refused["sizes"]
+        assert refused["plan"].startswith(
+            "strategy=tensor cuts a net by its `tensor_plan`, and CifarResNet declares none"
         )
-        assert refused["foreach"].startswith("optimizer.foreach=true updates all tensors in one call, but under strategy=tensor")
+        assert (
+            "strategy.tensor=2 x strategy.data=2" in refused["sizes"]
+            or "strategy.data=2 x strategy.tensor=2" in refused["sizes"]
+        )
+        assert refused["foreach"].startswith(
+            "optimizer.foreach=true updates all tensors in one call, but under strategy=tensor"
+        )
 
 
 FOUR = {"2d": {"data": 2}, "replicated": {"data": 2, "fsdp": False}, "2d sharded": {"data": 2, "checkpoint": "sharded"}}

@@ -34,7 +34,11 @@ def test_the_nets_own_plans_fit(name: str) -> None:
 @pytest.mark.parametrize(
     ("plan", "sentence"),
     [
-        (None, "strategy=tensor cuts a net by its `tensor_plan`, and Planned declares none: use strategy=fsdp, or declare one."),
+        (
+            None,
+            "strategy=tensor cuts a net by its `tensor_plan`, and Planned declares none: use strategy=fsdp, or "
+            "declare one.",
+        ),
         ({"blocks.*.1": "row"}, "Planned.tensor_plan['blocks.*.1'] fits no module of the net: correct the pattern."),
         (
             {"*": "row", "blocks.0.*.x": "row"},
@@ -61,6 +65,7 @@ def test_a_sequence_divides() -> None:
     hook = _DividesBy(2)
     hook(nn.Identity(), (), torch.ones(1, 4, 3))
     with pytest.raises(
-        UserError, match=r"^strategy\.sequence_parallel=true: a sequence of 5 tokens does not divide by strategy\.tensor=2"
+        UserError,
+        match=r"^strategy\.sequence_parallel=true: a sequence of 5 tokens does not divide by strategy\.tensor=2",
     ):
         hook(nn.Identity(), (), torch.ones(1, 5, 3))

@@ -39,7 +39,9 @@ def laws(rank: int, folder: str, cases: dict[str, Any]) -> dict[str, Any]:
     if "gpt 1x2x2" in cases:
         net, settings, options = cases["gpt 1x2x2"]
         last = Path(folder) / "gpt 1x2x2" / "last.ckpt"
-        seen["continued"] = plain(fit(net, ThreeD(**settings), folder=Path(folder) / "more", resume=last, epochs=2, **options))
+        seen["continued"] = plain(
+            fit(net, ThreeD(**settings), folder=Path(folder) / "more", resume=last, epochs=2, **options)
+        )
         seen["straight"] = plain(fit(net, ThreeD(**settings), epochs=2, **options))
     return seen
 
@@ -59,7 +61,9 @@ def check(ranks: list[dict[str, Any]], folder: Path, cases: dict[str, Any]) -> N
         ours, theirs = a["optimizer_states"][0], b["optimizer_states"][0]
         assert ours["param_groups"] == theirs["param_groups"]
         assert list(ours["state"]) == sorted(theirs["state"])
-        torch.testing.assert_close(ours["state"], {key: theirs["state"][key] for key in ours["state"]}, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(
+            ours["state"], {key: theirs["state"][key] for key in ours["state"]}, rtol=1e-3, atol=1e-5
+        )
 
 
 @pytest.mark.slow
@@ -77,7 +81,9 @@ def test_eight_ranks_are_one_process(tmp_path: Path) -> None:
 
 def test_the_product_has_to_be_the_number_of_processes() -> None:
     assert axes(ThreeD()._sizes, 8).data == 4
-    with pytest.raises(UserError, match=re.escape("strategy.tensor=2 x strategy.stages=2 needs a multiple of 4 processes")):
+    with pytest.raises(
+        UserError, match=re.escape("strategy.tensor=2 x strategy.stages=2 needs a multiple of 4 processes")
+    ):
         axes(ThreeD(tensor=2)._sizes, 6)
 
 
@@ -98,6 +104,7 @@ def refusals(rank: int) -> dict[str, str]:
 def test_what_cannot_work_is_refused() -> None:
     for said in on_ranks(refusals, world=4):
         assert said == {
-            "plan": "strategy=tensor cuts a net by its `tensor_plan`, and Tied declares none: use strategy=fsdp, or declare one.",
+            "plan": "strategy=tensor cuts a net by its `tensor_plan`, and Tied declares none: use strategy=fsdp, or "
+            "declare one.",
             "format": "precision=16-true: strategy=3d takes 64-true, 32-true, bf16-mixed, bf16-true.",
         }

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None)
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"))), None
+)
 # a pen's way through a 3, in a unit square
 THREE = [
     (0.35, 0.22),
@@ -47,7 +49,9 @@ def open_tab(browser: Any) -> Iterator[Any]:
 
 
 def recorded(tab: Any) -> list[bytes]:
-    """What the page will have sent: the body of each request, which the browser tells only while it holds the request."""
+    """What the page will have sent: the body of each request, which the browser tells only while it holds the
+    request.
+    """
     bodies: list[bytes] = []
 
     def keep(route: Any) -> None:

@@ -1,4 +1,6 @@
-"""What the tests of channel removal share: a small residual net that is trained for 12 steps on images of this process's share."""
+"""What the tests of channel removal share: a small residual net that is trained for 12 steps on images of this
+process's share.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -57,10 +59,14 @@ class Data(LightningDataModule):
 def task() -> ClassificationTask:
     torch.manual_seed(0)
     net = CifarResNet(depth=8, width=8, in_channels=1, num_classes=3)
-    return ClassificationTask(net, lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3))
+    return ClassificationTask(
+        net, lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-3)
+    )
 
 
-def fit(*callbacks: Callback, module: Any = None, data: Any = None, resume: Any = None, **options: Any) -> ClassificationTask:
+def fit(
+    *callbacks: Callback, module: Any = None, data: Any = None, resume: Any = None, **options: Any
+) -> ClassificationTask:
     module = module or task()
     defaults: dict[str, Any] = {
         "accelerator": "cpu",

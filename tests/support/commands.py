@@ -47,14 +47,18 @@ def run(
 def start(
     line: list[str], cwd: str | Path, env: dict[str, str] | None = None, merged: bool = False, session: bool = False
 ) -> Started:
-    """Starts a command line with its output piped: forked, or by Python anew where the environment says what Python or a package does when
-    it is imported. For `merged` and `session` see `Command`."""
+    """Starts a command line with its output piped: forked, or by Python anew where the environment says what Python or
+    a package does when it is imported. For `merged` and `session` see `Command`."""
     env = environment() if env is None else env
-    same = all(env.get(name, "") == os.environ.get(name, "") for name in {*env, *os.environ} if name.startswith(AT_START))
+    same = all(
+        env.get(name, "") == os.environ.get(name, "") for name in {*env, *os.environ} if name.startswith(AT_START)
+    )
     if same and line[0] == sys.executable and line[1].endswith(".py"):
         return Command(line, cwd, env, merged, session)
     errors = subprocess.STDOUT if merged else subprocess.PIPE
-    return subprocess.Popen(line, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=session)
+    return subprocess.Popen(
+        line, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=session
+    )
 
 
 def in_process(script: str, *arguments: str) -> int:

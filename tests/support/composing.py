@@ -1,5 +1,6 @@
-"""A pass of the tests composes some two thousand times, a third of its time, and mostly the same files: what a choice of groups gives is
-kept. Values are set on a copy, as Hydra sets them; errors are found anew each time. Real commands compose as they always do.
+"""A pass of the tests composes some two thousand times, a third of its time, and mostly the same files: what a choice
+of groups gives is kept. Values are set on a copy, as Hydra sets them; errors are found anew each time. Real commands
+compose as they always do.
 """
 
 import copy

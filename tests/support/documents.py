@@ -12,7 +12,9 @@ END = 0
 
 
 class Fixed:
-    """Documents of these lengths (their end counted); the tokens of a split are 1, 2, 3, ... so that each is known by its value."""
+    """Documents of these lengths (their end counted); the tokens of a split are 1, 2, 3, ... so that each is known by
+    its value.
+    """
 
     end = END
 

@@ -1,4 +1,6 @@
-"""What tests of exports share: a request as the launch hands it to the verb, small runs, and what must not be inside a file."""
+"""What tests of exports share: a request as the launch hands it to the verb, small runs, and what must not be inside a
+file.
+"""
 
 import io
 import zipfile
@@ -42,7 +44,9 @@ def left(run: RunDir) -> list[str]:
 
 def targets() -> list[str]:
     """Those that can be used here."""
-    return [name for name, module in export.TARGETS.items() if find_spec(module) and export.get(name).available() is None]
+    return [
+        name for name, module in export.TARGETS.items() if find_spec(module) and export.get(name).available() is None
+    ]
 
 
 def contents(path: Path) -> Iterator[bytes]:
@@ -60,11 +64,16 @@ def _unpacked(data: bytes) -> Iterator[bytes]:
 
 
 def needles(data: Any, count: int = 8) -> Mapping[str, bytes]:
-    """Bytes of training images, whole and by rows, as uint8 and as the float32 that the net sees, and of labels; without rows that are too
-    plain to be found by anything but chance."""
+    """Bytes of training images, whole and by rows, as uint8 and as the float32 that the net sees, and of labels;
+    without rows that are too plain to be found by anything but chance."""
     found: dict[str, bytes] = {}
     x, _ = next(iter(data.eval_loader("train")))
-    pixels = (x * torch.tensor(data.std).view(-1, 1, 1) + torch.tensor(data.mean).view(-1, 1, 1)).mul(255).round().to(torch.uint8)
+    pixels = (
+        (x * torch.tensor(data.std).view(-1, 1, 1) + torch.tensor(data.mean).view(-1, 1, 1))
+        .mul(255)
+        .round()
+        .to(torch.uint8)
+    )
     for name, images in (("uint8", pixels), ("float32", x)):
         for index in range(count):
             found[f"{name} image {index}"] = images[index].numpy().tobytes()

@@ -128,7 +128,9 @@ class Draw:
     added: bool = False  # a key that nothing can read
 
     def __str__(self) -> str:
-        return " ".join([self.script, *(repr(word) if " " in word else word for word in (*self.base, *self.words))])[:600]
+        return " ".join([self.script, *(repr(word) if " " in word else word for word in (*self.base, *self.words))])[
+            :600
+        ]
 
 
 @dataclass(frozen=True)
@@ -189,7 +191,9 @@ def combined(place: Place, others: list[Place], choose: random.Random) -> Draw:
 
 
 def bases() -> list[tuple[str, str, tuple[str, ...], str]]:
-    """Command lines that are right: the script, its verb, its words, and the group whose keys they bring (all, where it is empty)."""
+    """Command lines that are right: the script, its verb, its words, and the group whose keys they bring (all, where it
+    is empty).
+    """
     found: list[tuple[str, str, tuple[str, ...], str]] = [("train.py", "train", (*QUICK, *MLP), "")]
     for group, names in CHOICES.items():
         for choice in (f"{group}={name}" for name in names):
@@ -239,8 +243,9 @@ def structural(place: Place, choose: random.Random) -> Draw:
 
 
 def draws(seed: int, count: int, groups: int | None = None) -> Iterator[Draw]:
-    """`count` command lines: the keys in turn, in an order of their own for each seed, with a value that the key's rule refuses, one of
-    JUNK, a change of structure, or several keys with values that each takes. `groups` limits them to the keys of so many choices."""
+    """`count` command lines: the keys in turn, in an order of their own for each seed, with a value that the key's rule
+    refuses, one of JUNK, a change of structure, or several keys with values that each takes. `groups` limits them to
+    the keys of so many choices."""
     choose = random.Random(seed)
     lines = bases()
     every = places(lines if groups is None else choose.sample(lines, groups))
@@ -258,6 +263,8 @@ def draws(seed: int, count: int, groups: int | None = None) -> Iterator[Draw]:
 
 
 def seed() -> int:
-    """LATHE_FUZZ_SEED: a number, or `clock` for another one each time; 1 where it is not set, so that a test fails by what was changed."""
+    """LATHE_FUZZ_SEED: a number, or `clock` for another one each time; 1 where it is not set, so that a test fails by
+    what was changed.
+    """
     typed = os.environ.get("LATHE_FUZZ_SEED", "1")
     return time.time_ns() // 1_000_000 % 1_000_000 if typed == "clock" else int(typed)

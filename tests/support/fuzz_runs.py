@@ -92,7 +92,9 @@ class Warm:
             except SystemExit as stop:
                 code = int(stop.code or 0)
                 accepted = code == 0
-        left = sorted(str(path.relative_to(folder)) for name in ("config.yaml", "latest") for path in folder.rglob(name))
+        left = sorted(
+            str(path.relative_to(folder)) for name in ("config.yaml", "latest") for path in folder.rglob(name)
+        )
         return Outcome(accepted, code, self.capture.readouterr().err, time.process_time() - began, self.cfg, left)
 
     def baseline(self, script: str, base: tuple[str, ...]) -> dict[str, Any] | None:
@@ -104,9 +106,14 @@ class Warm:
 
 @contextmanager
 def _left_alone() -> Iterator[None]:
-    """Brings back what a command sets in its process for good: environment, signals, process group and torch's switches."""
+    """Brings back what a command sets in its process for good: environment, signals, process group and torch's
+    switches.
+    """
     environment, dtype = dict(os.environ), torch.get_default_dtype()
-    deterministic, warns = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic, warns = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
     benchmark, threads = torch.backends.cudnn.benchmark, torch.get_num_threads()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
     handlers = {number: signal.getsignal(number) for number in numbers}
@@ -115,7 +122,9 @@ def _left_alone() -> Iterator[None]:
     finally:
         deepspeed = sys.modules.get("deepspeed.comm.comm")  # keeps a group of its own
         if torch.distributed.is_initialized():
-            (deepspeed if deepspeed is not None and deepspeed.cdb is not None else torch.distributed).destroy_process_group()
+            (
+                deepspeed if deepspeed is not None and deepspeed.cdb is not None else torch.distributed
+            ).destroy_process_group()
         if "mlflow.store.tracking.sqlalchemy_store" in sys.modules:
             _forget_databases()
         os.environ.clear()
@@ -162,10 +171,16 @@ def fault(draw: Draw, warm: Warm) -> str | None:
         return f"left {found.left}"
     if found.accepted:
         return _fault_of_what_was_taken(draw, found, warm)
-    if len(lines) > len(draw.words):  # a choice that can't work here, such as 3d on one process, says so beside the mistake
+    if len(lines) > len(
+        draw.words
+    ):  # a choice that can't work here, such as 3d on one process, says so beside the mistake
         own = warm(draw.script, *draw.base).errors.splitlines()
         lines = [line for line in lines if line not in own]
-    if found.code != 1 or not 1 <= len(lines) <= len(draw.words) or not all(line.startswith("Error: ") for line in lines):
+    if (
+        found.code != 1
+        or not 1 <= len(lines) <= len(draw.words)
+        or not all(line.startswith("Error: ") for line in lines)
+    ):
         return f"exit code {found.code}, {len(lines)} lines: {' / '.join(lines)[-1500:]}"
     if found.seconds > 10:
         return f"took {found.seconds:.1f} seconds"
@@ -182,7 +197,9 @@ def _fault_of_what_was_taken(draw: Draw, found: Outcome, warm: Warm) -> str | No
         return f"accepted {value!r}, which the schema does not take"
     same = _plain(found.cfg) == _plain(warm.baseline(draw.script, draw.base))
     base: Any = warm.baseline(draw.script, draw.base)
-    default = all(_value(base, word.partition("=")[0]) == _value(found.cfg, word.partition("=")[0]) for word in draw.words)
+    default = all(
+        _value(base, word.partition("=")[0]) == _value(found.cfg, word.partition("=")[0]) for word in draw.words
+    )
     typed = any(word.startswith(("+", "~")) for word in draw.words)
     return f"accepted, and changed nothing: {value!r}" if same and (typed or not default) else None
 

@@ -1,4 +1,6 @@
-"""A corpus of hostile run directories: a run as Lathe writes it, changed by functions that each attack one file of it."""
+"""A corpus of hostile run directories: a run as Lathe writes it, changed by functions that each attack one file of
+it.
+"""
 
 import copy
 import json

@@ -1,4 +1,6 @@
-"""What the tests of the moving average share: copies of weights, their comparison, and a checkpoint after every step."""
+"""What the tests of the moving average share: copies of weights, their comparison, and a checkpoint after every
+step.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -76,7 +76,9 @@ class Table(LightningDataModule):
         if self.kind == "endless":
             return DataLoader(self.data, self.size, **self.options)
         if self.kind == "weighted":
-            return DataLoader(self.data, self.size, sampler=WeightedRandomSampler([1.0] * len(self.data), len(self.data)))
+            return DataLoader(
+                self.data, self.size, sampler=WeightedRandomSampler([1.0] * len(self.data), len(self.data))
+            )
         return DataLoader(self.data, self.size, shuffle=self.shuffle, **self.options)
 
     def val_dataloader(self) -> Any:

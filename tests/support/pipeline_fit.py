@@ -25,7 +25,9 @@ BATCH = 16
 
 
 class Tied(nn.Module):
-    """Token by token, with one embedding for input and output, a norm behind the blocks and a parameter of the net's own."""
+    """Token by token, with one embedding for input and output, a norm behind the blocks and a parameter of the net's
+    own.
+    """
 
     def __init__(self, depth: int = 4) -> None:
         super().__init__()
@@ -69,7 +71,9 @@ def data(name: str, size: int = BATCH) -> list[tuple[Tensor, ...]]:
     for _ in range(STEPS):
         shape = (size, 6 if name == "gpt4" else 5)
         tokens = torch.randint(10, shape, generator=generator)
-        following = torch.where(torch.rand(shape, generator=generator) < 0.3, -100, torch.randint(10, shape, generator=generator))
+        following = torch.where(
+            torch.rand(shape, generator=generator) < 0.3, -100, torch.randint(10, shape, generator=generator)
+        )
         images = torch.randn(size, 1, 8 if name == "resnet" else 4, 8 if name == "resnet" else 4, generator=generator)
         classes = torch.randint(10, (size,), generator=generator)
         if name.startswith("gpt"):
@@ -108,7 +112,13 @@ def sgd(net: nn.Module) -> torch.optim.Optimizer:
 
 def adam(net: nn.Module) -> torch.optim.Optimizer:
     return build_optimizer(
-        net, kind=torch.optim.AdamW, lr=1e-2, weight_decay=1e-2, no_decay=["norm", "bias"], reference_batch_size=1, batch_size=1
+        net,
+        kind=torch.optim.AdamW,
+        lr=1e-2,
+        weight_decay=1e-2,
+        no_decay=["norm", "bias"],
+        reference_batch_size=1,
+        batch_size=1,
     )
 
 
@@ -128,7 +138,9 @@ def fit(
     net: nn.Module | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Trains a net and returns losses by batch and by validation, and the name of the checkpoint if `folder` is given."""
+    """Trains a net and returns losses by batch and by validation, and the name of the checkpoint if `folder` is
+    given.
+    """
     quiet()
     warnings.filterwarnings("ignore", message=".*num_workers.*")
     task = (LanguageModellingTask if name.startswith("gpt") else ClassificationTask)(

@@ -1,7 +1,9 @@
-"""Processes forked from a server that has imported the heavy packages once, so that a real command or a pair of ranks costs no imports.
+"""Processes forked from a server that has imported the heavy packages once, so that a real command or a pair of ranks
+costs no imports.
 
-`Command` is `subprocess.Popen` for a script of the project: a process of its own with its own id, signals, working directory, environment,
-output and exit code. What it can't show is the start itself: an import's time, or a start without torch. Those tests start Python anew.
+`Command` is `subprocess.Popen` for a script of the project: a process of its own with its own id, signals, working
+directory, environment, output and exit code. What it can't show is the start itself: an import's time, or a start
+without torch. Those tests start Python anew.
 """
 
 import atexit
@@ -65,8 +67,8 @@ class Command:
     def __init__(
         self, line: list[str], cwd: str | Path, env: Mapping[str, str], merged: bool = False, session: bool = False
     ) -> None:
-        """`line` is what `subprocess.Popen` would get: Python, a script, its arguments. `merged` writes both outputs to `stdout`; with
-        `session` it leads a session, and so a process group, of its own."""
+        """`line` is what `subprocess.Popen` would get: Python, a script, its arguments. `merged` writes both outputs to
+        `stdout`; with `session` it leads a session, and so a process group, of its own."""
         self.args = line
         out, out_end = os.pipe()
         err, err_end = os.pipe()

@@ -65,12 +65,16 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
         body, more = body + message["body"], message.get("more_body", False)
     names = [name.decode() for name, _ in scope["headers"]]
     told = json.dumps({"path": scope["path"], "body": body.decode("latin-1"), "names": names}).encode()
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(told)).encode())]})
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", str(len(told)).encode())]}
+    )
     await send({"type": "http.response.body", "body": told})
 
 
 def exchange(options: Options, *pieces: bytes, end: bool = False) -> tuple[list[tuple[int, Any]], bool]:
-    """Status and JSON of each answer to `pieces`, and whether the connection was ended; with `end`, the client ends its side first."""
+    """Status and JSON of each answer to `pieces`, and whether the connection was ended; with `end`, the client ends its
+    side first.
+    """
 
     async def talk() -> tuple[bytes, bool]:
         loop = asyncio.get_running_loop()

@@ -1,4 +1,6 @@
-"""What the tests of pruning share: a small net that is trained for 24 steps while weights are taken away, and who watches it."""
+"""What the tests of pruning share: a small net that is trained for 24 steps while weights are taken away, and who
+watches it.
+"""
 
 from pathlib import Path
 from typing import Any

@@ -22,7 +22,9 @@ def on_ranks(function: Callable[..., Any], *args: Any, world: int = 2, timeout: 
     context = server()
     with tempfile.TemporaryDirectory() as folder:
         where = (function.__code__.co_filename, function.__name__)
-        processes = [context.Process(target=_rank, args=(rank, world, folder, where, args), daemon=True) for rank in range(world)]
+        processes = [
+            context.Process(target=_rank, args=(rank, world, folder, where, args), daemon=True) for rank in range(world)
+        ]
         for process in processes:
             process.start()
         deadline = time.monotonic() + timeout

@@ -75,7 +75,12 @@ def chunk(name: bytes, content: bytes) -> bytes:
 def bomb(width: int, height: int) -> bytes:
     """A few kilobytes of PNG that unpack to width x height pixels."""
     header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(bytes(100_000))) + chunk(b"IEND", b"")
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(bytes(100_000)))
+        + chunk(b"IEND", b"")
+    )
 
 
 def header(content: str, data: bytes = b"") -> bytes:

@@ -1,4 +1,6 @@
-"""The server in this process, on the loopback interface: everything but the workers, in whose place the export computes at once."""
+"""The server in this process, on the loopback interface: everything but the workers, in whose place the export computes
+at once.
+"""
 
 import asyncio
 import socket
@@ -49,7 +51,9 @@ class Here:
         self.thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.uvicorn.should_exit = True
         self.thread.join(30)
         assert not self.thread.is_alive()

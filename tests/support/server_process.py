@@ -1,4 +1,6 @@
-"""A real server of a run for tests: started by the real command on a free port of the loopback interface, stopped by SIGTERM."""
+"""A real server of a run for tests: started by the real command on a free port of the loopback interface, stopped by
+SIGTERM.
+"""
 
 import json
 import os
@@ -69,11 +71,15 @@ class Served:
         return self.process.returncode, error
 
     def children(self) -> list[int]:
-        return [int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()]
+        return [
+            int(pid) for pid in Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        ]
 
     def workers(self) -> list[int]:
         """Process ids of the workers that live."""
-        return [pid for pid in self.children() if alive(pid) and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [
+            pid for pid in self.children() if alive(pid) and b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        ]
 
     def connect(self) -> socket.socket:
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=60)

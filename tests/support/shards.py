@@ -12,7 +12,9 @@ SIZES = {"train": 50, "val": 9, "test": 7}
 
 def pixels(shape: tuple[int, ...] = (3, 8, 8)) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     rng = np.random.default_rng(0)
-    return {name: (rng.integers(0, 256, (n, *shape), dtype=np.uint8), rng.integers(0, 5, n)) for name, n in SIZES.items()}
+    return {
+        name: (rng.integers(0, 256, (n, *shape), dtype=np.uint8), rng.integers(0, 5, n)) for name, n in SIZES.items()
+    }
 
 
 def write(path: Path, shape: tuple[int, ...] = (3, 8, 8), **settings: Any) -> Path:

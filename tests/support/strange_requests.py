@@ -1,4 +1,6 @@
-"""A stranger's requests, drawn by a seed: right ones in all ways in which HTTP lets them be written, wrong, hostile and damaged ones."""
+"""A stranger's requests, drawn by a seed: right ones in all ways in which HTTP lets them be written, wrong, hostile and
+damaged ones.
+"""
 
 import gzip
 import io
@@ -18,7 +20,9 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class Sent:
-    """One request: its bytes, what must become of it, and of a right one the images and how many classes it asked for (None: logits)."""
+    """One request: its bytes, what must become of it, and of a right one the images and how many classes it asked for
+    (None: logits).
+    """
 
     content: bytes
     verdict: str
@@ -58,7 +62,9 @@ class Requests:
         top_k = self.random.choice([None, None, 1, 3, 10, 999_999_999])
         accept = "application/octet-stream" if top_k is None else self.random.choice(["*/*", "application/json"])
         path = "/predict" if top_k is None else f"/predict?top_k={top_k}"
-        return Sent(self.request("POST", path, body, ("content-type", kind), ("accept", accept)), RIGHT, images, top_k, single)
+        return Sent(
+            self.request("POST", path, body, ("content-type", kind), ("accept", accept)), RIGHT, images, top_k, single
+        )
 
     def body(self, images: Array) -> tuple[str, bytes, bool]:
         """Content-Type, body, and whether it is one sample without an axis for several."""
@@ -78,7 +84,10 @@ class Requests:
 
     def request(self, method: str, path: str, body: bytes | None = None, *fields: tuple[str, str]) -> bytes:
         """A request that is right, in one of the ways in which it can be written."""
-        lines = [("host", self.random.choice(["localhost", "127.0.0.1:8000", "[::1]", "a.localhost", "LOCALHOST"])), *fields]
+        lines = [
+            ("host", self.random.choice(["localhost", "127.0.0.1:8000", "[::1]", "a.localhost", "LOCALHOST"])),
+            *fields,
+        ]
         if self.random.random() < 0.1:
             path = "http://localhost:8000" + path
         if self.random.random() < 0.2:
@@ -179,7 +188,9 @@ class Requests:
                         ),
                     ),
                     lambda: post(
-                        good, binary, "/predict?" + self.random.choice(["topk=1", "TOP_K=1", "=", "a=b&top_k=1", "top_k=1&%0a=2"])
+                        good,
+                        binary,
+                        "/predict?" + self.random.choice(["topk=1", "TOP_K=1", "=", "a=b&top_k=1", "top_k=1&%0a=2"]),
                     ),
                     lambda: post(bytes(self.random.choice([0, 1, 63, 65, 64 * 257])), binary),
                     lambda: post(gzip.compress(good), binary, "/predict", ("content-encoding", "gzip")),
@@ -197,11 +208,15 @@ class Requests:
                         ("origin", self.random.choice(["null", "http://evil.example", "http://localhost:1"])),
                     ),
                     lambda: post(self.picture(), self.random.choice(["image/png", "image/jpeg"])),
-                    lambda: self.request(self.random.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "PURGE"]), "/predict"),
+                    lambda: self.request(
+                        self.random.choice(["GET", "PUT", "DELETE", "PATCH", "OPTIONS", "PURGE"]), "/predict"
+                    ),
                     lambda: post(
                         b"{}",
                         text,
-                        self.random.choice(["/", "/health", "/predict/", "//predict", "/%0a", "/../predict", "/a" * 900]),
+                        self.random.choice(
+                            ["/", "/health", "/predict/", "//predict", "/%0a", "/../predict", "/a" * 900]
+                        ),
                     ),
                     lambda: self.request("GET", "/predict%00?a=%ff%0a"),
                 ]
@@ -213,11 +228,20 @@ class Requests:
         """A PNG of no pixels, or a cut one, or none."""
         whole = bomb(8, 8)
         return self.random.choice(
-            [bomb(0, 8), bomb(8, 0), bomb(2**31 - 1, 2**31 - 1), whole[: self.random.randrange(40)], b"\x89PNG", b"<svg/>"]
+            [
+                bomb(0, 8),
+                bomb(8, 0),
+                bomb(2**31 - 1, 2**31 - 1),
+                whole[: self.random.randrange(40)],
+                b"\x89PNG",
+                b"<svg/>",
+            ]
         )
 
     def hostile(self) -> Sent:
-        """No HTTP, or HTTP that two servers may read differently: one sentence at most, and the end of the connection."""
+        """No HTTP, or HTTP that two servers may read differently: one sentence at most, and the end of the
+        connection.
+        """
         post = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"
         framings = [
             b"content-length: 64\r\ncontent-length: 64",

@@ -1,4 +1,6 @@
-"""A stranger at the server: a seeded client of right and of hostile HTTP, which knows what each of its requests must be answered with."""
+"""A stranger at the server: a seeded client of right and of hostile HTTP, which knows what each of its requests must be
+answered with.
+"""
 
 import re
 import socket
@@ -32,7 +34,9 @@ class Stranger:
         self.random = self.requests.random
 
     def visit(self, connections: int) -> None:
-        """That many connections, one after the other; an AssertionError names the seed and the number of the one that failed."""
+        """That many connections, one after the other; an AssertionError names the seed and the number of the one that
+        failed.
+        """
         for number in range(connections):
             requests = list(self._conversation())
             try:
@@ -76,7 +80,9 @@ class Stranger:
             yield from (content[at : at + 1] for at in range(len(content)))
             return
         cuts = sorted(self.random.sample(range(len(content) + 1), min(3, len(content)))) if way == "few" else []
-        yield from (content[start:end] for start, end in zip([0, *cuts], [*cuts, len(content)], strict=True) if start < end)
+        yield from (
+            content[start:end] for start, end in zip([0, *cuts], [*cuts, len(content)], strict=True) if start < end
+        )
 
     def _judge(self, request: Sent, answer: Answer) -> None:
         self.answered[answer.status] = self.answered.get(answer.status, 0) + 1
@@ -95,15 +101,21 @@ class Stranger:
     def _compare(self, request: Sent, answer: Answer) -> None:
         logits = self.compute(request.images)  # type: ignore[arg-type]
         if request.top_k is None:
-            np.testing.assert_allclose(np.frombuffer(answer.body, "<f4").reshape(logits.shape), logits, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose(
+                np.frombuffer(answer.body, "<f4").reshape(logits.shape), logits, rtol=1e-4, atol=1e-4
+            )
             return
         rows = answer.json["predictions"]
         for row, expected in zip([rows] if request.single else rows, logits.astype(np.float64), strict=True):
             shares = np.exp(expected - expected.max()) / np.exp(expected - expected.max()).sum()
             assert len(row) == min(request.top_k, 10)
             assert len({line["index"] for line in row}) == len(row)
-            np.testing.assert_allclose([line["probability"] for line in row], np.sort(shares)[::-1][: len(row)], atol=1e-4)
-            np.testing.assert_allclose([line["probability"] for line in row], [shares[line["index"]] for line in row], atol=1e-4)
+            np.testing.assert_allclose(
+                [line["probability"] for line in row], np.sort(shares)[::-1][: len(row)], atol=1e-4
+            )
+            np.testing.assert_allclose(
+                [line["probability"] for line in row], [shares[line["index"]] for line in row], atol=1e-4
+            )
 
 
 def receive(file: Any, head: bool) -> Answer | None:

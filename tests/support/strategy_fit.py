@@ -1,4 +1,6 @@
-"""Trains small nets for a few steps under a strategy, with clipping and accumulation on, so that ranks can be compared with one process."""
+"""Trains small nets for a few steps under a strategy, with clipping and accumulation on, so that ranks can be compared
+with one process.
+"""
 
 import warnings
 from collections.abc import Callable
@@ -80,12 +82,14 @@ def fit(
     before: Callable[[nn.Module], None] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Losses of `steps` optimizer steps on the global batches from optimizer step `begin` on; `part` is (which, of how many) of each
-    batch this process sees. Optimizer and weights come from checkpoint `resume`, and go to `save`."""
+    """Losses of `steps` optimizer steps on the global batches from optimizer step `begin` on; `part` is (which, of how
+    many) of each batch this process sees. Optimizer and weights come from checkpoint `resume`, and go to `save`."""
     task = task_of(name, optimizer)
     if before is not None:
         before(task.net)
-    mine = [(x.chunk(part[1])[part[0]], y.chunk(part[1])[part[0]]) for x, y in batches(name, (begin + steps) * ACCUMULATE)]
+    mine = [
+        (x.chunk(part[1])[part[0]], y.chunk(part[1])[part[0]]) for x, y in batches(name, (begin + steps) * ACCUMULATE)
+    ]
     losses = Losses()
     plugins = [AtomicCheckpointIO(), *options.pop("plugins", [])]
     trainer = Trainer(
@@ -130,5 +134,7 @@ def relative(ours: list[float], theirs: list[float]) -> float:
 
 
 def mean_losses(ranks: list[dict[str, Any]]) -> list[float]:
-    """Per micro-batch, the mean over ranks: of replicas that is the mean of the global batch; ranks of one group agree."""
+    """Per micro-batch, the mean over ranks: of replicas that is the mean of the global batch; ranks of one group
+    agree.
+    """
     return [sum(values) / len(values) for values in zip(*(rank["losses"] for rank in ranks), strict=True)]

@@ -1,4 +1,6 @@
-"""Metrics are exact means over samples, whatever the batches, ranks and interruptions; checkpoints carry plain names."""
+"""Metrics are exact means over samples, whatever the batches, ranks and interruptions; checkpoints carry plain
+names.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -153,7 +155,9 @@ def test_validation_uses_the_plain_losses_and_training_the_objective() -> None:
     run, memory = trainer(log_every_n_steps=6)
     run.fit(it, loader(data), loader(data))
     mse = metrics(it.net, data)[0]
-    assert next(row for _, row in memory.rows if "train/loss" in row)["train/loss"] == pytest.approx(mse + 100, rel=1e-6)
+    assert next(row for _, row in memory.rows if "train/loss" in row)["train/loss"] == pytest.approx(
+        mse + 100, rel=1e-6
+    )
     assert next(row for _, row in memory.rows if "val/loss" in row)["val/loss"] == pytest.approx(mse, rel=1e-6)
 
 
@@ -169,7 +173,14 @@ def test_accumulated_batches_count_in_optimizer_steps() -> None:
 
 def test_metric_names_are_every_figure_of_every_split() -> None:
     assert dict(task().hparams) == {}
-    assert task().metric_names == ["train/loss", "train/positive", "val/loss", "val/positive", "test/loss", "test/positive"]
+    assert task().metric_names == [
+        "train/loss",
+        "train/positive",
+        "val/loss",
+        "val/positive",
+        "test/loss",
+        "test/positive",
+    ]
 
 
 def test_scheduler_gets_the_number_of_optimizer_steps() -> None:
@@ -197,7 +208,9 @@ class SaveAt(Callback):
     def __init__(self, path: Path, batch: int) -> None:
         self.path, self.batch = path, batch
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if batch_idx == self.batch and trainer.current_epoch == 0:
             trainer.save_checkpoint(self.path)
 
@@ -277,7 +290,11 @@ def on_two(rank: int, folder: str) -> dict[str, Any]:
     data = batches()
     it = task()
     run, memory = trainer(
-        SaveAt(Path(folder) / "two.ckpt", 1), log_every_n_steps=3, devices=2, strategy=DDP(), use_distributed_sampler=False
+        SaveAt(Path(folder) / "two.ckpt", 1),
+        log_every_n_steps=3,
+        devices=2,
+        strategy=DDP(),
+        use_distributed_sampler=False,
     )
     run.fit(it, loader(data[rank::2]), loader(data[rank::2]))
     return {"rows": memory.rows, "metrics": {name: float(value) for name, value in run.callback_metrics.items()}}

@@ -54,7 +54,9 @@ def test_label_smoothing_is_szegedys_in_training_and_absent_in_evaluation() -> N
 def test_class_probabilities_as_mixup_gives_them(training: bool) -> None:
     target = torch.tensor([[0.7, 0.3, 0.0], [0.4, 0.6, 0.0], [0.9, 0.0, 0.1], [0.0, 0.0, 1.0]])
     loss, sums = run(task(training), LOGITS, target)
-    expected = sum(p * nll(LOGITS[i].tolist(), k) for i, row in enumerate(target.tolist()) for k, p in enumerate(row)) / 4
+    expected = (
+        sum(p * nll(LOGITS[i].tolist(), k) for i, row in enumerate(target.tolist()) for k, p in enumerate(row)) / 4
+    )
     assert loss == pytest.approx(expected, rel=1e-6)
     assert sums == pytest.approx([4 * expected, 2, 4], rel=1e-6)  # against the largest class: rows 0 and 1
 
@@ -91,7 +93,14 @@ def test_a_sum_over_many_samples_keeps_its_digits_in_half_precision() -> None:
 
 
 def test_its_figures() -> None:
-    assert task().metric_names == ["train/loss", "train/accuracy", "val/loss", "val/accuracy", "test/loss", "test/accuracy"]
+    assert task().metric_names == [
+        "train/loss",
+        "train/accuracy",
+        "val/loss",
+        "val/accuracy",
+        "test/loss",
+        "test/accuracy",
+    ]
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])

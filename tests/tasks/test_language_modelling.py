@@ -88,7 +88,12 @@ def test_a_batch_without_targets_counts_nothing() -> None:
 
 
 def evaluate(task: LanguageModellingTask, data: list[Any]) -> dict[str, float]:
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = Trainer(accelerator="cpu", devices=1, **quiet)  # type: ignore[arg-type]
     trainer.validate(task, DataLoader(data, batch_size=None), verbose=False)  # type: ignore[arg-type]
     return {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -104,7 +109,9 @@ def test_figures_are_means_over_tokens() -> None:
     found = evaluate(task, data)
     assert found["val/loss"] == pytest.approx(loss, rel=1e-6)
     assert found["val/perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
-    assert found["val/accuracy"] == pytest.approx((logits.argmax(-1) == y).sum().item() / (y != -100).sum().item(), rel=1e-6)
+    assert found["val/accuracy"] == pytest.approx(
+        (logits.argmax(-1) == y).sum().item() / (y != -100).sum().item(), rel=1e-6
+    )
     assert set(found) == {name for name in task.metric_names if name.startswith("val/")}
 
 
@@ -122,7 +129,11 @@ class Largest(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for item in out if isinstance(out, (tuple, list)) else (out,):
-            if isinstance(item, Tensor) and item.is_floating_point() and item.untyped_storage().data_ptr() != self.given:
+            if (
+                isinstance(item, Tensor)
+                and item.is_floating_point()
+                and item.untyped_storage().data_ptr() != self.given
+            ):
                 self.numbers = max(self.numbers, item.numel())
         return out
 
@@ -135,7 +146,9 @@ def test_evaluation_makes_log_probabilities_in_parts(monkeypatch: pytest.MonkeyP
         parts = module.summed_cross_entropy(logits, y)
     assert made.numbers == 9 * 101  # not 256 * 101
     assert parts.item() == pytest.approx(whole.item(), rel=1e-6)
-    assert parts.item() == pytest.approx(F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").item(), rel=1e-6)
+    assert parts.item() == pytest.approx(
+        F.cross_entropy(logits.flatten(0, 1), y.flatten(), reduction="sum").item(), rel=1e-6
+    )
 
 
 def test_throughput_counts_tokens_and_the_loss_chooses() -> None:

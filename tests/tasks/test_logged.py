@@ -12,7 +12,11 @@ from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
 
-OWN = ("model._target_=support.own_parts.Logging", "+callbacks.own._target_=support.own_parts.Note", "logger=tensorboard")
+OWN = (
+    "model._target_=support.own_parts.Logging",
+    "+callbacks.own._target_=support.own_parts.Note",
+    "logger=tensorboard",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +77,10 @@ def test_every_value_is_in_the_row_of_its_optimizer_step(tmp_path: Path, accumul
     ]  # the last one tested as well
     assert lines[-1]["test/loss"]
     for name, found in points(run_of(cfg)).items():
-        if name not in ("epoch", "own/each_step"):  # the one comes with each write, the other with each batch of a validation
+        if name not in (
+            "epoch",
+            "own/each_step",
+        ):  # the one comes with each write, the other with each batch of a validation
             assert [step for step, _ in found] == [int(line["step"]) for line in lines if line[name]], name
 
 

@@ -150,7 +150,9 @@ def test_channels_are_removed_at_once(source: RunDir) -> None:
 def test_a_quantized_run_is_refused(source: RunDir) -> None:
     run, _ = done(source, "compression=weight_only")
     for name in ("ptq_static", "prune"):
-        with pytest.raises(UserError, match=rf"^run=.* is quantized already, compression={name} would act on rounded weights"):
+        with pytest.raises(
+            UserError, match=rf"^run=.* is quantized already, compression={name} would act on rounded weights"
+        ):
             compress(request(run, f"compression={name}"))
 
 
@@ -158,9 +160,14 @@ def test_a_quantized_run_is_refused(source: RunDir) -> None:
 def test_methods_that_train_are_refused(source: RunDir, name: str) -> None:
     cfg = request(source, "compression=ptq_static")
     kinds = {"distill": "distillation", "qat": "quantization"}
-    cfg["request"]["compression"] = {"receipt": "none", "stages": None, name: {"_target_": "x", "kind": kinds.get(name, "masks")}}
+    cfg["request"]["compression"] = {
+        "receipt": "none",
+        "stages": None,
+        name: {"_target_": "x", "kind": kinds.get(name, "masks")},
+    }
     sentence = (
-        rf"^compression={name} has to train: use python train\.py ckpt_path={source.path} compression={name}, with the model"
+        rf"^compression={name} has to train: use python train\.py ckpt_path={source.path} compression={name}, with "
+        r"the model"
     )
     with pytest.raises(UserError, match=sentence):
         compress(cfg)
@@ -169,7 +176,10 @@ def test_methods_that_train_are_refused(source: RunDir, name: str) -> None:
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["compression=none"], r"^compression=none leaves the run as it is: name a method, such as compression=ptq_static\.$"),
+        (
+            ["compression=none"],
+            r"^compression=none leaves the run as it is: name a method, such as compression=ptq_static\.$",
+        ),
         (["compression=[ptq_static,prune]"], r"^compression=\[ptq_static,prune\] is out of order"),
         (
             ["compression=ptq_static", "trainer.devices=2"],
@@ -179,7 +189,10 @@ def test_methods_that_train_are_refused(source: RunDir, name: str) -> None:
             ["compression=prune", "compression.prune.criterion=taylor"],
             r"^compression\.prune\.criterion=taylor watches training: choose",
         ),
-        (["compression=prune_channels", "compression.prune_channels.importance=taylor"], r"importance=taylor needs gradients"),
+        (
+            ["compression=prune_channels", "compression.prune_channels.importance=taylor"],
+            r"importance=taylor needs gradients",
+        ),
         (
             ["compression=ptq_static", "compression.ptq_static.exclude=[nothing]"],
             r"^compression\.ptq_static: the pattern 'nothing'",
@@ -209,7 +222,11 @@ def test_a_full_disk_leaves_nothing_behind(source: RunDir, monkeypatch: pytest.M
 def test_the_command(source: RunDir, tmp_path: Path) -> None:
     printed = check(
         command(
-            f"run={source.path}", "compression=ptq_static", "compression.receipt=none", cwd=tmp_path, script="scripts/compress.py"
+            f"run={source.path}",
+            "compression=ptq_static",
+            "compression.receipt=none",
+            cwd=tmp_path,
+            script="scripts/compress.py",
         )
     ).stdout
     assert "Compressed" in printed

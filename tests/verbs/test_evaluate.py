@@ -26,7 +26,11 @@ from lathe.verbs.train import train
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
     """A short run with sizes of its own."""
     cfg = new_run(
-        tmp_path_factory.mktemp("logs"), *SMALL, "model.net.width=24", "data.source.val_size=150", "trainer.max_epochs=3"
+        tmp_path_factory.mktemp("logs"),
+        *SMALL,
+        "model.net.width=24",
+        "data.source.val_size=150",
+        "trainer.max_epochs=3",
     )
     train(cfg)
     return RunDir(cfg["paths"]["run_dir"])
@@ -34,7 +38,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 def request(run: RunDir, *overrides: str, **changes: Any) -> dict[str, Any]:
     """What `launch_on_run` hands to the job."""
-    asked = config(f"run={run.path}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", *overrides, name="evaluate")
+    asked = config(
+        f"run={run.path}", "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", *overrides, name="evaluate"
+    )
     cfg = run.config
     cfg["trainer"] |= asked["trainer"]
     cfg["strategy"], cfg["request"] = asked["strategy"], asked
@@ -67,7 +73,10 @@ def test_figures_are_those_of_the_plain_net_on_every_sample(run: RunDir, split: 
     metrics = evaluate(request(run, f"split={split}", f"checkpoint={checkpoint}"))
     n, accuracy, loss = by_hand(run, checkpoint, split)
     assert n == {"train": 1797 - 150 - 297, "val": 150, "test": 297}[split]
-    assert metrics == {f"{split}/accuracy": pytest.approx(accuracy, abs=1e-6), f"{split}/loss": pytest.approx(loss, rel=1e-5)}
+    assert metrics == {
+        f"{split}/accuracy": pytest.approx(accuracy, abs=1e-6),
+        f"{split}/loss": pytest.approx(loss, rel=1e-5),
+    }
 
 
 def test_figures_are_those_that_training_reported(run: RunDir) -> None:
@@ -94,7 +103,9 @@ def test_another_precision(run: RunDir) -> None:
     assert evaluate(cfg)["test/loss"] == pytest.approx(by_hand(run, "best", "test")[2], rel=1e-6)
 
 
-def test_figures_go_to_the_output_and_the_screen(run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_figures_go_to_the_output_and_the_screen(
+    run: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     metrics = evaluate(request(run, f"output={tmp_path / 'figures.json'}"))
     assert json.loads((tmp_path / "figures.json").read_text()) == metrics
     assert f"{metrics['test/accuracy']:.6f}" in capsys.readouterr().out
@@ -133,7 +144,9 @@ def test_mistakes_are_told_before_the_work(run: RunDir, tmp_path: Path, monkeypa
 def test_a_configuration_of_other_sizes_does_not_fit(run: RunDir) -> None:
     cfg = request(run)
     cfg["model"]["net"]["width"] = 32
-    with pytest.raises(UserError, match=r"best\.ckpt does not fit this net: .* is \[24, 64\] there and \[32, 64\] here"):
+    with pytest.raises(
+        UserError, match=r"best\.ckpt does not fit this net: .* is \[24, 64\] there and \[32, 64\] here"
+    ):
         rebuild(cfg)
 
 
@@ -146,7 +159,9 @@ def test_weights_that_are_no_numbers_are_refused(run: RunDir, tmp_path: Path, in
     key = list(state["state_dict"])[index]
     state["state_dict"][key].view(-1)[0] = value
     torch.save(state, broken.best)
-    with pytest.raises(UserError, match=rf"best\.ckpt holds weights that are not finite, {key} first: take another checkpoint"):
+    with pytest.raises(
+        UserError, match=rf"best\.ckpt holds weights that are not finite, {key} first: take another checkpoint"
+    ):
         evaluate(request(broken, paths={"run_dir": str(folder)}))
     assert evaluate(request(broken, "checkpoint=last", paths={"run_dir": str(folder)}))["test/accuracy"] > 0
 
@@ -155,7 +170,9 @@ def test_a_metric_that_is_no_number_is_refused(run: RunDir, tmp_path: Path, monk
     monkeypatch.setattr(ClassificationTask, "computed", ("wild", "wide"))
     monkeypatch.setattr(ClassificationTask, "compute", lambda task, means: {"wild": torch.nan, "wide": torch.inf})
     output = tmp_path / "metrics.json"
-    with pytest.raises(UserError, match=r"best\.ckpt: test/wild is no number, though its weights are: .*precision=32-true"):
+    with pytest.raises(
+        UserError, match=r"best\.ckpt: test/wild is no number, though its weights are: .*precision=32-true"
+    ):
         evaluate(request(run, f"output={output}"))
     assert not output.exists()
     monkeypatch.setattr(ClassificationTask, "compute", lambda task, means: {"wild": 1.0, "wide": torch.inf})
@@ -166,13 +183,19 @@ def test_a_metric_that_is_no_number_is_refused(run: RunDir, tmp_path: Path, monk
 def test_validation_gives_a_tasks_own_metrics_too(tmp_path: Path) -> None:
     trust.allow({"trusted": ["support.own_parts"]})
     cfg = new_run(
-        tmp_path, *SMALL, "model._target_=support.own_parts.Logging", "trainer.max_epochs=1", "trainer.limit_val_batches=1"
+        tmp_path,
+        *SMALL,
+        "model._target_=support.own_parts.Logging",
+        "trainer.max_epochs=1",
+        "trainer.limit_val_batches=1",
     )
     train(cfg)
     run = RunDir(cfg["paths"]["run_dir"])
     metrics = evaluate(request(run, "split=val"))
     n, accuracy, loss = by_hand_of(run)
-    assert metrics["val/accuracy"] == pytest.approx(accuracy, abs=1e-6)  # of the whole split, though training saw a batch of it
+    assert metrics["val/accuracy"] == pytest.approx(
+        accuracy, abs=1e-6
+    )  # of the whole split, though training saw a batch of it
     assert metrics["val/loss"] == pytest.approx(loss, rel=1e-5)
     assert metrics["own/batches"] == -(-n // run.config["data"]["batch_size"])
     assert metrics["own/worse"] == 0.0
@@ -193,7 +216,9 @@ def test_the_path_of_the_run_can_be_copied(
     monkeypatch.setenv("COLUMNS", "40")
     folder = tmp_path / "a-folder-with-a-name-of-more-than-forty-letters" / "and [bold] another"
     shutil.copytree(run.path, folder)
-    metrics = evaluate(request(run, paths={"run_dir": str(folder)}, request={**request(run)["request"], "run": str(folder)}))
+    metrics = evaluate(
+        request(run, paths={"run_dir": str(folder)}, request={**request(run)["request"], "run": str(folder)})
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == f"{folder}, best.ckpt"
     assert any(f"{metrics['test/loss']:.6f}" in line for line in lines)

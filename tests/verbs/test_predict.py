@@ -99,7 +99,8 @@ def test_another_size_is_refused_or_scaled(run: RunDir, images: Any, tmp_path: P
     large = np.kron(images[0][:20], np.ones((1, 1, 4, 4), dtype=np.uint8))
     source = save(tmp_path, large)
     with pytest.raises(
-        UserError, match=r"^input=.*images\.npy has 32 x 32 pixels, but the net takes 8 x 8: resize=true scales images\.$"
+        UserError,
+        match=r"^input=.*images\.npy has 32 x 32 pixels, but the net takes 8 x 8: resize=true scales images\.$",
     ):
         predict(request(run, source, tmp_path / "out.csv"))
     assert not (tmp_path / "out.csv").exists()
@@ -124,7 +125,9 @@ def test_a_folder_of_many_sizes_and_kinds_is_scaled(run: RunDir, images: Any, tm
     assert [line[0] for line in found] == ["a.png", "b.JPG", "c.jpeg", "d.npy", "e.npy[0]", "e.npy[1]", "e.npy[2]"]
     assert found[3][1:] == expected[3][1:]
     assert [line[1:] for line in found[4:]] == [line[1:] for line in expected[4:]]
-    assert sum(a[1] == b[1] for a, b in zip(found, expected, strict=True)) >= 6  # a scaled picture is not quite the same
+    assert (
+        sum(a[1] == b[1] for a, b in zip(found, expected, strict=True)) >= 6
+    )  # a scaled picture is not quite the same
 
 
 def test_names_of_classes_make_a_column(run: RunDir, images: Any, tmp_path: Path) -> None:
@@ -157,7 +160,10 @@ def test_an_export_predicts_what_the_module_does(run: RunDir, images: Any, tmp_p
     assert predict(request(run, source, tmp_path / "onnx.csv", "export=onnx", "batch_size=100")) == 297
     same_lines(rows(tmp_path / "onnx.csv"), rows(tmp_path / "module.csv"))
     for words, sentence in (
-        (("export=onnx", "checkpoint=last"), r"^checkpoint=last: target=onnx was exported from best\.ckpt; say checkpoint=best"),
+        (
+            ("export=onnx", "checkpoint=last"),
+            r"^checkpoint=last: target=onnx was exported from best\.ckpt; say checkpoint=best",
+        ),
         (("export=onnx", "precision=bf16-mixed"), r"^precision is for target=module"),
         (("export=onnx", "trainer.accelerator=gpu"), r"^trainer\.accelerator=gpu is for target=module"),
         (("export=onx",), r"^target=onx is unknown: choose module, or one that the run was exported to, of onnx, "),
@@ -192,7 +198,12 @@ def test_every_target_predicts_the_same_from_a_folder(run: RunDir, images: Any, 
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_progress_is_drawn_on_a_terminal_unless_it_is_off(
-    run: RunDir, images: Any, tmp_path: Path, shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: RunDir,
+    images: Any,
+    tmp_path: Path,
+    shown: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes the captured output for a terminal
     asked = request(run, save(tmp_path, images[0][:20]), tmp_path / "out.csv")
@@ -240,7 +251,9 @@ def test_a_damaged_image_far_back_leaves_no_output(run: RunDir, tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["png"]
 
 
-def test_mistakes_are_told_before_the_net_is_built(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mistakes_are_told_before_the_net_is_built(
+    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lathe.verbs.predict.rebuild", lambda cfg: pytest.fail("too late"))
     source = save(tmp_path, np.zeros((2, 8, 8), np.uint8))
     with pytest.raises(UserError, match=r"^output=.*: its folder does not exist\.$"):
@@ -251,7 +264,9 @@ def test_mistakes_are_told_before_the_net_is_built(run: RunDir, tmp_path: Path, 
         predict(request(run, source, tmp_path / "out.csv", "batch_size=0"))
 
 
-def test_a_full_disk_leaves_the_old_output(run: RunDir, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_output(
+    run: RunDir, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source, output = save(tmp_path, images[0][:3]), tmp_path / "out.csv"
     output.write_text("old")
 

@@ -1,5 +1,5 @@
-"""Every way in which a run can end, ends with its result: something is tested, result.json is strict JSON, and a run whose end was
-interrupted after training is completed without more training."""
+"""Every way in which a run can end, ends with its result: something is tested, result.json is strict JSON, and a run
+whose end was interrupted after training is completed without more training."""
 
 import json
 import os
@@ -50,7 +50,12 @@ WAYS = {
     "an objective of the run": (("objective=steps",), 12, None, True),
     "an objective of the test": (("objective=test/loss", "trainer.limit_val_batches=0"), 12, LAST, True),
     "judged by nothing": (("callbacks.checkpoint.monitor=null",), 12, None, False),
-    "stopped early": (("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.0"), 6, None, True),
+    "stopped early": (
+        ("callbacks=[default,early_stopping]", "callbacks.early_stopping.stopping_threshold=0.0"),
+        6,
+        None,
+        True,
+    ),
     "overfitting": (("trainer.overfit_batches=6",), 12, None, True),
     "pruned": (("compression=prune",), 12, None, True),
     "pruned, never validated": (("compression=prune", "trainer.limit_val_batches=0"), 12, LAST, False),
@@ -95,13 +100,19 @@ def test_it_ends_with_its_result_and_is_completed_without_training(tmp_path: Pat
     open_run_net(run.path)  # the directory is enough
     if steps:
         newest, chosen = weights(run.path), weights(run.path, "best")
-        assert result["best_step"] < steps or way.startswith("quant") or all(torch.equal(newest[k], chosen[k]) for k in newest)
+        assert (
+            result["best_step"] < steps
+            or way.startswith("quant")
+            or all(torch.equal(newest[k], chosen[k]) for k in newest)
+        )
 
     (run.path / "result.json").unlink()  # killed after training
     logged = [row["step"] for row in rows(run.path)]
     again = train(cfg)
     measured = {"seconds", "samples_per_s", "step_ms", "data_wait", "grad_sync", "mfu"}
-    assert {k: v for k, v in again.items() if k not in measured} == {k: v for k, v in result.items() if k not in measured}
+    assert {k: v for k, v in again.items() if k not in measured} == {
+        k: v for k, v in result.items() if k not in measured
+    }
     assert [row["step"] for row in rows(run.path)] == logged
     assert strict(run.path / "result.json") == again
 
@@ -109,7 +120,10 @@ def test_it_ends_with_its_result_and_is_completed_without_training(tmp_path: Pat
 def test_a_note_says_why_there_is_no_objective(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     train(new_run(tmp_path, *SHORT, "trainer.limit_val_batches=0"))
     lines = capsys.readouterr().out.splitlines()
-    assert "objective is null: there is no val/accuracy, no validation ran; a sweeper that optimises gets no number" in lines
+    assert (
+        "objective is null: there is no val/accuracy, no validation ran; a sweeper that optimises gets no number"
+        in lines
+    )
     assert any("best" in line and LAST in line for line in lines)
 
 
@@ -124,8 +138,8 @@ def test_a_run_that_lost_its_best_checkpoint_says_what_it_tests(tmp_path: Path) 
 
 
 def test_a_state_from_before_this_one_is_completed(tmp_path: Path) -> None:
-    """As older versions left it: trained to the end for an objective that is none, best.ckpt the newest, and none of today's words in the
-    checkpoint."""
+    """As older versions left it: trained to the end for an objective that is none, best.ckpt the newest, and none of
+    today's words in the checkpoint."""
     cfg = new_run(tmp_path, *SHORT, "trainer.limit_val_batches=0")
     result = train(cfg)
     cfg["objective"] = "val/acc"
@@ -168,8 +182,14 @@ def test_a_callback_that_is_left_out_stays_out(tmp_path: Path, name: str, capfd:
     ("overrides", "sentence"),
     [
         (("objective=val/acc",), r"^objective=val/acc: the run reports no such metric; did you mean val/accuracy\?"),
-        (("objective=test/accuracy", "test=false"), r"^objective=test/accuracy needs the test that test=false leaves out"),
-        (("objective=samples_per_s", "callbacks.throughput=null"), r"^objective=samples_per_s: the run reports no such metric"),
+        (
+            ("objective=test/accuracy", "test=false"),
+            r"^objective=test/accuracy needs the test that test=false leaves out",
+        ),
+        (
+            ("objective=samples_per_s", "callbacks.throughput=null"),
+            r"^objective=samples_per_s: the run reports no such metric",
+        ),
         (("objective=prune/sparsity",), r"^objective=prune/sparsity: the run reports no such metric"),
         (
             ("callbacks.checkpoint.monitor=test/loss",),
@@ -177,11 +197,13 @@ def test_a_callback_that_is_left_out_stays_out(tmp_path: Path, name: str, capfd:
         ),
         (
             ("callbacks.checkpoint.monitor=val/acuracy",),
-            r"^callbacks\.checkpoint\.monitor=val/acuracy: the task reports no such metric; did you mean val/accuracy\?",
+            r"^callbacks\.checkpoint\.monitor=val/acuracy: the task reports no such metric; did you mean "
+            r"val/accuracy\?",
         ),
         (
             ("callbacks=[default,early_stopping]", "callbacks.early_stopping.monitor=train/loss"),
-            r"^callbacks\.early_stopping\.monitor=train/loss is known at the end of a training epoch: add .*check_on_train_epoch_end=true",
+            r"^callbacks\.early_stopping\.monitor=train/loss is known at the end of a training epoch: add "
+            r".*check_on_train_epoch_end=true",
         ),
         (
             ("callbacks=[default,early_stopping]", "trainer.limit_val_batches=0"),
@@ -200,7 +222,9 @@ def test_a_name_that_nothing_can_report_is_told_before_training(
 
 
 def test_the_epoch_with_the_least_training_loss_is_kept(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, *SHORT, "trainer.max_epochs=3", "callbacks.checkpoint.monitor=train/loss", "optimizer.lr=0.3")
+    cfg = new_run(
+        tmp_path, *SHORT, "trainer.max_epochs=3", "callbacks.checkpoint.monitor=train/loss", "optimizer.lr=0.3"
+    )
     result = train(cfg)
     losses = column(run_of(cfg).path, "train/loss_epoch")
     assert result["objective"] == pytest.approx(min(losses), rel=1e-6)
@@ -208,7 +232,9 @@ def test_the_epoch_with_the_least_training_loss_is_kept(tmp_path: Path) -> None:
 
 
 def test_what_is_not_finite_is_told_and_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    cfg = new_run(tmp_path, *SHORT, "optimizer.lr=1e30", "callbacks.nan_guard=null", "callbacks.checkpoint.monitor=val/loss")
+    cfg = new_run(
+        tmp_path, *SHORT, "optimizer.lr=1e30", "callbacks.nan_guard=null", "callbacks.checkpoint.monitor=val/loss"
+    )
     result = train(cfg)
     assert strict(run_of(cfg).path / "result.json") == result
     assert result["objective"] is result["test/loss"] is result["val/loss"] is None
@@ -218,14 +244,19 @@ def test_what_is_not_finite_is_told_and_null(tmp_path: Path, capsys: pytest.Capt
     ]
     out = capsys.readouterr().out
     assert "not finite" in next(line for line in out.splitlines() if "test/loss" in line)
-    with pytest.raises(UserError, match=r"best\.ckpt holds weights that are not finite, .* first: take another checkpoint"):
+    with pytest.raises(
+        UserError, match=r"best\.ckpt holds weights that are not finite, .* first: take another checkpoint"
+    ):
         open_run_net(run_of(cfg).path)
 
 
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("data.class_names=[a,b]",), r"^data\.class_names has 2 names for data\.num_classes=10: give one for each class\.$"),
+        (
+            ("data.class_names=[a,b]",),
+            r"^data\.class_names has 2 names for data\.num_classes=10: give one for each class\.$",
+        ),
         (
             ("model.net.num_classes=12",),
             r"^data\.num_classes=10, but the net gives 12 logits: let model\.net\.num_classes follow the data",
@@ -233,7 +264,9 @@ def test_what_is_not_finite_is_told_and_null(tmp_path: Path, capsys: pytest.Capt
         (("model=resnet20", "model.net.num_classes=7"), r"^data\.num_classes=10, but the net gives 7 logits"),
     ],
 )
-def test_classes_that_do_not_fit_are_told_before_training(tmp_path: Path, overrides: tuple[str, ...], sentence: str) -> None:
+def test_classes_that_do_not_fit_are_told_before_training(
+    tmp_path: Path, overrides: tuple[str, ...], sentence: str
+) -> None:
     cfg = new_run(tmp_path, *(word for word in SHORT if "model.net" not in word), *overrides)
     with pytest.raises(UserError, match=sentence):
         train(cfg)
@@ -242,7 +275,9 @@ def test_classes_that_do_not_fit_are_told_before_training(tmp_path: Path, overri
 
 @contextmanager
 def default_signal() -> Iterator[None]:
-    """As in a fresh process: torch's elastic agent, which other tests have run in this one, leaves a handler of its own."""
+    """As in a fresh process: torch's elastic agent, which other tests have run in this one, leaves a handler of its
+    own.
+    """
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         yield
@@ -250,17 +285,25 @@ def default_signal() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_a_signal_during_the_test_stops_a_run_that_is_then_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_during_the_test_stops_a_run_that_is_then_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     whole = train(new_run(tmp_path / "a", *SHORT))
     cfg = new_run(tmp_path / "b", *SHORT)
     real = ClassificationTask.test_step
     with monkeypatch.context() as patch, default_signal():
-        patch.setattr(ClassificationTask, "test_step", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), real(*args))[1])
+        patch.setattr(
+            ClassificationTask, "test_step", lambda *args: (os.kill(os.getpid(), signal.SIGTERM), real(*args))[1]
+        )
         with pytest.raises(Stopped, match="SIGTERM"):
             train(cfg)
     assert not run_of(cfg).complete
     result = train(cfg)
-    assert (result["steps"], result["test/loss"], result["objective"]) == (whole["steps"], whole["test/loss"], whole["objective"])
+    assert (result["steps"], result["test/loss"], result["objective"]) == (
+        whole["steps"],
+        whole["test/loss"],
+        whole["objective"],
+    )
 
 
 @pytest.mark.slow

@@ -92,7 +92,9 @@ def test_a_budget_chooses_bits_that_qat_takes(run: Path) -> None:
 
 def test_a_budget_chooses_sparsities_and_times(run: Path, tmp_path: Path) -> None:
     names = ["conv", "head"]
-    report = sensitivity(ask(run, "layers=[conv,head]", "sparsities=[0.5,0.9]", "bits=[]", "allocate=sparsity", "budget=0.5"))
+    report = sensitivity(
+        ask(run, "layers=[conv,head]", "sparsities=[0.5,0.9]", "bits=[]", "allocate=sparsity", "budget=0.5")
+    )
     assert set(report["allocation"]["values"]) == set(names)
     assert report["allocation"]["override"] is None
     assert report["allocation"]["cost"] <= report["allocation"]["budget"] == 0.5 * report["allocation"]["dense_bytes"]
@@ -134,7 +136,9 @@ def test_layers_with_one_weight_get_the_same_bits() -> None:
     assert typed is not None
     bits = config(*(word.strip("'") for word in typed.split()))["compression"]["qat"]["layer_bits"]
     assert bits == {**values, "head": 4}
-    names = quantize(net, torch.zeros(2, 4, dtype=torch.long), overrides={name: LayerPlan(int(b)) for name, b in bits.items()})
+    names = quantize(
+        net, torch.zeros(2, 4, dtype=torch.long), overrides={name: LayerPlan(int(b)) for name, b in bits.items()}
+    )
     assert "head" in names
     conv = nn.Sequential(nn.Conv1d(2, 2, 1))  # measured, but no method quantizes it
     assert _override("bits", Allocation({"0": 4.0}, 0.0, 0.0), conv) is None
@@ -155,5 +159,7 @@ def test_refuses_what_the_run_lacks(run: Path, asked: str, sentence: str) -> Non
 
 
 def test_a_budget_out_of_reach_is_told(run: Path) -> None:
-    with pytest.raises(UserError, match=r"budget=0.01 \(3 bytes\) can't be met: the cheapest options together cost 120"):
+    with pytest.raises(
+        UserError, match=r"budget=0.01 \(3 bytes\) can't be met: the cheapest options together cost 120"
+    ):
         sensitivity(ask(run, "layers=[head]", "sparsities=[]", "bits=[8]", "budget=0.01"))

@@ -20,7 +20,9 @@ def test_zeros_that_training_would_fill_again_are_told(tmp_path: Path) -> None:
     source = new_run(tmp_path, *SMALL, "compression=prune", "compression.receipt=none")
     train(source)
     begin = (*SMALL, "trainer.max_epochs=1", f"ckpt_path={source['paths']['run_dir']}", "compression.receipt=none")
-    with pytest.warns(UserWarning, match=r"0\.(?:79\d*|8) of the weights are pruned to zero, and this training fills them again"):
+    with pytest.warns(
+        UserWarning, match=r"0\.(?:79\d*|8) of the weights are pruned to zero, and this training fills them again"
+    ):
         train(new_run(tmp_path, *begin))
     keeps = ("compression=prune", "compression.prune.schedule=one_shot", "compression.prune.start=0")
     cfg = new_run(tmp_path, *begin, *keeps)
@@ -65,10 +67,18 @@ def test_the_result_is_what_is_on_disk(done: Any) -> None:
     assert run.complete
     assert json.loads((run.path / "result.json").read_text()) == result
     steps = 1300 // 64 * 2  # what does not fill a batch waits for the next epoch
-    assert (result["steps"], result["epochs"], result["devices"], result["seed"], result["name"]) == (steps, 2, 1, 42, "train")
+    assert (result["steps"], result["epochs"], result["devices"], result["seed"], result["name"]) == (
+        steps,
+        2,
+        1,
+        42,
+        "train",
+    )
     assert result["parameters"] == 64 * 16 + 16 + 16 * 10 + 10
     assert result["monitor"] == "val/accuracy"
-    assert result["objective"] == result["val/accuracy"] == pytest.approx(max(column(run.path, "val/accuracy")), abs=1e-7)
+    assert (
+        result["objective"] == result["val/accuracy"] == pytest.approx(max(column(run.path, "val/accuracy")), abs=1e-7)
+    )
     assert result["best_step"] in {int(row["step"]) for row in rows(run.path) if row.get("val/accuracy")}
     assert 0 < result["seconds"] < 60
     assert result["samples_per_s"] > 0
@@ -105,7 +115,9 @@ def test_training_again_gives_the_same_bits(done: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("loader", ["resident", "workers"])
 @pytest.mark.parametrize("step", [3, 15, 20, 21, 33])
-def test_a_crashed_run_goes_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str, step: int) -> None:
+def test_a_crashed_run_goes_on_to_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loader: str, step: int
+) -> None:
     options = (*SMALL, f"data.loader={loader}", "model.net.dropout=0.3", "callbacks.checkpoint.every_n_train_steps=7")
     whole = new_run(tmp_path / "a", *options)
     train(whole)
@@ -154,7 +166,8 @@ def test_everything_is_taken_from_a_checkpoint(done: Any, tmp_path: Path) -> Non
     result = train(cfg)
     assert (result["epochs"], result["steps"]) == (3, done[1]["steps"] // 2 * 3)
     assert not any(
-        torch.equal(a, b) for a, b in zip(weights(source.path).values(), weights(run_of(cfg).path).values(), strict=True)
+        torch.equal(a, b)
+        for a, b in zip(weights(source.path).values(), weights(run_of(cfg).path).values(), strict=True)
     )
 
 
@@ -171,7 +184,9 @@ def test_everything_is_taken_from_a_checkpoint(done: Any, tmp_path: Path) -> Non
         (("trainer.max_time=soon",), r"soon"),
     ],
 )
-def test_mistakes_are_told_before_training_begins(done: Any, tmp_path: Path, overrides: tuple[str, ...], sentence: str) -> None:
+def test_mistakes_are_told_before_training_begins(
+    done: Any, tmp_path: Path, overrides: tuple[str, ...], sentence: str
+) -> None:
     cfg = new_run(tmp_path, *SMALL, *(item.format(last=run_of(done[0]).last) for item in overrides))
     with pytest.raises(Exception, match=sentence) as caught:
         train(cfg)

@@ -1,4 +1,6 @@
-"""Crews: processes that stay up and measure cases in turns, so that a machine whose speed drifts hurts all cases alike. No torch here."""
+"""Crews: processes that stay up and measure cases in turns, so that a machine whose speed drifts hurts all cases alike.
+No torch here.
+"""
 
 import json
 import os
@@ -19,7 +21,9 @@ LOOK = 0.002  # seconds between looks for a result
 
 
 class Crew:
-    """The processes of one launch, under the launcher that training has; they wait for turns, costing a look at a file now and then."""
+    """The processes of one launch, under the launcher that training has; they wait for turns, costing a look at a file
+    now and then.
+    """
 
     def __init__(self, cases: dict[str, dict[str, Any]], processes: int, threads: int) -> None:
         self._turn = 0
@@ -76,10 +80,12 @@ class Crew:
 def run(
     cases: Sequence[Case], composed: dict[str, dict[str, Any]], request: dict[str, Any], tell: Callable[[str], None]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Every case in every round, in turns; the figures of each case, round by round. `composed` are the resolved configurations.
+    """Every case in every round, in turns; the figures of each case, round by round. `composed` are the resolved
+    configurations.
 
-    Cases that are `alone` have fresh processes in every turn, since one case may leave memory to the next; the others are timed in
-    processes that stay. As many are started as a training run starts. A case that fails is not tried again.
+    Cases that are `alone` have fresh processes in every turn, since one case may leave memory to the next; the others
+    are timed in processes that stay. As many are started as a training run starts. A case that fails is not tried
+    again.
     """
     started = {case.name: count_processes(composed[case.name]) for case in cases}
     crew_of: dict[str, Any] = {case.name: case.name if case.alone else started[case.name] for case in cases}
@@ -92,7 +98,9 @@ def run(
                     continue
                 key = crew_of[case.name]
                 if key not in crews or not crews[key].alive:
-                    mine = {other.name: _ordered(other, composed, request) for other in cases if crew_of[other.name] == key}
+                    mine = {
+                        other.name: _ordered(other, composed, request) for other in cases if crew_of[other.name] == key
+                    }
                     crews[key] = Crew(mine, started[case.name], request["threads"])
                 result = crews[key].measure(case.name, request["timeout"])
                 results[case.name].append(result)

@@ -1,4 +1,6 @@
-"""The suite `inference`: a finished run's files and its module beside each other, in one process and in turns, all from the same pixels."""
+"""The suite `inference`: a finished run's files and its module beside each other, in one process and in turns, all from
+the same pixels.
+"""
 
 import json
 import time
@@ -29,7 +31,8 @@ from lathe.verbs.export.request import targets_of as options_of
 ARCHIVES = ("torchserve",)  # they hold another target's file, which is measured by itself
 BESIDE = {"eager": "this eager", "bf16": "this compiled_bf16"}
 GUARD, LOGITS = 32, 2**24  # samples, and logits at most, on which a form is held against the module before it is timed
-# Norm of the difference from the module's logits as a share of their norm, above which a form is wrong. scripts/export.py is stricter.
+# Norm of the difference from the module's logits as a share of their norm, above which a form is wrong.
+# scripts/export.py is stricter.
 LOOSE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 0.1, "int8": 0.3}
 
 
@@ -48,7 +51,12 @@ class Bundled(Form):
     def __init__(self, folder: Path, source: str, arithmetic: str) -> None:
         manifest = manifests.read(folder, "targets")
         super().__init__("this", str(manifest["target"]))
-        self.folder, self.source, self.arithmetic, self.integers = folder, source, arithmetic, bool(manifest["integers"])
+        self.folder, self.source, self.arithmetic, self.integers = (
+            folder,
+            source,
+            arithmetic,
+            bool(manifest["integers"]),
+        )
         self.bytes = int(manifest["files"][manifest["file"]]["bytes"])
 
     def open(self, x: Tensor, threads: int) -> Opened:
@@ -69,7 +77,9 @@ def targets_of(given: Sequence[str] | None, configured: Sequence[str]) -> list[s
             export.get(name).computes,
             f"targets={name} holds weights alone, which compute nothing without their net: leave it out.",
         )
-    return list(given or (name for name in export.TARGETS if name in configured and name not in ARCHIVES and _computes(name)))
+    return list(
+        given or (name for name in export.TARGETS if name in configured and name not in ARCHIVES and _computes(name))
+    )
 
 
 def _computes(name: str) -> bool:
@@ -99,15 +109,18 @@ def check_overrides(given: Sequence[str], targets: Sequence[str]) -> list[str]:
 def compare(
     request: dict[str, Any], group: Mapping[str, Any], output: Path, tell: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Measures the run of `request` in all its forms, writes results.json, results.md and plot.svg into `output`, puts the comparison into
-    the run's receipt if it has one, and returns it. `group` is the resolved `target` group of an export.
+    """Measures the run of `request` in all its forms, writes results.json, results.md and plot.svg into `output`, puts
+    the comparison into the run's receipt if it has one, and returns it. `group` is the resolved `target` group of an
+    export.
 
     Raises:
         UserError: it is no finished run, or nothing agrees with the module.
     """
     run, options, threads = open_run(request["run"], "run"), options_of(group), torch.get_num_threads()
     run.checkpoint("best")
-    require(not run.busy, f"run={request['run']} is being written to by another process: wait for it, or stop it first.")
+    require(
+        not run.busy, f"run={request['run']} is being written to by another process: wait for it, or stop it first."
+    )
     began = time.monotonic()
     try:
         with torch.random.fork_rng(devices=[]), scratch() as folder:
@@ -118,7 +131,10 @@ def compare(
     found["seconds"] = time.monotonic() - began
     write(output, found, request, tell)
     with run.locked():
-        require(found["checkpoint"] == kept.fingerprint(run), f"run={request['run']} was trained on meanwhile: measure again.")
+        require(
+            found["checkpoint"] == kept.fingerprint(run),
+            f"run={request['run']} was trained on meanwhile: measure again.",
+        )
         if kept.feed(run, found):
             tell(f"The receipt has it too: {run.path / 'receipt.md'}")
     return found
@@ -142,7 +158,8 @@ class _Comparison:
         plain = open_shippable(self.run.path, integers=False) if trained.facts["integers"] else trained
         if plain is not trained:
             self.notes.append(
-                "eager and compiled run the rounded weights as floats, for simulated integers are slower than any runtime's."
+                "eager and compiled run the rounded weights as floats, for simulated integers are slower than any "
+                "runtime's."
             )
         modules: list[Form] = [Eager("this", plain.net, CPU, dtype) for dtype in (torch.float32, torch.bfloat16)]
         modules += [Compiled("this", plain.net, dtype) for dtype in (torch.float32, torch.bfloat16)]
@@ -157,7 +174,13 @@ class _Comparison:
         cells = [(CPU, batch, threads) for threads in self.request["threads"] for batch in self.request["batches"]]
         limits = Limits(self.request["rounds"], self.request["warmup"], self.request["seconds"])
         rows = time_forms(
-            list(forms.values()), cells, sample, limits, self.left_out, lambda form: BESIDE, _guard(plain, trained, sample)
+            list(forms.values()),
+            cells,
+            sample,
+            limits,
+            self.left_out,
+            lambda form: BESIDE,
+            _guard(plain, trained, sample),
         )
         for row in rows:
             form = forms[row["backend"]]
@@ -166,12 +189,15 @@ class _Comparison:
             row["bytes"], row["source"] = (form.bytes, form.source) if isinstance(form, Bundled) else (None, "module")
         require(
             bool(rows),
-            f"run={self.request['run']}: nothing could be measured ({self.left_out[0]['reason'] if self.left_out else ''}).",
+            f"run={self.request['run']}: nothing could be measured "
+            f"({self.left_out[0]['reason'] if self.left_out else ''}).",
         )
         self.notes += words.busy(rows, "this", "python scripts/benchmark.py suite=inference run=<run directory>")
         made = sorted(form.backend for form in files if form.source == "made")
         if made:
-            self.notes.append(f"Made for this comparison and not kept: {', '.join(made)}; scripts/export.py ships them.")
+            self.notes.append(
+                f"Made for this comparison and not kept: {', '.join(made)}; scripts/export.py ships them."
+            )
         return {
             "run": self.run.path.name,
             "checkpoint": checkpoint,
@@ -185,14 +211,18 @@ class _Comparison:
         }
 
     def _file(self, name: str, facts: Mapping[str, Any]) -> Bundled | None:
-        """The run's own export where it takes what the module takes, else one that is made; None if neither can be had."""
+        """The run's own export where it takes what the module takes, else one that is made; None if neither can be
+        had.
+        """
         shipped = self.run.path / "exports" / name
         try:
             if name not in self.anew and (shipped / manifests.NAME).is_file():
                 differs = _differs(manifests.read(shipped, "targets"), facts)
                 if differs is None:
                     self.tell(f"{name}: exports/{name}")
-                    return Bundled(shipped, "shipped", str(json.loads((shipped / "parity.json").read_text())["arithmetic"]))
+                    return Bundled(
+                        shipped, "shipped", str(json.loads((shipped / "parity.json").read_text())["arithmetic"])
+                    )
                 self.notes.append(f"{name} was made anew, for exports/{name} {differs}.")
             began = time.monotonic()
             options, folder = self.options[name], self.folder / name
@@ -219,7 +249,9 @@ def _told_once(left_out: Sequence[dict[str, str]], cells: int) -> list[dict[str,
 
 
 def _differs(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
-    """What sets a shipped file apart from the others, as a clause; None if it is the best checkpoint's and takes inputs like theirs."""
+    """What sets a shipped file apart from the others, as a clause; None if it is the best checkpoint's and takes inputs
+    like theirs.
+    """
     if manifest["checkpoint"] != "best":
         return f"is of {manifest['checkpoint']}.ckpt"
     there, here = manifest["input"]["shape"], facts["input"]["shape"]
@@ -233,7 +265,9 @@ def _arithmetic(form: Form) -> str:
 
 
 def _guard(plain: Shippable, trained: Shippable, sample: Callable[[int], Tensor]) -> Callable[[Form, Opened], None]:
-    """A check that a form computes what the module does; of files with integers, what the module does that was trained with them."""
+    """A check that a form computes what the module does; of files with integers, what the module does that was trained
+    with them.
+    """
     x = sample(max(1, min(GUARD, LOGITS // plain.logits_of(sample(1)))))
     references = {integers: ready.net(x).float() for integers, ready in ((False, plain), (True, trained))}
 
@@ -261,9 +295,10 @@ def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any], te
         [
             table(*runtimes.table(found["rows"])),
             *(f"- {sentence}" for sentence in runtimes.sentences(found)),
-            f"\nRun {found['run']}, best.ckpt of step {found['checkpoint']['step']}. {cpu['name']}, {cpu['cores']} cores, "
-            f"{', '.join(cpu['instruction_sets'])}; {versions}. All forms take the inputs that clients send, in one process and in turns: "
-            f"at most {request['rounds']} rounds or {request['seconds']:g} s for a batch size and number of threads; medians of n calls.\n",
+            f"\nRun {found['run']}, best.ckpt of step {found['checkpoint']['step']}. {cpu['name']}, {cpu['cores']} "
+            f"cores, {', '.join(cpu['instruction_sets'])}; {versions}. All forms take the inputs that clients send, in "
+            f"one process and in turns: at most {request['rounds']} rounds or {request['seconds']:g} s for a batch "
+            "size and number of threads; medians of n calls.\n",
         ]
     )
     output.mkdir(parents=True, exist_ok=True)

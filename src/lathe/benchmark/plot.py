@@ -15,7 +15,8 @@ def lines(title: str, x_name: str, y_name: str, series: Mapping[str, Sequence[Po
     right, top = max(p[0] for p in points), max(max(p[3] for p in points), max(p[0] for p in points)) * 1.05
     x, y = _scale(1.0, max(right, 1.0 + 1e-9), LEFT, WIDTH - RIGHT), _scale(0.0, top, HEIGHT - BOTTOM, TOP)
     parts = [
-        f'<line x1="{x(1):.1f}" y1="{y(1):.1f}" x2="{x(right):.1f}" y2="{y(right):.1f}" stroke="#999" stroke-dasharray="4 4"/>'
+        f'<line x1="{x(1):.1f}" y1="{y(1):.1f}" x2="{x(right):.1f}" y2="{y(right):.1f}" stroke="#999" '
+        'stroke-dasharray="4 4"/>'
     ]
     for i, (name, some) in enumerate(series.items()):
         colour = COLOURS[i % len(COLOURS)]
@@ -42,12 +43,14 @@ def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -
         for kind, value in parts.items():
             high = y(below) - y(below + value)
             pieces.append(
-                f'<rect x="{left + 0.15 * room:.1f}" y="{y(below + value):.1f}" width="{0.7 * room:.1f}" height="{high:.1f}" '
-                f'fill="{COLOURS[kinds.index(kind) % len(COLOURS)]}"/>'
+                f'<rect x="{left + 0.15 * room:.1f}" y="{y(below + value):.1f}" width="{0.7 * room:.1f}" '
+                f'height="{high:.1f}" fill="{COLOURS[kinds.index(kind) % len(COLOURS)]}"/>'
             )
             below += value
         names.append((left + room / 2, str(i + 1)))
-        pieces.append(f'<text x="{WIDTH - RIGHT + 20}" y="{TOP + 18 * (len(kinds) + 1 + i)}">{i + 1}: {escape(name)}</text>')
+        pieces.append(
+            f'<text x="{WIDTH - RIGHT + 20}" y="{TOP + 18 * (len(kinds) + 1 + i)}">{i + 1}: {escape(name)}</text>'
+        )
     pieces += [_key(i, kind, COLOURS[i % len(COLOURS)]) for i, kind in enumerate(kinds)]
     return _frame(title, "", y_name, pieces, names, [(y(value), f"{value:g}") for value in _round_values(top)])
 
@@ -86,7 +89,8 @@ def _frame(
     return (
         "\n".join(
             [
-                f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
+                f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" '
+                'font-size="12">',
                 '<rect width="100%" height="100%" fill="white"/>',
                 f'<text x="{LEFT}" y="20" font-size="14">{escape(title)}</text>',
                 *marks,
@@ -94,7 +98,8 @@ def _frame(
                 f'<line x1="{LEFT}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="black"/>',
                 f'<line x1="{LEFT}" y1="{TOP}" x2="{LEFT}" y2="{bottom}" stroke="black"/>',
                 f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 12}" text-anchor="middle">{escape(x_name)}</text>',
-                f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{escape(y_name)}</text>',
+                f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 '
+                f'{middle})">{escape(y_name)}</text>',
                 "</svg>",
             ]
         )

@@ -1,4 +1,6 @@
-"""What each rank of a benchmark does: it waits for a turn, makes the Trainer of a case as a training run does, and measures steps."""
+"""What each rank of a benchmark does: it waits for a turn, makes the Trainer of a case as a training run does, and
+measures steps.
+"""
 
 import json
 import os
@@ -28,7 +30,9 @@ LOOK = 0.002  # seconds between looks for a turn
 
 
 def work(cfg: Mapping[str, Any]) -> None:
-    """Measures the case that each file `go-<n>` names, in the order of n, until it names none; rank 0 writes `done-<n>`."""
+    """Measures the case that each file `go-<n>` names, in the order of n, until it names none; rank 0 writes
+    `done-<n>`.
+    """
     quiet()
     plan = cfg["benchmark"]
     folder = Path(plan["folder"])
@@ -82,7 +86,9 @@ class _Clock(Callback):
             assert isinstance(trainer.strategy.model, DistributedDataParallel)
             trainer.strategy.model.require_backward_grad_sync = False  # what no_sync() sets
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         cuda = trainer.strategy.root_device.type == "cuda"
         if trainer.global_step > self.warmup:
             first, last = not self.ends, len(self.ends) == self.steps
@@ -133,7 +139,9 @@ def _mean_ms(ends: list[float]) -> float:
 
 
 def _forward_ms(trainer: Trainer, cfg: dict[str, Any], passes: int) -> float:
-    """The median time of the net's forward pass on a training batch, in eval mode and without gradients: what a teacher costs."""
+    """The median time of the net's forward pass on a training batch, in eval mode and without gradients: what a teacher
+    costs.
+    """
     net = trainer.lightning_module.get_submodule("net").eval()
     x = next(iter(score.open_data(cfg).train_dataloader()))[0].to(trainer.strategy.root_device)
     clock, taken = time.perf_counter if x.is_cuda else time.process_time, []
@@ -155,7 +163,9 @@ class _Probe(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if trainer.global_step == self.step - 1:
-            self.saved = SavedActivations(pl_module.get_submodule("net"), [t for t in batch if isinstance(t, torch.Tensor)])
+            self.saved = SavedActivations(
+                pl_module.get_submodule("net"), [t for t in batch if isinstance(t, torch.Tensor)]
+            )
             self.memory.reset()
             self.saved.__enter__()
 
@@ -164,7 +174,9 @@ class _Probe(Callback):
             state = count_state(pl_module.get_submodule("net"), trainer.strategy.optimizers)
             self.found = {"parameters": state.parameters, "gradients": state.gradients, "optimizer": state.optimizer}
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.global_step == self.step:
             self.saved.__exit__(None, None, None)
             self.found |= {"activations": self.saved.peak, "peak": self.memory.peak}

@@ -27,7 +27,9 @@ class Spread:
         return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})" if len(self.values) > 1 else f"{self.median:.3f}"
+        return (
+            f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})" if len(self.values) > 1 else f"{self.median:.3f}"
+        )
 
 
 def spread(results: Results, name: str, figure: str) -> Spread | None:
@@ -147,10 +149,17 @@ def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         stacks[case.name] = {name: found[name] / MIB for name in parts[:4]}
         if who in ("fsdp", "deepspeed_3") and case.processes == 2:
             bars.append(
-                bar(f"{who}, 2 processes: parameters and optimizer of a process over the dense ones,", share, 0.60, at_most=True)
+                bar(
+                    f"{who}, 2 processes: parameters and optimizer of a process over the dense ones,",
+                    share,
+                    0.60,
+                    at_most=True,
+                )
             )
         if who == "sqrt":
-            bars.append(bar("sqrt, 64 blocks: activations kept for backward over those of none,", share, 0.35, at_most=True))
+            bars.append(
+                bar("sqrt, 64 blocks: activations kept for backward over those of none,", share, 0.35, at_most=True)
+            )
             bars.append(
                 bar(
                     "sqrt, 64 blocks: all but parameters, gradients and optimizer at the peak, over that of none,",
@@ -161,12 +170,13 @@ def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
             )
     head = ["processes", *(f"{name}, MiB" for name in parts)]
     text = [
-        "Counted in one process, the fullest, in the last step of a short run: by storage, DTensors and partitions as this process's part. "
-        "Activations: the most that autograd kept at a moment. Peak: the most of all tensors at a moment (CPU: storages that live after "
-        "any operation; GPU: torch.cuda.max_memory_allocated).\n",
+        "Counted in one process, the fullest, in the last step of a short run: by storage, DTensors and partitions as "
+        "this process's part. Activations: the most that autograd kept at a moment. Peak: the most of all tensors at a "
+        "moment (CPU: storages that live after any operation; GPU: torch.cuda.max_memory_allocated).\n",
         table(["strategy", *head, "parameters + optimizer over auto's"], rows["strategy"]),
         table(
-            ["activation checkpointing", *head, "activations over none's", "rest at the peak over none's"], rows["checkpointing"]
+            ["activation checkpointing", *head, "activations over none's", "rest at the peak over none's"],
+            rows["checkpointing"],
         ),
         table(["bar", "measured", ""], bars),
     ]
@@ -197,7 +207,9 @@ def gpu(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
 
 
 def overhead(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
-    """Means over a turn's steps, since what a method does every few steps counts as well; on a CPU of the process's CPU time."""
+    """Means over a turn's steps, since what a method does every few steps counts as well; on a CPU of the process's CPU
+    time.
+    """
 
     def step(result: dict[str, Any]) -> float:
         return float(result["mean_step_ms"])
@@ -218,7 +230,9 @@ def overhead(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         if case.name in limits:
             bars.append(bar(f"{case.name}: step over the plain one's,", over, limits[case.name], at_most=True))
     head = ["method", "step, ms (CPU time on a CPU)", "over the plain step"]
-    return [table(head, rows), table(["bar", "measured", ""], bars)], plot.stacks("Time of a training step", "ms", heights)
+    return [table(head, rows), table(["bar", "measured", ""], bars)], plot.stacks(
+        "Time of a training step", "ms", heights
+    )
 
 
 def _error(results: Results, case: Case) -> str:
@@ -234,17 +248,19 @@ def write(output: Path, cases: Sequence[Case], results: Results, request: dict[s
     texts, drawing = REPORTS[request["suite"]](cases, results)
     packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
     under = (
-        f"{environment['cpu']}, {environment['cores']} cores, {request['threads']} thread(s) a process; Python {environment['python']}, "
-        f"{packages}. Medians (lowest to highest) of n = {request['rounds']} rounds in turns, {request['steps']} steps each; ratios are "
-        f"taken round by round. "
-        f"{seconds:.0f} s.\n"
+        f"{environment['cpu']}, {environment['cores']} cores, {request['threads']} thread(s) a process; Python "
+        f"{environment['python']}, {packages}. Medians (lowest to highest) of n = {request['rounds']} rounds in turns, "
+        f"{request['steps']} steps each; ratios are taken round by round. {seconds:.0f} s.\n"
     )
     text = "\n".join([*texts, under])
     write_atomically(output / "results.md", text)
     write_atomically(output / "plot.svg", drawing)
-    facts = [{"name": case.name, "processes": case.processes, **case.facts, "rounds": results[case.name]} for case in cases]
+    facts = [
+        {"name": case.name, "processes": case.processes, **case.facts, "rounds": results[case.name]} for case in cases
+    ]
     write_atomically(
-        output / "results.json", json.dumps({"request": request, "environment": environment, "cases": facts}, indent=2) + "\n"
+        output / "results.json",
+        json.dumps({"request": request, "environment": environment, "cases": facts}, indent=2) + "\n",
     )
     print(f"\n{text}\nWritten to {output}")
     return text

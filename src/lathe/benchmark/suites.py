@@ -22,12 +22,12 @@ NET = ("model=deep_mlp", "data=synthetic", "optimizer=adamw")
 
 @dataclass(frozen=True)
 class Case:
-    """One configuration to measure, on as many devices as `processes` says: in a process for each, or in one where the strategy drives
-    several, as a training run has it.
+    """One configuration to measure, on as many devices as `processes` says: in a process for each, or in one where the
+    strategy drives several, as a training run has it.
 
-    `alone` cases get fresh processes for each turn: a peak of memory in processes that stay would include what other cases left.
-    `facts` go into the tables: strategy, mode, and what else tells cases apart. `kind` is time or memory. `sync` false leaves out the
-    summing of gradients, to tell what it costs (ddp alone; such weights are of no use).
+    `alone` cases get fresh processes for each turn: a peak of memory in processes that stay would include what other
+    cases left. `facts` go into the tables: strategy, mode, and what else tells cases apart. `kind` is time or memory.
+    `sync` false leaves out the summing of gradients, to tell what it costs (ddp alone; such weights are of no use).
     """
 
     name: str
@@ -40,17 +40,25 @@ class Case:
 
 
 def scaling(request: dict[str, Any]) -> list[Case]:
-    """Each strategy in one process and in several; weak (the batch grows with the processes) and strong (it does not)."""
+    """Each strategy in one process and in several; weak (the batch grows with the processes) and strong (it does
+    not).
+    """
     counts = sorted({1, *request["processes"]})
     batch = request["batch_size"]
-    require(all(isinstance(n, int) and n >= 1 for n in counts), f"processes={request['processes']}: give whole numbers from 1.")
     require(
-        all(batch % n == 0 for n in counts), f"batch_size={batch} does not divide by each of processes={counts}: change either."
+        all(isinstance(n, int) and n >= 1 for n in counts),
+        f"processes={request['processes']}: give whole numbers from 1.",
+    )
+    require(
+        all(batch % n == 0 for n in counts),
+        f"batch_size={batch} does not divide by each of processes={counts}: change either.",
     )
     width, depth = "model.net.width=160", "model.net.depth=8"
     cases = []
     for n in counts:
-        for strategy in ["auto", *(name for name in request["strategies"] if name != SPLIT)] if n == 1 else request["strategies"]:
+        for strategy in (
+            ["auto", *(name for name in request["strategies"] if name != SPLIT)] if n == 1 else request["strategies"]
+        ):
             for mode in ("weak", "strong") if n > 1 else ("weak",):
                 for sync in (True, False) if n > 1 and strategy == "ddp" and mode == "weak" else (True,):
                     total = batch * n if mode == "weak" else batch
@@ -78,7 +86,8 @@ SPLIT = "model_split"  # names its devices itself, two at least
 def _devices(strategy: str, count: int, request: dict[str, Any]) -> str:
     """The override that brings a strategy to so many devices."""
     require(
-        strategy != "dp" or request["accelerator"] != "cpu", "strategies=[dp] drives GPUs: leave it out, or set accelerator=gpu."
+        strategy != "dp" or request["accelerator"] != "cpu",
+        "strategies=[dp] drives GPUs: leave it out, or set accelerator=gpu.",
     )
     if strategy != SPLIT:
         return f"trainer.devices={count}"
@@ -90,7 +99,9 @@ CHECKPOINTING = ("none", "blocks", "every_2", "sqrt")
 
 
 def memory(request: dict[str, Any]) -> list[Case]:
-    """Each strategy on the most processes asked for, beside one process; and activation checkpointing on a net of 64 blocks."""
+    """Each strategy on the most processes asked for, beside one process; and activation checkpointing on a net of 64
+    blocks.
+    """
     n, batch = max(request["processes"]), request["batch_size"]
     require(batch % n == 0, f"batch_size={batch} does not divide by processes={n}: change either.")
     cases = []
@@ -99,7 +110,9 @@ def memory(request: dict[str, Any]) -> list[Case]:
         processes = 1 if strategy == "auto" else n
         # DeepSpeed allocates its buckets whole: they would be many times this net.
         small = (
-            [f"strategy.{key}_bucket_size=500000" for key in ("reduce", "allgather")] if strategy.startswith("deepspeed") else []
+            [f"strategy.{key}_bucket_size=500000" for key in ("reduce", "allgather")]
+            if strategy.startswith("deepspeed")
+            else []
         )
         cases.append(
             Case(
@@ -111,7 +124,12 @@ def memory(request: dict[str, Any]) -> list[Case]:
                 facts={"part": "strategy", "strategy": strategy},
             )
         )
-    deep = ("model.net.width=128", "model.net.depth=64", f"data.batch_size={batch}", f"data.source.train_size={2 * batch}")
+    deep = (
+        "model.net.width=128",
+        "model.net.depth=64",
+        f"data.batch_size={batch}",
+        f"data.source.train_size={2 * batch}",
+    )
     for how in CHECKPOINTING:
         cases.append(
             Case(
@@ -160,7 +178,8 @@ def gpu(request: dict[str, Any]) -> list[Case]:
     import torch
 
     require(
-        torch.cuda.is_available(), "suite=gpu needs an NVIDIA GPU and none is visible here: take suite=scaling or suite=memory."
+        torch.cuda.is_available(),
+        "suite=gpu needs an NVIDIA GPU and none is visible here: take suite=scaling or suite=memory.",
     )
     cases = []
     for net, overrides in GPU_NETS.items():
@@ -178,8 +197,8 @@ def gpu(request: dict[str, Any]) -> list[Case]:
     return cases
 
 
-# What each method adds to a step, in its full course: masks that move, ranges that are observed, a teacher as large as the student.
-# By default masks move about a hundred times in a run; every tenth step is a short run of 1000 steps.
+# What each method adds to a step, in its full course: masks that move, ranges that are observed, a teacher as large as
+# the student. By default masks move about a hundred times in a run; every tenth step is a short run of 1000 steps.
 MOVING = ("compression.prune.start=0", "compression.prune.end=1", "compression.prune.every_n_steps=10")
 METHODS = {
     "prune": (*MOVING, "compression=prune"),
@@ -235,16 +254,26 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "accelerator": "gpu",
         "threads": 1,
     },
-    "overhead": {"strategies": [], "rounds": 5, "steps": 10, "warmup": 3, "batch_size": 128, "accelerator": "cpu", "threads": 1},
+    "overhead": {
+        "strategies": [],
+        "rounds": 5,
+        "steps": 10,
+        "warmup": 3,
+        "batch_size": 128,
+        "accelerator": "cpu",
+        "threads": 1,
+    },
     INFERENCE: {"rounds": 100, "warmup": 10, "seconds": 20.0, "batches": [1, 8, 32]},
 }
 
 
 def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
-    """The cases of the suite that `request` asks for, and the request with its nulls filled in; suite=inference has no cases.
+    """The cases of the suite that `request` asks for, and the request with its nulls filled in; suite=inference has no
+    cases.
 
     Raises:
-        UserError: an unknown suite, a number out of range, a key of another suite, or a suite that this machine can't run.
+        UserError: an unknown suite, a number out of range, a key of another suite, or a suite that this machine can't
+        run.
     """
     suite = request["suite"]
     require(suite in DEFAULTS, f"suite={suite}: {did_you_mean(str(suite), DEFAULTS)}")
@@ -253,9 +282,13 @@ def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
         require(request.get(key) is None, f"{key}={request.get(key)} has no meaning for suite={suite}: leave it null.")
     taken = "processes" in DEFAULTS[suite] or request.get("processes") is None
     require(taken, f"processes={request.get('processes')} has no meaning for suite={suite}: leave it null.")
-    least_of = {"rounds": 1, "warmup": 0} if suite == INFERENCE else {"rounds": 1, "steps": 3, "warmup": 0, "threads": 1}
+    least_of = (
+        {"rounds": 1, "warmup": 0} if suite == INFERENCE else {"rounds": 1, "steps": 3, "warmup": 0, "threads": 1}
+    )
     for key, least in least_of.items():
-        require(isinstance(full[key], int) and full[key] >= least, f"{key}={full[key]}: give a whole number from {least}.")
+        require(
+            isinstance(full[key], int) and full[key] >= least, f"{key}={full[key]}: give a whole number from {least}."
+        )
     if suite != INFERENCE:
         return SUITES[suite](full), full
     require(full.get("run") is not None, "suite=inference measures a finished run: name it with run=<run directory>.")

@@ -15,20 +15,21 @@ from lathe.errors import UserError, did_you_mean
 
 
 class Checkpoint(CheckpointBase):
-    """Keeps the best epoch by a monitored metric (of equals the later, which has trained longer), and the newest state. A metric is
-    judged when it is reported: after a validation, or at the end of the training epoch. An epoch counts once every method of compression
-    has the net as it will ship: one that was better while it was larger is no result. Where nothing could be judged by the end, best.ckpt
-    is the newest state, and `unjudged` says why.
+    """Keeps the best epoch by a monitored metric (of equals the later, which has trained longer), and the newest state.
+    A metric is judged when it is reported: after a validation, or at the end of the training epoch. An epoch counts
+    once every method of compression has the net as it will ship: one that was better while it was larger is no result.
+    Where nothing could be judged by the end, best.ckpt is the newest state, and `unjudged` says why.
 
-    last.ckpt is written after every `every_n_epochs` epochs (null: after the last alone), and every `every_n_train_steps` optimizer
-    steps. Where a validation is due after such a step it is written after the validation, so that a continued run neither misses nor
-    repeats one.
+    last.ckpt is written after every `every_n_epochs` epochs (null: after the last alone), and every
+    `every_n_train_steps` optimizer steps. Where a validation is due after such a step it is written after the
+    validation, so that a continued run neither misses nor repeats one.
 
-    `dirpath` null means checkpoints/ in the run directory. The key `async`, whose name Python keeps for itself, writes files in a thread
-    while training goes on.
+    `dirpath` null means checkpoints/ in the run directory. The key `async`, whose name Python keeps for itself, writes
+    files in a thread while training goes on.
 
     Raises:
-        UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known, `async` with a
+        UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known,
+        `async` with a
             checkpoint that ranks write together, or a metric that the first epoch with a validation does not report.
     """
 
@@ -70,7 +71,8 @@ class Checkpoint(CheckpointBase):
         writer = trainer.strategy.checkpoint_io
         if self.asynchronous and getattr(trainer.strategy, "_save_distributed_checkpoint", False):
             raise UserError(
-                "callbacks.checkpoint.async=true writes a file in a thread, strategy.checkpoint=sharded a folder by each rank: drop one."
+                "callbacks.checkpoint.async=true writes a file in a thread, strategy.checkpoint=sharded a folder by "
+                "each rank: drop one."
             )
         if self.asynchronous and not isinstance(writer, AsyncCheckpointIO):
             trainer.strategy.checkpoint_io = AsyncCheckpointIO(getattr(writer, "read_folder", None))
@@ -80,7 +82,9 @@ class Checkpoint(CheckpointBase):
         assert self._dirpath is not None
         return self._dirpath / f"{name}.ckpt"
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if not self.every_n_train_steps:
             return
         step = trainer.global_step
@@ -149,7 +153,9 @@ class Checkpoint(CheckpointBase):
         if not all(method.ready(trainer) for method in compressions(trainer)):
             return
         score, best = reported[self.monitor], self.best_score
-        if trainer.world_size > 1:  # a task's metrics are equal on all ranks, those of a user's own self.log need not be
+        if (
+            trainer.world_size > 1
+        ):  # a task's metrics are equal on all ranks, those of a user's own self.log need not be
             score = trainer.strategy.broadcast(score)
         first = best is None or math.isnan(best)  # anything is better than what is no number
         if first or (score >= best if self.mode == "max" else score <= best):  # type: ignore[operator]  # not None then
@@ -184,7 +190,9 @@ class Checkpoint(CheckpointBase):
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:
-    """What the loop that is at its end, training or validation, has reported: `trainer.callback_metrics` holds older metrics as well."""
+    """What the loop that is at its end, training or validation, has reported: `trainer.callback_metrics` holds older
+    metrics as well.
+    """
     return numbers(trainer._logger_connector.metrics["callback"])
 
 

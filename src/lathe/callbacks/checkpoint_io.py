@@ -21,7 +21,8 @@ from lathe.files import aside, beside
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes a checkpoint beside its place and moves it there, so that a file under its final name is always whole.
 
-    `read_folder` opens a checkpoint that is a folder, which a sharded strategy has written; where a file replaces one, it is removed.
+    `read_folder` opens a checkpoint that is a folder, which a sharded strategy has written; where a file replaces one,
+    it is removed.
     """
 
     def __init__(self, read_folder: Callable[[Path], dict[str, Any]] | None = None) -> None:
@@ -57,9 +58,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 class AsyncCheckpointIO(AtomicCheckpointIO):
     """Copies a checkpoint into memory and writes the copy in a thread, while training goes on.
 
-    One write at a time: the next save waits for the last. What went wrong in the thread is raised there, or at the end of the fit, which
-    waits as well, as does whoever loads. (Lightning's plugin of that name queues any number of copies, leaves them on the GPU, and raises
-    an old error again at each save.)
+    One write at a time: the next save waits for the last. What went wrong in the thread is raised there, or at the end
+    of the fit, which waits as well, as does whoever loads. (Lightning's plugin of that name queues any number of
+    copies, leaves them on the GPU, and raises an old error again at each save.)
     """
 
     def __init__(self, read_folder: Callable[[Path], dict[str, Any]] | None = None) -> None:
@@ -97,7 +98,9 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
 
 
 def _put_aside(target: Path) -> Path | None:
-    """The folder of a sharded checkpoint under the name `target`, out of the way of a file: a link is replaced in one step as it is."""
+    """The folder of a sharded checkpoint under the name `target`, out of the way of a file: a link is replaced in one
+    step as it is.
+    """
     if target.is_symlink():
         return target.parent / os.readlink(target)
     if not target.is_dir():
@@ -108,7 +111,9 @@ def _put_aside(target: Path) -> Path | None:
 
 
 def snapshot(tree: Any, storages: dict[Any, Any] | None = None) -> Any:
-    """A copy of nested containers with their tensors in main memory. Tensors that share storage go on sharing it, as in a file."""
+    """A copy of nested containers with their tensors in main memory. Tensors that share storage go on sharing it, as in
+    a file.
+    """
     storages = {} if storages is None else storages
     if isinstance(tree, Tensor):
         return _copied(tree.detach(), storages)

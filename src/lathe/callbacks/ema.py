@@ -15,26 +15,26 @@ from lathe.measure.shards import is_sharded, joined, local, part_of
 class EMA(Callback):
     """Keep `average = decay * average + (1 - decay) * weights` of `pl_module.net` (Polyak and Juditsky, 1992).
 
-    The first update copies the weights; until then, evaluation and checkpoints show the raw weights. Validation inside fit runs
-    on the average, and after fit the net holds it. In a checkpoint `state_dict` is the average, under the usual names, so whoever
-    opens it need not know of this class; `checkpoint["ema"]` has the raw weights and the number of updates, from which a resumed
-    run goes on bit for bit. Lightning's own `WeightAveraging` loses the raw weights when a run ends or dies inside validation,
-    copies the whole LightningModule, and averages low-precision weights in low precision, where small steps vanish: here the
-    average is at least float32.
+    The first update copies the weights; until then, evaluation and checkpoints show the raw weights. Validation inside
+    fit runs on the average, and after fit the net holds it. In a checkpoint `state_dict` is the average, under the
+    usual names, so whoever opens it need not know of this class; `checkpoint["ema"]` has the raw weights and the number
+    of updates, from which a resumed run goes on bit for bit. Lightning's own `WeightAveraging` loses the raw weights
+    when a run ends or dies inside validation, copies the whole LightningModule, and averages low-precision weights in
+    low precision, where small steps vanish: here the average is at least float32.
 
-    Every process averages what it holds: the whole net, or its shards under fsdp and tensor; a checkpoint has full tensors either
-    way. Averaged buffers, which differ between processes as BatchNorm's do, are those of process 0 wherever they are shown.
+    Every process averages what it holds: the whole net, or its shards under fsdp and tensor; a checkpoint has full
+    tensors either way. Averaged buffers, which differ between processes as BatchNorm's do, are those of process 0
+    wherever they are shown.
 
     Args:
-        decay: weight of the past per update, in [0, 1).
-        every_n_steps: optimizer steps per update; the average then forgets `every_n_steps` times more slowly.
-        start_step: optimizer steps before averaging begins.
-        warmup: begin with a short memory: update t uses min(decay, (1 + t) / (10 + t)), as TensorFlow's and timm's EMA do.
-        buffers: floating-point buffers (BatchNorm's running statistics) are averaged like weights; "copy" shows the raw ones.
+        decay: weight of the past per update, in [0, 1). every_n_steps: optimizer steps per update; the average then
+        forgets `every_n_steps` times more slowly. start_step: optimizer steps before averaging begins. warmup: begin
+        with a short memory: update t uses min(decay, (1 + t) / (10 + t)), as TensorFlow's and timm's EMA do. buffers:
+        floating-point buffers (BatchNorm's running statistics) are averaged like weights; "copy" shows the raw ones.
 
-    Raises UserError for values out of range, for a checkpoint callback that saves weights only (Lightning then skips this
-    callback, and the file would hold raw weights), if the net changes shape once averaging has begun, and where a process does not
-    hold its share of every tensor under the net's own names (pipeline, deepspeed_3).
+    Raises UserError for values out of range, for a checkpoint callback that saves weights only (Lightning then skips
+    this callback, and the file would hold raw weights), if the net changes shape once averaging has begun, and where a
+    process does not hold its share of every tensor under the net's own names (pipeline, deepspeed_3).
     """
 
     def __init__(
@@ -48,7 +48,9 @@ class EMA(Callback):
         if not 0 <= decay < 1:
             raise UserError(f"callbacks.ema.decay={decay} is not in [0, 1): use a value such as 0.999.")
         if every_n_steps < 1:
-            raise UserError(f"callbacks.ema.every_n_steps={every_n_steps} is below 1: use 1 to average after every step.")
+            raise UserError(
+                f"callbacks.ema.every_n_steps={every_n_steps} is below 1: use 1 to average after every step."
+            )
         if start_step < 0:
             raise UserError(f"callbacks.ema.start_step={start_step} is negative: use 0 to average from the first step.")
         if buffers not in ("average", "copy"):
@@ -87,8 +89,8 @@ class EMA(Callback):
         self.updates, self._average = 0, []
 
     def mask(self, masks: dict[str, Tensor]) -> None:
-        """Zero the average where masks (True where a weight stays; by parameter name, of the full shape) have just been laid on the
-        weights: those stay zero, and so does their average from here on."""
+        """Zero the average where masks (True where a weight stays; by parameter name, of the full shape) have just been
+        laid on the weights: those stay zero, and so does their average from here on."""
         if not self._average:
             return
         with torch.no_grad():
@@ -97,10 +99,14 @@ class EMA(Callback):
                 self._average[i].masked_fill_(~part_of(mask, self._owners[i]), 0.0)
 
     def _widened(self) -> list[Tensor]:
-        return self._live if not self._narrow else [t.to(a.dtype) for t, a in zip(self._live, self._average, strict=True)]
+        return (
+            self._live if not self._narrow else [t.to(a.dtype) for t, a in zip(self._live, self._average, strict=True)]
+        )
 
     def _bind(self, net: nn.Module) -> None:
-        """Find the tensors to average. Done again each epoch: another callback may have put new ones in the place of old ones."""
+        """Find the tensors to average. Done again each epoch: another callback may have put new ones in the place of
+        old ones.
+        """
         shapes = [t.shape for t in self._live]
         index: dict[str, int] = {}
         owners: list[Tensor] = []
@@ -116,7 +122,8 @@ class EMA(Callback):
         live = [local(tensor) for tensor in owners]
         if self._average and (index != self._index or shapes != [t.shape for t in live]):
             raise UserError(
-                f"callbacks.ema.start_step={self.start_step} lies before a change of the net's tensors: set it past that change."
+                f"callbacks.ema.start_step={self.start_step} lies before a change of the net's tensors: set it past "
+                "that change."
             )
         self._index, self._owners, self._live = index, owners, live
         self._narrow = any(t.dtype != _wide(t) for t in live)
@@ -147,7 +154,8 @@ class EMA(Callback):
         self._reset()
         if any(getattr(callback, "save_weights_only", False) for callback in trainer.checkpoint_callbacks):
             raise UserError(
-                "callbacks.checkpoint.save_weights_only=true would save the raw weights instead of the average: set it to false."
+                "callbacks.checkpoint.save_weights_only=true would save the raw weights instead of the average: set "
+                "it to false."
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -157,11 +165,13 @@ class EMA(Callback):
         self._install()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        steps = trainer.estimated_stepping_batches  # not sooner: it makes the loader, which then misses its restored position
+        steps = (
+            trainer.estimated_stepping_batches
+        )  # not sooner: it makes the loader, which then misses its restored position
         if 0 < steps < self.start_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             raise UserError(
-                f"callbacks.ema.start_step={self.start_step} is above the run's {steps:g} optimizer steps, nothing would be averaged: "
-                "lower it or train longer."
+                f"callbacks.ema.start_step={self.start_step} is above the run's {steps:g} optimizer steps, nothing "
+                "would be averaged: lower it or train longer."
             )
         if self._step < 0:
             self._step = trainer.global_step
@@ -172,7 +182,9 @@ class EMA(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._bind(pl_module.get_submodule("net"))
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         step = trainer.global_step
         if step > self._step:  # not while gradients accumulate
             self.update(step)
@@ -198,7 +210,8 @@ class EMA(Callback):
         checkpoint["ema"] = ema
         if not self._average:
             return
-        # A strategy hands over its state whole, perhaps to process 0 alone, or spread as the net is; the average follows it.
+        # A strategy hands over its state whole, perhaps to process 0 alone, or spread as the net is; the average
+        # follows it.
         state = dict(checkpoint["state_dict"])
         spread = any(is_sharded(tensor) for tensor in state.values())
         averages = [self._full(i, part, spread, bool(state)) for i, part in enumerate(self._average)]
@@ -217,7 +230,9 @@ class EMA(Callback):
             ema["average"] = {name: averages[i] for name, i in self._index.items()}
 
     def _full(self, i: int, part: Tensor, spread: bool, kept: bool) -> Tensor:
-        """The tensor at position `i`, of which this process holds `part`: spread still, or gathered on the CPU where it is kept."""
+        """The tensor at position `i`, of which this process holds `part`: spread still, or gathered on the CPU where it
+        is kept.
+        """
         owner = self._owners[i]
         if not is_sharded(owner):
             return part
@@ -246,7 +261,8 @@ class EMA(Callback):
             )
         average = ema.get("average")
         self._restored = {
-            name: part_of(average[name], loaded[name]) if average else local(loaded[name]).clone() for name in ema["raw"]
+            name: part_of(average[name], loaded[name]) if average else local(loaded[name]).clone()
+            for name in ema["raw"]
         }
         with torch.no_grad():
             for name, raw in ema["raw"].items():
@@ -271,15 +287,16 @@ def _refuse_parts(trainer: Trainer, net: nn.Module) -> None:
     """Raises where a process does not hold its share of every tensor of the net."""
     if any(hasattr(parameter, "ds_id") for parameter in net.parameters()):
         raise UserError(
-            "callbacks.ema cannot average weights that DeepSpeed keeps in parts (stage 3): drop ema from callbacks, or use "
-            "strategy=fsdp, deepspeed_2 or ddp."
+            "callbacks.ema cannot average weights that DeepSpeed keeps in parts (stage 3): drop ema from callbacks, or "
+            "use strategy=fsdp, deepspeed_2 or ddp."
         )
     if trainer.world_size > 1:
         everyone: list[Any] = [None] * trainer.world_size
         torch.distributed.all_gather_object(everyone, list(net.state_dict()))
         if any(names != everyone[0] for names in everyone):
             raise UserError(
-                "callbacks.ema cannot average a net that is cut between processes: drop ema from callbacks, or use strategy=fsdp or ddp."
+                "callbacks.ema cannot average a net that is cut between processes: drop ema from callbacks, or use "
+                "strategy=fsdp or ddp."
             )
 
 

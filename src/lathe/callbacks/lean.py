@@ -21,8 +21,8 @@ EACH_BATCH = (
 def skip_empty_hooks(callbacks: Iterable[Callback]) -> None:
     """Hides the per-batch hooks that a callback does not override, in place.
 
-    Lightning calls every hook of every callback under a profiler context, about 2 microseconds each, which adds up to half the step of a
-    small net; it passes over a hook that is not callable.
+    Lightning calls every hook of every callback under a profiler context, about 2 microseconds each, which adds up to
+    half the step of a small net; it passes over a hook that is not callable.
     """
     for callback in callbacks:
         for name in EACH_BATCH:

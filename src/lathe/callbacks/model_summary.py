@@ -15,8 +15,9 @@ SHOWN = ("Name", "Type", "Params", "In sizes", "Out sizes")
 class ModelSummary(RichModelSummary):
     """Lightning's summary, short: names, types and parameters.
 
-    Lightning also prints a column of FLOPs, which stays 0 unless the task carries an example input: a metric that nobody counted.
-    The table is printed while the net is still whole: later a strategy may have cut it, and rank 0 would count its own part.
+    Lightning also prints a column of FLOPs, which stays 0 unless the task carries an example input: a metric that
+    nobody counted. The table is printed while the net is still whole: later a strategy may have cut it, and rank 0
+    would count its own part.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -27,7 +28,9 @@ class ModelSummary(RichModelSummary):
         """Too late: see above."""
 
     def _summary(self, trainer: Trainer, pl_module: LightningModule) -> Summary:
-        return summarize(pl_module, max_depth=self._max_depth)  # a net that is whole needs no summary for DeepSpeed's partitions
+        return summarize(
+            pl_module, max_depth=self._max_depth
+        )  # a net that is whole needs no summary for DeepSpeed's partitions
 
     @staticmethod
     def summarize(

@@ -25,16 +25,17 @@ class _Finding(NamedTuple):
 class NanGuard(Callback):
     """Raise UserError with the optimizer step and the first tensor that is nan or inf.
 
-    A single process on a CPU looks at every loss before backward, so the weights are still whole, and the forward pass is run
-    again to name the first module with a bad output. Elsewhere reading a number makes the host wait, so losses are put aside
-    unread and read every `every_n_steps` optimizer steps; the step named is exact either way. At those steps gradients are read
-    too, before the optimizer uses them: a checkpoint written every multiple of `every_n_steps` never holds a bad weight.
-    Parameters (and buffers, for nan only: a mask may hold -inf) are read before each validation and at the end.
+    A single process on a CPU looks at every loss before backward, so the weights are still whole, and the forward pass
+    is run again to name the first module with a bad output. Elsewhere reading a number makes the host wait, so losses
+    are put aside unread and read every `every_n_steps` optimizer steps; the step named is exact either way. At those
+    steps gradients are read too, before the optimizer uses them: a checkpoint written every multiple of `every_n_steps`
+    never holds a bad weight. Parameters (and buffers, for nan only: a mask may hold -inf) are read before each
+    validation and at the end.
 
-    Processes compare notes at the same steps and stop together with the same sentence; none is left waiting in a collective. Each
-    looks at what it holds: the whole net, shards of it, or some of its blocks. DeepSpeed's engine keeps gradients to itself from
-    stage 2 on; a bad one is then found in the parameters or in the next loss.
-    Under a GradScaler, inf gradients and inf float16 losses are its business, not an error, until its scale is below 2^-8; an
+    Processes compare notes at the same steps and stop together with the same sentence; none is left waiting in a
+    collective. Each looks at what it holds: the whole net, shards of it, or some of its blocks. DeepSpeed's engine
+    keeps gradients to itself from stage 2 on; a bad one is then found in the parameters or in the next loss. Under a
+    GradScaler, inf gradients and inf float16 losses are its business, not an error, until its scale is below 2^-8; an
     engine's own scaler likewise.
 
     Args:
@@ -43,7 +44,9 @@ class NanGuard(Callback):
 
     def __init__(self, every_n_steps: int = 50) -> None:
         if every_n_steps < 1:
-            raise UserError(f"callbacks.nan_guard.every_n_steps={every_n_steps} is below 1: use 1 to look at every step.")
+            raise UserError(
+                f"callbacks.nan_guard.every_n_steps={every_n_steps} is below 1: use 1 to look at every step."
+            )
         self.every_n_steps = every_n_steps
         self._losses: list[Tensor] = []
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it
@@ -69,7 +72,9 @@ class NanGuard(Callback):
         if len(self._ends) >= self.every_n_steps:
             self._look(trainer, pl_module, gradients=True)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._batch = None
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -101,7 +106,9 @@ class NanGuard(Callback):
         self._ends.clear()
 
     def _first_bad_loss(self, scaled: bool) -> tuple[int, str] | None:
-        """Of the first bad loss: how many optimizer steps lay between the last reading and it, and its value in words."""
+        """Of the first bad loss: how many optimizer steps lay between the last reading and it, and its value in
+        words.
+        """
         if not self._losses:
             return None
         values = torch.stack([loss.float() for loss in self._losses]).tolist()
@@ -111,7 +118,9 @@ class NanGuard(Callback):
                 return sum(end <= i for end in self._ends), _kind(value)
         return None
 
-    def _stop(self, trainer: Trainer, net: nn.Module, now: int, first: int, bad_loss: tuple[int, str] | None) -> NoReturn:
+    def _stop(
+        self, trainer: Trainer, net: nn.Module, now: int, first: int, bad_loss: tuple[int, str] | None
+    ) -> NoReturn:
         """`now` is the step under way or just done, `first` the one after the last reading."""
         mine = _Finding(
             step=None if bad_loss is None else first + bad_loss[0],
@@ -120,7 +129,8 @@ class NanGuard(Callback):
             state=_first_bad_state(net),
         )
         findings = _gather(trainer, mine)
-        # The first bad loss counts; of processes that saw it in the same step (all do, if they share a batch), one that knows a name.
+        # The first bad loss counts; of processes that saw it in the same step (all do, if they share a batch), one that
+        # knows a name.
         rank, found = min(
             enumerate(findings), key=lambda x: (x[1].step is None, x[1].step or 0, not x[1].state, not x[1].gradient)
         )
@@ -132,33 +142,45 @@ class NanGuard(Callback):
                 what = f"in optimizer step {now} the gradient of {found.gradient} although the loss is finite"
             else:
                 what = f"in optimizer step {now} the gradients are not finite at any loss scale"
-        elif found.state.startswith("parameter") and found.step == now:  # buffers may be bad since this step's own forward
-            what = f"in optimizer step {now} the loss is {found.value}{where} because {found.state} since the step before"
+        elif (
+            found.state.startswith("parameter") and found.step == now
+        ):  # buffers may be bad since this step's own forward
+            what = (
+                f"in optimizer step {now} the loss is {found.value}{where} because {found.state} since the step before"
+            )
         elif found.step == now and self._batch is not None:
             # All processes run it, not only the one with the bad loss: the net may hold collectives.
             parts = _gather(trainer, [name for name, _ in net.named_parameters()])
             if any(names != parts[0] for names in parts):
-                what = f"in optimizer step {now} the loss is {found.value}{where}, and each process has a part of the net only"
+                what = (
+                    f"in optimizer step {now} the loss is {found.value}{where}, and each process has a part of the "
+                    "net only"
+                )
             else:
                 culprits = _gather(trainer, _first_bad_output(trainer, net, net_input(self._batch)))
                 what = f"in optimizer step {now} the loss is {found.value}{where}: {culprits[rank]}"
         else:
             what = (
-                f"in optimizer step {found.step} the loss is {found.value}{where}, read at step {now} when the weights had "
-                "followed (callbacks.nan_guard.every_n_steps=1 names the module)"
+                f"in optimizer step {found.step} the loss is {found.value}{where}, read at step {now} when the weights "
+                "had followed (callbacks.nan_guard.every_n_steps=1 names the module)"
             )
-        raise UserError(f"Training stopped: {what}; lower optimizer.lr, set trainer.gradient_clip_val, or use precision=32-true.")
+        raise UserError(
+            f"Training stopped: {what}; lower optimizer.lr, set trainer.gradient_clip_val, or use precision=32-true."
+        )
 
 
 def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
     """Run the forward pass again and name the first module, in order of completion, whose output is not finite."""
-    # The pass is made even if the batch is to blame: another process, whose batch is not, meets this one in the net's collectives.
+    # The pass is made even if the batch is to blame: another process, whose batch is not, meets this one in the net's
+    # collectives.
     bad: list[str] = [] if _finite(x) else [f"the batch itself holds {_kind_of(x)}"]
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not bad and isinstance(output, Tensor) and not _finite(local(output)):
-                bad.append(f"the first module with {_kind_of(local(output))} in its output is {name} ({type(module).__name__})")
+                bad.append(
+                    f"the first module with {_kind_of(local(output))} in its output is {name} ({type(module).__name__})"
+                )
 
         return hook
 

@@ -18,10 +18,11 @@ SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasa
 class Preemption(Callback):
     """On SIGTERM or SIGUSR1, finishes the optimizer step (and a validation that is due), writes last.ckpt and stops.
 
-    Lightning's own handler starts a collective inside the signal handler, which can meet another rank in the middle of its gradients.
-    This one only notes the signal. Every `every_n_steps` optimizer steps the ranks agree whether any of them was signalled, then all
-    stop at the same step. A stop at an epoch's last step waits for the first of the next: what an epoch's end does (its line, a stop that
-    is due) belongs to no checkpoint, and a continued run would go past it. After the last epoch it stops before the test.
+    Lightning's own handler starts a collective inside the signal handler, which can meet another rank in the middle of
+    its gradients. This one only notes the signal. Every `every_n_steps` optimizer steps the ranks agree whether any of
+    them was signalled, then all stop at the same step. A stop at an epoch's last step waits for the first of the next:
+    what an epoch's end does (its line, a stop that is due) belongs to no checkpoint, and a continued run would go past
+    it. After the last epoch it stops before the test.
     """
 
     def __init__(self, every_n_steps: int = 10) -> None:
@@ -39,7 +40,9 @@ class Preemption(Callback):
     def _note(self, number: int, frame: Any) -> None:
         self.received = signal.Signals(number).name
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if trainer.fit_loop._should_accumulate():
             return  # gradients that are not yet a step are in no checkpoint
         if not self._agreed:
@@ -47,7 +50,9 @@ class Preemption(Callback):
                 return
             self._agreed = self._any_rank(trainer)
         if self._agreed and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            trainer._signal_connector.received_sigterm = True  # Lightning raises SIGTERMException at the end of this step
+            trainer._signal_connector.received_sigterm = (
+                True  # Lightning raises SIGTERMException at the end of this step
+            )
 
     def _any_rank(self, trainer: Trainer) -> bool:
         stop = self.received is not None

@@ -15,8 +15,8 @@ class TorchProfiler(Callback):
     """Record some training steps with torch.profiler, write a trace per process, and print the costliest operators.
 
     The trace is `<dirpath>/rank<r>.<step>.pt.trace.json`, a Chrome trace: drop it on https://ui.perfetto.dev, or point
-    TensorBoard with torch-tb-profiler at the folder. Time is self time, without that of the operators called inside; on a GPU it
-    is the device's time.
+    TensorBoard with torch-tb-profiler at the folder. Time is self time, without that of the operators called inside; on
+    a GPU it is the device's time.
 
     Args:
         dirpath: folder of the traces, made if missing; None is profile/ in the run directory.
@@ -68,7 +68,9 @@ class TorchProfiler(Callback):
         )
         self._profile.start()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self._profile is not None and self.trace is None:
             self._profile.step()
 
@@ -76,8 +78,9 @@ class TorchProfiler(Callback):
         self._stop()
         if self.trace is None:
             raise UserError(
-                f"callbacks.profiler recorded nothing: the run had {trainer.global_step} steps and recording begins after "
-                f"callbacks.profiler.wait={self.wait} plus callbacks.profiler.warmup={self.warmup}; lower them or train longer."
+                f"callbacks.profiler recorded nothing: the run had {trainer.global_step} steps and recording begins "
+                f"after callbacks.profiler.wait={self.wait} plus callbacks.profiler.warmup={self.warmup}; lower them "
+                "or train longer."
             )
         if trainer.is_global_zero and self._table is not None:
             rich.print(self._table)
@@ -105,7 +108,9 @@ class TorchProfiler(Callback):
         times = [(t, e) for t, e in times if not e.key.startswith("ProfilerStep")]
         total = sum(t for t, _ in times) or 1.0
         steps = self.active
-        self._table = Table(title=f"{'GPU' if on_gpu else 'CPU'} self time of {steps} training steps", title_justify="left")
+        self._table = Table(
+            title=f"{'GPU' if on_gpu else 'CPU'} self time of {steps} training steps", title_justify="left"
+        )
         for column, side in (("operator", "left"), ("calls/step", "right"), ("ms/step", "right"), ("share", "right")):
             self._table.add_column(column, justify=side)  # type: ignore[arg-type]
         for t, event in sorted(times, key=lambda x: -x[0])[: self.top_k]:

@@ -13,11 +13,12 @@ from lathe.measure.shards import local
 
 
 class Progress(RichProgressBar):
-    """Lightning's rich bar, touched a few times a second instead of at every batch; one line per epoch where it cannot draw.
+    """Lightning's rich bar, touched a few times a second instead of at every batch; one line per epoch where it cannot
+    draw.
 
-    Shows epoch, batches, time, batches per second, the last training loss and the latest validation metrics. Reading the loss
-    waits for a GPU, so that too happens only when the bar is drawn. Where the output is not a terminal (a file, a pipe, a
-    notebook), each epoch prints one line without control codes and flushes it.
+    Shows epoch, batches, time, batches per second, the last training loss and the latest validation metrics. Reading
+    the loss waits for a GPU, so that too happens only when the bar is drawn. Where the output is not a terminal (a
+    file, a pipe, a notebook), each epoch prints one line without control codes and flushes it.
 
     Args:
         refresh_rate: draws per second.
@@ -57,7 +58,9 @@ class Progress(RichProgressBar):
         super().on_train_epoch_start(trainer, pl_module)
         self._batches, self._started = 0, perf_counter()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._outputs = outputs
         self._batches += 1
         now = perf_counter()
@@ -89,7 +92,9 @@ class Progress(RichProgressBar):
         super().on_exception(trainer, pl_module, exception)
 
     def _print(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The line of the epoch that has ended: callbacks come before the task, which logs the epoch's means at its end."""
+        """The line of the epoch that has ended: callbacks come before the task, which logs the epoch's means at its
+        end.
+        """
         if self._line:
             metrics = self.get_metrics(trainer, pl_module)
             print(" | ".join([self._line, *(f"{name} {value:.4g}" for name, value in metrics.items())]), flush=True)

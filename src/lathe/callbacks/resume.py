@@ -1,4 +1,6 @@
-"""What Lightning leaves out when it continues a run: the random number generators, and often the position in the data."""
+"""What Lightning leaves out when it continues a run: the random number generators, and often the position in the
+data.
+"""
 
 import random
 from typing import Any
@@ -12,13 +14,13 @@ from lightning.pytorch.callbacks import Callback
 class ExactResume(Callback):
     """Makes a continued run go on exactly where its checkpoint was written.
 
-    Every rank's generators (dropout draws from them) are saved and put back. The train loader's position is put back even if the loader
-    was made before the loops were restored: a scheduler that asks for `trainer.estimated_stepping_batches` makes it so early that Lightning
-    2.6 drops the saved position without a word.
+    Every rank's generators (dropout draws from them) are saved and put back. The train loader's position is put back
+    even if the loader was made before the loops were restored: a scheduler that asks for
+    `trainer.estimated_stepping_batches` makes it so early that Lightning 2.6 drops the saved position without a word.
 
-    Ranks start from (seed, replica): the same seed would give them the same dropout masks on different samples, and ranks that share a
-    replica's samples, as tensor ranks do, have to agree. After a change of the number of ranks the saved states fit nobody; the
-    generators then start from (seed, replica, step).
+    Ranks start from (seed, replica): the same seed would give them the same dropout masks on different samples, and
+    ranks that share a replica's samples, as tensor ranks do, have to agree. After a change of the number of ranks the
+    saved states fit nobody; the generators then start from (seed, replica, step).
     """
 
     def __init__(self, seed: int) -> None:
@@ -27,7 +29,11 @@ class ExactResume(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = trainer.fit_loop
-        if loop._combined_loader_states_to_load and loop._combined_loader is not None and loop._data_fetcher is not None:
+        if (
+            loop._combined_loader_states_to_load
+            and loop._combined_loader is not None
+            and loop._data_fetcher is not None
+        ):
             loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
             loop._combined_loader_states_to_load = []
             iter(loop._data_fetcher)  # its iterator was made before the position was known
@@ -58,7 +64,13 @@ def _get_state() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
         "python": random.getstate(),
-        "numpy": [name, torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+        "numpy": [
+            name,
+            torch.from_numpy(np.asarray(keys).astype(np.int64)),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ],
         "torch": torch.get_rng_state(),
     }
     if torch.cuda.is_available():

@@ -22,23 +22,26 @@ _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}
 class Throughput(Callback):
     """Log `throughput/*` once per window of training steps, measured on process 0.
 
-    - `samples_per_s`, or `tokens_per_s` where the task counts tokens (`task.unit`, `task.count_units(batch)`): of all replicas of the
-      net together, each taken to have a batch as large as this one's. Processes that share a replica share its batch.
+    - `samples_per_s`, or `tokens_per_s` where the task counts tokens (`task.unit`, `task.count_units(batch)`): of all
+      replicas of the net together, each taken to have a batch as large as this one's. Processes that share a replica
+      share its batch.
     - `step_ms`: wall-clock milliseconds per batch, the mean of the window.
-    - `data_wait`: share of the time between asking the loader for a batch and handing it to the step, transfer and augmentation
-      included. On a GPU it is the host's share: the device may be busy with earlier steps meanwhile.
-    - `grad_sync`: share of the time that backward waits for the gradients of other processes after its own computation has ended,
-      from the timers of DDP's reducer (events on a GPU) in one sampled step per window. Communication hidden behind backward does
-      not count, waiting for a slower process does. Left out where there is no such timer: one process, or not DDP; nan in a line of
-      which a continued run saw only its first step, which is never sampled.
-    - `mfu`: model FLOP/s, three times forward's (PaLM, arXiv:2204.02311, appendix B), over the peak of all devices that share the net.
-      Counted on a copy without memory (the meta device), made before a strategy cuts the net. Left out where the peak is not known.
+    - `data_wait`: share of the time between asking the loader for a batch and handing it to the step, transfer and
+      augmentation included. On a GPU it is the host's share: the device may be busy with earlier steps meanwhile.
+    - `grad_sync`: share of the time that backward waits for the gradients of other processes after its own computation
+      has ended, from the timers of DDP's reducer (events on a GPU) in one sampled step per window. Communication hidden
+      behind backward does not count, waiting for a slower process does. Left out where there is no such timer: one
+      process, or not DDP; nan in a line of which a continued run saw only its first step, which is never sampled.
+    - `mfu`: model FLOP/s, three times forward's (PaLM, arXiv:2204.02311, appendix B), over the peak of all devices that
+      share the net. Counted on a copy without memory (the meta device), made before a strategy cuts the net. Left out
+      where the peak is not known.
 
-    Validation, saving a checkpoint and the seam between epochs are not in the time, nor are the first steps. A GPU is waited for
-    at the edges of a window and of such a pause, nowhere else.
+    Validation, saving a checkpoint and the seam between epochs are not in the time, nor are the first steps. A GPU is
+    waited for at the edges of a window and of such a pause, nowhere else.
 
-    Windows end at batches `skip_steps + k * window` counted from the run's first, so that a continued run writes the lines of one that
-    was left alone. A line whose window was interrupted tells what this process saw of it, its warm-up only if there is nothing else.
+    Windows end at batches `skip_steps + k * window` counted from the run's first, so that a continued run writes the
+    lines of one that was left alone. A line whose window was interrupted tells what this process saw of it, its warm-up
+    only if there is nothing else.
 
     Args:
         window: batches per measurement; None follows `trainer.log_every_n_steps`.
@@ -48,9 +51,13 @@ class Throughput(Callback):
 
     def __init__(self, window: int | None = None, skip_steps: int = 10, peak_flops: float | None = None) -> None:
         if window is not None and window < 1:
-            raise UserError(f"callbacks.throughput.window={window} is below 1: use null for one window per logged step.")
+            raise UserError(
+                f"callbacks.throughput.window={window} is below 1: use null for one window per logged step."
+            )
         if skip_steps < 1:
-            raise UserError(f"callbacks.throughput.skip_steps={skip_steps} is below 1: the first step always warms something up.")
+            raise UserError(
+                f"callbacks.throughput.skip_steps={skip_steps} is below 1: the first step always warms something up."
+            )
         if peak_flops is not None and peak_flops <= 0:
             raise UserError(f"callbacks.throughput.peak_flops={peak_flops} is not positive: use null to look it up.")
         self.window, self.skip_steps, self.peak_flops = window, skip_steps, peak_flops
@@ -68,12 +75,16 @@ class Throughput(Callback):
         self._units = 0
         self._unit = "samples"
         self._flops_per_unit: float | None = None
-        self._windows: list[tuple[int, int, float, float, float | None]] = []  # batches, units, seconds, waited, grad_sync
+        self._windows: list[
+            tuple[int, int, float, float, float | None]
+        ] = []  # batches, units, seconds, waited, grad_sync
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, _compute_dtype(trainer))
-            self._twin = _without_memory(pl_module.get_submodule("net")) if self._peak and trainer.is_global_zero else None
+            self._twin = (
+                _without_memory(pl_module.get_submodule("net")) if self._peak and trainer.is_global_zero else None
+            )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clear()
@@ -90,7 +101,8 @@ class Throughput(Callback):
         self._reducer = trainer.strategy.model if isinstance(trainer.strategy.model, DistributedDataParallel) else None
         if self._reducer is not None:
             self._reducer._set_ddp_runtime_logging_sample_rate(self._size)
-        # Lightning has no public hook before the loader is asked; this one is looked up on the loop at the start of each epoch.
+        # Lightning has no public hook before the loader is asked; this one is looked up on the loop at the start of
+        # each epoch.
         loop, ask = trainer.fit_loop.epoch_loop, type(trainer.fit_loop.epoch_loop)._on_before_fetch
 
         def on_before_fetch() -> None:
@@ -117,13 +129,17 @@ class Throughput(Callback):
             self._waited += now - self._begun
             self._asked = 0.0
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if not self._on:
             return
         self._units += _count(pl_module, batch)
         self._seen += 1
         self._batches += 1
-        since = trainer.fit_loop.epoch_loop.total_batch_idx + 1 - self.skip_steps  # batches of the run since its warm-up
+        since = (
+            trainer.fit_loop.epoch_loop.total_batch_idx + 1 - self.skip_steps
+        )  # batches of the run since its warm-up
         edge, warm = since > 0 and since % self._size == 0, self._seen == self.skip_steps
         if (edge or warm) and self._cuda:
             torch.cuda.synchronize()
@@ -183,13 +199,17 @@ class Throughput(Callback):
             "step_ms": median(1e3 * w[2] / w[0] for w in windows),
             "data_wait": sum(w[3] for w in windows) / seconds,
             "grad_sync": median(known) if known else math.nan if shares else None,
-            "mfu": rate * self._flops_per_unit / (self._peak * self._share) if self._peak and self._flops_per_unit else None,
+            "mfu": rate * self._flops_per_unit / (self._peak * self._share)
+            if self._peak and self._flops_per_unit
+            else None,
         }
 
     def summary(self) -> dict[str, float | None]:
-        """The same five metrics over the whole fit: medians of windows for `step_ms` and `grad_sync`, totals for the others.
+        """The same five metrics over the whole fit: medians of windows for `step_ms` and `grad_sync`, totals for the
+        others.
 
-        None where there is nothing to tell: on other processes, in a run no longer than `skip_steps`, for an unknown peak.
+        None where there is nothing to tell: on other processes, in a run no longer than `skip_steps`, for an unknown
+        peak.
         """
         metrics = self._metrics(self._windows)
         return {name: None if value is not None and math.isnan(value) else value for name, value in metrics.items()}
@@ -220,7 +240,9 @@ def _flops(twin: nn.Module, x: Tensor) -> float:
     try:
         return 3.0 * count_flops(twin, x[:1].to("meta")) * len(x)
     except Exception as error:
-        rank_zero_warn(f"throughput/mfu is left out: the net's operations can't be counted ({type(error).__name__}: {error}).")
+        rank_zero_warn(
+            f"throughput/mfu is left out: the net's operations can't be counted ({type(error).__name__}: {error})."
+        )
         return 0.0
 
 

@@ -1,1 +1,3 @@
-"""Algorithms that make nets small: functions and small classes on tensors and modules, without Lightning. Callbacks say when they act."""
+"""Algorithms that make nets small: functions and small classes on tensors and modules, without Lightning. Callbacks say
+when they act.
+"""

@@ -11,11 +11,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def reestimate_batchnorm(net: nn.Module, batches: Iterable[Tensor], limit: int | None = 15) -> int:
     """Sets the running mean and variance of each BatchNorm of `net` to their plain averages over `batches`, in place.
 
-    A batch is the net's input, `[batch, ...]`, on the net's device; at most `limit` are read (null: all). Weights stay as they are,
-    and every module is put back into the mode it was in; all but the BatchNorms run in eval mode, so that dropout draws nothing.
-    Returns the number of batches that were used, 0 for a net without such layers, of which nothing is then read. The recipe is that
-    of Izmailov et al. 2018, arXiv:1803.05407 (`torch.optim.swa_utils.update_bn`); Li et al. 2020, arXiv:2007.02491, show how much of a
-    pruned net's accuracy it brings back before any training.
+    A batch is the net's input, `[batch, ...]`, on the net's device; at most `limit` are read (null: all). Weights stay
+    as they are, and every module is put back into the mode it was in; all but the BatchNorms run in eval mode, so that
+    dropout draws nothing. Returns the number of batches that were used, 0 for a net without such layers, of which
+    nothing is then read. The recipe is that of Izmailov et al. 2018, arXiv:1803.05407
+    (`torch.optim.swa_utils.update_bn`); Li et al. 2020, arXiv:2007.02491, show how much of a pruned net's accuracy it
+    brings back before any training.
     """
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:

@@ -1,4 +1,6 @@
-"""What compression has changed about a net besides its weights, as plain data: enough to rebuild the net and load a checkpoint into it."""
+"""What compression has changed about a net besides its weights, as plain data: enough to rebuild the net and load a
+checkpoint into it.
+"""
 
 from typing import Any
 
@@ -18,7 +20,8 @@ def structure_of(net: nn.Module) -> dict[str, Any]:
 
 
 def apply_structure(net: nn.Module, structure: dict[str, Any]) -> None:
-    """Makes the changes to a net that has none of them or just these, in place. Values of new tensors come with the weights.
+    """Makes the changes to a net that has none of them or just these, in place. Values of new tensors come with the
+    weights.
 
     Raises:
         UserError: the net has no such layers, or `structure` is none that `structure_of` tells.
@@ -27,8 +30,8 @@ def apply_structure(net: nn.Module, structure: dict[str, Any]) -> None:
         _apply(net, structure)
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise UserError(
-            f"The checkpoint's structure can't be applied to {type(net).__name__} ({type(error).__name__}): it is damaged, or "
-            "that of another net; take another checkpoint."
+            f"The checkpoint's structure can't be applied to {type(net).__name__} ({type(error).__name__}): it is "
+            "damaged, or that of another net; take another checkpoint."
         ) from error
 
 

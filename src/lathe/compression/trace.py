@@ -39,7 +39,9 @@ class Trace:
                 continue
             slot = (name, role)
             self._kept.append(x)
-            self._parents[self._root(slot)] = self._root((id(x), x._version))  # the version tells what an in-place ReLU changes
+            self._parents[self._root(slot)] = self._root(
+                (id(x), x._version)
+            )  # the version tells what an in-place ReLU changes
             low, high = torch.aminmax(x.detach().float())
             old = self.ranges.get(slot, (torch.zeros(1), torch.zeros(1)))
             self.ranges[slot] = torch.minimum(old[0], low.cpu().view(1)), torch.maximum(old[1], high.cpu().view(1))
@@ -51,14 +53,18 @@ class Trace:
 
 
 def uncompiled(net: nn.Module) -> AbstractContextManager[Any]:
-    """Within it, a net that is compiled runs as written: hooks are called, and nothing is compiled for a batch of another size."""
+    """Within it, a net that is compiled runs as written: hooks are called, and nothing is compiled for a batch of
+    another size.
+    """
     # set_stance imports the compiler, which takes seconds
     compiled = any(module._compiled_call_impl is not None for module in net.modules())
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def tensors_read(net: nn.Module, example: Any, layers: dict[str, nn.Module]) -> Trace:
-    """Runs `net(example)` once, uncompiled, in evaluation mode and without gradients, and leaves its modes as they were."""
+    """Runs `net(example)` once, uncompiled, in evaluation mode and without gradients, and leaves its modes as they
+    were.
+    """
     trace = Trace()
     modes = [(module, module.training) for module in net.modules()]
     handles = []

@@ -1,4 +1,6 @@
-"""What a composed configuration must satisfy before any data or device is touched. Imports no torch: it has to answer at once."""
+"""What a composed configuration must satisfy before any data or device is touched. Imports no torch: it has to answer
+at once.
+"""
 
 import copy
 import os
@@ -39,7 +41,8 @@ def flatten(tree: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def resolve(cfg: DictConfig) -> dict[str, Any]:
-    """The configuration as plain nested dicts and lists with every interpolation resolved, and each part under its name of now.
+    """The configuration as plain nested dicts and lists with every interpolation resolved, and each part under its name
+    of now.
 
     Raises:
         UserError: interpolations lead nowhere, or mandatory values (`???`) are missing.
@@ -59,9 +62,13 @@ def _unresolved(cfg: DictConfig) -> list[str]:
         if value == "???" or "${" in str(value):
             try:
                 there = OmegaConf.select(cfg, key, throw_on_missing=True)
-                OmegaConf.to_container(there, resolve=True, throw_on_missing=True) if OmegaConf.is_config(there) else None
+                OmegaConf.to_container(there, resolve=True, throw_on_missing=True) if OmegaConf.is_config(
+                    there
+                ) else None
             except OmegaConfBaseException as error:
-                if "while resolving interpolation: Missing mandatory value" not in str(error):  # that one is told itself
+                if "while resolving interpolation: Missing mandatory value" not in str(
+                    error
+                ):  # that one is told itself
                     found.setdefault("a fact" if _fact(error) else str(error).splitlines()[0], _why(error))
     return list(found.values())
 
@@ -75,8 +82,8 @@ def _fact(error: OmegaConfBaseException) -> str:
 def _why(error: OmegaConfBaseException) -> str:
     if _fact(error):
         return (
-            f"{error.full_key} follows data.{_fact(error)}, which this data set does not declare: choose data for this kind of model, "
-            "such as data=digits for images or data=synthetic_tokens for tokens."
+            f"{error.full_key} follows data.{_fact(error)}, which this data set does not declare: choose data for this "
+            "kind of model, such as data=digits for images or data=synthetic_tokens for tokens."
         )
     return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
 
@@ -91,19 +98,24 @@ def _fits(default: Any, value: Any) -> bool:
     return isinstance(value, type(default))
 
 
-def mistyped(typed: Sequence[str], cfg: dict[str, Any], defaults: dict[str, Any], verb: str = "train") -> Iterator[Problem]:
-    """Holds each typed override of a part that no table of `schema` knows against the type of the default it replaces; gives keys and
-    the sentences that say what is wrong there.
+def mistyped(
+    typed: Sequence[str], cfg: dict[str, Any], defaults: dict[str, Any], verb: str = "train"
+) -> Iterator[Problem]:
+    """Holds each typed override of a part that no table of `schema` knows against the type of the default it replaces;
+    gives keys and the sentences that say what is wrong there.
 
-    `typed` are the dotted keys of the overrides; `defaults` is the configuration of the same groups without them, flat. A default of null
-    says nothing about the type, and null is always taken: each YAML comment says what it does.
+    `typed` are the dotted keys of the overrides; `defaults` is the configuration of the same groups without them, flat.
+    A default of null says nothing about the type, and null is always taken: each YAML comment says what it does.
     """
     values, reference, known = flatten(cfg), flatten(defaults), rules(cfg, verb)
     for key in typed:
         for leaf in [name for name in values if (name == key or name.startswith(f"{key}.")) and name not in known]:
             default, value = reference.get(leaf), values[leaf]
             if not _fits(default, value):
-                yield leaf, f"{leaf}={value!r} is {kind_of(value)}, but it takes {kind_of(default)}, such as {default!r}."
+                yield (
+                    leaf,
+                    f"{leaf}={value!r} is {kind_of(value)}, but it takes {kind_of(default)}, such as {default!r}.",
+                )
         if key not in values and isinstance(reference.get(key), (int, float, str)):
             such = f"it takes {kind_of(reference[key])}, such as {reference[key]!r}."
             yield key, f"{key} is a group of keys here, but {such}"
@@ -123,12 +135,14 @@ def check(
     saved: Literal["run", "parts"] | None = None,
     more: Iterable[Problem] = (),
 ) -> list[str]:
-    """Everything that is wrong with a resolved configuration, a sentence for each mistake, beginning with its key. Needs no torch.
+    """Everything that is wrong with a resolved configuration, a sentence for each mistake, beginning with its key.
+    Needs no torch.
 
-    Each key is asked alone, then what keys mean together: the rules of `schema` and these `rules` (None: neither). One that needs a
-    value that was refused says nothing, and neither does a key that follows another one. `raw` is the configuration before it was resolved,
-    if that is known, and `more` what else is wrong with single keys. Of a `saved` configuration, which an older version may have taken,
-    some may be missing, and what a job on a run directory (`parts`) does not build is left out.
+    Each key is asked alone, then what keys mean together: the rules of `schema` and these `rules` (None: neither). One
+    that needs a value that was refused says nothing, and neither does a key that follows another one. `raw` is the
+    configuration before it was resolved, if that is known, and `more` what else is wrong with single keys. Of a `saved`
+    configuration, which an older version may have taken, some may be missing, and what a job on a run directory
+    (`parts`) does not build is left out.
     """
     training, old = verb == "train", saved is not None
     keys = {key: value for key, value in cfg.items() if saved != "parts" or key in READ_AGAIN}
@@ -138,7 +152,9 @@ def check(
     for key, sentence in chain(_groups(cfg, old) if training else (), problems(keys, verb, read, old), more):
         alone.setdefault(key, sentence)
     # What follows a refused key, or lies below one, was told with it.
-    told = [sentence for key, sentence in alone.items() if not ((followed.get(key, set()) | _above(key)) & alone.keys())]
+    told = [
+        sentence for key, sentence in alone.items() if not ((followed.get(key, set()) | _above(key)) & alone.keys())
+    ]
     if rules is None:
         return told
     shipped = (CLASHES if old else CONTRADICTIONS) if training else ()
@@ -151,17 +167,23 @@ def _above(key: str) -> set[str]:
 
 
 def _groups(cfg: dict[str, Any], saved: bool) -> Iterator[Problem]:
-    there, bad = flatten(cfg), [name for name in GROUPS if not isinstance(cfg.get(name), dict) and (saved or name in cfg)]
+    there, bad = (
+        flatten(cfg),
+        [name for name in GROUPS if not isinstance(cfg.get(name), dict) and (saved or name in cfg)],
+    )
     for group in bad:
-        yield group, f"{group}={shown(cfg.get(group))}: a run needs this group; choose one of the files in configs/{group}."
+        yield (
+            group,
+            f"{group}={shown(cfg.get(group))}: a run needs this group; choose one of the files in configs/{group}.",
+        )
     for key in ALWAYS if saved else ():
         if key not in there and key.split(".")[0] not in bad:
             yield key, f"{key} is missing from the configuration, which that of every run has: take a whole one."
 
 
 def pinned(cfg: dict[str, Any]) -> dict[str, Any]:
-    """A copy of a resolved configuration in which the runs and files that it starts from or learns from (`ckpt_path`, teachers) stand
-    with their real, absolute paths: logs/latest leads to another run as soon as this one has begun."""
+    """A copy of a resolved configuration in which the runs and files that it starts from or learns from (`ckpt_path`,
+    teachers) stand with their real, absolute paths: logs/latest leads to another run as soon as this one has begun."""
     cfg = copy.deepcopy(cfg)
     cfg["ckpt_path"] = _real(cfg.get("ckpt_path"))
     for node in (cfg.get("compression") or {}).values():
@@ -179,11 +201,14 @@ def _real(value: Any) -> Any:
 
 
 def changes(saved: dict[str, Any], asked: dict[str, Any], own: str, ignore: Sequence[str]) -> list[str]:
-    """`differences` between the configuration that a run has saved in its directory `own` and the one that is asked for. A path in the
-    latter that leads to `own` was typed as logs/latest, which led elsewhere when the run began: it is no difference."""
+    """`differences` between the configuration that a run has saved in its directory `own` and the one that is asked
+    for. A path in the latter that leads to `own` was typed as logs/latest, which led elsewhere when the run began: it
+    is no difference."""
     lines = differences(saved, pinned(asked), ignore)
     here = f" -> {os.path.realpath(own)}"
-    return [line for line in lines if not (line.endswith(here) and line.split(":")[0].endswith(("ckpt_path", ".teacher")))]
+    return [
+        line for line in lines if not (line.endswith(here) and line.split(":")[0].endswith(("ckpt_path", ".teacher")))
+    ]
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], ignore: Sequence[str] = ()) -> list[str]:

@@ -1,4 +1,6 @@
-"""Which way a sweeper optimises, held against what the run reports. Imports the task only where a sweeper optimises at all."""
+"""Which way a sweeper optimises, held against what the run reports. Imports the task only where a sweeper optimises at
+all.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +8,8 @@ from typing import Any
 from lathe.config.words import key_of
 from lathe.errors import UserError
 
-# Where Hydra's plug-ins say it (Optuna, Nevergrad, Ax), the value that means minimising, and the value that means maximising.
+# Where Hydra's plug-ins say it (Optuna, Nevergrad, Ax), the value that means minimising, and the value that means
+# maximising.
 SWITCHES: dict[str, tuple[Any, Any]] = {
     "hydra.sweeper.direction": ("minimize", "maximize"),
     "hydra.sweeper.optim.maximize": (False, True),
@@ -15,9 +18,9 @@ SWITCHES: dict[str, tuple[Any, Any]] = {
 
 
 def check_direction(cfg: Mapping[str, Any], sweeper: Mapping[str, Any], typed: Sequence[str]) -> None:
-    """Holds the direction of a sweeper that optimises, whose resolved configuration is `sweeper`, against the objective of `cfg`. All
-    plug-ins minimise by default, and a task's own metric is mostly one of which more is better. `typed` are the overrides of Hydra's keys:
-    a direction among them was chosen.
+    """Holds the direction of a sweeper that optimises, whose resolved configuration is `sweeper`, against the objective
+    of `cfg`. All plug-ins minimise by default, and a task's own metric is mostly one of which more is better. `typed`
+    are the overrides of Hydra's keys: a direction among them was chosen.
 
     Raises:
         UserError: the sweep would look for the worst run; the sentence has the override that turns it round.
@@ -31,11 +34,14 @@ def check_direction(cfg: Mapping[str, Any], sweeper: Mapping[str, Any], typed: S
         if name is None:
             continue
         if minimised is None:
-            print(f"The sweep takes {'lower' if asked == low else 'higher'} {name} for better: {key}={_word(asked)} says so.")
+            print(
+                f"The sweep takes {'lower' if asked == low else 'higher'} {name} for better: {key}={_word(asked)} "
+                "says so."
+            )
         elif minimised != (asked == low):
             raise UserError(
-                f"{key}={_word(asked)} would look for the worst run, as {'lower' if minimised else 'higher'} {name} is better: "
-                f"add {key}={_word(low if minimised else high)}."
+                f"{key}={_word(asked)} would look for the worst run, as {'lower' if minimised else 'higher'} {name} is "
+                f"better: add {key}={_word(low if minimised else high)}."
             )
 
 

@@ -1,7 +1,7 @@
 """What `--help` prints: the map of the configuration as it is written, and the choices of every group.
 
-Hydra's own help composes the configuration once for each of its groups, which takes several times as long as the whole start of a run.
-Nothing is parsed here: the YAML files are meant to be read.
+Hydra's own help composes the configuration once for each of its groups, which takes several times as long as the whole
+start of a run. Nothing is parsed here: the YAML files are meant to be read.
 """
 
 import re
@@ -13,10 +13,12 @@ from lathe.configs import FOLDER
 
 
 def configuration_folder() -> Path | None:
-    """The folder `configs` beside the script that is running, or beside its folder; else the one that travels with the package, for a
-    script of the same name as in a clone."""
+    """The folder `configs` beside the script that is running, or beside its folder; else the one that travels with the
+    package, for a script of the same name as in a clone."""
     script = Path(sys.argv[0]).resolve()
-    beside = next((folder / "configs" for folder in (script.parent, script.parent.parent) if (folder / "configs").is_dir()), None)
+    beside = next(
+        (folder / "configs" for folder in (script.parent, script.parent.parent) if (folder / "configs").is_dir()), None
+    )
     return beside or (FOLDER if (FOLDER / f"{script.stem}.yaml").is_file() else None)
 
 
@@ -27,7 +29,9 @@ def choices(folder: Path) -> dict[str, list[str]]:
 
 
 def root_names() -> dict[str, list[str]]:
-    """What an override may start with: the groups and their choices, and the keys at the root of the script's configuration."""
+    """What an override may start with: the groups and their choices, and the keys at the root of the script's
+    configuration.
+    """
     folder = configuration_folder()
     if folder is None:
         return {}
@@ -41,15 +45,17 @@ def _map(folder: Path) -> str:
 
 
 def help_text(typed: Sequence[str] = ()) -> str:
-    """The script's first words, its configuration file and the choices of the groups that the file names; or, where keys were `typed` (and
-    overrides, which choose the composition), what there is to say of these keys.
+    """The script's first words, its configuration file and the choices of the groups that the file names; or, where
+    keys were `typed` (and overrides, which choose the composition), what there is to say of these keys.
 
     Raises:
         UserError: there is no such key.
     """
     folder, keys = configuration_folder(), [word for word in typed if "=" not in word and not word.startswith("-")]
     if folder is not None and keys:
-        from lathe.config.schema.explained import explained  # here: it composes, which the help without keys need not wait for
+        from lathe.config.schema.explained import (
+            explained,
+        )  # here: it composes, which the help without keys need not wait for
 
         return explained(folder, Path(sys.argv[0]).stem, keys, [word for word in typed if "=" in word])
     words = (sys.modules["__main__"].__doc__ or "").strip()

@@ -1,10 +1,13 @@
-"""Which methods of compression act together in a run, in which order, and when. Imports no torch: it answers at once."""
+"""Which methods of compression act together in a run, in which order, and when. Imports no torch: it answers at
+once.
+"""
 
 from typing import Any
 
 from lathe.errors import did_you_mean, require
 
-# Later kinds act on what earlier ones leave: integers are made of masked weights, masks lie on the channels that remain.
+# Later kinds act on what earlier ones leave: integers are made of masked weights, masks lie on the channels that
+# remain.
 KINDS = ("distillation", "structure", "masks", "quantization", "after")
 RECEIPTS = ("quick", "full", "none")
 SETTINGS = ("stages", "receipt")  # keys of the group that are no methods
@@ -16,7 +19,8 @@ def methods(compression: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_compression(cfg: dict[str, Any]) -> None:
-    """The methods have to stand in an order that works, at most one of a kind that excludes others, under a strategy that takes them.
+    """The methods have to stand in an order that works, at most one of a kind that excludes others, under a strategy
+    that takes them.
 
     Raises:
         UserError: they don't; the sentence names the key and the way out.
@@ -28,8 +32,8 @@ def check_compression(cfg: dict[str, Any]) -> None:
         chosen = isinstance(node, dict) and "_target_" in node
         require(
             chosen,
-            f"compression.{name} sets options of a method that the run does not have: add {name} to compression, or set "
-            f"compression.{name}=null.",
+            f"compression.{name} sets options of a method that the run does not have: add {name} to compression, or "
+            f"set compression.{name}=null.",
         )
         kind = node.get("kind")
         require(kind in KINDS, f"compression.{name}.kind={kind!r}: choose one of {', '.join(KINDS)}.")
@@ -44,7 +48,8 @@ def check_compression(cfg: dict[str, Any]) -> None:
         same = [name for name in names if nodes[name]["kind"] == kind]
         require(
             len(same) <= 1,
-            f"compression=[{','.join(names)}] has {' and '.join(same)}, which decide over the same {_what(kind)}: keep one.",
+            f"compression=[{','.join(names)}] has {' and '.join(same)}, which decide over the same {_what(kind)}: "
+            "keep one.",
         )
     both = {"quantization", "after"} <= {node["kind"] for node in nodes.values()}
     require(not both, f"compression=[{','.join(names)}] quantizes in training and again after it: keep one of them.")
@@ -60,8 +65,8 @@ def check_compression(cfg: dict[str, Any]) -> None:
     for name in names:
         require(
             takes is None or nodes[name]["kind"] in takes,
-            f"compression={name}: strategy {strategy} takes {_listed(takes)} of compression; choose another strategy, such as ddp or "
-            "auto.",
+            f"compression={name}: strategy {strategy} takes {_listed(takes)} of compression; choose another strategy, "
+            "such as ddp or auto.",
         )
     windows(compression)
 
@@ -75,21 +80,26 @@ def _listed(kinds: list[str] | None) -> str:
 
 
 def windows(compression: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """For each method, the share of the run's optimizer steps in which it acts, by `compression.stages`: null for all of them together,
-    else a list whose items, a method's name or a list of names, take equal shares of the run one after the other.
+    """For each method, the share of the run's optimizer steps in which it acts, by `compression.stages`: null for all
+    of them together, else a list whose items, a method's name or a list of names, take equal shares of the run one
+    after the other.
 
     Raises:
-        UserError: a stage names no method of the run, or a method has no stage or two, or methods are against their order.
+        UserError: a stage names no method of the run, or a method has no stage or two, or methods are against their
+        order.
     """
     names, stages = list(methods(compression)), compression.get("stages")
     if stages is None:
         return dict.fromkeys(names, (0.0, 1.0))
-    require(isinstance(stages, list) and bool(stages), f"compression.stages={stages!r}: give a list of methods, or null.")
+    require(
+        isinstance(stages, list) and bool(stages), f"compression.stages={stages!r}: give a list of methods, or null."
+    )
     found: dict[str, tuple[float, float]] = {}
     for index, stage in enumerate(stages):
         for name in stage if isinstance(stage, list) else [stage]:
             require(
-                name in names, f"compression.stages names {name}, which the run does not have; {did_you_mean(str(name), names)}"
+                name in names,
+                f"compression.stages names {name}, which the run does not have; {did_you_mean(str(name), names)}",
             )
             require(name not in found, f"compression.stages names {name} twice: a method has one stage.")
             found[name] = (index / len(stages), (index + 1) / len(stages))

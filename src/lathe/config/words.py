@@ -22,7 +22,8 @@ NOTHING = ("", "null", "none", "None", "[]", "false", "False")  # ways to say th
 
 # Keys of other templates, with what is typed here.
 HABITS = {
-    "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or a sweeper of Hydra's, -m hydra/sweeper=<its name>",
+    "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or a sweeper of Hydra's, -m "
+    "hydra/sweeper=<its name>",
     "train": "train.py always trains; to evaluate a finished run: python scripts/evaluate.py run=logs/latest",
     "task_name": "the label of a run is name=...",
     "experiment_name": "the label of a run is name=...",
@@ -48,12 +49,14 @@ def key_of(override: str) -> str:
 
 
 def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
-    """The arguments that Hydra is to get. `groups` are the script's groups with their choices, and its keys at the root with none.
+    """The arguments that Hydra is to get. `groups` are the script's groups with their choices, and its keys at the root
+    with none.
 
     Raises:
         UserError: flags that do not go together, a key of another template, or a sweep without a job.
     """
-    # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2` would be refused
+    # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2` would be
+    # refused
     ordered = sorted(arguments, key=lambda word: word not in MULTIRUN)
     parsed = _check_flags(ordered)
     typed = set(parsed.overrides)
@@ -117,7 +120,11 @@ def _translated(word: str, groups: Groups) -> str:
     if "none" in choices and ((sign == "~" and not value) or (not sign and "=" in word and value in NOTHING)):
         return f"{key}=none"
     if sign.startswith("+"):
-        add = f"{key}=[default,{value}] to add to them" if "default" in choices else f"{key}={value}, or {key}=[...] for several"
+        add = (
+            f"{key}=[default,{value}] to add to them"
+            if "default" in choices
+            else f"{key}={value}, or {key}=[...] for several"
+        )
         require(key not in SEVERAL, f"{word} would take the place of the parts that are there: write {add}.")
         return f"{key}={value}"
     return word
@@ -138,7 +145,9 @@ def _check_jobs(overrides: Sequence[str]) -> None:
     from hydra.errors import HydraException
 
     try:
-        sweeps = [item for item in OverridesParser.create().parse_overrides(list(overrides)) if item.is_sweep_override()]
+        sweeps = [
+            item for item in OverridesParser.create().parse_overrides(list(overrides)) if item.is_sweep_override()
+        ]
     except HydraException:
         return  # Hydra tells it with its place
     for item in sweeps:
@@ -157,9 +166,11 @@ def _leaves_called(name: str, tree: Any) -> list[str]:
 
 
 def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = None) -> str | None:
-    """One sentence for what Hydra or OmegaConf found wrong with a command line, or None if `error` is not such a mistake.
+    """One sentence for what Hydra or OmegaConf found wrong with a command line, or None if `error` is not such a
+    mistake.
 
-    `groups` are what an override may start with, to propose from: the groups with their choices, and the keys at the root with none.
+    `groups` are what an override may start with, to propose from: the groups with their choices, and the keys at the
+    root with none.
     """
     groups = groups or {}
     if isinstance(error, UserError):
@@ -173,7 +184,10 @@ def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = N
         return str(error).splitlines()[0]
     if name == "OverrideParseException":
         override = getattr(error, "override", "")
-        return f"{override!r} can't be read as an override: write key=value, and quote a value that has spaces or brackets."
+        return (
+            f"{override!r} can't be read as an override: write key=value, and quote a value that has spaces or "
+            "brackets."
+        )
     if name == "ConfigCompositionException":
         text = str(error)
         if isinstance(cause, OmegaConfBaseException):
@@ -197,8 +211,8 @@ def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = N
 
 
 def refused_as_well(error: Exception, folder: Path | None, groups: Groups) -> list[str]:
-    """A sentence for each override of this command line that Hydra refuses, where it stopped with `error` at the first of several; else
-    none. `folder` has the configuration files."""
+    """A sentence for each override of this command line that Hydra refuses, where it stopped with `error` at the first
+    of several; else none. `folder` has the configuration files."""
     from hydra import compose, initialize_config_dir  # here: --help answers without them
     from hydra.errors import HydraException
 
@@ -210,7 +224,9 @@ def refused_as_well(error: Exception, folder: Path | None, groups: Groups) -> li
     while left:
         sentence = explain(error, groups) or ""
         places = {word: re.search(rf"(?<![\w.]){re.escape(key_of(word))}(?![\w.])", sentence) for word in left}
-        wrong = min((match.start(), word) for word, match in places.items() if match)[1:] if any(places.values()) else ()
+        wrong = (
+            min((match.start(), word) for word, match in places.items() if match)[1:] if any(places.values()) else ()
+        )
         if not wrong:
             break
         found.append(sentence)

@@ -1,4 +1,6 @@
-"""The YAML files as a package, which Hydra finds as `pkg://lathe.configs`: in a wheel they lie beside this file, in a clone at its root."""
+"""The YAML files as a package, which Hydra finds as `pkg://lathe.configs`: in a wheel they lie beside this file, in a
+clone at its root.
+"""
 
 from importlib.machinery import SourceFileLoader
 from pathlib import Path

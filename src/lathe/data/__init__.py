@@ -1,4 +1,6 @@
-"""Data: sources of images, batched augmentation, loaders that are exact under any number of devices, and the data module."""
+"""Data: sources of images, batched augmentation, loaders that are exact under any number of devices, and the data
+module.
+"""
 
 from typing import TYPE_CHECKING
 

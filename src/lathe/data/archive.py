@@ -19,8 +19,8 @@ PIXELS = 3 * 32 * 32
 class Archive:
     """A published archive.
 
-    `members` names the files of each split, in order; `skip` is the number of bytes before the label in a binary record, None for
-    a python archive, whose labels stand under the key `labels`.
+    `members` names the files of each split, in order; `skip` is the number of bytes before the label in a binary
+    record, None for a python archive, whose labels stand under the key `labels`.
     """
 
     file: str
@@ -80,7 +80,16 @@ def read_archive(path: Path, archive: Archive) -> dict[str, Images]:
                 split: np.concatenate([_records(tar, name, archive) for name in names])
                 for split, names in archive.members.items()
             }
-    except (tarfile.TarError, EOFError, OSError, zlib.error, KeyError, ValueError, TypeError, pickle.UnpicklingError) as error:
+    except (
+        tarfile.TarError,
+        EOFError,
+        OSError,
+        zlib.error,
+        KeyError,
+        ValueError,
+        TypeError,
+        pickle.UnpicklingError,
+    ) as error:
         raise UserError(f"{path} cannot be read as {archive.file} ({error}): delete it and run again.") from error
 
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from lathe.config.schema.held import held
 from lathe.data.random import sample_betas, sample_uniforms, to_integers
 
-# Columns of the table of uniforms: each method reads its own, so that switching one on leaves the others' numbers alone.
+# Columns of the table of uniforms: each method reads its own, so that switching one on leaves the others' numbers
+# alone.
 CROP_Y, CROP_X, FLIP, CUTOUT_Y, CUTOUT_X, MIX_CHOICE, MIX_Y, MIX_X, COLUMNS = range(9)
 
 
@@ -19,14 +20,16 @@ class Augment:
     """What is done to training images, in this order: crop, flip, cutout, normalisation, mixup or cutmix.
 
     Args:
-        crop: pixels of padding on each side, from which a window of the original size is cut; 0 is off.
-        crop_fill: what the padding holds: black pixels, or the image mirrored at its edge.
-        flip: left-right. "random" tosses a coin for each sample and epoch; "alternating" tosses one for each sample in epoch 0
+        crop: pixels of padding on each side, from which a window of the original size is cut; 0 is off. crop_fill: what
+        the padding holds: black pixels, or the image mirrored at its edge. flip: left-right. "random" tosses a coin for
+        each sample and epoch; "alternating" tosses one for each sample in epoch 0
             and then turns at every epoch, so that two epochs in a row show both sides (K. Jordan, arXiv:2404.00498).
-        cutout: side in pixels of a square at a random centre, cut off at the border, that is set to the mean colour; 0 is off
+        cutout: side in pixels of a square at a random centre, cut off at the border, that is set to the mean colour; 0
+        is off
             (DeVries and Taylor, arXiv:1708.04552).
-        mixup: alpha of the Beta(alpha, alpha) from which each sample's share is drawn; 0 is off (Zhang et al., arXiv:1710.09412).
-        cutmix: the same for a box pasted from the partner (Yun et al., arXiv:1905.04899). With both on, each sample takes either
+        mixup: alpha of the Beta(alpha, alpha) from which each sample's share is drawn; 0 is off (Zhang et al.,
+        arXiv:1710.09412). cutmix: the same for a box pasted from the partner (Yun et al., arXiv:1905.04899). With both
+        on, each sample takes either
             with probability one half.
 
     Raises:
@@ -89,11 +92,15 @@ def draw(augment: Augment, seed: int, epoch: int, n: int, height: int, width: in
         odds = 0.5 if augment.mixup and augment.cutmix else float(augment.mixup > 0)
         mixup = u[:, MIX_CHOICE] < odds
         one = torch.ones(n)
-        found["share"] = torch.where(mixup, sample_betas(seed, epoch, n, augment.mixup, "mixup"), one) if augment.mixup else one
+        found["share"] = (
+            torch.where(mixup, sample_betas(seed, epoch, n, augment.mixup, "mixup"), one) if augment.mixup else one
+        )
         if augment.cutmix:
             side = (1 - sample_betas(seed, epoch, n, augment.cutmix, "cutmix")).sqrt().masked_fill(mixup, 0)
             tall, wide = (side * height).long(), (side * width).long()
-            found["paste"] = boxes(to_integers(u[:, MIX_Y], height), to_integers(u[:, MIX_X], width), tall, wide, height, width)
+            found["paste"] = boxes(
+                to_integers(u[:, MIX_Y], height), to_integers(u[:, MIX_X], width), tall, wide, height, width
+            )
     return Draws(**found)
 
 
@@ -150,9 +157,9 @@ def mix(
 ) -> tuple[Tensor, Tensor]:
     """Mixup and cutmix: float images [n, channels, height, width] and class probabilities [n, classes].
 
-    Both are one weighted sum of pixels: mixup's weight is the same everywhere, cutmix's is 0 inside its box and 1 outside. A
-    label's weight is the mean weight of its image's pixels, which for a box that the border cuts off is the share that is really
-    seen.
+    Both are one weighted sum of pixels: mixup's weight is the same everywhere, cutmix's is 0 inside its box and 1
+    outside. A label's weight is the mean weight of its image's pixels, which for a box that the border cuts off is the
+    share that is really seen.
     """
     assert draws.share is not None
     weight, share = draws.share[:, None, None, None], draws.share

@@ -17,16 +17,14 @@ CACHED_BYTES = 2**19  # of slabs that are compacted at once: they must still be 
 class Bank:
     """Padded originals, and behind them their mirror images, seen through all windows of the original size.
 
-    The view has the shape [images, offsets, offsets, channels, height, width] and costs no memory; picking (image, top, left)
-    from it copies exactly the pixels of the batch. Memory: n x channels x (height + 2 padding) x (width + 2 padding) bytes, twice
-    with flips, and four times that with float32.
+    The view has the shape [images, offsets, offsets, channels, height, width] and costs no memory; picking (image, top,
+    left) from it copies exactly the pixels of the batch. Memory: n x channels x (height + 2 padding) x (width + 2
+    padding) bytes, twice with flips, and four times that with float32.
 
     Args:
-        images: [n, channels, height, width], uint8, on the device where batches are wanted.
-        padding: pixels on each side; 0 gives no crops.
-        fill: "zero" or "reflect".
-        flips: whether mirror images are wanted.
-        convert: applied to all images, padding included, as [n, channels, height, width]; keeps the shape. None keeps uint8.
+        images: [n, channels, height, width], uint8, on the device where batches are wanted. padding: pixels on each
+        side; 0 gives no crops. fill: "zero" or "reflect". flips: whether mirror images are wanted. convert: applied to
+        all images, padding included, as [n, channels, height, width]; keeps the shape. None keeps uint8.
     """
 
     def __init__(
@@ -50,7 +48,9 @@ class Bank:
             self.windows = self.slab_windows() if images.device.type == "cpu" else self.strided_windows()
 
     def gather(self, rows: Tensor, draws: Draws) -> Tensor:
-        """Images `rows` (int64 [b]) as `draws` (of b samples) has them cropped and flipped; [b, channels, height, width]."""
+        """Images `rows` (int64 [b]) as `draws` (of b samples) has them cropped and flipped; [b, channels, height,
+        width].
+        """
         if draws.flip is not None:
             rows = rows + self.n * draws.flip
         if self.windows is None or draws.top is None or draws.left is None:
@@ -80,10 +80,11 @@ class Bank:
         return self.images.as_strided(shape, (image, row, pixel, channel, row, pixel))
 
     def slab_windows(self) -> Slabs:
-        """The same for the CPU, [images, offsets, offsets]: an element is all bytes from a window's first pixel to its last.
+        """The same for the CPU, [images, offsets, offsets]: an element is all bytes from a window's first pixel to its
+        last.
 
-        Out of memory they come in one stretch, and what lies between the rows is left out while they are in the cache: 3 times
-        the images/s of an index in torch, which goes pixel by pixel.
+        Out of memory they come in one stretch, and what lies between the rows is left out while they are in the cache:
+        3 times the images/s of an index in torch, which goes pixel by pixel.
         """
         offsets = 2 * self.padding + 1
         image, channel, row, pixel = (s * self.images.element_size() for s in self.images.stride())

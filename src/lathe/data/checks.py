@@ -1,4 +1,6 @@
-"""What a user may type for a number and for the names of classes, and which facts of its data a net's input follows from."""
+"""What a user may type for a number and for the names of classes, and which facts of its data a net's input follows
+from.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -38,9 +40,13 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str
     if names is None:
         return None
     if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
-        raise UserError(f"data.class_names={names} is no list of words: give one for each class, in quotes where it is a number.")
+        raise UserError(
+            f"data.class_names={names} is no list of words: give one for each class, in quotes where it is a number."
+        )
     if len(names) != num_classes:
-        raise UserError(f"data.class_names has {len(names)} names for data.num_classes={num_classes}: give one for each class.")
+        raise UserError(
+            f"data.class_names has {len(names)} names for data.num_classes={num_classes}: give one for each class."
+        )
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         raise UserError(f"data.class_names has {twice[0]} twice: give each class a name of its own.")
@@ -48,8 +54,8 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str
 
 
 def undeclared(data: Mapping[str, Any]) -> str | None:
-    """What is missing in a run's `data` to know what its net takes, as the end of a sentence; None if nothing is. A data module of the
-    user's own need not declare any of it."""
+    """What is missing in a run's `data` to know what its net takes, as the end of a sentence; None if nothing is. A
+    data module of the user's own need not declare any of it."""
     images, tokens = ([key for key in keys if data.get(key) is None] for keys in (IMAGE_FACTS, TOKEN_FACTS))
     if not images or not tokens:
         return None
@@ -59,12 +65,14 @@ def undeclared(data: Mapping[str, Any]) -> str | None:
 
 
 def check_declared(data: Mapping[str, Any], run: object) -> None:
-    """Raises UserError naming the facts that the data of `run` does not declare, if what its net takes does not follow from the others."""
+    """Raises UserError naming the facts that the data of `run` does not declare, if what its net takes does not follow
+    from the others.
+    """
     missing = undeclared(data)
     if missing is not None:
         raise UserError(
-            f"run={run}: its data declare {missing}, so nobody knows what its net takes: let the data module's class have them "
-            "as arguments and give them under data (of this run: in its config.yaml)."
+            f"run={run}: its data declare {missing}, so nobody knows what its net takes: let the data module's class "
+            "have them as arguments and give them under data (of this run: in its config.yaml)."
         )
 
 

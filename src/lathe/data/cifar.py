@@ -22,8 +22,8 @@ BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 class Cifar:
     """32 x 32 colour images: 50,000 for training, of which `val_size` are kept for validation, and 10,000 for the test.
 
-    The archive, downloaded or put there by hand, is checked against its published hash before it is opened, and read once; each
-    split then is one memory-mapped file `<name>-<split>.npy` of uint8 records [n, 1 + 3072], label first.
+    The archive, downloaded or put there by hand, is checked against its published hash before it is opened, and read
+    once; each split then is one memory-mapped file `<name>-<split>.npy` of uint8 records [n, 1 + 3072], label first.
 
     Args:
         name: which of the two; CIFAR-100 has its 100 fine classes.
@@ -35,7 +35,8 @@ class Cifar:
         base_url: folder they are fetched from.
 
     Raises:
-        UserError: for an unknown name; in `prepare`, without data and network, for an archive with another hash or cut short, and
+        UserError: for an unknown name; in `prepare`, without data and network, for an archive with another hash or cut
+        short, and
             for a folder that cannot be written; in `load`, if `prepare` has not run.
     """
 
@@ -69,8 +70,8 @@ class Cifar:
                     self._make()
         except OSError as error:
             raise UserError(
-                f"paths.data_dir={self.data_dir} cannot be written ({error.strerror or error}): choose a folder with enough"
-                " space that you may write to."
+                f"paths.data_dir={self.data_dir} cannot be written ({error.strerror or error}): choose a folder with "
+                "enough space that you may write to."
             ) from error
 
     def load(self) -> Splits:
@@ -101,8 +102,8 @@ class Cifar:
         known = " or ".join(a.file for a in self.archives)
         if not self.download:
             raise UserError(
-                f"paths.data_dir={self.data_dir} has no {self.name} and data.source.download=false: put {known} there, or set"
-                " data.source.download=true."
+                f"paths.data_dir={self.data_dir} has no {self.name} and data.source.download=false: put {known} there, "
+                "or set data.source.download=true."
             )
         by_hand = f"put {known} into paths.data_dir={self.data_dir} by hand, or try data=digits, which needs no network"
         download(self.base_url + archive.file, self.data_dir / archive.file, archive.md5, by_hand)

@@ -16,13 +16,13 @@ DIGITS = Path(__file__).with_name("digits.npz")
 class Digits:
     """8 x 8 grey images of the digits 0 to 9, optionally enlarged; pixel values 0..16 are scaled to 0..255.
 
-    Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (CC BY 4.0; digits.md has more).
+    Source: E. Alpaydin and C. Kaynak, "Optical Recognition of Handwritten Digits", UCI, 1998 (CC BY 4.0; digits.md has
+    more).
 
     Args:
-        image_size: side in pixels; above 8 the images are enlarged bilinearly.
-        val_size: samples kept for validation.
-        test_size: samples kept for the test.
-        split_seed: draws the three stratified splits; apart from the run's seed, so that runs of different seeds compare.
+        image_size: side in pixels; above 8 the images are enlarged bilinearly. val_size: samples kept for validation.
+        test_size: samples kept for the test. split_seed: draws the three stratified splits; apart from the run's seed,
+        so that runs of different seeds compare.
 
     Raises:
         UserError: for a side below 8, or sizes that leave nothing to train on.

@@ -20,9 +20,11 @@ SCANNED = 2**24  # tokens that are looked through at a time for the ends of docu
 
 @dataclass(frozen=True)
 class Documents:
-    """The documents of a split: places `starts` to `stops` (exclusive, the end-of-document token included) of `ids`; int64 [documents].
+    """The documents of a split: places `starts` to `stops` (exclusive, the end-of-document token included) of `ids`;
+    int64 [documents].
 
-    `end` is the end-of-document token. The one before a document is its first input, so that each of a document's tokens is a target.
+    `end` is the end-of-document token. The one before a document is its first input, so that each of a document's
+    tokens is a target.
     """
 
     ids: Ids
@@ -40,7 +42,9 @@ class Documents:
         return Documents(self.ids, self.starts, np.minimum(self.stops, self.starts + length), self.end)
 
     def split(self, length: int) -> "Documents":
-        """Every document in pieces of at most `length` targets; a piece goes on from the last token of the one before."""
+        """Every document in pieces of at most `length` targets; a piece goes on from the last token of the one
+        before.
+        """
         pieces = -(-self.lengths // length)
         first = np.repeat(np.cumsum(pieces) - pieces, pieces)
         starts = np.repeat(self.starts, pieces) + (np.arange(pieces.sum()) - first) * length
@@ -48,7 +52,8 @@ class Documents:
 
 
 class DocumentSource(Protocol):
-    """Where documents come from: a source of token streams that knows which token ends a document. It needs no base class.
+    """Where documents come from: a source of token streams that knows which token ends a document. It needs no base
+    class.
 
     A source of token files has no `end` of its own; it stands in the `meta` that was written with the files.
     """
@@ -79,7 +84,8 @@ def end_of_document(source: Any) -> int:
     end = source.end if hasattr(source, "end") else getattr(source, "meta", {}).get("end")
     if end is None:
         raise UserError(
-            f"data.source={type(source).__name__} does not say which token ends a document: choose token files, or give it an end."
+            f"data.source={type(source).__name__} does not say which token ends a document: choose token files, or "
+            "give it an end."
         )
     return int(end)
 
@@ -96,25 +102,22 @@ def find_documents(ids: Ids, end: int) -> Documents:
 class DocumentLoader(EpochLoader):
     """Batches of whole documents, padded at their ends: (x, y, count) in training, (x, y) in evaluation.
 
-    x and y are int64 [rows, time], y being x one token later; a document's first x is the end-of-document token before it. Padding has
-    the target -100. `time` is the longest document of the *global* batch, so all ranks have the same shape. Row i of the global batch
-    is on rank i modulo the number of ranks; ranks with fewer rows than others are filled up with rows that have no target. `count`
-    (int64, 0-dim) is the number of targets of the global batch: a whole number, which no half-precision format rounds. The data module
-    divides it by the ranks on its way to the task.
+    x and y are int64 [rows, time], y being x one token later; a document's first x is the end-of-document token before
+    it. Padding has the target -100. `time` is the longest document of the *global* batch, so all ranks have the same
+    shape. Row i of the global batch is on rank i modulo the number of ranks; ranks with fewer rows than others are
+    filled up with rows that have no target. `count` (int64, 0-dim) is the number of targets of the global batch: a
+    whole number, which no half-precision format rounds. The data module divides it by the ranks on its way to the task.
 
-    The batches of an epoch are a function of (seed, epoch, lengths, budget) alone, see `BucketPlan`; their order is EpochLoader's
-    permutation, to which a batch is a sample. The state is EpochLoader's. No document is left out. Evaluation goes from the longest
-    document to the shortest.
+    The batches of an epoch are a function of (seed, epoch, lengths, budget) alone, see `BucketPlan`; their order is
+    EpochLoader's permutation, to which a batch is a sample. The state is EpochLoader's. No document is left out.
+    Evaluation goes from the longest document to the shortest.
 
     Args:
-        documents: at least one.
-        max_tokens: of a global batch, padding included; filled-up rows, of which a rank has one at most for `row_multiple` 1, not.
-        max_batch_size: documents of a global batch at most.
-        growth: of the buckets' lengths, at least 1; None makes one bucket of all lengths.
-        pad_multiple: `time` is a multiple of this.
-        row_multiple: the rows of each rank's batch are filled up to a multiple of this.
-        device: where batches are wanted.
-        train, shuffle, seed, rank, world_size, limit: as `EpochLoader` has them.
+        documents: at least one. max_tokens: of a global batch, padding included; filled-up rows, of which a rank has
+        one at most for `row_multiple` 1, not. max_batch_size: documents of a global batch at most. growth: of the
+        buckets' lengths, at least 1; None makes one bucket of all lengths. pad_multiple: `time` is a multiple of this.
+        row_multiple: the rows of each rank's batch are filled up to a multiple of this. device: where batches are
+        wanted. train, shuffle, seed, rank, world_size, limit: as `EpochLoader` has them.
     """
 
     def __init__(
@@ -147,7 +150,9 @@ class DocumentLoader(EpochLoader):
 
     @property
     def padding(self) -> float:
-        """The share of an epoch's positions that hold no token; filled-up rows are not counted. Of epoch 0: epochs differ little."""
+        """The share of an epoch's positions that hold no token; filled-up rows are not counted. Of epoch 0: epochs
+        differ little.
+        """
         places = sum(len(batch) * self._time(batch) for batch in self.global_batches(0))
         return 1 - int(self.lengths.sum()) / places
 
@@ -176,21 +181,19 @@ class DocumentDataModule(ExactDataModule[Documents]):
     """Train, validation and test loaders over the documents of a source, equal on one device and on many.
 
     Args:
-        source: where the documents come from.
-        vocab_size: declared, and checked against the source, so that a net can be configured before any data is touched.
-        length: the longest sample that the net takes, in tokens.
-        max_tokens: of a batch over all devices together, padding included.
-        max_batch_size: documents of a batch at most, over all devices together.
-        batch_size: another name of `max_batch_size`, under which other groups of the configuration read it; None or equal.
-        eval_batch_size: the same as `max_batch_size` for validation and test; None takes it.
-        long: what happens to a document with more than `length` targets: "refuse" it, "cut" what is over, or "split" it into several.
-        bucket_growth: a bucket's longest length divided by its shortest; None makes one bucket.
-        pad_multiple: batches are padded to a multiple of this many tokens; it divides `length`.
-        row_multiple: the rows of each replica's batch are filled up to a multiple of this.
-        seed: of the order; 0 is a seed.
+        source: where the documents come from. vocab_size: declared, and checked against the source, so that a net can
+        be configured before any data is touched. length: the longest sample that the net takes, in tokens. max_tokens:
+        of a batch over all devices together, padding included. max_batch_size: documents of a batch at most, over all
+        devices together. batch_size: another name of `max_batch_size`, under which other groups of the configuration
+        read it; None or equal. eval_batch_size: the same as `max_batch_size` for validation and test; None takes it.
+        long: what happens to a document with more than `length` targets: "refuse" it, "cut" what is over, or "split" it
+        into several. bucket_growth: a bucket's longest length divided by its shortest; None makes one bucket.
+        pad_multiple: batches are padded to a multiple of this many tokens; it divides `length`. row_multiple: the rows
+        of each replica's batch are filled up to a multiple of this. seed: of the order; 0 is a seed.
 
     Raises:
-        UserError: for a value out of its range here; for facts that the source contradicts, an empty split and a document over `length`
+        UserError: for a value out of its range here; for facts that the source contradicts, an empty split and a
+        document over `length`
             or `max_tokens` in `setup`.
     """
 
@@ -214,7 +217,9 @@ class DocumentDataModule(ExactDataModule[Documents]):
                 f"data.batch_size={batch_size} follows data.max_batch_size={max_batch_size} here: set that one alone."
             )
         if length % pad_multiple:
-            raise UserError(f"data.pad_multiple={pad_multiple} does not divide data.length={length}: choose a divisor of it.")
+            raise UserError(
+                f"data.pad_multiple={pad_multiple} does not divide data.length={length}: choose a divisor of it."
+            )
         super().__init__(max_batch_size, eval_batch_size, seed)
         self.source, self.vocab_size, self.length, self.long = source, vocab_size, length, long
         self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
@@ -226,13 +231,15 @@ class DocumentDataModule(ExactDataModule[Documents]):
         self.source.prepare()
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
-        """The batch with its share of the global count: a loss that is summed over targets and divided by it is, in the mean over
-        ranks, the mean over all targets of the global batch."""
+        """The batch with its share of the global count: a loss that is summed over targets and divided by it is, in the
+        mean over ranks, the mean over all targets of the global batch."""
         x, y, *count = super().transfer_batch_to_device(batch, device, dataloader_idx)
         return (x, y, *(number.float() / replicas_of(self.trainer)[0] for number in count))
 
     def open(self) -> dict[str, Documents]:
-        """The documents of all splits, checked against what was declared; `cut_tokens` says how much `long=cut` took off each."""
+        """The documents of all splits, checked against what was declared; `cut_tokens` says how much `long=cut` took
+        off each.
+        """
         splits = self.source.load()
         if self.source.vocab_size != self.vocab_size:
             raise UserError(
@@ -249,19 +256,21 @@ class DocumentDataModule(ExactDataModule[Documents]):
         longest, sample = int(lengths.max()), int(lengths.argmax())
         if longest > self.length and self.long == "refuse":
             raise UserError(
-                f"data.length={self.length} is too short for document {sample} of the {name} split, which has {longest} tokens: raise"
-                " data.length, or set data.long=split to make several samples of it, or data.long=cut to leave out what is over."
+                f"data.length={self.length} is too short for document {sample} of the {name} split, which has "
+                f"{longest} tokens: raise data.length, or set data.long=split to make several samples of it, or "
+                "data.long=cut to leave out what is over."
             )
         documents = documents.split(self.length) if self.long == "split" else documents.cut(self.length)
         self.cut_tokens[name] = int(lengths.sum() - documents.lengths.sum())
         needed = int(round_up(documents.lengths.max(), int(self.shape["pad_multiple"] or 1)))
         if needed > self.max_tokens:
             raise UserError(
-                f"data.max_tokens={self.max_tokens} is too small for document {sample} of the {name} split, which takes {needed} tokens:"
-                f" choose at least {needed}."
+                f"data.max_tokens={self.max_tokens} is too small for document {sample} of the {name} split, which "
+                f"takes {needed} tokens: choose at least {needed}."
             )
         return documents
 
     def build(self, split: Documents, device: torch.device, **order: Any) -> DocumentLoader:
         size = order.pop("batch_size")
-        return DocumentLoader(split, max_tokens=self.max_tokens, max_batch_size=size, device=device, **self.shape, **order)  # type: ignore[arg-type]
+        order |= self.shape
+        return DocumentLoader(split, max_tokens=self.max_tokens, max_batch_size=size, device=device, **order)

@@ -1,4 +1,6 @@
-"""Fetching a file over HTTP: a progress bar, continuation of what an earlier try left, and a hash that is checked before use."""
+"""Fetching a file over HTTP: a progress bar, continuation of what an earlier try left, and a hash that is checked
+before use.
+"""
 
 import contextlib
 import hashlib
@@ -85,7 +87,9 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
             if not continued:  # if it was, the earlier piece may have been of another file: once more from the start
                 raise UserError(f"{url} arrived with another hash than the published {expected}: {by_hand}.")
         elif not left:
-            raise UserError(f"{url} broke off {TRIES} times, last at {part.stat().st_size} bytes: run again to continue there.")
+            raise UserError(
+                f"{url} broke off {TRIES} times, last at {part.stat().st_size} bytes: run again to continue there."
+            )
     raise UserError(f"{url} arrived with another hash than the published {expected}: {by_hand}.")
 
 
@@ -123,7 +127,12 @@ def _copy(response: http.client.HTTPResponse, part: Path, have: int, total: int 
     )
     # a connection that breaks leaves what has arrived; the caller compares the size with the announced one
     broken = (http.client.IncompleteRead, ConnectionError, TimeoutError)
-    with naming(part), Progress(*columns) as progress, part.open("ab" if have else "wb") as file, contextlib.suppress(*broken):
+    with (
+        naming(part),
+        Progress(*columns) as progress,
+        part.open("ab" if have else "wb") as file,
+        contextlib.suppress(*broken),
+    ):
         bar = progress.add_task(part.stem, completed=have, total=total)
         while block := response.read(BLOCK):
             file.write(block)

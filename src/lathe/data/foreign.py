@@ -1,8 +1,9 @@
-"""A plain LightningDataModule: its DataLoaders are made anew so that the number of devices does not change the experiment.
+"""A plain LightningDataModule: its DataLoaders are made anew so that the number of devices does not change the
+experiment.
 
-A DataLoader's `batch_size` is the global batch. Training follows an order that is a function of (seed, epoch), as with Lathe's own data,
-and the dataset's random draws (`random`, `numpy.random`, `torch`) are a function of (seed, epoch, sample). Evaluation sees every sample
-once, without filling rows, which a user's own task could not tell from samples.
+A DataLoader's `batch_size` is the global batch. Training follows an order that is a function of (seed, epoch), as with
+Lathe's own data, and the dataset's random draws (`random`, `numpy.random`, `torch`) are a function of (seed, epoch,
+sample). Evaluation sees every sample once, without filling rows, which a user's own task could not tell from samples.
 """
 
 import functools
@@ -37,8 +38,9 @@ HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_datal
 
 
 def share(datamodule: Any, seed: int) -> None:
-    """Makes the hooks of a plain data module return exact loaders, in place; Lathe's own have them. `test_split` then names the split
-    that is tested, and `eval_loader(split, device)` gives a split's batches, as `ExactDataModule` has them."""
+    """Makes the hooks of a plain data module return exact loaders, in place; Lathe's own have them. `test_split` then
+    names the split that is tested, and `eval_loader(split, device)` gives a split's batches, as `ExactDataModule` has
+    them."""
     if isinstance(datamodule, ExactDataModule):
         return
     hooks = {name: getattr(datamodule, name) for name in HOOKS if is_overridden(name, datamodule, LightningDataModule)}
@@ -90,7 +92,10 @@ def _reason(loader: Any) -> str | None:
     if isinstance(loader.dataset, IterableDataset):
         return f"its {type(loader.dataset).__name__} is an IterableDataset: use one with __getitem__ and __len__"
     if isinstance(loader.sampler, DistributedSampler):
-        return "it has a DistributedSampler, which counts padded samples twice: leave it out, Lathe shares the global batch out"
+        return (
+            "it has a DistributedSampler, which counts padded samples twice: leave it out, Lathe shares the global "
+            "batch out"
+        )
     if loader.batch_size is None or type(loader.batch_sampler) is not BatchSampler:
         return "its batches are made by the user's own code: give it a batch_size"
     sampler = loader.sampler
@@ -113,8 +118,8 @@ def _train_loader(loader: Any, datamodule: Any, seed: int) -> Any:
         raise _refused("train_dataloader", replicas, reason)
     if not hasattr(loader, "state_dict"):
         rank_zero_warn(
-            f"data: train_dataloader stays as it is, because {reason}; a run that is continued in the middle of an epoch starts that "
-            "epoch's data again, so continue from the end of an epoch."
+            f"data: train_dataloader stays as it is, because {reason}; a run that is continued in the middle of an "
+            "epoch starts that epoch's data again, so continue from the end of an epoch."
         )
     return loader
 
@@ -150,7 +155,9 @@ def _refused(name: str, replicas: int, reason: str) -> UserError:
 
 
 def _with(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) -> DataLoader[Any]:
-    """The user's DataLoader over other lists of samples. Its own generator leaves the global one, and so the run, alone."""
+    """The user's DataLoader over other lists of samples. Its own generator leaves the global one, and so the run,
+    alone.
+    """
     return DataLoader(
         dataset,
         batch_sampler=batches,
@@ -167,14 +174,16 @@ def _with(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) -> DataL
 
 
 class SharedLoader(EpochLoader):
-    """A rank's part of the batches of a user's DataLoader, in the order of (seed, epoch); see `EpochLoader`. An incomplete last batch is
-    kept unless the user's loader drops it.
+    """A rank's part of the batches of a user's DataLoader, in the order of (seed, epoch); see `EpochLoader`. An
+    incomplete last batch is kept unless the user's loader drops it.
 
     Raises:
         UserError: a batch that does not divide by the ranks.
     """
 
-    def __init__(self, loader: DataLoader[Any], *, shuffle: bool, seed: int, rank: int, world_size: int, limit: Any) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], *, shuffle: bool, seed: int, rank: int, world_size: int, limit: Any
+    ) -> None:
         dataset: Any = loader.dataset
         n = len(dataset)
         assert loader.batch_size is not None
@@ -184,8 +193,8 @@ class SharedLoader(EpochLoader):
             if count % world_size:
                 way = "a multiple of it" if what == "batch_size" else "drop_last=True"
                 raise UserError(
-                    f"data: train_dataloader's {what} of {count} samples does not divide by the {world_size} replicas that share it: "
-                    f"use {way}, or trainer.devices=1."
+                    f"data: train_dataloader's {what} of {count} samples does not divide by the {world_size} replicas "
+                    f"that share it: use {way}, or trainer.devices=1."
                 )
         if n == 0 or size > n:
             raise UserError(f"data: train_dataloader has {n} samples, which fill no batch of {size}.")
@@ -204,7 +213,9 @@ class SharedLoader(EpochLoader):
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         order = self.epoch_order(epoch)
         whole = (self.n // self.global_batch_size) * self.global_batch_size
-        mine = order[:whole].view(-1, self.global_batch_size)[:, self.rank * self.local_batch_size :][:, : self.local_batch_size]
+        mine = order[:whole].view(-1, self.global_batch_size)[:, self.rank * self.local_batch_size :][
+            :, : self.local_batch_size
+        ]
         lists: list[list[Any]] = mine.tolist()
         if self.rest:
             lists.append(order[whole + self.rank * self.rest :][: self.rest].tolist())
@@ -233,8 +244,8 @@ def _plain(dataset: Any) -> bool:
 
 
 class Seeded(Dataset[Any]):
-    """A dataset that is asked for (epoch, sample), and whose draws from the global generators follow from these and the seed. The
-    generators are left as they were."""
+    """A dataset that is asked for (epoch, sample), and whose draws from the global generators follow from these and the
+    seed. The generators are left as they were."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed = dataset, seed

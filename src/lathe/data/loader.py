@@ -12,15 +12,16 @@ from lathe.data.normalize import Normalizer
 from lathe.data.order import IGNORE, Batch, EpochLoader
 from lathe.errors import UserError
 
-# Bytes of uint8 images that are picked at once: small batches share the Python cost, and all stays within a core's cache.
+# Bytes of uint8 images that are picked at once: small batches share the Python cost, and all stays within a core's
+# cache.
 CHUNK_BYTES = 2**18
 
 
 class ImageLoader(EpochLoader):
     """What both image loaders share: the epoch's decisions, and everything after the crop.
 
-    Yields (x, y): x float32 [batch, channels, height, width], y int64 [batch], or float32 class probabilities [batch, classes]
-    when the augmentation mixes samples.
+    Yields (x, y): x float32 [batch, channels, height, width], y int64 [batch], or float32 class probabilities [batch,
+    classes] when the augmentation mixes samples.
 
     Args:
         image_shape: channels, height, width.
@@ -50,7 +51,8 @@ class ImageLoader(EpochLoader):
         augment = augment or Augment()
         if augment.crop_fill == "reflect" and augment.crop >= min(image_shape[1:]):
             raise UserError(
-                f"data.augment.crop={augment.crop} cannot mirror images of {image_shape[1:]} pixels: choose less than a side."
+                f"data.augment.crop={augment.crop} cannot mirror images of {image_shape[1:]} pixels: choose less "
+                "than a side."
             )
         assert normalizer is not None or not augment.mixes, "uint8 images cannot be mixed"
         self.image_shape = image_shape
@@ -61,7 +63,8 @@ class ImageLoader(EpochLoader):
         self.normalizer = normalizer.to(device) if normalizer else None
 
     def _plan(self, epoch: int) -> tuple[Tensor, Draws, Tensor]:
-        """For this rank's whole epoch: samples [batches, width] and labels of the same shape, both on the CPU, and their draws.
+        """For this rank's whole epoch: samples [batches, width] and labels of the same shape, both on the CPU, and
+        their draws.
 
         `width` is the local batch, and one more with mixing. Draws are flat, [batches * width], on the device.
         """
@@ -83,7 +86,9 @@ class ImageLoader(EpochLoader):
         flat = labels.flatten()
         mixed, targets = mix(images[own], images[partner], flat[own], flat[partner], draws[own], self.num_classes)
         return zip(
-            mixed.view(batches, -1, *self.image_shape).unbind(), targets.view(batches, -1, self.num_classes).unbind(), strict=True
+            mixed.view(batches, -1, *self.image_shape).unbind(),
+            targets.view(batches, -1, self.num_classes).unbind(),
+            strict=True,
         )
 
 
@@ -91,9 +96,8 @@ class ResidentLoader(ImageLoader):
     """Batches out of images that live on the training device, in a few index operations for several batches at a time.
 
     Args:
-        images: uint8 [n, channels, height, width].
-        labels: int64 [n].
-        normalize: "batch" keeps uint8 images and normalises each batch; "folded" normalises once and keeps float32 images, which
+        images: uint8 [n, channels, height, width]. labels: int64 [n]. normalize: "batch" keeps uint8 images and
+        normalises each batch; "folded" normalises once and keeps float32 images, which
             takes four times the memory and spares that step. Same bits.
         settings: as `ImageLoader` has them.
 
@@ -110,19 +114,23 @@ class ResidentLoader(ImageLoader):
         fill = self.normalizer.fill if self.normalizer else torch.zeros(channels, dtype=torch.uint8, device=self.device)
         self.fill = folded(fill[:, None, None]).flatten() if folded else fill
         # folded after the padding, so that the padding is black in both forms
-        self.bank = Bank(images.to(self.device), self.augment.crop, self.augment.crop_fill, self.augment.flip != "none", folded)
+        self.bank = Bank(
+            images.to(self.device), self.augment.crop, self.augment.crop_fill, self.augment.flip != "none", folded
+        )
         self.chunk = max(1, CHUNK_BYTES // (self.local_batch_size * channels * height * width))
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         rows, draws, labels = self._plan(epoch)
         width = rows.shape[1]
         flat, labels = rows.flatten().to(self.device), labels.to(self.device)
-        # chunks start at multiples of `chunk` also after a resume: a batch then has the same place in memory, and so the same
-        # rounding # in kernels that look at alignment
+        # chunks start at multiples of `chunk` also after a resume: a batch then has the same place in memory, and so
+        # the same rounding # in kernels that look at alignment
         for start in range(first - first % self.chunk, len(rows), self.chunk):
             stop = min(start + self.chunk, len(rows))
             part = slice(start * width, stop * width)
             images = self.bank.gather(flat[part], draws[part])
-            for number, batch in enumerate(self._finish(images, labels[start:stop], draws[part], self.fill, stop - start), start):
+            for number, batch in enumerate(
+                self._finish(images, labels[start:stop], draws[part], self.fill, stop - start), start
+            ):
                 if number >= first:
                     yield batch

@@ -26,7 +26,9 @@ class Normalizer:
                     f"data.{name}={list(values)} has {len(values)} values for data.channels={channels}: give one each."
                 )
         if min(std) <= 0:
-            raise UserError(f"data.std={list(std)} has a value that is not above 0: give each channel's standard deviation.")
+            raise UserError(
+                f"data.std={list(std)} has a value that is not above 0: give each channel's standard deviation."
+            )
         mean64, std64 = torch.tensor(list(mean), dtype=torch.float64), torch.tensor(list(std), dtype=torch.float64)
         self.scale = (1 / (255 * std64)).float()[:, None, None]
         self.shift = (-mean64 / std64).float()[:, None, None]

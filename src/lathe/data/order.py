@@ -17,27 +17,25 @@ IGNORE = -100  # torch's own ignore_index: the label of rows that only fill up a
 class EpochLoader(ABC):
     """Iterates over epochs of batches, shared out among ranks; subclasses say how the samples of an epoch are fetched.
 
-    Training: global batch k of epoch e is places k*batch_size to (k+1)*batch_size of that epoch's permutation, and a rank takes
-    its contiguous part; an incomplete last batch is dropped. Evaluation: samples in order, every batch of the same shape on every
-    rank; rows that fill up the last ones repeat sample 0 under the label -100, so that each sample counts exactly once.
+    Training: global batch k of epoch e is places k*batch_size to (k+1)*batch_size of that epoch's permutation, and a
+    rank takes its contiguous part; an incomplete last batch is dropped. Evaluation: samples in order, every batch of
+    the same shape on every rank; rows that fill up the last ones repeat sample 0 under the label -100, so that each
+    sample counts exactly once.
 
-    The state is two integers, equal on all ranks: `epoch`, and `batch`, the batches of it that were yielded. Each iteration
-    starts the next epoch, except the first one, and the first one after `load_state_dict`, which continues where the state says.
-    An iterator that was never asked for a batch has no effect.
+    The state is two integers, equal on all ranks: `epoch`, and `batch`, the batches of it that were yielded. Each
+    iteration starts the next epoch, except the first one, and the first one after `load_state_dict`, which continues
+    where the state says. An iterator that was never asked for a batch has no effect.
 
     Args:
-        n: samples.
-        batch_size: over all ranks together.
-        seed: of the order and the augmentation.
-        rank: this process.
-        world_size: processes that share the batches.
-        train: see above.
-        shuffle: False keeps the stored order in training too.
-        limit: where a trainer that ends its epochs early does so, in batches or (a float) as a share, as Lightning reads its
+        n: samples. batch_size: over all ranks together. seed: of the order and the augmentation. rank: this process.
+        world_size: processes that share the batches. train: see above. shuffle: False keeps the stored order in
+        training too. limit: where a trainer that ends its epochs early does so, in batches or (a float) as a share, as
+        Lightning reads its
             `limit_train_batches`; a state that is loaded there continues with the next epoch. None is the whole epoch.
 
     Raises:
-        UserError: if a training batch does not divide by the ranks or is larger than the training set, or an evaluation batch has
+        UserError: if a training batch does not divide by the ranks or is larger than the training set, or an evaluation
+        batch has
             fewer samples than there are ranks.
     """
 
@@ -55,11 +53,13 @@ class EpochLoader(ABC):
     ) -> None:
         if train and batch_size % world_size:
             raise UserError(
-                f"data.batch_size={batch_size} is the global batch and does not divide by the {world_size} replicas that"
-                f" trainer.devices={world_size} makes: choose a multiple of {world_size}, or other devices."
+                f"data.batch_size={batch_size} is the global batch and does not divide by the {world_size} replicas "
+                f"that trainer.devices={world_size} makes: choose a multiple of {world_size}, or other devices."
             )
         if train and not 0 < batch_size <= n:
-            raise UserError(f"data.batch_size={batch_size} cannot be filled from {n} training samples: choose 1 to {n}.")
+            raise UserError(
+                f"data.batch_size={batch_size} cannot be filled from {n} training samples: choose 1 to {n}."
+            )
         if not train and batch_size < world_size:
             raise UserError(
                 f"data.eval_batch_size={batch_size} has fewer samples than the {world_size} replicas that"
@@ -88,7 +88,9 @@ class EpochLoader(ABC):
         return {"epoch": self._epoch, "batch": self._batch}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """The next iteration continues after the state's batch; after the epoch's last one (see `limit`), with the next epoch."""
+        """The next iteration continues after the state's batch; after the epoch's last one (see `limit`), with the next
+        epoch.
+        """
         self._epoch, self._batch, self._fresh = state_dict["epoch"], state_dict["batch"], True
 
     def __iter__(self) -> Iterator[Batch]:
@@ -110,10 +112,11 @@ class EpochLoader(ABC):
         return epoch_permutation(self.seed, epoch, self.n) if self.shuffle else torch.arange(self.n)
 
     def rank_rows(self, epoch: int, extra: int = 0) -> tuple[Tensor, Tensor]:
-        """This rank's samples of an epoch, int64 [batches, local batch + extra], and which of them count, bool of the same shape.
+        """This rank's samples of an epoch, int64 [batches, local batch + extra], and which of them count, bool of the
+        same shape.
 
-        The `extra` columns go on into the next rank's part, cyclically: with one, each sample's right neighbour in the *global*
-        batch is its mixing partner, whatever the number of ranks.
+        The `extra` columns go on into the next rank's part, cyclically: with one, each sample's right neighbour in the
+        *global* batch is its mixing partner, whatever the number of ranks.
         """
         total = self._length * self.global_batch_size
         order = self.epoch_order(epoch)[:total] if self.train else torch.arange(total)

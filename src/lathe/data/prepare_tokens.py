@@ -17,8 +17,8 @@ from lathe.files import beside, sweep
 
 
 def split_of(digest: bytes, seed: int, val_share: float, test_share: float) -> str:
-    """The split of a document: a function of its contents and the seed alone, so that copies never lie on both sides, and documents
-    that are added later leave the others where they are."""
+    """The split of a document: a function of its contents and the seed alone, so that copies never lie on both sides,
+    and documents that are added later leave the others where they are."""
     number = hashlib.blake2b(digest, key=str(seed).encode(), digest_size=8).digest()
     place = int.from_bytes(number, "little") / 2**64
     return "val" if place < val_share else "test" if place < val_share + test_share else "train"
@@ -40,7 +40,11 @@ def check(cfg: dict[str, Any]) -> None:
         )
     check_number("split_seed", cfg["split_seed"], 0)
     suffixes = cfg["suffixes"]
-    if not isinstance(suffixes, list) or not suffixes or not all(isinstance(suffix, str) and suffix for suffix in suffixes):
+    if (
+        not isinstance(suffixes, list)
+        or not suffixes
+        or not all(isinstance(suffix, str) and suffix for suffix in suffixes)
+    ):
         raise UserError(f"suffixes={suffixes} can't be used: give a list such as [.txt,.md].")
     separator = cfg["separator"]
     if separator is not None and (not isinstance(separator, str) or not separator):
@@ -48,16 +52,22 @@ def check(cfg: dict[str, Any]) -> None:
 
 
 def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Writes the token files that `cfg` (configs/prepare_tokens.yaml) asks for, whole or not at all, and returns their meta.json.
+    """Writes the token files that `cfg` (configs/prepare_tokens.yaml) asks for, whole or not at all, and returns their
+    meta.json.
 
     Raises:
-        UserError: a value that can't be used, no text, an output that is there already, or a split that got no document.
+        UserError: a value that can't be used, no text, an output that is there already, or a split that got no
+        document.
     """
     check(cfg)
     folder, output = Path(cfg["input"]), Path(cfg["paths"]["data_dir"]) / cfg["output"]
     old = output / "meta.json"
     if output.exists() and not (cfg["overwrite"] and old.is_file()):
-        way = "give overwrite=true, or another output" if old.is_file() else "it holds no token files; choose another output"
+        way = (
+            "give overwrite=true, or another output"
+            if old.is_file()
+            else "it holds no token files; choose another output"
+        )
         raise UserError(f"output={output} is there already: {way}.")
     separator = cfg["separator"]
     if separator is not None:  # a command line has no other way to say a newline
@@ -83,14 +93,14 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
         total = sum(writer.documents for writer in writers.values())
         if separator is not None and total <= sum(size > 0 for size in sizes):
             raise UserError(
-                f"separator={cfg['separator']!r} divides none of the {len(files)} files in input={folder}: give what stands between"
-                " their documents, or null."
+                f"separator={cfg['separator']!r} divides none of the {len(files)} files in input={folder}: give what "
+                "stands between their documents, or null."
             )
         for name, facts in splits.items():
             if facts["documents"] == 0:
                 raise UserError(
-                    f"the {name} split got none of the {total} documents in input={folder}: divide files into more documents by"
-                    " separator, choose another split_seed, or larger shares."
+                    f"the {name} split got none of the {total} documents in input={folder}: divide files into more "
+                    "documents by separator, choose another split_seed, or larger shares."
                 )
         about = {key: cfg[key] for key in ("suffixes", "separator", "split_seed", "val_share", "test_share")}
         meta = write_meta(
@@ -127,8 +137,12 @@ def report(cfg: dict[str, Any]) -> None:
     """Runs `prepare` and prints what was written, and the command that trains on it."""
     meta = prepare(cfg)
     print(
-        f"{cfg['paths']['data_dir']}/{cfg['output']}: {meta['files']} files, {meta['bytes']:,} bytes, tokenizer {meta['tokenizer']}"
+        f"{cfg['paths']['data_dir']}/{cfg['output']}: {meta['files']} files, {meta['bytes']:,} bytes, tokenizer "
+        f"{meta['tokenizer']}"
     )
     for name, facts in meta["splits"].items():
         print(f"  {name:6}{facts['documents']:>12,} documents {facts['tokens']:>16,} tokens")
-    print(f"python train.py data=tokens data.source.name={cfg['output']} data.vocab_size={meta['vocab_size']} model=gpt_nano")
+    print(
+        f"python train.py data=tokens data.source.name={cfg['output']} data.vocab_size={meta['vocab_size']} "
+        "model=gpt_nano"
+    )

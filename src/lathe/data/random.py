@@ -1,8 +1,8 @@
 """Randomness that is a function of what it is for, not of who asks first.
 
-Every table is drawn on the CPU by a generator that is seeded with a hash of (seed, purpose, epoch) and then indexed by sample. A
-number therefore depends on (seed, epoch, sample) alone: not on rank, worker, device or the order of calls, and no global
-generator moves.
+Every table is drawn on the CPU by a generator that is seeded with a hash of (seed, purpose, epoch) and then indexed by
+sample. A number therefore depends on (seed, epoch, sample) alone: not on rank, worker, device or the order of calls,
+and no global generator moves.
 """
 
 import hashlib

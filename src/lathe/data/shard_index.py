@@ -1,7 +1,9 @@
-"""What lies beside the shards of a data set: index.json with the facts and every file's size and hash, and a table of samples per split.
+"""What lies beside the shards of a data set: index.json with the facts and every file's size and hash, and a table of
+samples per split.
 
-The shards are plain tar files as WebDataset writes and reads them: members `<key>.png` (or .npy, .jpg) and `<key>.cls` for each sample. The
-table says where in which shard the bytes of an image lie, so that any sample can be read without what lies before it.
+The shards are plain tar files as WebDataset writes and reads them: members `<key>.png` (or .npy, .jpg) and `<key>.cls`
+for each sample. The table says where in which shard the bytes of an image lie, so that any sample can be read without
+what lies before it.
 """
 
 import hashlib
@@ -28,10 +30,11 @@ Table = NDArray[np.int64]  # [samples, 4]: shard, first byte, bytes, label
 
 
 def decode(data: bytes, channels: int | None = None) -> NDArray[np.uint8]:
-    """The image in a member's bytes: uint8 [channels, height, width], as predictions and requests see it (`lathe.images.pictures`). Runs no
-    code of the file: no pickle.
+    """The image in a member's bytes: uint8 [channels, height, width], as predictions and requests see it
+    (`lathe.images.pictures`). Runs no code of the file: no pickle.
 
-    `channels` are those that a PNG or JPEG gets; None those that it has, 1 or 3. Shards of other channels have their pixels as they lie.
+    `channels` are those that a PNG or JPEG gets; None those that it has, 1 or 3. Shards of other channels have their
+    pixels as they lie.
 
     Raises:
         ValueError, OSError: the bytes are no such image.
@@ -93,12 +96,15 @@ def scan(path: Path, number: int) -> Table:
     if not images or images.keys() != labels.keys():
         odd = sorted(images.keys() ^ labels.keys())
         what = f"sample {odd[0].strip('/')} of it has not both" if odd else "there is none in it"
-        raise UserError(f"{path} has to hold an image (.{' or .'.join(PARTS)}) and a class (.cls) of every sample: {what}.")
+        raise UserError(
+            f"{path} has to hold an image (.{' or .'.join(PARTS)}) and a class (.cls) of every sample: {what}."
+        )
     return np.array([(number, *images[key], labels[key]) for key in images], dtype=np.int64)
 
 
 def write_index(folder: Path, shards: dict[str, list[Path]], facts: dict[str, Any]) -> dict[str, Any]:
-    """Writes the tables and, last, index.json into `folder`, where the shards of each split already lie; returns its contents.
+    """Writes the tables and, last, index.json into `folder`, where the shards of each split already lie; returns its
+    contents.
 
     Raises:
         UserError: as `scan`.
@@ -125,7 +131,9 @@ def read_index(folder: Path, key: str) -> dict[str, Any]:
     """
     path = folder / INDEX
     if not path.is_file():
-        raise UserError(f"{key}={folder} holds no shards, as it has no {INDEX}: write them with {HOW} output={folder.name}.")
+        raise UserError(
+            f"{key}={folder} holds no shards, as it has no {INDEX}: write them with {HOW} output={folder.name}."
+        )
     try:
         index = json.loads(path.read_bytes())
         known = index["format"] == FORMAT and index["version"] == VERSION
@@ -138,7 +146,9 @@ def read_index(folder: Path, key: str) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         known = False
     if not known:
-        raise UserError(f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again with it.")
+        raise UserError(
+            f"{path} is not version {VERSION} of what {HOW} writes, or is damaged: write the shards again with it."
+        )
     return dict(index)
 
 
@@ -156,12 +166,14 @@ def check_files(folder: Path, index: dict[str, Any], verify: bool) -> None:
             raise UserError(f"{path} is missing, but {INDEX} names it: {again}.")
         if path.stat().st_size != entry["bytes"]:
             raise UserError(
-                f"{path} has {path.stat().st_size} bytes and {INDEX} says {entry['bytes']}: it was cut or changed; {again}."
+                f"{path} has {path.stat().st_size} bytes and {INDEX} says {entry['bytes']}: it was cut or changed; "
+                f"{again}."
             )
         if verify and file_hash(path) != entry["sha256"]:
             raise UserError(f"{path} differs from its SHA-256 in {INDEX}: {again}.")
     foreign = sorted({path.name for path in folder.glob("*.tar")} - {entry["file"] for entry in entries})
     if foreign:
         raise UserError(
-            f"{folder / foreign[0]} is not in {INDEX}: move it away, or index the folder again with {HOW} tars.folder={folder}."
+            f"{folder / foreign[0]} is not in {INDEX}: move it away, or index the folder again with {HOW} "
+            f"tars.folder={folder}."
         )

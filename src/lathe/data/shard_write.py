@@ -1,4 +1,6 @@
-"""Writes shards: from any source of images, from a folder of image files, or an index for tar files that are there already."""
+"""Writes shards: from any source of images, from a folder of image files, or an index for tar files that are there
+already.
+"""
 
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,22 +22,23 @@ Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and
 
 
 class ImageFolder:
-    """Image files in one folder for each class: `<folder>/<class>/*`, or `<folder>/<split>/<class>/*` with splits train, val and test.
+    """Image files in one folder for each class: `<folder>/<class>/*`, or `<folder>/<split>/<class>/*` with splits
+    train, val and test.
 
-    Classes are numbered by the order of their folders' names. Without splits, `val_size` and `test_size` images are drawn, stratified.
-    Images are read one at a time.
+    Classes are numbered by the order of their folders' names. Without splits, `val_size` and `test_size` images are
+    drawn, stratified. Images are read one at a time.
 
     Args:
-        folder: see above.
-        channels: 1 makes them grey, 3 RGB.
-        image_size: side in pixels of the square that the middle of each image is brought to; None takes images as they are, which must
+        folder: see above. channels: 1 makes them grey, 3 RGB. image_size: side in pixels of the square that the middle
+        of each image is brought to; None takes images as they are, which must
             then have one size. Files are read and scaled as predictions and requests are, `lathe.images.pictures`.
         val_size: images for validation, where the folder has no splits.
         test_size: images for the test, likewise.
         split_seed: draws them.
 
     Raises:
-        UserError: there is no such folder, a class has no images, splits have other classes than train, or a file is no image.
+        UserError: there is no such folder, a class has no images, splits have other classes than train, or a file is no
+        image.
     """
 
     def __init__(
@@ -48,7 +51,9 @@ class ImageFolder:
         if image_size is not None:
             check_number("images.image_size", image_size, 1)
         if not self.folder.is_dir():
-            raise UserError(f"images.folder={folder} is no folder: give one that has a folder of images for each class.")
+            raise UserError(
+                f"images.folder={folder} is no folder: give one that has a folder of images for each class."
+            )
         names = _folders(self.folder)
         if set(SPLITS) <= set(names):
             self.classes = _folders(self.folder / "train")
@@ -56,7 +61,9 @@ class ImageFolder:
         else:
             self.classes = names
             files = self._list(self.folder)
-            rows = stratified_split(np.array([label for _, label in files]), {"val": val_size, "test": test_size}, split_seed)
+            rows = stratified_split(
+                np.array([label for _, label in files]), {"val": val_size, "test": test_size}, split_seed
+            )
             self.files = {split: [files[row] for row in rows[split]] for split in SPLITS}
         self.num_classes = len(self.classes)
 
@@ -64,7 +71,8 @@ class ImageFolder:
         found = _folders(folder)
         if not found or found != self.classes:
             raise UserError(
-                f"images.folder={self.folder}: {folder} has the classes {found} and not {self.classes}: one folder for each class."
+                f"images.folder={self.folder}: {folder} has the classes {found} and not {self.classes}: one folder "
+                "for each class."
             )
         files = [
             (path, label)
@@ -75,7 +83,8 @@ class ImageFolder:
         empty = set(range(len(self.classes))) - {label for _, label in files}
         if empty:
             raise UserError(
-                f"{folder / self.classes[min(empty)]} has no image ({', '.join(SUFFIXES)}): put some there, or remove it."
+                f"{folder / self.classes[min(empty)]} has no image ({', '.join(SUFFIXES)}): put some there, or "
+                "remove it."
             )
         return files
 
@@ -128,13 +137,18 @@ def write_shards(
         overwrite: replace shards that are there; False refuses.
 
     Raises:
-        UserError: `output` exists, webdataset is missing, images are of different shapes or cannot be encoded, or a split is empty.
+        UserError: `output` exists, webdataset is missing, images are of different shapes or cannot be encoded, or a
+        split is empty.
     """
     check_number("shard_size", shard_size, 1)
     if encoding not in ("png", "npy"):
         raise UserError(f"encoding={encoding} is unknown: choose one of png, npy.")
     if output.exists() and not (overwrite and (output / INDEX).is_file()):
-        way = "it holds no shards: name another folder" if overwrite else "name another folder, or replace it with overwrite=true"
+        way = (
+            "it holds no shards: name another folder"
+            if overwrite
+            else "name another folder, or replace it with overwrite=true"
+        )
         raise UserError(f"output={output} is there already: {way}.")
     try:
         from webdataset import ShardWriter
@@ -155,7 +169,14 @@ def write_shards(
             with (
                 naming(output),
                 ShardWriter(
-                    pattern, maxcount=shard_size, maxsize=2**62, verbose=0, post=written.append, mtime=0, user="", group=""
+                    pattern,
+                    maxcount=shard_size,
+                    maxsize=2**62,
+                    verbose=0,
+                    post=written.append,
+                    mtime=0,
+                    user="",
+                    group="",
                 ) as writer,
             ):
                 for count, (image, label) in enumerate(samples, 1):
@@ -204,10 +225,13 @@ def _encodable(image: NDArray[np.uint8], encoding: str) -> NDArray[np.uint8]:
     return image[0] if len(image) == 1 else np.ascontiguousarray(np.moveaxis(image, 0, -1))
 
 
-def _check(image: NDArray[np.uint8], shape: tuple[int, ...], label: int, classes: int, encoding: str, what: str) -> None:
+def _check(
+    image: NDArray[np.uint8], shape: tuple[int, ...], label: int, classes: int, encoding: str, what: str
+) -> None:
     if image.shape != shape:
         raise UserError(
-            f"{what} has the shape {list(image.shape)} and the first one {list(shape)}: set images.image_size to make them equal."
+            f"{what} has the shape {list(image.shape)} and the first one {list(shape)}: set images.image_size to "
+            "make them equal."
         )
     if encoding == "png" and len(image) not in (1, 3):
         raise UserError(f"encoding=png takes 1 or 3 channels and the images have {len(image)}: use encoding=npy.")
@@ -216,24 +240,30 @@ def _check(image: NDArray[np.uint8], shape: tuple[int, ...], label: int, classes
 
 
 def index_tars(folder: Path, num_classes: int) -> dict[str, Any]:
-    """Writes the index beside tar files `<split>-*.tar` that are there already, as other tools write them for WebDataset.
+    """Writes the index beside tar files `<split>-*.tar` that are there already, as other tools write them for
+    WebDataset.
 
     Raises:
         UserError: a split has none, a file is not fit (see `scan`), or a class is out of range.
     """
     if not folder.is_dir():
-        raise UserError(f"tars.folder={folder} is no folder: give the one where train-*.tar, val-*.tar and test-*.tar lie.")
+        raise UserError(
+            f"tars.folder={folder} is no folder: give the one where train-*.tar, val-*.tar and test-*.tar lie."
+        )
     paths = {name: sorted(folder.glob(f"{name}-*.tar")) for name in SPLITS}
     shape: tuple[int, ...] = ()
     for name, found in paths.items():
         if not found:
-            raise UserError(f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs at least one.")
+            raise UserError(
+                f"tars.folder={folder} has no {name}-*.tar: each of {', '.join(SPLITS)} needs at least one."
+            )
         for path in found:
             table = scan(path, 0)
             shape = shape or _first(path, *table[0, 1:3].tolist()).shape
             if table[:, 3].min() < 0 or table[:, 3].max() >= num_classes:
                 raise UserError(
-                    f"{path} has classes up to {table[:, 3].max()}, but tars.num_classes={num_classes}: set as many as there are."
+                    f"{path} has classes up to {table[:, 3].max()}, but tars.num_classes={num_classes}: set as many "
+                    "as there are."
                 )
     return write_index(folder, paths, {"num_classes": num_classes, "image": list(shape), "encoding": "any"})
 
@@ -244,4 +274,6 @@ def _first(path: Path, start: int, size: int) -> NDArray[np.uint8]:
         try:
             return decode(file.read(size))
         except (ValueError, OSError) as error:
-            raise UserError(f"{path} starts with what is no image ({error}): leave it out, or write it again.") from error
+            raise UserError(
+                f"{path} starts with what is no image ({error}): leave it out, or write it again."
+            ) from error

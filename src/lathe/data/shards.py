@@ -1,4 +1,6 @@
-"""Images streamed from shards: data sets that are larger than memory, exact on any number of devices and after any interruption."""
+"""Images streamed from shards: data sets that are larger than memory, exact on any number of devices and after any
+interruption.
+"""
 
 import os
 from collections import OrderedDict
@@ -21,9 +23,11 @@ from lathe.errors import UserError
 
 
 class ShardImages:
-    """The images of a split as an array of which only the rows that are asked for are read: uint8 [n, channels, height, width].
+    """The images of a split as an array of which only the rows that are asked for are read: uint8 [n, channels, height,
+    width].
 
-    A row costs one read of its own bytes at its place in its shard, and nothing of it is kept. Safe in worker processes.
+    A row costs one read of its own bytes at its place in its shard, and nothing of it is kept. Safe in worker
+    processes.
 
     Args:
         paths: of the shards.
@@ -36,7 +40,9 @@ class ShardImages:
         UserError: a row's bytes are no image of that shape.
     """
 
-    def __init__(self, paths: list[Path], sizes: Labels, table: Table, shape: tuple[int, int, int], max_open: int = 16) -> None:
+    def __init__(
+        self, paths: list[Path], sizes: Labels, table: Table, shape: tuple[int, int, int], max_open: int = 16
+    ) -> None:
         self.paths, self.sizes, self.table, self.max_open = paths, sizes, table, max_open
         self.shape = (len(table), *shape)
         self._open: OrderedDict[int, int] = OrderedDict()  # file descriptors, the last used one last
@@ -78,8 +84,8 @@ class ShardImages:
                 raise ValueError(f"{list(pixels.shape)} instead of {list(self.shape[1:])}")
         except (ValueError, OSError) as error:
             raise UserError(
-                f"{self.paths[shard]} has no image at byte {start}, where its index says so ({error}): check all files with"
-                " data.source.verify=true."
+                f"{self.paths[shard]} has no image at byte {start}, where its index says so ({error}): check all files "
+                "with data.source.verify=true."
             ) from error
         return pixels
 
@@ -140,7 +146,9 @@ class Shards:
         try:
             table: Table = np.load(path, mmap_mode="r", allow_pickle=False)
         except ValueError as error:
-            raise UserError(f"{path} is not a table of samples: check all files with data.source.verify=true.") from error
+            raise UserError(
+                f"{path} is not a table of samples: check all files with data.source.verify=true."
+            ) from error
         sizes = np.array([shard["samples"] for shard in entry["shards"]], dtype=np.int64)
         if table.dtype != np.int64 or table.shape != (sizes.sum(), 4) or not len(table):
             raise UserError(f"{path} does not list the {sizes.sum()} samples of its shards: write the shards again.")
@@ -153,8 +161,8 @@ class Shards:
 def window_order(seed: int, epoch: int, sizes: Labels, window: int) -> Tensor:
     """The order of epoch `epoch` over shards of `sizes` samples: a permutation of 0..n-1, int64 [n].
 
-    The shards are shuffled and taken `window` at a time; the samples of those are shuffled among each other. So a stretch of the order
-    touches few shards. With a window of all shards it is the order of data in memory.
+    The shards are shuffled and taken `window` at a time; the samples of those are shuffled among each other. So a
+    stretch of the order touches few shards. With a window of all shards it is the order of data in memory.
     """
     n = int(sizes.sum())
     if window >= len(sizes):
@@ -171,7 +179,8 @@ def window_order(seed: int, epoch: int, sizes: Labels, window: int) -> Tensor:
 class ShardLoader(StreamLoader):
     """`StreamLoader` over shards: the same state, ranks and augmentation, in the order of `window_order`.
 
-    A process reads the bytes of its own samples only, so a resume reads nothing that was seen, and ranks read nothing twice.
+    A process reads the bytes of its own samples only, so a resume reads nothing that was seen, and ranks read nothing
+    twice.
 
     Args:
         split: its images are `ShardImages`.
@@ -203,9 +212,9 @@ class ShardDataModule(ImageDataModule):
     """`ImageDataModule` over a source of shards.
 
     Args:
-        source: of shards.
-        window: shards whose samples are shuffled among each other in training.
-        settings: as `ImageDataModule` has them; `loader` "workers" streams, "resident" reads all shards into memory, in the order that
+        source: of shards. window: shards whose samples are shuffled among each other in training. settings: as
+        `ImageDataModule` has them; `loader` "workers" streams, "resident" reads all shards into memory, in the order
+        that
             data in memory has.
     """
 

@@ -16,8 +16,8 @@ Labels = NDArray[np.int64]
 class Split:
     """Some rows of an array of images.
 
-    `images` [m, channels, height, width] may be memory-mapped and may hold rows of other splits too; `labels` [m]; `rows` [n] are
-    the rows that belong to this split, and a sample's number is its place in `rows`.
+    `images` [m, channels, height, width] may be memory-mapped and may hold rows of other splits too; `labels` [m];
+    `rows` [n] are the rows that belong to this split, and a sample's number is its place in `rows`.
     """
 
     images: Images
@@ -64,8 +64,8 @@ class Source(Protocol):
 def stratified_order(labels: Labels, seed: int) -> Labels:
     """An order of all samples in which every contiguous piece has nearly the class shares of the whole; int64 [n].
 
-    Samples are shuffled within their class, and sorted by their relative place in it, so that pieces of any exact size can be
-    cut.
+    Samples are shuffled within their class, and sorted by their relative place in it, so that pieces of any exact size
+    can be cut.
     """
     rng = np.random.Generator(np.random.Philox(seed))
     shuffled = rng.permutation(len(labels))
@@ -85,7 +85,8 @@ def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[s
     if min(sizes.values()) < 1 or sum(sizes.values()) >= len(labels):
         asked = ", ".join(f"data.source.{name}_size={size}" for name, size in sizes.items())
         raise UserError(
-            f"{asked} cannot be cut out of {len(labels)} samples: choose sizes of at least 1 that leave some to train on."
+            f"{asked} cannot be cut out of {len(labels)} samples: choose sizes of at least 1 that leave some to "
+            "train on."
         )
     order = stratified_order(labels, seed)
     cuts = {}

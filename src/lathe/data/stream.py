@@ -48,8 +48,8 @@ def _as_it_is(images: Any) -> Any:
 class StreamLoader(ImageLoader):
     """The batches of `ResidentLoader`, bit for bit, through a DataLoader.
 
-    Workers only read uint8 rows; augmentation and normalisation are batched in this process, on its device. The order is a pure
-    function of (seed, epoch), so the state is the same two integers, whatever the workers have read ahead.
+    Workers only read uint8 rows; augmentation and normalisation are batched in this process, on its device. The order
+    is a pure function of (seed, epoch), so the state is the same two integers, whatever the workers have read ahead.
 
     Args:
         split: where the images are.
@@ -76,7 +76,9 @@ class StreamLoader(ImageLoader):
         channels, height, width = split.images.shape[1:]
         labels = torch.from_numpy(split.labels[split.rows])
         super().__init__((channels, height, width), labels, **settings)  # type: ignore[arg-type]
-        self.fill = self.normalizer.fill if self.normalizer else torch.zeros(channels, dtype=torch.uint8, device=self.device)
+        self.fill = (
+            self.normalizer.fill if self.normalizer else torch.zeros(channels, dtype=torch.uint8, device=self.device)
+        )
         self._ahead = _Batches()
         self._reader: DataLoader[Tensor] = DataLoader(
             _Rows(split),
@@ -96,6 +98,8 @@ class StreamLoader(ImageLoader):
         self._ahead.lists = rows[first:].tolist()
         for number, raw in enumerate(self._reader, start=first):
             part = draws[slice(number * width, (number + 1) * width)]
-            images = crop_and_flip(raw.to(self.device, non_blocking=True), part, self.augment.crop, self.augment.crop_fill)
+            images = crop_and_flip(
+                raw.to(self.device, non_blocking=True), part, self.augment.crop, self.augment.crop_fill
+            )
             target = labels[number : number + 1].to(self.device, non_blocking=True)
             yield from self._finish(images, target, part, self.fill, batches=1)

@@ -12,14 +12,16 @@ CANDIDATES = 64  # templates tried for each class; the one farthest from those a
 
 @held("lathe.data.Synthetic")
 class Synthetic:
-    """One random chequered template for each class, disturbed so that it can always be told from the others, under noisy labels.
+    """One random chequered template for each class, disturbed so that it can always be told from the others, under
+    noisy labels.
 
-    An image is its class's template on a `grid` x `grid` lattice of dark and bright cells for each channel. Then r random
-    cells are turned over, r = floor(difficulty * floor((d - 1) / 2)), where d is the smallest number of cells in which two
-    templates differ; and each pixel gets uniform noise that is smaller than half the step between dark and bright. By both bounds the
-    nearest template is the image's class *with certainty*, so the only errors left are those of the labels: with probability
-    `noise` a label is drawn anew, uniformly from all C classes. Given the class k of an image, its label is k with probability
-    1 - noise + noise / C and each other with noise / C, so the Bayes rule is to answer k, and for every split
+    An image is its class's template on a `grid` x `grid` lattice of dark and bright cells for each channel. Then r
+    random cells are turned over, r = floor(difficulty * floor((d - 1) / 2)), where d is the smallest number of cells in
+    which two templates differ; and each pixel gets uniform noise that is smaller than half the step between dark and
+    bright. By both bounds the nearest template is the image's class *with certainty*, so the only errors left are those
+    of the labels: with probability `noise` a label is drawn anew, uniformly from all C classes. Given the class k of an
+    image, its label is k with probability 1 - noise + noise / C and each other with noise / C, so the Bayes rule is to
+    answer k, and for every split
 
         best accuracy = 1 - noise + noise / C
 
@@ -77,7 +79,10 @@ class Synthetic:
     def load(self) -> Splits:
         """Images uint8 [n, channels, image_size, image_size]."""
         return Splits(
-            **{name: Split.whole(*self._draw(size, stream)) for stream, (name, size) in enumerate(self.sizes.items(), 1)}
+            **{
+                name: Split.whole(*self._draw(size, stream))
+                for stream, (name, size) in enumerate(self.sizes.items(), 1)
+            }
         )
 
     def bayes_predict(self, images: Images) -> Labels:
@@ -92,7 +97,9 @@ class Synthetic:
         return np.random.Generator(np.random.Philox(key=[self.seed % 2**64, stream]))
 
     def _draw_templates(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
-        """Cells of -1 and 1, [classes, channels * grid * grid], and the smallest number of cells in which two rows differ."""
+        """Cells of -1 and 1, [classes, channels * grid * grid], and the smallest number of cells in which two rows
+        differ.
+        """
         rng = self._rng(0)
         cells = self.channels * self.grid**2
         chosen = rng.choice([-1, 1], size=(1, cells))

@@ -14,9 +14,10 @@ from lathe.data.tokens import Tokens
 class SyntheticDocuments:
     """Beginnings, of random length, of the sequences of `SyntheticTokens`, each ended by the token `vocab_size - 1`.
 
-    A document has L tokens before its end, P(L = n) = ln((n + 1) / n) / ln((longest + 1) / shortest) for shortest <= n <= longest: many
-    short ones, few long ones, as text has them. With U = vocab_size - 1 tokens that are no end, and h the entropy of a step of the chain,
-    a document carries H(L) + E[min(L, lag)] ln U + E[max(L - lag, 0)] h nats in E[L] + 1 targets.
+    A document has L tokens before its end, P(L = n) = ln((n + 1) / n) / ln((longest + 1) / shortest) for shortest <= n
+    <= longest: many short ones, few long ones, as text has them. With U = vocab_size - 1 tokens that are no end, and h
+    the entropy of a step of the chain, a document carries H(L) + E[min(L, lag)] ln U + E[max(L - lag, 0)] h nats in
+    E[L] + 1 targets.
 
     Args:
         vocab_size: tokens, the end included.
@@ -65,7 +66,10 @@ class SyntheticDocuments:
 
     def load(self) -> dict[str, Tokens]:
         """One stream for each split, each document ended by `end`."""
-        return {name: Tokens(self._shorten(tokens, stream)) for stream, (name, tokens) in enumerate(self.chain.load().items(), 1)}
+        return {
+            name: Tokens(self._shorten(tokens, stream))
+            for stream, (name, tokens) in enumerate(self.chain.load().items(), 1)
+        }
 
     def _shorten(self, tokens: Tokens, stream: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
         sequences = tokens.ids.reshape(-1, self.longest)

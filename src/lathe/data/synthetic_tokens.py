@@ -15,16 +15,17 @@ from lathe.data.tokens import Tokens
 class SyntheticTokens:
     """Sequences of a Markov chain: each token follows from the one `lag` places before it, or is drawn anew.
 
-    A fixed random permutation s maps each token to its successor. A sequence starts with `lag` tokens drawn uniformly; from then on the
-    token at place t is s(token at t - lag) with probability 1 - noise, and drawn uniformly from all V tokens else. Each step keeps the
-    uniform distribution, so the chain is stationary from its first token on. Given the past, a token is the successor with probability
-    p = 1 - noise + noise / V and each other one with q = noise / V, so its entropy in nats is
+    A fixed random permutation s maps each token to its successor. A sequence starts with `lag` tokens drawn uniformly;
+    from then on the token at place t is s(token at t - lag) with probability 1 - noise, and drawn uniformly from all V
+    tokens else. Each step keeps the uniform distribution, so the chain is stationary from its first token on. Given the
+    past, a token is the successor with probability p = 1 - noise + noise / V and each other one with q = noise / V, so
+    its entropy in nats is
 
         h = -p ln p - (V - 1) q ln q
 
-    No model can have a lower expected loss, and none a higher accuracy than p. Of the `length` targets of a sequence the first lag - 1
-    have nothing to follow from (entropy ln V): see `entropy`. With lag 1 a table of pairs of tokens reaches the bound; with more the
-    net must look back.
+    No model can have a lower expected loss, and none a higher accuracy than p. Of the `length` targets of a sequence
+    the first lag - 1 have nothing to follow from (entropy ln V): see `entropy`. With lag 1 a table of pairs of tokens
+    reaches the bound; with more the net must look back.
 
     Args:
         vocab_size: V.
@@ -86,7 +87,9 @@ class SyntheticTokens:
         }
 
     def log_probabilities(self, sequences: NDArray[np.integer]) -> NDArray[np.float64]:
-        """What the source itself gives to each target: ln P(token | its past); sequences [n, length + 1], result [n, length]."""
+        """What the source itself gives to each target: ln P(token | its past); sequences [n, length + 1], result [n,
+        length].
+        """
         others = self.noise / self.vocab_size
         follows = sequences[:, self.lag :] == self.successor[sequences[:, : -self.lag]]
         with np.errstate(divide="ignore"):  # without noise, what does not follow is impossible
@@ -99,7 +102,8 @@ class SyntheticTokens:
 
     def _draw(self, n: int, stream: int) -> NDArray[np.uint16] | NDArray[np.uint32]:
         rng = self._rng(stream)
-        # the tokens that are drawn anew stand here already; the others are overwritten by their successors, place by place
+        # the tokens that are drawn anew stand here already; the others are overwritten by their successors, place by
+        # place
         tokens: NDArray[Any] = rng.integers(self.vocab_size, size=(n, self.length + 1), dtype=self.dtype)
         follows = rng.random(tokens.shape) >= self.noise
         for place in range(self.lag, self.length + 1):

@@ -24,7 +24,8 @@ class Document:
 
 
 def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
-    """Files below `folder` with one of the suffixes (upper case or lower), sorted by their path; hidden files and folders are left out.
+    """Files below `folder` with one of the suffixes (upper case or lower), sorted by their path; hidden files and
+    folders are left out.
 
     Raises:
         UserError: there is no such folder, or no such file in it.
@@ -40,7 +41,8 @@ def find_files(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     ]
     if not found:
         raise UserError(
-            f"input={folder} has no file that ends in {' or '.join(sorted(wanted))}: give others by suffixes=[.txt,.tex]."
+            f"input={folder} has no file that ends in {' or '.join(sorted(wanted))}: give others by "
+            "suffixes=[.txt,.tex]."
         )
     return found
 
@@ -60,7 +62,9 @@ def _divided(path: Path, separator: bytes) -> Iterator[bytes]:
 
 
 def read_documents(path: Path, separator: str | None) -> Iterator[Document]:
-    """The documents of a file that are not empty: the file itself, which may be larger than memory, or what stands between separators."""
+    """The documents of a file that are not empty: the file itself, which may be larger than memory, or what stands
+    between separators.
+    """
     if separator is None:
         digest = hashlib.blake2b(digest_size=16)
         for piece in _pieces(path):
@@ -96,10 +100,12 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer of the `tokenizers` package: a tokenizer.json, a folder that has one, or a name on the Hugging Face hub.
+    """A tokenizer of the `tokenizers` package: a tokenizer.json, a folder that has one, or a name on the Hugging Face
+    hub.
 
-    Documents end with the first of `ENDS` that it knows, or with a new id behind its own. A document larger than a piece is
-    encoded in pieces that end at a line's end, so that memory stays bounded; special tokens that stand in a text are read as text.
+    Documents end with the first of `ENDS` that it knows, or with a new id behind its own. A document larger than a
+    piece is encoded in pieces that end at a line's end, so that memory stays bounded; special tokens that stand in a
+    text are read as text.
 
     Raises:
         UserError: the package is missing, or there is no such tokenizer.

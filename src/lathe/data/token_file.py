@@ -1,8 +1,8 @@
 """Token files on disk: a folder with meta.json and one .npy per split, written as a stream and read as a memory map.
 
-Each .npy (format 1.0, which NumPy reads too) is a header of 128 bytes and then the ids as little-endian uint16, or uint32 where the
-vocabulary needs it. The header follows from the type and the count in meta.json, and must be equal to it byte for byte: nothing of a
-file is ever interpreted.
+Each .npy (format 1.0, which NumPy reads too) is a header of 128 bytes and then the ids as little-endian uint16, or
+uint32 where the vocabulary needs it. The header follows from the type and the count in meta.json, and must be equal to
+it byte for byte: nothing of a file is ever interpreted.
 """
 
 import hashlib
@@ -36,7 +36,9 @@ def header(dtype: str, count: int) -> bytes:
 
 
 class TokenWriter:
-    """Writes one split, piece by piece; `close`, once or more often, completes the header and returns what meta.json says of the file."""
+    """Writes one split, piece by piece; `close`, once or more often, completes the header and returns what meta.json
+    says of the file.
+    """
 
     def __init__(self, path: Path, vocab_size: int) -> None:
         self.dtype = token_dtype(vocab_size)
@@ -68,7 +70,13 @@ class TokenWriter:
 
 def write_meta(folder: Path, vocab_size: int, splits: dict[str, dict[str, Any]], **about: Any) -> dict[str, Any]:
     """Writes meta.json beside the files and returns its contents. `about` says how the text was made into tokens."""
-    meta = {"format": FORMAT, "version": VERSION, "vocab_size": vocab_size, "dtype": token_dtype(vocab_size), "splits": splits}
+    meta = {
+        "format": FORMAT,
+        "version": VERSION,
+        "vocab_size": vocab_size,
+        "dtype": token_dtype(vocab_size),
+        "splits": splits,
+    }
     (folder / "meta.json").write_text(json.dumps(meta | about, indent=2) + "\n")
     return meta | about
 
@@ -93,7 +101,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
         ) from error
     if meta.get("version") != VERSION:
         raise UserError(
-            f"{path} has version {meta.get('version')} and this code reads version {VERSION}: write it again with {HOW}."
+            f"{path} has version {meta.get('version')} and this code reads version {VERSION}: write it again with "
+            f"{HOW}."
         )
     try:
         vocab_size, counts = meta["vocab_size"], [meta["splits"][name]["tokens"] for name in SPLITS]
@@ -118,7 +127,9 @@ def open_split(folder: Path, name: str, meta: dict[str, Any]) -> NDArray[np.uint
     if not path.is_file():
         raise UserError(f"{path} is missing: write it again with {HOW}.")
     if count == 0:
-        raise UserError(f"{path} has no tokens: prepare more text, or choose another split_seed or larger shares there.")
+        raise UserError(
+            f"{path} has no tokens: prepare more text, or choose another split_seed or larger shares there."
+        )
     size, expected = path.stat().st_size, HEADER + count * dtype.itemsize
     if size != expected:
         raise UserError(
@@ -137,9 +148,8 @@ class TokenFiles:
     """The source of tokens that scripts/prepare_tokens.py wrote.
 
     Args:
-        data_dir: folder of data sets.
-        name: the folder in it, or an absolute path.
-        verify: compare every file with its SHA-256 in `prepare`, which reads all of it; sizes and headers are always compared.
+        data_dir: folder of data sets. name: the folder in it, or an absolute path. verify: compare every file with its
+        SHA-256 in `prepare`, which reads all of it; sizes and headers are always compared.
 
     Raises:
         UserError: on use, for anything that is missing, cut, foreign or of another version.
@@ -170,7 +180,9 @@ class TokenFiles:
                 for piece in np.array_split(tokens.ids, max(1, math.ceil(len(tokens.ids) / 2**22))):
                     digest.update(piece.tobytes())
                 if digest.hexdigest() != self.meta["splits"][name].get("sha256"):
-                    raise UserError(f"{self.folder / name}.npy differs from its SHA-256 in meta.json: write it again with {HOW}.")
+                    raise UserError(
+                        f"{self.folder / name}.npy differs from its SHA-256 in meta.json: write it again with {HOW}."
+                    )
 
     def load(self) -> dict[str, Tokens]:
         """Maps all splits."""

@@ -21,8 +21,8 @@ Ids = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 class Tokens:
     """The tokens of a split, one after the other: ids [n], of any unsigned integer type, possibly memory-mapped.
 
-    `sequences` False: one stream of documents, each ended by its end-of-document token, cut into windows anywhere. True: the ids are
-    independent sequences of `length + 1` tokens each, which are the samples.
+    `sequences` False: one stream of documents, each ended by its end-of-document token, cut into windows anywhere.
+    True: the ids are independent sequences of `length + 1` tokens each, which are the samples.
     """
 
     ids: Ids
@@ -47,11 +47,12 @@ class TokenSource(Protocol):
 class TokenLoader(EpochLoader):
     """Batches (x, y) of windows of tokens, both int64 [batch, length]: y is x one token later.
 
-    Training on a stream: the stream is a circle, cut into windows of `length` targets from a place on that is drawn anew for each epoch;
-    the order of the windows is EpochLoader's permutation. Each epoch every token is a target once, but for the fewer than `length`
-    that no window is left for, elsewhere on the circle each time, and the incomplete last batch. Place and order depend on (seed, epoch).
-    Evaluation of a stream: consecutive windows from its first token on; every token but the first is a target once. Where the last
-    window, or the last batch, is not full, y is -100.
+    Training on a stream: the stream is a circle, cut into windows of `length` targets from a place on that is drawn
+    anew for each epoch; the order of the windows is EpochLoader's permutation. Each epoch every token is a target once,
+    but for the fewer than `length` that no window is left for, elsewhere on the circle each time, and the incomplete
+    last batch. Place and order depend on (seed, epoch). Evaluation of a stream: consecutive windows from its first
+    token on; every token but the first is a target once. Where the last window, or the last batch, is not full, y is
+    -100.
 
     Args:
         tokens: at least `length + 1`.
@@ -84,7 +85,10 @@ class TokenLoader(EpochLoader):
         for begin, counted in zip(begins[first:], counts[first:], strict=True):
             at = begin[:, None] + places
             window = torch.from_numpy(self.ids[at % size].astype(np.int64))
-            x, y = window[:, :-1].clone(), window[:, 1:].clone()  # not contiguous(): with one row both would be the same memory
+            x, y = (
+                window[:, :-1].clone(),
+                window[:, 1:].clone(),
+            )  # not contiguous(): with one row both would be the same memory
             if not self.train:
                 y[~(torch.from_numpy(at[:, 1:] < size) & counted[:, None])] = IGNORE
             yield x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
@@ -95,16 +99,16 @@ class TokenDataModule(ExactDataModule[Tokens]):
     """Train, validation and test loaders over a source of tokens, equal on one device and on many.
 
     Args:
-        source: where the tokens come from.
-        vocab_size: declared, and checked against the source, so that a net can be configured before any data is touched.
-        length: tokens that a net sees at a time, and targets of a sample.
-        batch_size: training samples per step, over all devices together.
-        eval_batch_size: the same for validation and test; None takes `batch_size`.
-        seed: of the order; 0 is a seed.
+        source: where the tokens come from. vocab_size: declared, and checked against the source, so that a net can be
+        configured before any data is touched. length: tokens that a net sees at a time, and targets of a sample.
+        batch_size: training samples per step, over all devices together. eval_batch_size: the same for validation and
+        test; None takes `batch_size`. seed: of the order; 0 is a seed.
 
     Raises:
-        UserError: for a size that is none here; for facts that the source contradicts, and a split shorter than `length + 1` tokens, in
-            `prepare_data` or `setup`; for batch sizes that do not fit the devices or the data when a loader is asked for.
+        UserError: for a size that is none here; for facts that the source contradicts, and a split shorter than `length
+        + 1` tokens, in
+            `prepare_data` or `setup`; for batch sizes that do not fit the devices or the data when a loader is asked
+            for.
     """
 
     def __init__(
@@ -136,8 +140,8 @@ class TokenDataModule(ExactDataModule[Tokens]):
         for name, tokens in splits.items():
             if len(tokens.ids) <= self.length:
                 raise UserError(
-                    f"data.length={self.length} needs {self.length + 1} tokens and the {name} split has {len(tokens.ids)}: choose a"
-                    " smaller data.length, or prepare more text."
+                    f"data.length={self.length} needs {self.length + 1} tokens and the {name} split has "
+                    f"{len(tokens.ids)}: choose a smaller data.length, or prepare more text."
                 )
         return splits
 

@@ -24,31 +24,34 @@ TARGETS = {
 }
 
 
-# Files of these are programs, which run when they are loaded: machine code, or TorchScript, which PyTorch asks to treat as code.
+# Files of these are programs, which run when they are loaded: machine code, or TorchScript, which PyTorch asks to treat
+# as code.
 PROGRAMS = ("aot_inductor", "tensorrt", "torchscript", "torchserve")
 
-# Arguments of `export` that are no options: the verb gives them to targets that take them. `facts` is what the manifest will say, `config`
-# the node of the configuration that builds the net.
+# Arguments of `export` that are no options: the verb gives them to targets that take them. `facts` is what the manifest
+# will say, `config` the node of the configuration that builds the net.
 GIVEN = ("facts", "config")
 
 
 class Target(Protocol):
     """What each target's file has.
 
-    It may also have `complete(folder)`, called once the export in `folder` has passed its comparison, which may add files to it; and
-    `publish(folder, ...)`, called with those options that it takes once the folder has its final name.
+    It may also have `complete(folder)`, called once the export in `folder` has passed its comparison, which may add
+    files to it; and `publish(folder, ...)`, called with those options that it takes once the folder has its final name.
     """
 
     suffix: str  # of its file
     computes: bool  # whether `load` gives a function; False for weights alone, which have `restore(net, path)` instead
-    integers: bool | None  # True: takes quantized nets alone; False: float nets alone; None: both, as integers and as floats
+    integers: (
+        bool | None
+    )  # True: takes quantized nets alone; False: float nets alone; None: both, as integers and as floats
 
     def available(self) -> str | None:
         """None, or the sentence that says what to install."""
 
     def export(self, net: nn.Module, example: Tensor, path: str | Path, **options: Any) -> None:
-        """Writes the net to `path`, whole or not at all; `example` is its input `[batch, ...]`. Options are the keys of the target's file
-        in configs/target."""
+        """Writes the net to `path`, whole or not at all; `example` is its input `[batch, ...]`. Options are the keys of
+        the target's file in configs/target."""
 
     def load(self, path: str | Path, threads: int | None = None) -> Callable[[Any], Any]:
         """What was written, as a function of arrays."""

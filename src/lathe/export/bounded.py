@@ -19,24 +19,31 @@ def check_bounds(net: nn.Module, target: str, max_batch_size: Any) -> None:
         raise UserError(f"target.{target}.max_batch_size={max_batch_size}: give a whole number of samples from 1.")
     if takes_any_size(net):
         raise UserError(
-            f"target.input_size=any: target={target} has to know the largest picture beforehand; give target.input_size=[height, width]."
+            f"target.input_size=any: target={target} has to know the largest picture beforehand; give "
+            "target.input_size=[height, width]."
         )
 
 
 def largest(example: Tensor, max_batch_size: int) -> Tensor:
     """Zeros of the largest input."""
-    return torch.zeros(max_batch_size, *example.shape[1:], dtype=torch.float32 if example.is_floating_point() else example.dtype)
+    return torch.zeros(
+        max_batch_size, *example.shape[1:], dtype=torch.float32 if example.is_floating_point() else example.dtype
+    )
 
 
 def bounded_axes(net: nn.Module, given: Tensor) -> tuple[dict[int, Any]]:
     """`lathe.export.inputs.dynamic_axes` with the sizes of `given` as the largest; an axis of size one can't differ."""
     (axes,) = dynamic_axes(net, given)
     names = {0: "batch", 1: "time"}
-    return ({axis: torch.export.Dim(names[axis], min=1, max=given.shape[axis]) for axis in axes if given.shape[axis] > 1},)
+    return (
+        {axis: torch.export.Dim(names[axis], min=1, max=given.shape[axis]) for axis in axes if given.shape[axis] > 1},
+    )
 
 
 def in_parts(run: Callable[[Array], Array], x: Array, largest: int) -> Array:
-    """What `run` answers to at most `largest` samples at a time: no sample's answer depends on the others of its batch."""
+    """What `run` answers to at most `largest` samples at a time: no sample's answer depends on the others of its
+    batch.
+    """
     if len(x) <= largest:
         return run(x)
     return np.concatenate([run(x[start : start + largest]) for start in range(0, len(x), largest)])

@@ -17,14 +17,18 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class Bundle:
-    """`run` takes what `manifest["input"]` describes, `[batch, ...]`, and gives logits as an array `[batch, ..., classes]`."""
+    """`run` takes what `manifest["input"]` describes, `[batch, ...]`, and gives logits as an array `[batch, ...,
+    classes]`.
+    """
 
     folder: Path
     manifest: dict[str, Any]
     run: Callable[[Array], Array]
 
     def __call__(self, inputs: Array) -> Array:
-        """Logits of uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`, wherever preprocessing happens."""
+        """Logits of uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]`, wherever
+        preprocessing happens.
+        """
         return self.run(prepared(self.manifest, inputs))
 
 
@@ -32,7 +36,8 @@ def open_bundle(folder: str | Path, threads: int | None = None, key: str = "targ
     """The export in `folder`, with `threads` as its target's `load` takes them.
 
     Raises:
-        UserError: there is no export, it was changed since, its target can't be used here, it computes nothing, or it is a program from
+        UserError: there is no export, it was changed since, its target can't be used here, it computes nothing, or it
+        is a program from
             elsewhere that is not trusted.
     """
     folder = Path(folder)
@@ -40,7 +45,8 @@ def open_bundle(folder: str | Path, threads: int | None = None, key: str = "targ
     target = export.get(str(manifest["target"]))
     if not target.computes:
         raise UserError(
-            f"{key}={manifest['target']} holds weights alone, which compute nothing without their net: choose another target."
+            f"{key}={manifest['target']} holds weights alone, which compute nothing without their net: choose "
+            "another target."
         )
     check_origin(folder, manifest)
     run = target.load(folder / manifest["file"], threads)

@@ -1,4 +1,6 @@
-"""A quantized net as it ships: integer weights, ranges as constants, BatchNorm folded away; ready to be traced for a back end."""
+"""A quantized net as it ships: integer weights, ranges as constants, BatchNorm folded away; ready to be traced for a
+back end.
+"""
 
 import copy
 from typing import Any
@@ -22,7 +24,9 @@ DYNAMIC = "dynamic"
 
 
 class _Integers(nn.Module):
-    """What the layers below have in common. They are made from a quantized layer by assigning the class; see `_convert`."""
+    """What the layers below have in common. They are made from a quantized layer by assigning the class; see
+    `_convert`.
+    """
 
     dialect: Dialect
     source: Affine | str | None  # of the input: its range, "dynamic", or None for float
@@ -72,7 +76,9 @@ class IntegerEmbedding(_Integers, nn.Embedding):
     def forward(self, x: Tensor) -> Tensor:
         rows = F.embedding(x, self.integers).float()
         if self.scale.dim() == 2:
-            return (rows.unflatten(-1, (self.scale.shape[1], -1)) * F.embedding(x, self.scale).unsqueeze(-1)).flatten(-2)
+            return (rows.unflatten(-1, (self.scale.shape[1], -1)) * F.embedding(x, self.scale).unsqueeze(-1)).flatten(
+                -2
+            )
         return rows * F.embedding(x, self.scale.unsqueeze(1))
 
 
@@ -101,8 +107,8 @@ def _read(x: Tensor, source: Affine | str | None, dialect: Dialect) -> Tensor:
 
 
 def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
-    """A copy of `net` in eval mode on the CPU, whose quantized layers are written in `dialect`. It is meant to be traced, not run:
-    ONNX's operators compute nothing in torch. `net` stays as it is.
+    """A copy of `net` in eval mode on the CPU, whose quantized layers are written in `dialect`. It is meant to be
+    traced, not run: ONNX's operators compute nothing in torch. `net` stays as it is.
 
     Signs of folded BatchNorms go to the integers, their sizes to the scales.
 
@@ -147,7 +153,9 @@ def _source(quantizer: FakeQuantize | None, name: str) -> Affine | str | None:
     if quantizer is None:
         return None
     if not quantizer.is_enabled:
-        raise UserError(f"{name} is not rounded yet: finish the run, or calibrate the net, before it is exported as integers.")
+        raise UserError(
+            f"{name} is not rounded yet: finish the run, or calibrate the net, before it is exported as integers."
+        )
     if quantizer.follows:
         if quantizer.bits != 8:
             raise UserError(
@@ -162,7 +170,9 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
     """Makes an integer layer of a quantized one, in place."""
     source = _source(getattr(layer, "input_quantizer", None), name)
     if layer.weight_quantizer is None or not layer.weight_quantizer.is_enabled:
-        raise UserError(f"{name} is not rounded yet: finish the run, or calibrate the net, before it is exported as integers.")
+        raise UserError(
+            f"{name} is not rounded yet: finish the run, or calibrate the net, before it is exported as integers."
+        )
     integers, scale = integer_weight(layer)
     full, out = tuple(integers.shape), integers.shape[0]
     scale = scale.double().clamp_min(TINY)
@@ -207,8 +217,9 @@ def _convert(name: str, layer: Any, dialect: Dialect, norm: nn.Module | None) ->
 
 
 def _widened(integers: Tensor, scale: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """Scales of at least `least`, with which the bias fits into 32 bits, and integers for these: channels whose weights are as good as
-    nothing beside their bias. Where all integers are zero, as in a pruned channel, only the scale changes."""
+    """Scales of at least `least`, with which the bias fits into 32 bits, and integers for these: channels whose weights
+    are as good as nothing beside their bias. Where all integers are zero, as in a pruned channel, only the scale
+    changes."""
     wide = torch.maximum(scale, least)
     ratio = (scale / wide).view(-1, *[1] * (integers.dim() - 1))
     return torch.where(ratio < 1, torch.round(integers * ratio), integers).to(torch.int8), wide

@@ -1,4 +1,6 @@
-"""How a back end is told of integers: the same few words in ONNX, which ONNX Runtime fuses, and in torch, which inductor fuses."""
+"""How a back end is told of integers: the same few words in ONNX, which ONNX Runtime fuses, and in torch, which
+inductor fuses.
+"""
 
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -32,7 +34,9 @@ class Dialect(Protocol):
         """x as the nearest of 256 values between the lowest and the highest of its own."""
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
-        """int8 or int32 `[out, ...]` times scale `[out]`; with a scale `[out, groups]`, the second axis has one for each group."""
+        """int8 or int32 `[out, ...]` times scale `[out]`; with a scale `[out, groups]`, the second axis has one for
+        each group.
+        """
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x `[..., in]`, weight `[out, in]`, bias `[out]`."""
@@ -59,7 +63,9 @@ class Onnx:
 
     def _dynamic(self, x: Tensor) -> tuple[Tensor, ...]:
         types = (torch.uint8, torch.float32, torch.uint8)
-        return tuple(torch.onnx.ops.symbolic_multi_out("DynamicQuantizeLinear", (x,), dtypes=types, shapes=(x.shape, (), ())))
+        return tuple(
+            torch.onnx.ops.symbolic_multi_out("DynamicQuantizeLinear", (x,), dtypes=types, shapes=(x.shape, (), ()))
+        )
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
         attributes = {"axis": 0} if scale.dim() == 1 else {"axis": 1, "block_size": integers.shape[1] // scale.shape[1]}
@@ -88,14 +94,16 @@ def _op(name: str, inputs: tuple[Tensor, ...], dtype: torch.dtype, shape: Any, *
 class Symmetric(Onnx):
     """ONNX's operators as TensorRT takes them: signed activations whose zero is zero, floats as biases.
 
-    A range of 8 bits, `lowest..highest`, becomes `-largest..largest`, with `largest` the greater of their sizes: what is never negative,
-    such as behind a ReLU, has half as many values. Ranges of few bits keep theirs. There are no ranges that follow each input.
+    A range of 8 bits, `lowest..highest`, becomes `-largest..largest`, with `largest` the greater of their sizes: what
+    is never negative, such as behind a ReLU, has half as many values. Ranges of few bits keep theirs. There are no
+    ranges that follow each input.
     """
 
     integer_bias = False
 
     def prepare(self, layer: Any) -> None:
-        """Stores weights as floats where TensorRT has no integer kernel: beside activations that are not rounded, and in groups.
+        """Stores weights as floats where TensorRT has no integer kernel: beside activations that are not rounded, and
+        in groups.
 
         Raises:
             UserError: the range of its input follows each input.
@@ -110,7 +118,9 @@ class Symmetric(Onnx):
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         below, above = affine.zero_point, affine.top - affine.zero_point
-        step = affine.scale * max(below, above, 127) / 127  # not finer than it was: integers below 128 stay what they are
+        step = (
+            affine.scale * max(below, above, 127) / 127
+        )  # not finer than it was: integers below 128 stay what they are
         if affine.top < 255:  # QuantizeLinear saturates at the ends of int8
             x = x.clamp(-affine.scale * below, affine.scale * above)
         scale, zero = torch.tensor(step), torch.tensor(0, dtype=torch.int8)
@@ -129,10 +139,13 @@ def scaled(integers: Tensor, scale: Tensor) -> Tensor:
 
 
 class Inductor:
-    """The operators that PT2E's convert emits, which inductor lowers to oneDNN's integer kernels when it freezes a graph."""
+    """The operators that PT2E's convert emits, which inductor lowers to oneDNN's integer kernels when it freezes a
+    graph.
+    """
 
     integer_bias = False
-    # inductor takes the answer of its integer kernel for contiguous where one channel leaves the layout of the input open; it is not
+    # inductor takes the answer of its integer kernel for contiguous where one channel leaves the layout of the input
+    # open; it is not
     one_channel = False
 
     def __init__(self) -> None:
@@ -151,7 +164,9 @@ class Inductor:
     def rounded_dynamically(self, x: Tensor) -> Tensor:
         least = torch.finfo(torch.float32).tiny
         arguments = (*self.ops.choose_qparams.tensor(x, 0, 255, least, torch.uint8), 0, 255, torch.uint8)
-        out: Tensor = self.ops.dequantize_per_tensor.tensor(self.ops.quantize_per_tensor.tensor(x, *arguments), *arguments)
+        out: Tensor = self.ops.dequantize_per_tensor.tensor(
+            self.ops.quantize_per_tensor.tensor(x, *arguments), *arguments
+        )
         return out
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
@@ -170,19 +185,21 @@ class Inductor:
 
 
 class Xnnpack(Inductor):
-    """The same operators in the arrangement that ExecuTorch's partitioner for XNNPACK takes: signed activations, zero points that are
-    stored, biases in float, which it makes 32-bit integers of."""
+    """The same operators in the arrangement that ExecuTorch's partitioner for XNNPACK takes: signed activations, zero
+    points that are stored, biases in float, which it makes 32-bit integers of."""
 
     integer_bias = True  # for the scales: with them, what XNNPACK makes of a bias fits into 32 bits
     one_channel = True
 
     def __init__(self, zeros: Tensor | None = None) -> None:
         super().__init__()
-        self.zeros = zeros  # of one layer's weights; made before the net is traced, since the partitioner takes constants alone
+        self.zeros = (
+            zeros  # of one layer's weights; made before the net is traced, since the partitioner takes constants alone
+        )
 
     def prepare(self, layer: Any) -> None:
-        """Makes a layer one that can be traced: biases become float, and so do weights that XNNPACK has no integer kernel for, those of
-        groups and those beside activations that are not rounded."""
+        """Makes a layer one that can be traced: biases become float, and so do weights that XNNPACK has no integer
+        kernel for, those of groups and those beside activations that are not rounded."""
         if layer.offset_scale is not None:
             layer.offset, layer.offset_scale = (layer.offset.double() * layer.offset_scale.double()).float(), None
         if layer.source is None or layer.scale.dim() == 2:
@@ -198,13 +215,17 @@ class Xnnpack(Inductor):
         if affine.top < 255:  # XNNPACK saturates at the ends of int8, whatever the arguments say
             x = x.clamp(-affine.scale * affine.zero_point, affine.scale * (affine.top - affine.zero_point))
         arguments = (affine.scale, affine.zero_point - 128, -128, 127, torch.int8)
-        out: Tensor = self.ops.dequantize_per_tensor.default(self.ops.quantize_per_tensor.default(x, *arguments), *arguments)
+        out: Tensor = self.ops.dequantize_per_tensor.default(
+            self.ops.quantize_per_tensor.default(x, *arguments), *arguments
+        )
         return out
 
     def rounded_dynamically(self, x: Tensor) -> Tensor:
         least = torch.finfo(torch.float32).tiny
         arguments = (*self.ops.choose_qparams.tensor(x, -128, 127, least, torch.int8), -128, 127, torch.int8)
-        out: Tensor = self.ops.dequantize_per_tensor.tensor(self.ops.quantize_per_tensor.tensor(x, *arguments), *arguments)
+        out: Tensor = self.ops.dequantize_per_tensor.tensor(
+            self.ops.quantize_per_tensor.tensor(x, *arguments), *arguments
+        )
         return out
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:

@@ -29,10 +29,11 @@ def _tensors(tree: Any) -> list[Tensor]:
 
 
 def norms_after(net: nn.Module, example: Tensor) -> dict[str, str]:
-    """Names of convolutions and linear layers -> name of the BatchNorm that reads the layer's output and is its only reader.
+    """Names of convolutions and linear layers -> name of the BatchNorm that reads the layer's output and is its only
+    reader.
 
-    Found by one forward pass of `example` in eval mode, under `torch.no_grad()`; layers that are called twice are left out, and the
-    net must not be in training mode. A norm without running statistics can't be folded.
+    Found by one forward pass of `example` in eval mode, under `torch.no_grad()`; layers that are called twice are left
+    out, and the net must not be in training mode. A norm without running statistics can't be folded.
     """
     layers: dict[int, str] = {}  # of which layer a tensor is the output
     pairs: dict[str, tuple[str, int]] = {}

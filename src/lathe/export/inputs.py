@@ -9,7 +9,9 @@ from lathe.export.preprocess import ANY, Shipped
 
 
 def stand_in(example: Tensor) -> Tensor:
-    """Zeros of the example's shape, with a batch of two: tracers take a batch of one for a constant, and keep what they are given."""
+    """Zeros of the example's shape, with a batch of two: tracers take a batch of one for a constant, and keep what they
+    are given.
+    """
     return torch.zeros(2, *example.shape[1:], dtype=torch.float32 if example.is_floating_point() else example.dtype)
 
 
@@ -29,8 +31,8 @@ def takes_any_time(net: nn.Module, length: int) -> bool:
 
 
 def dynamic_axes(net: nn.Module, example: Tensor) -> tuple[dict[int, Any]]:
-    """Which axes may differ at each call: the batch, the time of token ids `[batch, time]` as far as the net takes it, and the sides of
-    pictures whose size is free."""
+    """Which axes may differ at each call: the batch, the time of token ids `[batch, time]` as far as the net takes it,
+    and the sides of pictures whose size is free."""
     axes: dict[int, Any] = {0: torch.export.Dim("batch", min=1)}
     if not example.is_floating_point() and example.dim() == 2:
         if takes_any_time(net, example.shape[1]):

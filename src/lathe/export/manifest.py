@@ -1,4 +1,6 @@
-"""What lies beside an exported file: what to send it, what it answers, and the hashes that tell whether it is still what was exported."""
+"""What lies beside an exported file: what to send it, what it answers, and the hashes that tell whether it is still
+what was exported.
+"""
 
 import hashlib
 import json
@@ -34,7 +36,8 @@ def write(folder: Path, content: dict[str, Any], files: Sequence[str]) -> dict[s
 
 
 def read(folder: str | Path, key: str = "target") -> dict[str, Any]:
-    """The manifest of an export whose files are those that were exported. `key` is the configuration key that led to the folder.
+    """The manifest of an export whose files are those that were exported. `key` is the configuration key that led to
+    the folder.
 
     Raises:
         UserError: there is no export, or a file is missing or was changed.
@@ -43,8 +46,8 @@ def read(folder: str | Path, key: str = "target") -> dict[str, Any]:
     path = folder / NAME
     if not path.is_file():
         raise UserError(
-            f"{key}={folder.name}: {folder} holds no export with a manifest: python scripts/export.py run=<run directory> target=<name> "
-            "makes one."
+            f"{key}={folder.name}: {folder} holds no export with a manifest: python scripts/export.py run=<run "
+            "directory> target=<name> makes one."
         )
     again = "export the run again with scripts/export.py"
     try:
@@ -64,12 +67,16 @@ def read(folder: str | Path, key: str = "target") -> dict[str, Any]:
         if not found.is_file():
             raise UserError(f"{found} is missing: {again}.")
         if found.stat().st_size != size or sha256(found) != digest:
-            raise UserError(f"{found} is not the file that was exported, its SHA-256 differs from the manifest's: {again}.")
+            raise UserError(
+                f"{found} is not the file that was exported, its SHA-256 differs from the manifest's: {again}."
+            )
     return dict(manifest)
 
 
 def _described(manifest: dict[str, Any]) -> dict[str, tuple[int, str]]:
-    """Size and SHA-256 of each file. Raises KeyError, TypeError or ValueError for a manifest that lacks what its readers need."""
+    """Size and SHA-256 of each file. Raises KeyError, TypeError or ValueError for a manifest that lacks what its
+    readers need.
+    """
     given, preprocess = manifest["input"], manifest["preprocess"]
     texts = (manifest["target"], manifest["file"], given["dtype"])
     lists = [given["shape"], manifest["output"]["shape"]]

@@ -17,8 +17,8 @@ class Preprocess(nn.Module):
     """uint8 pixels `[batch, channels, height, width]` to float32 of the net's size: scaled bilinearly, then normalised.
 
     Without a change of size it computes the bits of `lathe.data.Normalizer`. With one it is
-    `lathe.images.pictures.scaled` (the largest window of the net's shape in the middle, an antialiased bilinear filter) without
-    rounding back to whole pixels, written as two matrix products, which every back end has.
+    `lathe.images.pictures.scaled` (the largest window of the net's shape in the middle, an antialiased bilinear filter)
+    without rounding back to whole pixels, written as two matrix products, which every back end has.
 
     Args:
         mean: of each channel, pixels on a scale from 0 to 1.
@@ -74,9 +74,12 @@ def check_input_size(given: Any, size: tuple[int, int]) -> tuple[int, int] | str
         return ANY
     sides = [given, given] if isinstance(given, int) else given
     pair = isinstance(sides, (list, tuple)) and len(sides) == 2
-    if not pair or not all(isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= LARGEST for side in sides):
+    if not pair or not all(
+        isinstance(side, int) and not isinstance(side, bool) and 1 <= side <= LARGEST for side in sides
+    ):
         raise UserError(
-            f"target.input_size={given}: give [height, width] in pixels, up to {LARGEST} each, any, or null for the net's own size."
+            f"target.input_size={given}: give [height, width] in pixels, up to {LARGEST} each, any, or null for the "
+            "net's own size."
         )
     height, width = sides
     return height, width
@@ -88,8 +91,8 @@ def window_step(height: Any, width: Any, size: tuple[int, int]) -> Tensor:
 
 
 def filter_matrix(source: Any, size: int, step: Tensor) -> Tensor:
-    """Weights `[size, source]` of the triangle filter that brings `size` x `step` values in the middle of `source` to `size`; as wide as
-    a step when it shrinks, so that every value counts. `source` may be symbolic."""
+    """Weights `[size, source]` of the triangle filter that brings `size` x `step` values in the middle of `source` to
+    `size`; as wide as a step when it shrinks, so that every value counts. `source` may be symbolic."""
     width = torch.clamp(step, min=1.0)
     centres = torch.ones(()) * (source / 2) + (torch.arange(size) + (1 - size) / 2) * step
     places = torch.arange(source) + 0.5

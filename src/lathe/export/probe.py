@@ -1,7 +1,7 @@
 """Runs an export in a process of its own, which knows nothing of the net: `python -m lathe.export.probe <job folder>`.
 
-The folder holds job.json, `{"folder": <of the export>, "threads": <number or null>}`, and in_0.npy, in_1.npy, ...; out_0.npy, ... are
-written beside them.
+The folder holds job.json, `{"folder": <of the export>, "threads": <number or null>}`, and in_0.npy, in_1.npy, ...;
+out_0.npy, ... are written beside them.
 """
 
 import json

@@ -1,4 +1,6 @@
-"""Images in a folder or a .npy file: found and checked by their headers at first, read one after the other later. Imports no torch."""
+"""Images in a folder or a .npy file: found and checked by their headers at first, read one after the other later.
+Imports no torch.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,14 +18,16 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ImageFile:
-    """A file with `count` images of one `size`, height and width. `opened` maps `[n, channels, height, width]` on disk, None for files
-    of one image."""
+    """A file with `count` images of one `size`, height and width. `opened` maps `[n, channels, height, width]` on disk,
+    None for files of one image."""
 
     path: Path
     channels: int
     size: tuple[int, int]
     count: int = 1
-    opened: Callable[[], Array] | None = None  # a map that is held costs a file descriptor, of which a folder may need too many
+    opened: Callable[[], Array] | None = (
+        None  # a map that is held costs a file descriptor, of which a folder may need too many
+    )
     numbered: bool = False  # images are called by their number, not by the file
 
     @property
@@ -31,7 +35,9 @@ class ImageFile:
         """What the images are called: the file, and which one of it where it has several."""
         if self.numbered:
             return map(str, range(self.count))
-        return iter([self.path.name] if self.count == 1 else [f"{self.path.name}[{index}]" for index in range(self.count)])
+        return iter(
+            [self.path.name] if self.count == 1 else [f"{self.path.name}[{index}]" for index in range(self.count)]
+        )
 
     def read(self) -> Iterator[Array]:
         """The images, uint8 `[channels, height, width]` each.
@@ -54,7 +60,8 @@ class ImageFile:
 
 
 def find_images(path: Path, channels: int) -> list[ImageFile]:
-    """The .png, .jpg, .jpeg and .npy files of a folder by name, or one .npy file whose images are called by their number.
+    """The .png, .jpg, .jpeg and .npy files of a folder by name, or one .npy file whose images are called by their
+    number.
 
     Raises:
         UserError: nothing there, or not images of that many channels.
@@ -65,7 +72,9 @@ def find_images(path: Path, channels: int) -> list[ImageFile]:
     wanted = (*SUFFIXES, ".npy")
     found = sorted(file for file in path.iterdir() if file.suffix.lower() in wanted and not file.name.startswith("."))
     require(bool(found), f"input={path}: the folder has no {', '.join(wanted)} files.")
-    return [open_array(file, channels) if file.suffix.lower() == ".npy" else open_image(file, channels) for file in found]
+    return [
+        open_array(file, channels) if file.suffix.lower() == ".npy" else open_image(file, channels) for file in found
+    ]
 
 
 def open_image(path: Path, channels: int) -> ImageFile:
@@ -76,7 +85,8 @@ def open_image(path: Path, channels: int) -> ImageFile:
     """
     named = SUFFIXES[path.suffix.lower()]
     require(
-        channels in COLOURS, f"input={path}: {named} images have 1 or 3 channels, but the net takes {channels}; give a .npy file."
+        channels in COLOURS,
+        f"input={path}: {named} images have 1 or 3 channels, but the net takes {channels}; give a .npy file.",
     )
     try:
         kind = file_kind(path)
@@ -99,7 +109,9 @@ def open_array(path: Path, channels: int, one: bool | None = None) -> ImageFile:
         UserError: it is none.
     """
     count, _, height, width = _mapped(path, channels, one).shape
-    return ImageFile(path, channels, (height, width), count, partial(_mapped, path, channels, one), numbered=one is False)
+    return ImageFile(
+        path, channels, (height, width), count, partial(_mapped, path, channels, one), numbered=one is False
+    )
 
 
 def _mapped(path: Path, channels: int, one: bool | None) -> Array:
@@ -107,7 +119,8 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
         raise UserError(
-            f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of .png, .jpg or .npy files."
+            f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of .png, .jpg or "
+            ".npy files."
         ) from error
     require(array.dtype == np.uint8, f"input={path}: images must be uint8, from 0 to 255.")
     found = arranged(array, channels, one=one)
@@ -120,5 +133,7 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
 
 
 def _unreadable(path: Path, error: Exception) -> UserError:
-    predicate = str(error) if isinstance(error, PictureError) else f"can't be read as a {SUFFIXES[path.suffix.lower()]} image"
+    predicate = (
+        str(error) if isinstance(error, PictureError) else f"can't be read as a {SUFFIXES[path.suffix.lower()]} image"
+    )
     return UserError(f"input={path} {predicate}: mend it, or take it out of the folder.")

@@ -1,6 +1,8 @@
-"""Pictures as arrays of pixels: image files as whoever looks at them sees them, their size, and the layouts of arrays. Imports no torch.
+"""Pictures as arrays of pixels: image files as whoever looks at them sees them, their size, and the layouts of arrays.
+Imports no torch.
 
-Training data, predictions and requests are all read and brought to size here, so that a net is asked about what it was trained on (law 6).
+Training data, predictions and requests are all read and brought to size here, so that a net is asked about what it was
+trained on (law 6).
 """
 
 from typing import IO, Any
@@ -14,7 +16,8 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 Array = np.ndarray[Any, Any]
 
-# Its classes and not Image.open, which tries all formats that it knows, and warns of large pictures instead of refusing them.
+# Its classes and not Image.open, which tries all formats that it knows, and warns of large pictures instead of refusing
+# them.
 READERS: dict[str, type[ImageFile.ImageFile]] = {
     "PNG": PngImageFile,
     "JPEG": JpegImageFile,
@@ -25,7 +28,10 @@ SUFFIXES = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".web
 MOST = 2**28  # pixels of a picture in a folder; a small file that unpacks to more is an accident or a trap
 COLOURS = {1: "L", 3: "RGB"}
 SCANS = 100  # of a JPEG at most: a progressive one has ten or so, and its thumbnail some of its own
-ORIENTATION, TURNED = 0x0112, (5, 6, 7, 8)  # the EXIF tag of how the camera was held, and its values that swap height and width
+ORIENTATION, TURNED = (
+    0x0112,
+    (5, 6, 7, 8),
+)  # the EXIF tag of how the camera was held, and its values that swap height and width
 
 
 class PictureError(ValueError):
@@ -45,14 +51,17 @@ def kind_of(start: bytes) -> str | None:
 
 
 def open_picture(file: IO[bytes], kind: str, most: int) -> ImageFile.ImageFile:
-    """A picture whose header is read and whose pixels are not; `kind` is a key of `READERS`, `most` the pixels that it may have.
+    """A picture whose header is read and whose pixels are not; `kind` is a key of `READERS`, `most` the pixels that it
+    may have.
 
     Raises:
         PictureError: it is of another kind, damaged, or too large.
     """
     try:
         image = READERS[kind](file)
-    except Exception as error:  # Pillow's parsers raise OSError, SyntaxError, ValueError, struct.error, IndexError and more
+    except (
+        Exception
+    ) as error:  # Pillow's parsers raise OSError, SyntaxError, ValueError, struct.error, IndexError and more
         raise PictureError(f"can't be read as a {kind} image") from error
     width, height = image.size
     if width * height > most:
@@ -94,7 +103,9 @@ def read_picture(file: IO[bytes], kind: str, channels: int, most: int) -> Array:
 
 
 def as_seen(image: Image.Image, channels: int) -> Array:
-    """Pixels uint8 `[channels, height, width]` of an image that Pillow opened: turned, on white, in 8 bits, as `read_picture` says."""
+    """Pixels uint8 `[channels, height, width]` of an image that Pillow opened: turned, on white, in 8 bits, as
+    `read_picture` says.
+    """
     image = ImageOps.exif_transpose(image) if _orientation(image) != 1 else image
     if image.mode.startswith("I"):  # 16 bits of grey; convert("L") would make 255 of all above 255
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
@@ -121,8 +132,9 @@ def _orientation(image: Image.Image) -> int:
 
 
 def scaled(picture: Array, size: tuple[int, int]) -> Array:
-    """uint8 pixels `[channels, height, width]` at height and width `size`: the largest window of that shape in the middle, scaled by
-    Pillow's bilinear filter, which averages when it shrinks. `lathe.export.preprocess` is the same in the graph."""
+    """uint8 pixels `[channels, height, width]` at height and width `size`: the largest window of that shape in the
+    middle, scaled by Pillow's bilinear filter, which averages when it shrinks. `lathe.export.preprocess` is the same in
+    the graph."""
     if picture.shape[1:] == size:
         return picture
     (tall, wide), (height, width) = picture.shape[1:], size
@@ -136,11 +148,11 @@ def scaled(picture: Array, size: tuple[int, int]) -> Array:
 def arranged(
     array: Array, channels: int, size: tuple[int, int] | None = None, one: bool | None = None
 ) -> tuple[Array, bool] | None:
-    """A view `[n, channels, height, width]` of pictures in any usual layout, and whether it was a single picture; None if it is no such
-    array.
+    """A view `[n, channels, height, width]` of pictures in any usual layout, and whether it was a single picture; None
+    if it is no such array.
 
-    Layouts are tried in this order: [n, channels, height, width], [n, height, width, channels], [channels, height, width],
-    [height, width, channels], [n, height, width], [height, width]; the last two for one channel.
+    Layouts are tried in this order: [n, channels, height, width], [n, height, width, channels], [channels, height,
+    width], [height, width, channels], [n, height, width], [height, width]; the last two for one channel.
 
     Args:
         array: pixels of any type.

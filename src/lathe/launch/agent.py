@@ -31,8 +31,9 @@ def call(job: str, cfg: dict[str, Any]) -> Any:
 
 
 def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, Any], nodes: Nodes | None = None) -> Any:
-    """Runs `job` in this process, or in `processes` workers under the elastic agent, which meets those of the other `nodes`; returns rank
-    0's value, or None on a machine that rank 0 is not on. `options` is the configuration's `launch` group.
+    """Runs `job` in this process, or in `processes` workers under the elastic agent, which meets those of the other
+    `nodes`; returns rank 0's value, or None on a machine that rank 0 is not on. `options` is the configuration's
+    `launch` group.
 
     Raises:
         UserError: a worker met a user's mistake, or died or waited too long and no restart was left.
@@ -81,11 +82,19 @@ def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
 def _not_met(error: Exception, options: dict[str, Any], nodes: Nodes) -> str:
     kind = type(error).__name__
     if kind == "RendezvousTimeoutError":
-        waited_for = f"after launch.join_timeout={options['join_timeout']} seconds too few machines had met at launch.endpoint="
+        waited_for = (
+            f"after launch.join_timeout={options['join_timeout']} seconds too few machines had met at launch.endpoint="
+        )
         return f"launch.nodes={options['nodes']}: {waited_for}{nodes.endpoint}: start the same command on all of them."
     if kind == "RendezvousClosedError":
-        return f"launch.id={nodes.launch_id}: another node has ended this run: read what it said, then start all of them again."
-    return f"launch.endpoint={nodes.endpoint} can't be reached: give host:port of one of the nodes, the same on all of them."
+        return (
+            f"launch.id={nodes.launch_id}: another node has ended this run: read what it said, then start all of "
+            "them again."
+        )
+    return (
+        f"launch.endpoint={nodes.endpoint} can't be reached: give host:port of one of the nodes, the same on all of "
+        "them."
+    )
 
 
 def _launch_config(processes: int, options: dict[str, Any], nodes: Nodes, numa: str | None) -> Any:
@@ -144,8 +153,8 @@ def _stack(error_file: str) -> str:
 
 
 def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:
-    """One rank under the elastic agent. What its parent is to say is left in the folder `name`: a user's mistake, a stop that was asked
-    for, or where it waited too long."""
+    """One rank under the elastic agent. What its parent is to say is left in the folder `name`: a user's mistake, a
+    stop that was asked for, or where it waited too long."""
     _die_with_parent()
     folder = Path(name)
     if (folder / "mistake.json").exists():
@@ -158,7 +167,9 @@ def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:
     local_ranks = list(range(rank - local_rank, rank - local_rank + local))
     if local_rank == 0:
         before = _hung(folder) if restart else None
-        (folder / "start.json").write_text(json.dumps({"restart": restart, "local_ranks": local_ranks, "world_size": world}))
+        (folder / "start.json").write_text(
+            json.dumps({"restart": restart, "local_ranks": local_ranks, "world_size": world})
+        )
         if restart and rank == 0:
             allowed = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "?")
             print(f"{before or 'A worker died'}: restart {restart} of {allowed}, from the last checkpoint.", flush=True)
@@ -196,7 +207,9 @@ def _leave_word(path: Path, words: dict[str, Any]) -> None:
 
 
 def _die_with_parent() -> None:
-    """Asks Linux to kill this worker when its agent dies, so that no orphan goes on writing to a run that someone resumes."""
+    """Asks Linux to kill this worker when its agent dies, so that no orphan goes on writing to a run that someone
+    resumes.
+    """
     if sys.platform.startswith("linux"):
         import ctypes
 

@@ -36,7 +36,8 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
     """The run's own configuration, longer if the command raises its end.
 
     Raises:
-        UserError: the command would change anything else, or an end that is not the one that counts; or there is nothing to go on from.
+        UserError: the command would change anything else, or an end that is not the one that counts; or there is
+        nothing to go on from.
     """
     saved = run.config
     raised = []
@@ -58,14 +59,15 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
                 lines.append(line)
         require(
             not lines,
-            f"resume={cfg['resume']} keeps the run's own configuration, but the command changes {'; '.join(lines)}: leave "
-            "that out, or start a new run from its weights with ckpt_path.",
+            f"resume={cfg['resume']} keeps the run's own configuration, but the command changes {'; '.join(lines)}: "
+            "leave that out, or start a new run from its weights with ckpt_path.",
         )
     if run.complete and raised:
         end = end_of(run)
         require(
             end.removeprefix("trainer.") in raised,
-            f"resume={cfg['resume']}: {end} ended this run, so a later trainer.{raised[0]} trains nothing: raise {end} as well.",
+            f"resume={cfg['resume']}: {end} ended this run, so a later trainer.{raised[0]} trains nothing: raise "
+            f"{end} as well.",
         )
         require(
             run.last.exists() or not run.result.get("steps"),

@@ -13,7 +13,8 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Node
     """How many processes this node runs for `trainer.devices`.
 
     Raises:
-        UserError: more devices are asked for than there are, an accelerator that is not there, or numbers of machines that contradict
+        UserError: more devices are asked for than there are, an accelerator that is not there, or numbers of machines
+        that contradict
             each other.
     """
     nodes = nodes or Nodes()
@@ -32,18 +33,25 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Node
         import torch
 
         there = torch.cuda.device_count()
-        mps = accelerator == "mps" or (accelerator in ("auto", "gpu") and not there and torch.backends.mps.is_available())
+        mps = accelerator == "mps" or (
+            accelerator in ("auto", "gpu") and not there and torch.backends.mps.is_available()
+        )
         if mps:
             require(
-                torch.backends.mps.is_available(), "trainer.accelerator=mps: there is none here; use trainer.accelerator=auto."
+                torch.backends.mps.is_available(),
+                "trainer.accelerator=mps: there is none here; use trainer.accelerator=auto.",
             )
             there = 1
         elif accelerator == "auto" and not there:
             return count_processes({**cfg, "trainer": {**trainer, "accelerator": "cpu"}}, outer, nodes)
-        require(there > 0, f"trainer.accelerator={accelerator}: no GPU is visible here; use trainer.accelerator=cpu or auto.")
+        require(
+            there > 0,
+            f"trainer.accelerator={accelerator}: no GPU is visible here; use trainer.accelerator=cpu or auto.",
+        )
         several = there if several in ("auto", -1) else several
         require(
-            several <= there, f"trainer.devices={devices} asks for {several} GPUs, but {there} are here: ask for at most {there}."
+            several <= there,
+            f"trainer.devices={devices} asks for {several} GPUs, but {there} are here: ask for at most {there}.",
         )
         if isinstance(devices, list):
             require(
@@ -54,13 +62,13 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Node
         machines, local = int(trainer["num_nodes"]), int(several)
         require(
             outer.world_size == local * machines,
-            f"trainer.devices x trainer.num_nodes = {local * machines}, but the launcher started {outer.world_size} processes: make "
-            "them equal.",
+            f"trainer.devices x trainer.num_nodes = {local * machines}, but the launcher started {outer.world_size} "
+            "processes: make them equal.",
         )
     elif int(trainer["num_nodes"]) not in (1, nodes.most):
         raise UserError(
-            f"trainer.num_nodes={trainer['num_nodes']}: start a run on several machines with launch.nodes={trainer['num_nodes']}, or "
-            "with torchrun or srun on each of them."
+            f"trainer.num_nodes={trainer['num_nodes']}: start a run on several machines with "
+            f"launch.nodes={trainer['num_nodes']}, or with torchrun or srun on each of them."
         )
     one = cfg["strategy"].get("processes") == "one"
     require(

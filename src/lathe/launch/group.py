@@ -1,7 +1,7 @@
 """The ranks' process group, its time limit, and which rank waited where when another did not come.
 
-Lightning and torch keep a group that exists, so this is the one place where a strategy's group gets its backend and its limit. Imports
-torch only once there is a group to bring up.
+Lightning and torch keep a group that exists, so this is the one place where a strategy's group gets its backend and its
+limit. Imports torch only once there is a group to bring up.
 """
 
 import json
@@ -15,18 +15,21 @@ from types import TracebackType
 from typing import Any
 
 TIMED_OUT = re.compile(
-    r"Timed out waiting (\d+)ms|collective operation timeout.*?Timeout\(ms\)=(\d+)|wait timeout after (\d+)ms", re.DOTALL
+    r"Timed out waiting (\d+)ms|collective operation timeout.*?Timeout\(ms\)=(\d+)|wait timeout after (\d+)ms",
+    re.DOTALL,
 )
 LOST = re.compile(
-    r"gloo.*(Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused)", re.DOTALL | re.IGNORECASE
+    r"gloo.*(Connection closed by peer|Connection reset by peer|Broken pipe|Connection refused)",
+    re.DOTALL | re.IGNORECASE,
 )
 START = 300.0  # seconds
 WRAPPERS = ("wrapper", "wait", "wait_tensor")
 
 
 def bring_up(trainer: dict[str, Any], rank: int, world_size: int, local_rank: int, timeout: float) -> None:
-    """Makes the default process group of `world_size` ranks, each of whose collectives may take `timeout` seconds. `trainer` is that
-    group of the configuration: its accelerator and devices choose the backend and this rank's GPU. A single rank needs no group."""
+    """Makes the default process group of `world_size` ranks, each of whose collectives may take `timeout` seconds.
+    `trainer` is that group of the configuration: its accelerator and devices choose the backend and this rank's GPU. A
+    single rank needs no group."""
     import torch
     from torch.distributed import distributed_c10d
     from torch.distributed.rendezvous import rendezvous
@@ -41,7 +44,9 @@ def bring_up(trainer: dict[str, Any], rank: int, world_size: int, local_rank: in
     cuda = trainer["accelerator"] in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     if cuda:
         devices = trainer["devices"]
-        torch.cuda.set_device(devices[local_rank] if isinstance(devices, list) else local_rank % torch.cuda.device_count())
+        torch.cuda.set_device(
+            devices[local_rank] if isinstance(devices, list) else local_rank % torch.cuda.device_count()
+        )
     # A rank that starts late is not one that hangs: until all have come, the limit is not shorter than START.
     patience = timedelta(seconds=max(timeout, START))
     store, _, _ = next(rendezvous("env://", rank, world_size, timeout=patience))
@@ -54,7 +59,9 @@ def bring_up(trainer: dict[str, Any], rank: int, world_size: int, local_rank: in
 
 @dataclass(frozen=True)
 class Waited:
-    """What rank `rank` was waiting in when it gave up, after `seconds`; 0.0 if the others' connections broke before its own limit."""
+    """What rank `rank` was waiting in when it gave up, after `seconds`; 0.0 if the others' connections broke before its
+    own limit.
+    """
 
     rank: int
     operation: str
@@ -78,7 +85,9 @@ def waited(error: BaseException) -> Waited | None:
             milliseconds = float(next(filter(None, match.groups()))) if match else 0.0
             operation, step = _place(cause.__traceback__)
             rank = int(os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")))
-            return Waited(rank, operation, step if step is not None else _place(error.__traceback__)[1], milliseconds / 1000)
+            return Waited(
+                rank, operation, step if step is not None else _place(error.__traceback__)[1], milliseconds / 1000
+            )
         cause = cause.__cause__ or cause.__context__
     return None
 
@@ -101,8 +110,8 @@ def _place(trace: TracebackType | None) -> tuple[str, int | None]:
 
 
 def leave_note(folder: Path, restart: int, note: Waited, local_ranks: list[int], patience: float = 3.0) -> None:
-    """Writes down for this machine's agent that a rank gave up, and stays until its neighbours had a moment to do the same: whoever has
-    left no note then is the one that did not come."""
+    """Writes down for this machine's agent that a rank gave up, and stays until its neighbours had a moment to do the
+    same: whoever has left no note then is the one that did not come."""
     (folder / f"waited.{restart}.{note.rank}.json").write_text(json.dumps(asdict(note)))
     deadline = time.monotonic() + patience
     while len(_notes(folder, restart)) < len(local_ranks) and time.monotonic() < deadline:

@@ -36,7 +36,9 @@ class Nodes:
             return None
         host, _, port = self.endpoint.rpartition(":")
         try:
-            family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+            family, kind, protocol, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[
+                0
+            ]
             with socket.socket(family, kind, protocol) as probe:
                 probe.connect(target)  # sends nothing
                 return str(probe.getsockname()[0])
@@ -45,11 +47,12 @@ class Nodes:
 
 
 def read_nodes(options: dict[str, Any], outer: Outer | None = None) -> Nodes:
-    """What the configuration's `launch` group says about machines. Under srun with one task on each node (`outer`), the job gives the
-    endpoint and the name that are null.
+    """What the configuration's `launch` group says about machines. Under srun with one task on each node (`outer`), the
+    job gives the endpoint and the name that are null.
 
     Raises:
-        UserError: a number of nodes that is none, several without a place to meet or a name, or a setting that would do nothing.
+        UserError: a number of nodes that is none, several without a place to meet or a name, or a setting that would do
+        nothing.
     """
     nodes, endpoint, launch_id = options["nodes"], options["endpoint"], options["id"]
     match = re.fullmatch(r"(\d+)(?::(\d+))?", str(nodes)) if not isinstance(nodes, bool) else None
@@ -60,7 +63,10 @@ def read_nodes(options: dict[str, Any], outer: Outer | None = None) -> Nodes:
         f"launch.id={launch_id!r}: give a name of letters, digits and . _ - that all nodes share.",
     )
     if most == 1:
-        require(endpoint is None, f"launch.endpoint={endpoint} is where several nodes meet: set launch.nodes, or leave it out.")
+        require(
+            endpoint is None,
+            f"launch.endpoint={endpoint} is where several nodes meet: set launch.nodes, or leave it out.",
+        )
         require(
             launch_id is None or outer is None,
             f"launch.id={launch_id}: under torchrun or srun the launcher names the run; leave it out.",
@@ -71,8 +77,8 @@ def read_nodes(options: dict[str, Any], outer: Outer | None = None) -> Nodes:
         each = outer.launch_id.startswith("slurm:") and os.environ.get("SLURM_NNODES", str(tasks)) == str(tasks)
         require(
             each and least <= tasks <= most,
-            f"launch.nodes={nodes} starts the ranks itself, but a launcher has started {tasks} processes: use python in place of "
-            "torchrun, or srun with one task on each node.",
+            f"launch.nodes={nodes} starts the ranks itself, but a launcher has started {tasks} processes: use python "
+            "in place of torchrun, or srun with one task on each node.",
         )
         endpoint = endpoint or f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         launch_id = launch_id or outer.launch_id.replace(":", "-")
@@ -98,7 +104,8 @@ def read_nodes(options: dict[str, Any], outer: Outer | None = None) -> Nodes:
 
 @contextmanager
 def arriving(log_dir: Path) -> Iterator[None]:
-    """Lets one command at a time look for a run directory and make it if there is none, by a lock on the (shared) file system.
+    """Lets one command at a time look for a run directory and make it if there is none, by a lock on the (shared) file
+    system.
 
     Raises:
         UserError: the place can't be written to, or its file system has no locks.
@@ -118,6 +125,7 @@ def arriving(log_dir: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError as error:
             raise UserError(
-                f"paths.log_dir={log_dir} is on a file system without locks, which launch.id and resume=auto need: choose another."
+                f"paths.log_dir={log_dir} is on a file system without locks, which launch.id and resume=auto need: "
+                "choose another."
             ) from error
         yield

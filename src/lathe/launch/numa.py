@@ -18,7 +18,8 @@ def count_numa_nodes() -> int:
 
 
 def numa_mode(cfg: dict[str, Any], mode: str) -> str | None:
-    """The mode to bind in, or None where there is nothing to bind. torch binds the worker of local rank r to the CPUs of GPU r.
+    """The mode to bind in, or None where there is nothing to bind. torch binds the worker of local rank r to the CPUs
+    of GPU r.
 
     Raises:
         UserError: an unknown mode, or one that torch can't follow here.
@@ -41,6 +42,8 @@ def numa_mode(cfg: dict[str, Any], mode: str) -> str | None:
     require(in_order, f"{beside}, and trainer.devices={devices} picks others: choose GPUs with CUDA_VISIBLE_DEVICES.")
     there = shutil.which("numactl") is not None
     require(
-        there, f"launch.numa={mode}: torch asks for the program numactl, which is not here: install it, or use launch.numa=none."
+        there,
+        f"launch.numa={mode}: torch asks for the program numactl, which is not here: install it, or use "
+        "launch.numa=none.",
     )
     return mode

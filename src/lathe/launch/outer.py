@@ -1,7 +1,8 @@
-"""Launchers that start the ranks themselves: torchrun, SLURM's srun and horovodrun. Imports no torch until ranks have to talk.
+"""Launchers that start the ranks themselves: torchrun, SLURM's srun and horovodrun. Imports no torch until ranks have
+to talk.
 
-Each rank has then composed the configuration on its own, so rank 0's is sent to the others: a random sampler, a clock or a file edited
-in between can't give the ranks different hyper-parameters.
+Each rank has then composed the configuration on its own, so rank 0's is sent to the others: a random sampler, a clock
+or a file edited in between can't give the ranks different hyper-parameters.
 """
 
 import os
@@ -45,15 +46,17 @@ class Outer:
         self._broadcast(cfg, [None])
 
     def receive(self, typed: dict[str, Any]) -> dict[str, Any] | None:
-        """Waits for rank 0's configuration, or None if there is nothing to do. Of what was `typed` here only the device and the time limit
-        are used, to be able to."""
+        """Waits for rank 0's configuration, or None if there is nothing to do. Of what was `typed` here only the device
+        and the time limit are used, to be able to."""
         box: list[Any] = [None]
         self._broadcast(typed, box)
         assert box[0] is None or isinstance(box[0], dict)
         return box[0]
 
     def _broadcast(self, cfg: dict[str, Any], box: list[Any]) -> None:
-        """Brings up the process group that Lightning goes on to use (it keeps one that exists) and sends `box` from rank 0."""
+        """Brings up the process group that Lightning goes on to use (it keeps one that exists) and sends `box` from
+        rank 0.
+        """
         import torch
 
         bring_up(cfg["trainer"], self.rank, self.world_size, self.local_rank, cfg["launch"]["timeout"])
@@ -65,7 +68,8 @@ def detect_outer() -> Outer | None:
     """The launcher around this process, or None if it was started by hand.
 
     Raises:
-        UserError: a launch over several nodes that has no name, so that its ranks could not find one directory; or a launcher that was
+        UserError: a launch over several nodes that has no name, so that its ranks could not find one directory; or a
+        launcher that was
             given options with which the ranks can't be told apart.
     """
     env = os.environ
@@ -76,12 +80,15 @@ def detect_outer() -> Outer | None:
         ):  # torchrun without --rdzv-id: the agent's process stands for the launch, which only one machine can see
             if local != world:
                 raise UserError(
-                    "torchrun on several nodes needs --rdzv-id, a name that all nodes share: the run directory is found by it."
+                    "torchrun on several nodes needs --rdzv-id, a name that all nodes share: the run directory is "
+                    "found by it."
                 )
             run_id = f"torchrun-{os.getppid()}-{env.get('MASTER_PORT', '')}"
         restarts = int(env.get("TORCHELASTIC_RESTART_COUNT", "0"))
         return Outer(f"torchrun:{run_id}", int(env["RANK"]), int(env["LOCAL_RANK"]), world, restarts > 0)
-    if "HOROVOD_RANK" in env and "HOROVOD_GLOO_RENDEZVOUS_ADDR" in env:  # before SLURM: horovodrun may run inside an allocation
+    if (
+        "HOROVOD_RANK" in env and "HOROVOD_GLOO_RENDEZVOUS_ADDR" in env
+    ):  # before SLURM: horovodrun may run inside an allocation
         return _horovodrun()
     if "SLURM_JOB_ID" in env and "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
         if env.get("SLURM_JOB_NAME") in ("bash", "interactive"):  # a shell inside an allocation, not a task of srun
@@ -94,7 +101,9 @@ def detect_outer() -> Outer | None:
 
 
 def _slurm_rendezvous() -> None:
-    """Where the ranks meet: the first node of the job, at a port made from the job's number, as Lightning derives them."""
+    """Where the ranks meet: the first node of the job, at a port made from the job's number, as Lightning derives
+    them.
+    """
     from lightning.fabric.plugins.environments import SLURMEnvironment
 
     try:
@@ -106,11 +115,13 @@ def _slurm_rendezvous() -> None:
 
 
 def _horovodrun() -> Outer:
-    """A rank of horovodrun. Torch's group meets where rank 0 says, which it tells the others through horovodrun's own table of keys:
-    horovodrun may have been started on a machine that no rank runs on."""
+    """A rank of horovodrun. Torch's group meets where rank 0 says, which it tells the others through horovodrun's own
+    table of keys: horovodrun may have been started on a machine that no rank runs on."""
     env = os.environ
     if env.get("HOROVOD_ELASTIC"):
-        raise UserError("horovodrun with --min-np is not supported: leave it out, or let launch.nodes=min:max start the ranks.")
+        raise UserError(
+            "horovodrun with --min-np is not supported: leave it out, or let launch.nodes=min:max start the ranks."
+        )
     rank, local, world = (int(env[f"HOROVOD_{name}"]) for name in ("RANK", "LOCAL_RANK", "SIZE"))
     address = f"{env['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{env['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
     if rank == 0:
@@ -138,7 +149,9 @@ def _horovodrun() -> Outer:
 
 def _horovod_table(address: str, meeting: str | None = None) -> str:
     """Writes where the ranks meet into horovodrun's table, or waits until rank 0 has."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy is for the world outside the cluster
+    opener = urllib.request.build_opener(
+        urllib.request.ProxyHandler({})
+    )  # a proxy is for the world outside the cluster
     data = None if meeting is None else meeting.encode()
     request = urllib.request.Request(f"http://{address}/lathe/meeting", data, method="GET" if data is None else "PUT")
     deadline = time.monotonic() + START

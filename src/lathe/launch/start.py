@@ -1,7 +1,7 @@
 """From a composed configuration to running processes: one in place, or one per device under torch's own elastic agent.
 
-Hydra has composed once, here, in the parent. Every rank receives the resolved configuration as plain data; none runs Hydra again.
-torch is imported only once it is certain that there is something to run.
+Hydra has composed once, here, in the parent. Every rank receives the resolved configuration as plain data; none runs
+Hydra again. torch is imported only once it is certain that there is something to run.
 """
 
 import os
@@ -78,7 +78,9 @@ def _launch(cfg: DictConfig, job: str) -> Any:
             elif alone:
                 check_typed(cfg, resolve(cfg), _together(around))
             processes = count_processes(resolved, outer, nodes)
-            complete = run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
+            complete = (
+                run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
+            )
             if complete and outer is not None:
                 with outer:
                     outer.dismiss(resolved)
@@ -132,18 +134,21 @@ def _check_direction(cfg: dict[str, Any]) -> None:
 
 
 def _check_sweep(outer: Outer | None, nodes: Nodes) -> None:
-    """What a sweep can't be combined with. A job that submitit has started is one run, though Hydra says that it belongs to a sweep."""
+    """What a sweep can't be combined with. A job that submitit has started is one run, though Hydra says that it
+    belongs to a sweep.
+    """
     hydra = HydraConfig.get()
     sweep, submitted = hydra.mode == RunMode.MULTIRUN, "SUBMITIT_EXECUTOR" in os.environ
     require(
         sweep or hydra.runtime.choices.get("launch") != "slurm",
-        "launch=slurm submits the jobs of a sweep: add -m (python train.py -m launch=slurm ...), or use scripts/slurm/train.sbatch for "
-        "a single run.",
+        "launch=slurm submits the jobs of a sweep: add -m (python train.py -m launch=slurm ...), or use "
+        "scripts/slurm/train.sbatch for a single run.",
     )
     if not sweep or submitted:
         return
     require(
-        outer is None, "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside."
+        outer is None,
+        "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside.",
     )
     require(
         nodes.launch_id is None,
@@ -153,8 +158,9 @@ def _check_sweep(outer: Outer | None, nodes: Nodes) -> None:
 
 
 def launch_on_run(cfg: DictConfig, job: str) -> Any:
-    """Runs `job` on a finished or unfinished run directory, `cfg.run`, which it only reads. `job` gets the run's own configuration with
-    the device, strategy, precision and evaluation batch that `cfg` asks for in their place, and `cfg` itself under `request`.
+    """Runs `job` on a finished or unfinished run directory, `cfg.run`, which it only reads. `job` gets the run's own
+    configuration with the device, strategy, precision and evaluation batch that `cfg` asks for in their place, and
+    `cfg` itself under `request`.
 
     Raises:
         UserError: as `launch`.
@@ -178,7 +184,10 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         refuse(check(resolved, saved="parts"))
         nodes = read_nodes(request["launch"])
         alone = not nodes.several and nodes.launch_id is None
-        require(alone, "launch.nodes and launch.id are for training: a job on a run directory takes one machine; leave them out.")
+        require(
+            alone,
+            "launch.nodes and launch.id are for training: a job on a run directory takes one machine; leave them out.",
+        )
         return execute(job, resolved, count_processes(resolved), request["launch"])
     except Exception as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
@@ -187,18 +196,22 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
 
 
 def _name_export(cfg: DictConfig) -> None:
-    """Fills in `export` with the name that `target=` chose: a group, of which the choice's name alone counts where a run is used.
+    """Fills in `export` with the name that `target=` chose: a group, of which the choice's name alone counts where a
+    run is used.
 
     Raises:
         UserError: `export` itself was typed, which would be ignored.
     """
-    require(cfg.get("export") is None, f"export={cfg.get('export')} is filled in from target=: write target={cfg.get('export')}.")
+    require(
+        cfg.get("export") is None,
+        f"export={cfg.get('export')} is filled in from target=: write target={cfg.get('export')}.",
+    )
     cfg.export = HydraConfig.get().runtime.choices["target"]
 
 
 def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[Together] | None = ()) -> None:
-    """Holds the configuration of this verb against what its keys take, alone and `together`, and what was typed for parts that no table
-    knows against the types of the defaults of the groups that were chosen.
+    """Holds the configuration of this verb against what its keys take, alone and `together`, and what was typed for
+    parts that no table knows against the types of the defaults of the groups that were chosen.
 
     Raises:
         UserError: with a sentence for each mistake.
@@ -214,7 +227,9 @@ def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[To
 
 
 def _defaults(groups: list[str]) -> dict[str, Any]:
-    """The configuration of these groups; what follows a key that is only typed (`+data.channels=1`) is left open, as null."""
+    """The configuration of these groups; what follows a key that is only typed (`+data.channels=1`) is left open, as
+    null.
+    """
     tree = compose(config_name=HydraConfig.get().job.config_name, overrides=groups)
     leaves: dict[str, Any] = flatten(OmegaConf.to_container(tree))
     for key, value in leaves.items():
@@ -239,7 +254,8 @@ def check_batch_size(cfg: dict[str, Any], world: int) -> None:
     require(
         batch_size is None or batch_size % replicas == 0,
         f"data.batch_size={batch_size} is the global batch and does not divide by "
-        f"{shared if replicas == world else f'the {replicas} data replicas that {shared} makes'}: choose a multiple of {replicas}.",
+        f"{shared if replicas == world else f'the {replicas} data replicas that {shared} makes'}: choose a multiple "
+        f"of {replicas}.",
     )
 
 
@@ -248,7 +264,10 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
     log_dir, resume = Path(cfg["paths"]["log_dir"]), cfg["resume"]
     found = None
     if resume == "auto":
-        require(nodes.launch_id is None, f"resume=auto and launch.id={nodes.launch_id} both look for a run: leave resume out.")
+        require(
+            nodes.launch_id is None,
+            f"resume=auto and launch.id={nodes.launch_id} both look for a run: leave resume out.",
+        )
         found = rundir.find_unfinished(log_dir, cfg) or _complete_already(log_dir, cfg)
     elif resume is not None:
         run = rundir.open_run(resume, "resume")
@@ -258,7 +277,8 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
         changed = changes(found.config, cfg, str(found.path), rundir.NOT_THE_EXPERIMENT) if found else []
         if found and changed:
             require(
-                not found.complete, f"launch.id={nodes.launch_id} is the name of {found.path}, which is complete: choose another."
+                not found.complete,
+                f"launch.id={nodes.launch_id} is the name of {found.path}, which is complete: choose another.",
             )
             print(f"{found.path} keeps its own configuration; this command differs in {'; '.join(changed)}")
     elif outer is not None and outer.restarted:
@@ -271,11 +291,14 @@ def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[r
 
 
 def _complete_already(log_dir: Path, cfg: dict[str, Any]) -> rundir.RunDir | None:
-    """A sweep that is started again keeps its finished jobs: a second run of the same seed would count twice in an average."""
+    """A sweep that is started again keeps its finished jobs: a second run of the same seed would count twice in an
+    average.
+    """
     found = rundir.find_complete(log_dir, cfg)
     if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or owes_receipt(found, cfg):
         return found
     print(
-        f"{found.path} is a complete run of this configuration; resume=auto starts another (under -m it keeps the complete one)."
+        f"{found.path} is a complete run of this configuration; resume=auto starts another (under -m it keeps the "
+        "complete one)."
     )
     return None

@@ -21,10 +21,11 @@ _older: set[str] = set()  # names of parts that were told
 
 
 def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
-    """Decorates a Hydra main: a user's mistake costs one line on stderr and exit code 1, a bug still shows its traceback.
+    """Decorates a Hydra main: a user's mistake costs one line on stderr and exit code 1, a bug still shows its
+    traceback.
 
-    Hydra prints several lines for an error of its own unless HYDRA_FULL_ERROR is set, and then raises it. It is set here, so that the
-    sentence can be made from the exception; what the user had set is kept in LATHE_FULL_ERROR.
+    Hydra prints several lines for an error of its own unless HYDRA_FULL_ERROR is set, and then raises it. It is set
+    here, so that the sentence can be made from the exception; what the user had set is kept in LATHE_FULL_ERROR.
     """
 
     @functools.wraps(main)
@@ -70,7 +71,9 @@ def _silent() -> bool:
 
 
 def tell_older_names(cfg: Any) -> None:
-    """Says of each part that a command's own configuration names as an earlier version did what to write now; once in this process."""
+    """Says of each part that a command's own configuration names as an earlier version did what to write now; once in
+    this process.
+    """
 
     def note(key: str, old: str, new: str) -> None:
         if old not in _older and not _silent():
@@ -87,9 +90,16 @@ def full_error() -> bool:
 
 def sentence_for(error: BaseException) -> str | None:
     """The sentence for a mistake that the user can mend, or None if `error` is a bug."""
-    missing = str(getattr(error, "missing_cfg_file", None) or error) if type(error).__name__ == "MissingConfigException" else ""
+    missing = (
+        str(getattr(error, "missing_cfg_file", None) or error)
+        if type(error).__name__ == "MissingConfigException"
+        else ""
+    )
     if "submitit" in missing and not find_spec("hydra_plugins.hydra_submitit_launcher"):
-        return "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e .[slurm]."
+        return (
+            "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e "
+            ".[slurm]."
+        )
     return explain(error, root_names()) or _foreign_sentence(error)
 
 
@@ -105,7 +115,8 @@ def _foreign_sentence(error: BaseException) -> str | None:
     kind = type(error).__name__
     if kind == "OutOfMemoryError":
         return (
-            "the GPU's memory is used up: lower data.batch_size, or try precision=bf16-mixed or trainer.accumulate_grad_batches."
+            "the GPU's memory is used up: lower data.batch_size, or try precision=bf16-mixed or "
+            "trainer.accumulate_grad_batches."
         )
     if kind == "MisconfigurationException":
         return " ".join(str(error).split())

@@ -1,4 +1,6 @@
-"""Kept for those who still run them: torch's DataParallel, Horovod, TorchScript and TorchServe. Nothing else stands on them."""
+"""Kept for those who still run them: torch's DataParallel, Horovod, TorchScript and TorchServe. Nothing else stands on
+them.
+"""
 
 from typing import TYPE_CHECKING
 

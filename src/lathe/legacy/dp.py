@@ -12,7 +12,8 @@ from lathe.errors import UserError
 
 
 class DP(SingleDeviceStrategy):
-    """One process that copies the net to every GPU at each step and splits the batch among them (torch.nn.DataParallel).
+    """One process that copies the net to every GPU at each step and splits the batch among them
+    (torch.nn.DataParallel).
 
     The wrapper stands in for the net during a step only, so parameter names stay plain.
 

@@ -1,4 +1,6 @@
-"""Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799), for clusters that still run it: gradients travel by its ring all-reduce."""
+"""Horovod (Sergeev and Del Balso 2018, arXiv:1802.05799), for clusters that still run it: gradients travel by its ring
+all-reduce.
+"""
 
 import importlib.util
 import os
@@ -19,14 +21,17 @@ COMMAND = "horovodrun -np 2 --gloo python train.py strategy=horovod trainer.devi
 
 
 class Horovod(DDPStrategy):
-    """Data replicas whose gradients are averaged by Horovod, while backward still computes earlier layers' ones. Everything else that
-    ranks tell each other (metrics, generators, BatchNorm's statistics) goes through torch's process group, as under every strategy.
+    """Data replicas whose gradients are averaged by Horovod, while backward still computes earlier layers' ones.
+    Everything else that ranks tell each other (metrics, generators, BatchNorm's statistics) goes through torch's
+    process group, as under every strategy.
 
-    Accumulated batches are averaged once, with the last of them. A parameter that no rank used keeps no gradient; one that some ranks
-    used is averaged with zeros for the others, as DistributedDataParallel does with find_unused_parameters.
+    Accumulated batches are averaged once, with the last of them. A parameter that no rank used keeps no gradient; one
+    that some ranks used is averaged with zeros for the others, as DistributedDataParallel does with
+    find_unused_parameters.
 
     Raises:
-        UserError: Horovod is not installed, or horovodrun has not started this process's rank; in a step: a sparse gradient.
+        UserError: Horovod is not installed, or horovodrun has not started this process's rank; in a step: a sparse
+        gradient.
     """
 
     def __init__(self) -> None:
@@ -34,7 +39,9 @@ class Horovod(DDPStrategy):
             raise UserError("strategy=horovod needs Horovod: build it with bash scripts/install_horovod.sh.")
         if "HOROVOD_RANK" not in os.environ:
             raise UserError(f"strategy=horovod is started by horovodrun: {COMMAND}")
-        if os.environ["HOROVOD_RANK"] != os.environ.get("RANK"):  # a launcher below horovodrun has started ranks of its own
+        if os.environ["HOROVOD_RANK"] != os.environ.get(
+            "RANK"
+        ):  # a launcher below horovodrun has started ranks of its own
             raise UserError(f"strategy=horovod takes its ranks from horovodrun and from no launcher besides: {COMMAND}")
         super().__init__()
         self._hooks: list[RemovableHandle] = []
@@ -53,14 +60,16 @@ class Horovod(DDPStrategy):
             hvd.init()
         if (hvd.rank(), hvd.size()) != (self.global_rank, self.world_size):
             raise UserError(
-                f"horovodrun calls this process rank {hvd.rank()} of {hvd.size()} and the Trainer {self.global_rank} of {self.world_size}:"
-                " give each host the same number of slots."
+                f"horovodrun calls this process rank {hvd.rank()} of {hvd.size()} and the Trainer {self.global_rank} "
+                f"of {self.world_size}: give each host the same number of slots."
             )
 
     # -- gradients
 
     def configure_ddp(self) -> None:
-        """In place of the wrapper: equal weights to begin with, and a hook on each parameter that sends its gradient off."""
+        """In place of the wrapper: equal weights to begin with, and a hook on each parameter that sends its gradient
+        off.
+        """
         assert self.model is not None
         _sync_module_states(self.model)
         self._parameters = list(self.model.parameters())
@@ -102,7 +111,9 @@ class Horovod(DDPStrategy):
                 self._send(index, parameter)
         used = torch.zeros(len(self._parameters), dtype=torch.int32)
         used[list(self._sent)] = 1
-        torch.distributed.all_reduce(used)  # gives up after launch.timeout if a rank does not come; Horovod would wait forever
+        torch.distributed.all_reduce(
+            used
+        )  # gives up after launch.timeout if a rank does not come; Horovod would wait forever
         for index in used.nonzero().flatten().tolist():
             if index not in self._sent:
                 self._parameters[index].grad = torch.zeros_like(self._parameters[index])
@@ -114,7 +125,9 @@ class Horovod(DDPStrategy):
     # -- buffers
 
     def on_validation_start(self) -> None:
-        """BatchNorm's running statistics that are not synchronised are rank 0's, which are also those in the checkpoints."""
+        """BatchNorm's running statistics that are not synchronised are rank 0's, which are also those in the
+        checkpoints.
+        """
         assert self.model is not None
         if self._layer_sync is None:
             for buffer in self.model.buffers():

@@ -1,6 +1,8 @@
-"""TorchScript, for programs that already load it, such as C++ with LibTorch. PyTorch has deprecated it in favour of torch.export.
+"""TorchScript, for programs that already load it, such as C++ with LibTorch. PyTorch has deprecated it in favour of
+torch.export.
 
-Floats alone: of a quantized net, the weights are the values that its integers stand for, and activations are not rounded.
+Floats alone: of a quantized net, the weights are the values that its integers stand for, and activations are not
+rounded.
 """
 
 import io
@@ -42,8 +44,8 @@ def available() -> str | None:
 def export(
     net: nn.Module, example: Tensor, path: str | Path, method: str = "trace", freeze: bool = True, fuse: bool = True
 ) -> None:
-    """Writes the net for batches of any size. `example` is its input, `[batch, ...]`; only its shape and type are used. The net and its
-    modes stay as they are.
+    """Writes the net for batches of any size. `example` is its input, `[batch, ...]`; only its shape and type are used.
+    The net and its modes stay as they are.
 
     Args:
         method: trace records the operators of one call; script compiles the net's Python code, with its branches.
@@ -60,7 +62,8 @@ def export(
             raise UserError(f"target.torchscript.{option}={value}: choose true or false.")
     if fuse and not freeze:
         raise UserError(
-            "target.torchscript.fuse=true needs weights that are constants: set target.torchscript.freeze=true, or fuse=false."
+            "target.torchscript.fuse=true needs weights that are constants: set target.torchscript.freeze=true, or "
+            "fuse=false."
         )
     found, given = copied(net, floats=True), stand_in(example)
     with whole(path) as temporary, torch.no_grad(), _quiet():
@@ -72,7 +75,8 @@ def export(
         if fuse and not all(_Fused(module).planned(x) for x in trials):
             fuse = False
             warnings.warn(
-                "target.torchscript.fuse=true: oneDNN can't fuse this net rightly, so its file runs without it.", stacklevel=2
+                "target.torchscript.fuse=true: oneDNN can't fuse this net rightly, so its file runs without it.",
+                stacklevel=2,
             )
         buffer = io.BytesIO()
         torch.jit.save(module, buffer, _extra_files={NOTE: json.dumps({"fuse": fuse})})
@@ -85,7 +89,9 @@ def _traced(net: nn.Module, given: Tensor) -> Any:
     except UserError:
         raise
     except Exception as error:  # what Python code can be up to has no class in common
-        raise UserError(f"target.torchscript.method=trace: {type(net).__name__} can't be traced ({_first(error)}).") from error
+        raise UserError(
+            f"target.torchscript.method=trace: {type(net).__name__} can't be traced ({_first(error)})."
+        ) from error
 
 
 def _scripted(net: nn.Module, given: Tensor) -> Any:
@@ -99,14 +105,16 @@ def _scripted(net: nn.Module, given: Tensor) -> Any:
             return torch.jit.script(net)
     except Exception as error:  # what TorchScript's language lacks has no class in common
         raise UserError(
-            f"target.torchscript.method=script: {type(net).__name__} has Python code that TorchScript lacks ({_first(error)}): "
-            "set method=trace."
+            f"target.torchscript.method=script: {type(net).__name__} has Python code that TorchScript lacks "
+            f"({_first(error)}): set method=trace."
         ) from error
 
 
 @contextmanager
 def _without_properties(net: nn.Module) -> Iterator[None]:
-    """TorchScript compiles a class's properties whether or not its forward reads them, such as the plan of a strategy."""
+    """TorchScript compiles a class's properties whether or not its forward reads them, such as the plan of a
+    strategy.
+    """
     name = "__jit_unused_properties__"
     changed: list[type] = []
     try:
@@ -143,7 +151,9 @@ def _trials(net: nn.Module, given: Tensor) -> list[Tensor]:
 
 
 def _check(module: Any, net: nn.Module, trials: list[Tensor], method: str) -> None:
-    """Raises UserError where a file would answer otherwise than the net: a number that Python code made of a size is kept in a trace."""
+    """Raises UserError where a file would answer otherwise than the net: a number that Python code made of a size is
+    kept in a trace.
+    """
     for x in trials:
         try:
             same = _close(module(x), net(x))
@@ -151,7 +161,8 @@ def _check(module: Any, net: nn.Module, trials: list[Tensor], method: str) -> No
             same = False
         if not same:
             raise UserError(
-                f"target.torchscript.method={method}: the file would not compute the net for an input of shape {list(x.shape)}; where its "
+                f"target.torchscript.method={method}: the file would not compute the net for an input of shape "
+                f"{list(x.shape)}; where its "
                 "code makes a Python number of a size, as len(x) does, write x.shape[0], or set the other method."
             )
 
@@ -160,7 +171,9 @@ def _close(found: Tensor, wanted: Tensor) -> bool:
     if found.shape != wanted.shape:
         return False
     finite = wanted[wanted.isfinite()].abs()
-    return torch.allclose(found, wanted, rtol=CLOSE, atol=CLOSE * float(finite.max()) if finite.numel() else 0, equal_nan=True)
+    return torch.allclose(
+        found, wanted, rtol=CLOSE, atol=CLOSE * float(finite.max()) if finite.numel() else 0, equal_nan=True
+    )
 
 
 def _write_bare(buffer: io.BytesIO, path: Path) -> None:
@@ -174,7 +187,8 @@ def _write_bare(buffer: io.BytesIO, path: Path) -> None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     with warnings.catch_warnings():
-        # This target's docs say so, once. Of which kind the warning is depends on torch's version (2.15: FutureWarning).
+        # This target's docs say so, once. Of which kind the warning is depends on torch's version (2.15:
+        # FutureWarning).
         warnings.filterwarnings("ignore", message=r"`torch\.jit\.\w+` is (deprecated|not supported in Python 3\.14)")
         # a branch on a size, such as a check of it, is judged by _compare
         warnings.filterwarnings("ignore", category=torch.jit.TracerWarning)
@@ -182,14 +196,15 @@ def _quiet() -> Iterator[None]:
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output. `threads` is torch's number of threads during each call; None
-    leaves it as it is.
+    """A function of the net's input, `[batch, ...]`, that gives its output. `threads` is torch's number of threads
+    during each call; None leaves it as it is.
 
-    oneDNN makes kernels for one shape of inputs, in the program that runs them. So of a file that was exported with `fuse`, each of the
-    first four shapes that come gets kernels of its own, in a first call that takes as long as about five; calls of further shapes run
-    without. Call it with the shapes that matter first.
+    oneDNN makes kernels for one shape of inputs, in the program that runs them. So of a file that was exported with
+    `fuse`, each of the first four shapes that come gets kernels of its own, in a first call that takes as long as about
+    five; calls of further shapes run without. Call it with the shapes that matter first.
 
-    The file's code is TorchScript's, which has no access to Python; PyTorch asks to treat such files as programs nevertheless.
+    The file's code is TorchScript's, which has no access to Python; PyTorch asks to treat such files as programs
+    nevertheless.
 
     Raises:
         UserError: there is no such file, or it can't be read.
@@ -201,7 +216,9 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
             module = torch.jit.load(str(path), map_location="cpu", _extra_files=notes)
         fuse = bool(json.loads(notes[NOTE] or "{}").get("fuse"))
     except Exception as error:  # whatever a torn archive raises
-        raise UserError(f"{path} can't be read as TorchScript ({type(error).__name__}): export the run again.") from error
+        raise UserError(
+            f"{path} can't be read as TorchScript ({type(error).__name__}): export the run again."
+        ) from error
     return on_arrays(_Fused(module) if fuse and torch.backends.mkldnn.is_available() else module, threads)
 
 
@@ -225,8 +242,8 @@ class _Fused:
         return out
 
     def planned(self, x: Tensor) -> Callable[[Tensor], Tensor] | None:
-        """The graph, with the module's weights, as a function of its own: an executor fuses for one shape. None where oneDNN can't, or
-        gives other values than without it, as it does of some divisions by a scalar tensor."""
+        """The graph, with the module's weights, as a function of its own: an executor fuses for one shape. None where
+        oneDNN can't, or gives other values than without it, as it does of some divisions by a scalar tensor."""
         function = torch._C._create_function_from_graph("forward", self.module.graph.copy())
         was = torch.jit.onednn_fusion_enabled()  # of this process; looked at when a plan is made
         try:
@@ -243,6 +260,7 @@ class _Fused:
 
     def _without(self, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
         warnings.warn(
-            f"TorchScript: oneDNN can't fuse this net for inputs of shape {list(shape)}, which run without it.", stacklevel=2
+            f"TorchScript: oneDNN can't fuse this net for inputs of shape {list(shape)}, which run without it.",
+            stacklevel=2,
         )
         return self.module

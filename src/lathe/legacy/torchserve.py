@@ -1,7 +1,8 @@
-"""An archive for TorchServe (.mar): the net as another target's file, with a handler that needs no Lathe, facts.json and model-config.yaml.
+"""An archive for TorchServe (.mar): the net as another target's file, with a handler that needs no Lathe, facts.json
+and model-config.yaml.
 
-TorchServe's maintainers write that it is no longer actively maintained and that security patches are not planned: `scripts/serve.py` is
-the way to serve that Lathe recommends.
+TorchServe's maintainers write that it is no longer actively maintained and that security patches are not planned:
+`scripts/serve.py` is the way to serve that Lathe recommends.
 """
 
 import errno
@@ -43,7 +44,9 @@ SECONDS = 600  # in which the archiver has to end
 
 
 def available() -> str | None:
-    """None, or the sentence that says what to install. Nothing of TorchServe itself or Java is needed to write or load an archive."""
+    """None, or the sentence that says what to install. Nothing of TorchServe itself or Java is needed to write or load
+    an archive.
+    """
     return uninstalled("export", "model_archiver")
 
 
@@ -62,15 +65,17 @@ def export(
     top_k: int = 5,
     max_pixels: int = 2**24,
 ) -> None:
-    """Writes the archive. `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net stays as it is.
+    """Writes the archive. `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net stays
+    as it is.
 
-    `facts` are what the manifest of an export says: of them, `input`, `preprocess` and `classes` go into the archive. Without them it can
-    be loaded, but its handler does not know what requests hold, and refuses them. `payload` None is torch_export: one file for every
-    machine, in a format that is not deprecated. Of a quantized net it is onnx, since torch computes an exported program's integers by
-    floats.
+    `facts` are what the manifest of an export says: of them, `input`, `preprocess` and `classes` go into the archive.
+    Without them it can be loaded, but its handler does not know what requests hold, and refuses them. `payload` None is
+    torch_export: one file for every machine, in a format that is not deprecated. Of a quantized net it is onnx, since
+    torch computes an exported program's integers by floats.
 
     Raises:
-        UserError: an option that can't be, a package is missing, what the payload's target raises, or the file can't be written.
+        UserError: an option that can't be, a package is missing, what the payload's target raises, or the file can't be
+        written.
     """
     whole_numbers = {
         "workers": (workers, 1),
@@ -100,7 +105,8 @@ def export(
         raise UserError(f"target.torchserve.payload={kind}: {sentence}")
     if quantized and target.integers is False:
         raise UserError(
-            f"target.torchserve.payload={kind} holds floats alone, and this net is quantized: choose onnx or aot_inductor."
+            f"target.torchserve.payload={kind} holds floats alone, and this net is quantized: choose onnx or "
+            "aot_inductor."
         )
     facts = facts or {}
     # beside the archive: where the disk is full there, it is said of that place
@@ -134,9 +140,11 @@ def export(
 
 
 def sources() -> dict[str, str]:
-    """Names and contents of the handler's file and of Lathe's modules that it imports, which import each other by names without Lathe's.
+    """Names and contents of the handler's file and of Lathe's modules that it imports, which import each other by names
+    without Lathe's.
 
-    They are read, not imported: the handler stands on a floor above this one, since it decodes and answers as scripts/serve.py does.
+    They are read, not imported: the handler stands on a floor above this one, since it decodes and answers as
+    scripts/serve.py does.
     """
     found: dict[str, str] = {}
     wanted = [HANDLER]
@@ -200,8 +208,8 @@ def archive(folder: Path, file: str) -> None:
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output, computed by the archive's own handler and payload in this
-    process, without TorchServe and Java. `threads` None is what the archive says.
+    """A function of the net's input, `[batch, ...]`, that gives its output, computed by the archive's own handler and
+    payload in this process, without TorchServe and Java. `threads` None is what the archive says.
 
     Raises:
         UserError: there is no such file, it is no archive of Lathe's, or its payload can't be loaded here.
@@ -246,7 +254,8 @@ def unpack(path: Path, folder: Path) -> None:
         raise UserError(f"{path} can't be read as an archive that Lathe made for TorchServe: {again}.") from error
     if codes != {name: text.encode() for name, text in sources().items()}:
         raise UserError(
-            f"{path} holds another handler than this Lathe's, which is not run here: {again}, or give the file to TorchServe."
+            f"{path} holds another handler than this Lathe's, which is not run here: {again}, or give the file to "
+            "TorchServe."
         )
     for name, code in codes.items():
         (folder / name).write_bytes(code)

@@ -1,8 +1,9 @@
-"""TorchServe's handler of an archive that target=torchserve made: requests in every form that scripts/serve.py takes, its answers out.
+"""TorchServe's handler of an archive that target=torchserve made: requests in every form that scripts/serve.py takes,
+its answers out.
 
-It lies in the archive with the modules that it imports, facts.json, and the net as another target's file, and needs torch, numpy and
-pillow, and onnxruntime for an ONNX payload; Lathe it does not need. TorchServe gathers requests into batches: one that can't be answered
-gets its own status and sentence, and the others of its batch their answers.
+It lies in the archive with the modules that it imports, facts.json, and the net as another target's file, and needs
+torch, numpy and pillow, and onnxruntime for an ONNX payload; Lathe it does not need. TorchServe gathers requests into
+batches: one that can't be answered gets its own status and sentence, and the others of its batch their answers.
 """
 
 import importlib
@@ -29,8 +30,8 @@ logger = logging.getLogger(__name__)
 
 
 class Model:
-    """The payload and the facts in `folder`. `threads` is torch's or ONNX Runtime's number of threads; None takes that of the facts, and
-    None there leaves it to them.
+    """The payload and the facts in `folder`. `threads` is torch's or ONNX Runtime's number of threads; None takes that
+    of the facts, and None there leaves it to them.
 
     Raises:
         RuntimeError: the payload can't be loaded here.
@@ -65,7 +66,9 @@ class Model:
         return decode(body, self._kind(body, content_type), facts, self.limits)
 
     def _kind(self, body: bytes, declared: str) -> str:
-        """The type of a body: as declared, but told by its beginning where clients declare none or, as curl does, one for all files."""
+        """The type of a body: as declared, but told by its beginning where clients declare none or, as curl does, one
+        for all files.
+        """
         declared = declared.partition(";")[0].strip().lower()
         if declared in (JSON, NPY) or declared.startswith("image/"):
             return declared
@@ -88,13 +91,16 @@ class Model:
         return self.run(inputs)
 
     def answers(self, requests: Sequence[tuple[Array, bool]]) -> list[dict[str, Any] | None]:
-        """Of requests whose samples have one shape. Where they fail together each is tried alone; None for those that fail so, too."""
+        """Of requests whose samples have one shape. Where they fail together each is tried alone; None for those that
+        fail so, too.
+        """
         try:
             logits = self.logits(np.concatenate([samples for samples, _ in requests]))
             ends = np.cumsum([len(samples) for samples, _ in requests])
             parts = np.split(logits, ends[:-1])
             return [
-                answer(part, self.facts, self.facts["top_k"], single) for part, (_, single) in zip(parts, requests, strict=True)
+                answer(part, self.facts, self.facts["top_k"], single)
+                for part, (_, single) in zip(parts, requests, strict=True)
             ]
         except Exception:
             logger.exception("%d requests failed", len(requests))
@@ -115,7 +121,9 @@ def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array]
         net = torch._inductor.aoti_load_package(str(path))
     elif kind == "torchscript":
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"`torch\.jit\.load` is deprecated")  # whoever chose the payload was told
+            warnings.filterwarnings(
+                "ignore", message=r"`torch\.jit\.load` is deprecated"
+            )  # whoever chose the payload was told
             net = torch.jit.load(str(path), map_location="cpu")
     else:
         importlib.import_module("torch.ao.quantization.fx._decomposed")  # registers the operators of integers
@@ -123,7 +131,9 @@ def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array]
         with warnings.catch_warnings():
             # weights are read into memory that nothing writes to
             warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
-            net = torch.export.load(archive).module(check_guards=False)  # guards are Python code; sizes are checked without them
+            net = torch.export.load(archive).module(
+                check_guards=False
+            )  # guards are Python code; sizes are checked without them
     return on_arrays(net, threads)
 
 
@@ -148,7 +158,9 @@ def handle(data: list[dict[str, Any]] | None, context: Any) -> list[bytes] | Non
             found[index] = told(context, index, refused.status, refused.sentence)
     for members in groups.values():
         for (index, _), result in zip(members, model.answers([request for _, request in members]), strict=True):
-            found[index] = result or told(context, index, 500, "The net could not compute an answer: see the server's log.")
+            found[index] = result or told(
+                context, index, 500, "The net could not compute an answer: see the server's log."
+            )
     for index in range(len(data)):
         context.set_response_content_type(index, JSON)
     return [json.dumps(result).encode() for result in found]

@@ -1,4 +1,6 @@
-"""Where metrics go. Each function takes the run directory and the optimizer step that the run starts at, and returns a Lightning logger."""
+"""Where metrics go. Each function takes the run directory and the optimizer step that the run starts at, and returns a
+Lightning logger.
+"""
 
 import os
 import sys
@@ -26,7 +28,11 @@ def tensorboard(run_dir: Path, start_step: int) -> Logger:
     """Event files under tensorboard/; points after `start_step` are hidden, as they will be written again."""
     again = (run_dir / "tensorboard").exists()
     return TensorBoardLogger(
-        str(run_dir), name="tensorboard", version="", purge_step=start_step + 1 if again else None, default_hp_metric=False
+        str(run_dir),
+        name="tensorboard",
+        version="",
+        purge_step=start_step + 1 if again else None,
+        default_hp_metric=False,
     )
 
 
@@ -63,8 +69,8 @@ def wandb(
 
 @contextmanager
 def ended_on_error(run_dir: Path) -> Iterator[None]:
-    """Ends the W&B run that a failed run leaves open in this process, and marks it as failed: its directory may go, and the next run of a
-    sweep has its own."""
+    """Ends the W&B run that a failed run leaves open in this process, and marks it as failed: its directory may go, and
+    the next run of a sweep has its own."""
     try:
         yield
     except BaseException:
@@ -76,7 +82,11 @@ def ended_on_error(run_dir: Path) -> Iterator[None]:
 
 
 def mlflow(
-    run_dir: Path, start_step: int, experiment_name: str = "lathe", tracking_uri: str | None = None, run_name: str | None = None
+    run_dir: Path,
+    start_step: int,
+    experiment_name: str = "lathe",
+    tracking_uri: str | None = None,
+    run_name: str | None = None,
 ) -> Logger:
     """MLflow. A continued run goes on in the MLflow run that carries its directory's name.
 
@@ -96,11 +106,17 @@ def mlflow(
     if start_step and tracking_uri is not None:
         package.set_tracking_uri(tracking_uri)
         found = package.search_runs(
-            experiment_names=[experiment_name], filter_string=f"tags.`lathe.run` = '{run_dir.name}'", output_format="list"
+            experiment_names=[experiment_name],
+            filter_string=f"tags.`lathe.run` = '{run_dir.name}'",
+            output_format="list",
         )
         run_id = found[0].info.run_id if found else None
     return MLFlowLogger(
-        experiment_name=experiment_name, run_name=run_name or run_dir.name, tracking_uri=tracking_uri, tags=tag, run_id=run_id
+        experiment_name=experiment_name,
+        run_name=run_name or run_dir.name,
+        tracking_uri=tracking_uri,
+        tags=tag,
+        run_id=run_id,
     )
 
 
@@ -116,8 +132,8 @@ def _check_address(tracking_uri: str | None, experiment_name: str) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"logger.mlflow.tracking_uri={LOGIN.sub('hidden', str(tracking_uri))} can't be used ({LOGIN.sub('hidden', reason)}): give a "
-            "database file such as sqlite:///mlflow.db, or a server's address."
+            f"logger.mlflow.tracking_uri={LOGIN.sub('hidden', str(tracking_uri))} can't be used "
+            f"({LOGIN.sub('hidden', reason)}): give a database file such as sqlite:///mlflow.db, or a server's address."
         ) from error
     finally:
         if before is None:

@@ -14,12 +14,13 @@ from lathe.files import beside
 
 
 class CSVLogger(Logger):
-    """Writes metrics to `path`: a column `step`, counted in optimizer steps, and one for each metric; metrics of one step share a line.
+    """Writes metrics to `path`: a column `step`, counted in optimizer steps, and one for each metric; metrics of one
+    step share a line.
 
-    The line of the newest step stays open for more metrics: `save` (which a checkpoint calls) brings it to disk, and it is written over
-    if more come. A new metric adds a column, for which the file is written anew beside itself and swapped in, as it is for metrics of an
-    earlier step: they go into that step's line. `start_step` is where a continued run starts: later lines are dropped, since they will
-    be written again.
+    The line of the newest step stays open for more metrics: `save` (which a checkpoint calls) brings it to disk, and it
+    is written over if more come. A new metric adds a column, for which the file is written anew beside itself and
+    swapped in, as it is for metrics of an earlier step: they go into that step's line. `start_step` is where a
+    continued run starts: later lines are dropped, since they will be written again.
     """
 
     def __init__(self, path: Path, start_step: int = 0) -> None:

@@ -18,8 +18,9 @@ CHUNK = 100  # parameters that MLflow takes at once
 
 
 def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """A configuration's `leaves`, by their dotted keys, but for those of the command alone. Hidden are the values of keys that are called
-    like a secret (token, password, api_key), values that a variable of the environment with such a name has, and logins in addresses."""
+    """A configuration's `leaves`, by their dotted keys, but for those of the command alone. Hidden are the values of
+    keys that are called like a secret (token, password, api_key), values that a variable of the environment with such a
+    name has, and logins in addresses."""
     secrets = {value for name, value in environment.items() if _secret(name) and len(value) >= SHORTEST}
     return {key: _shown(key, value, secrets) for key, value in leaves.items() if key.partition(".")[0] not in LEFT_OUT}
 
@@ -43,8 +44,8 @@ def _shown(key: str, value: Any, secrets: set[str]) -> Any:
 
 @rank_zero_only
 def log_facts(logger: Logger, facts: Mapping[str, Any], tags: Sequence[str], start_step: int, metric: str) -> None:
-    """Hands a logger the run's facts and tags. A continued run, which starts at `start_step`, neither repeats nor contradicts what it has
-    told before. `metric` is what TensorBoard's table of runs shows beside them."""
+    """Hands a logger the run's facts and tags. A continued run, which starts at `start_step`, neither repeats nor
+    contradicts what it has told before. `metric` is what TensorBoard's table of runs shows beside them."""
     if isinstance(logger, MLFlowLogger):
         _to_mlflow(logger, facts, tags)
     elif isinstance(logger, TensorBoardLogger):
@@ -67,7 +68,9 @@ def _to_tensorboard(logger: TensorBoardLogger, facts: Mapping[str, Any], metric:
 
 
 def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[str]) -> None:
-    """MLflow keeps a parameter for good: what a continuation has changed (a longer `trainer.max_epochs`) becomes a tag beside it."""
+    """MLflow keeps a parameter for good: what a continuation has changed (a longer `trainer.max_epochs`) becomes a tag
+    beside it.
+    """
     from mlflow.entities import Param
     from mlflow.utils.validation import MAX_PARAM_VAL_LENGTH, MAX_TAG_VAL_LENGTH
 
@@ -77,7 +80,8 @@ def _to_mlflow(logger: MLFlowLogger, facts: Mapping[str, Any], tags: Sequence[st
     long = [key for key, value in told.items() if len(value) > MAX_PARAM_VAL_LENGTH]
     if long:
         rank_zero_warn(
-            f"logger=mlflow: {', '.join(long)} cut at {MAX_PARAM_VAL_LENGTH} characters, all that MLflow takes; config.yaml has the rest."
+            f"logger=mlflow: {', '.join(long)} cut at {MAX_PARAM_VAL_LENGTH} characters, all that MLflow takes; "
+            "config.yaml has the rest."
         )
     told = {key: value[:MAX_PARAM_VAL_LENGTH] for key, value in told.items()}
     fresh = [Param(key, value) for key, value in told.items() if key not in known]

@@ -37,7 +37,10 @@ def file_size(path: Path) -> FileSize:
     for file in _files(path):
         total += file.stat().st_size
         target: IO[bytes] = zipped  # type: ignore[assignment]  # GzipFile asks for no more than write
-        with file.open("rb") as source, gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=target, mtime=0) as sink:
+        with (
+            file.open("rb") as source,
+            gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=target, mtime=0) as sink,
+        ):
             while chunk := source.read(CHUNK):
                 sink.write(chunk)
     return FileSize(total, zipped.bytes)

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
 
-# Dense peak rates in TFLOP/s, without sparsity, accumulating in float32, from NVIDIA's data sheets and architecture white papers
-# (a data sheet that prints "with sparsity" is halved here). The pattern has to match the whole device name, so that a laptop chip
-# or a MIG slice, which are slower than the card they are named after, stay unknown.
-# name pattern: (float16, bfloat16, tf32, float32)
+# Dense peak rates in TFLOP/s, without sparsity, accumulating in float32, from NVIDIA's data sheets and architecture
+# white papers (a data sheet that prints "with sparsity" is halved here). The pattern has to match the whole device
+# name, so that a laptop chip or a MIG slice, which are slower than the card they are named after, stay unknown. name
+# pattern: (float16, bfloat16, tf32, float32)
 _PEAKS: tuple[tuple[str, tuple[float | None, float | None, float | None, float]], ...] = (
     (r"NVIDIA B200", (2250, 2250, 1125, 75)),  # Blackwell architecture technical brief; DGX B200 data sheet, per GPU
     (r"NVIDIA (H200|H100 80GB HBM3|GH200 .*)", (989.4, 989.4, 494.7, 66.9)),  # H100 white paper, SXM5; H200 data sheet
@@ -34,7 +34,9 @@ _COLUMNS = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 3}
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """By shapes, as torch counts attention on GPUs and on the meta device; it leaves out the kernel that a CPU takes."""
+    """By shapes, as torch counts attention on GPUs and on the meta device; it leaves out the kernel that a CPU
+    takes.
+    """
     return int(sdpa_flop_count(query, key, value))
 
 
@@ -60,9 +62,10 @@ def net_input(batch: Any) -> Tensor:
 def count_flops(net: nn.Module, example: Tensor) -> int:
     """Floating-point operations of one forward pass on `example`, a multiply-add as two: MACs are half of it.
 
-    Counts matrix products, convolutions and attention, as `torch.utils.flop_counter` does; biases, norms and activations are left
-    out. The net runs eagerly in eval mode, so no statistic moves; modes, gradients and the random state are left as found.
-    A training step costs about three times a forward pass: backward computes two products for each one of forward.
+    Counts matrix products, convolutions and attention, as `torch.utils.flop_counter` does; biases, norms and
+    activations are left out. The net runs eagerly in eval mode, so no statistic moves; modes, gradients and the random
+    state are left as found. A training step costs about three times a forward pass: backward computes two products for
+    each one of forward.
     """
     modes = [(module, module.training) for module in net.modules()]
     devices = [example.device] if example.is_cuda else []
@@ -83,9 +86,11 @@ def count_flops(net: nn.Module, example: Tensor) -> int:
 
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float | None:
-    """FLOP/s that the data sheet promises for dense matrix products of `dtype`; None where the device is not in the table.
+    """FLOP/s that the data sheet promises for dense matrix products of `dtype`; None where the device is not in the
+    table.
 
-    float32 means TF32 where torch may use it for products or convolutions: the higher ceiling, hence the lower utilisation.
+    float32 means TF32 where torch may use it for products or convolutions: the higher ceiling, hence the lower
+    utilisation.
     """
     if device.type != "cuda":
         return None

@@ -46,8 +46,9 @@ PACKAGES = (
 
 
 def describe_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
-    """The processor's `name`, how many `cores` this process may use, its `instruction_sets` of those that matter here, and the highest
-    level that torch's own kernels use (`torch`). Where there is no such file the first two come from Python and the sets are empty."""
+    """The processor's `name`, how many `cores` this process may use, its `instruction_sets` of those that matter here,
+    and the highest level that torch's own kernels use (`torch`). Where there is no such file the first two come from
+    Python and the sets are empty."""
     fields: dict[str, str] = {}
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
@@ -63,7 +64,9 @@ def describe_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
 
 
 def describe_gpu(device: torch.device) -> dict[str, Any] | None:
-    """The GPU's `name`, its `compute_capability` and `memory` in bytes, and the versions of CUDA and cuDNN; None for a CPU."""
+    """The GPU's `name`, its `compute_capability` and `memory` in bytes, and the versions of CUDA and cuDNN; None for a
+    CPU.
+    """
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)

@@ -1,4 +1,6 @@
-"""How long calls take, beside each other: one process, one call of each in turn, so that what disturbs the machine disturbs all alike."""
+"""How long calls take, beside each other: one process, one call of each in turn, so that what disturbs the machine
+disturbs all alike.
+"""
 
 import gc
 import random
@@ -32,8 +34,8 @@ def interleaved(
 ) -> dict[str, Latency]:
     """Times `calls` in rounds: each round makes one timed call of each, in an order that is drawn anew.
 
-    Just before its timed call each is called once untimed, so that it finds its own weights in the cache and not another net's, as
-    it would where it serves alone. Garbage is not collected meanwhile.
+    Just before its timed call each is called once untimed, so that it finds its own weights in the cache and not
+    another net's, as it would where it serves alone. Garbage is not collected meanwhile.
 
     Args:
         calls: what is timed, by name.
@@ -99,8 +101,8 @@ def summarised(seconds: list[float]) -> Latency:
 def verdict(this: Latency, other: Latency) -> str:
     """ "faster", "same" or "slower" than `other`.
 
-    Different means that the ranges from p10 to p90 lie apart and the medians differ by more than `MARGIN`, or that the medians differ
-    by the factor `CLEAR` and more.
+    Different means that the ranges from p10 to p90 lie apart and the medians differ by more than `MARGIN`, or that the
+    medians differ by the factor `CLEAR` and more.
     """
     ratio = this.median / other.median
     apart = this.p90 < other.p10 or other.p90 < this.p10

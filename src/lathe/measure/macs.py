@@ -18,14 +18,16 @@ class LayerMacs:
 
     @property
     def effective(self) -> int:
-        """MACs with a weight that is not zero. No common hardware leaves the others out where the zeros lie anywhere."""
+        """MACs with a weight that is not zero. No common hardware leaves the others out where the zeros lie
+        anywhere.
+        """
         return round(self.dense * self.density)
 
 
 @dataclass(frozen=True)
 class Macs:
-    """`dense` counts every product; `effective` those with non-zero weights. `layers` are the modules with a weight, in the order in
-    which they ran; what is in no layer (attention's products of activations) counts whole in both."""
+    """`dense` counts every product; `effective` those with non-zero weights. `layers` are the modules with a weight, in
+    the order in which they ran; what is in no layer (attention's products of activations) counts whole in both."""
 
     dense: int
     effective: int
@@ -46,8 +48,8 @@ class _Meter:
 
 
 def count_macs(net: nn.Module, example: Tensor) -> Macs:
-    """MACs of one forward pass on `example`, for the whole batch that it is: matrix products, convolutions and attention, as
-    `count_flops` counts them; biases, norms and activations are left out.
+    """MACs of one forward pass on `example`, for the whole batch that it is: matrix products, convolutions and
+    attention, as `count_flops` counts them; biases, norms and activations are left out.
 
     Modes, gradients and the random state of `net` are left as found.
     """
@@ -58,7 +60,10 @@ def count_macs(net: nn.Module, example: Tensor) -> Macs:
     meters = {name: _Meter(counter) for name in layers}
     handles = []
     for name, module in layers.items():
-        handles += [module.register_forward_pre_hook(meters[name].start), module.register_forward_hook(meters[name].stop)]
+        handles += [
+            module.register_forward_pre_hook(meters[name].start),
+            module.register_forward_hook(meters[name].stop),
+        ]
     net.eval()
     try:
         with (
@@ -74,7 +79,11 @@ def count_macs(net: nn.Module, example: Tensor) -> Macs:
         for module, training in modes:
             module.training = training
     total = counter.get_total_flops() // 2
-    found = {name: LayerMacs(meters[name].flops // 2, _density(module)) for name, module in layers.items() if meters[name].flops}
+    found = {
+        name: LayerMacs(meters[name].flops // 2, _density(module))
+        for name, module in layers.items()
+        if meters[name].flops
+    }
     saved = sum(layer.dense - layer.effective for layer in found.values())
     return Macs(dense=total, effective=total - saved, layers=found)
 

@@ -1,7 +1,8 @@
-"""Bytes of memory that a training process holds: counted from the tensors that are there, by storage, never from a formula.
+"""Bytes of memory that a training process holds: counted from the tensors that are there, by storage, never from a
+formula.
 
-A storage counts once, however many tensors view it. A DTensor counts with the shard that this process holds; DeepSpeed's partitions
-count where its optimizer keeps them.
+A storage counts once, however many tensors view it. A DTensor counts with the shard that this process holds;
+DeepSpeed's partitions count where its optimizer keeps them.
 """
 
 import weakref
@@ -22,7 +23,9 @@ _WALKED = ("torch.optim", "torch.amp", "deepspeed", "lathe.optim")  # whose obje
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Bytes of this process's share of what lasts from step to step; `gradients` are those that exist at the moment of counting."""
+    """Bytes of this process's share of what lasts from step to step; `gradients` are those that exist at the moment of
+    counting.
+    """
 
     parameters: int
     gradients: int
@@ -50,11 +53,12 @@ def tensor_bytes(tensors: Iterable[Tensor]) -> int:
 
 
 def count_state(net: nn.Module, optimizers: Any = ()) -> StateBytes:
-    """What `net` and `optimizers` (objects that hold tensors at any depth: optimizers, engines, lists of them) hold in this process.
+    """What `net` and `optimizers` (objects that hold tensors at any depth: optimizers, engines, lists of them) hold in
+    this process.
 
-    Parameters include buffers, and the copies that DeepSpeed's partitions are cut from. A tensor below an optimizer counts as a
-    gradient if an attribute on the way to it says so (`grad`, DeepSpeed's `ipg`), else as optimizer state. What is a parameter's memory
-    is neither.
+    Parameters include buffers, and the copies that DeepSpeed's partitions are cut from. A tensor below an optimizer
+    counts as a gradient if an attribute on the way to it says so (`grad`, DeepSpeed's `ipg`), else as optimizer state.
+    What is a parameter's memory is neither.
     """
     parameters = storages([*net.parameters(), *net.buffers()])
     for parameter in net.parameters():  # ZeRO stage 3: the partition, and what is left of the gathered parameter
@@ -65,7 +69,9 @@ def count_state(net: nn.Module, optimizers: Any = ()) -> StateBytes:
         (gradients if "grad" in path or "ipg" in path else state).update(storages([tensor]))
     gradients = {key: storage for key, storage in gradients.items() if key not in parameters}
     state = {key: storage for key, storage in state.items() if key not in parameters and key not in gradients}
-    return StateBytes(*(sum(storage.nbytes() for storage in group.values()) for group in (parameters, gradients, state)))
+    return StateBytes(
+        *(sum(storage.nbytes() for storage in group.values()) for group in (parameters, gradients, state))
+    )
 
 
 def _walk(root: Any) -> Iterator[tuple[str, Tensor]]:
@@ -92,9 +98,10 @@ def _walk(root: Any) -> Iterator[tuple[str, Tensor]]:
 class SavedActivations:
     """Counts what autograd keeps for the backward pass, inside `with`, by `torch.autograd.graph.saved_tensors_hooks`.
 
-    `bytes` is what is kept now, `peak` the most that was kept at a moment; storages count once, and the memory of `net`'s parameters
-    and buffers not at all, shards that are gathered for a while included. Segments that are recomputed show with their inputs alone:
-    what the second pass makes for a moment is in `PeakMemory`. `data` (a batch) does not count either.
+    `bytes` is what is kept now, `peak` the most that was kept at a moment; storages count once, and the memory of
+    `net`'s parameters and buffers not at all, shards that are gathered for a while included. Segments that are
+    recomputed show with their inputs alone: what the second pass makes for a moment is in `PeakMemory`. `data` (a
+    batch) does not count either.
     """
 
     def __init__(self, net: nn.Module, data: Iterable[Tensor] = ()) -> None:
@@ -104,7 +111,9 @@ class SavedActivations:
 
     @property
     def bytes(self) -> int:
-        """Bytes kept at this moment. A storage that was emptied meanwhile, as gathered parameters are, counts nothing."""
+        """Bytes kept at this moment. A storage that was emptied meanwhile, as gathered parameters are, counts
+        nothing.
+        """
         kept = {item.key: item.storage for item in self._kept if item.key not in self._own}
         return sum(storage.nbytes() for storage in kept.values())
 
@@ -116,7 +125,9 @@ class SavedActivations:
         self._hooks.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._hooks.__exit__(kind, error, trace)
         for handle in self._handles:
             handle.remove()
@@ -153,10 +164,10 @@ def _unpack(kept: _Kept) -> Tensor:
 class PeakMemory(TorchDispatchMode):
     """The most bytes that tensors of this process take at a moment, inside `with`, and since the last `reset`.
 
-    On a GPU, what the caching allocator says (`torch.cuda.max_memory_allocated`). A CPU has no such counter: every storage that comes
-    out of an operation is noted, and after each operation those that still live are added up, with their size of that moment. An
-    operation's own workspace, and what is not a tensor, are not in it; neither are storages that were there before (`known`
-    adds those of the given tensors).
+    On a GPU, what the caching allocator says (`torch.cuda.max_memory_allocated`). A CPU has no such counter: every
+    storage that comes out of an operation is noted, and after each operation those that still live are added up, with
+    their size of that moment. An operation's own workspace, and what is not a tensor, are not in it; neither are
+    storages that were there before (`known` adds those of the given tensors).
     """
 
     def __init__(self, device: torch.device, known: Iterable[Tensor] = ()) -> None:

@@ -11,8 +11,8 @@ from lathe.measure.shards import whole
 class ParamCount:
     """Counts of a net's parameters; one shared by several modules counts once.
 
-    `total`, `trainable` and `non_zero` are numbers of scalars. `bytes` is the memory of parameters and buffers in their present
-    dtype, which is not the size of a file: what ships is measured on disk.
+    `total`, `trainable` and `non_zero` are numbers of scalars. `bytes` is the memory of parameters and buffers in their
+    present dtype, which is not the size of a file: what ships is measured on disk.
     """
 
     total: int

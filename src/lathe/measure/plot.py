@@ -12,7 +12,9 @@ Scale = Callable[[float], float]
 
 
 def lines(title: str, x_name: str, y_name: str, series: Mapping[str, Sequence[tuple[float, float]]]) -> str:
-    """An SVG with one line for each name in `series`, through its points (x, y). Points that are not finite are left out."""
+    """An SVG with one line for each name in `series`, through its points (x, y). Points that are not finite are left
+    out.
+    """
     series = {name: _finite(points) for name, points in series.items()}
     points = [point for some in series.values() for point in some]
     frame = _Frame(points, list(series))
@@ -30,8 +32,8 @@ def lines(title: str, x_name: str, y_name: str, series: Mapping[str, Sequence[tu
 
 
 def scatter(title: str, x_name: str, y_name: str, points: Sequence[tuple[str, float, float, str]]) -> str:
-    """An SVG with a dot for each (name, x, y, group): names beside the dots, a colour for each group, which the key explains.
-    Points that are not finite are left out."""
+    """An SVG with a dot for each (name, x, y, group): names beside the dots, a colour for each group, which the key
+    explains. Points that are not finite are left out."""
     points = [point for point in points if math.isfinite(point[1]) and math.isfinite(point[2])]
     groups = list(dict.fromkeys(group for _, _, _, group in points))
     frame = _Frame([(x, y) for _, x, y, _ in points], groups)
@@ -60,7 +62,10 @@ def _finite(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 def _dot(frame: "_Frame", x: float, y: float, colour: str, name: str, radius: float) -> str:
     words = escape(f"{name}: {x:.5g}, {y:.5g}")  # shown under the pointer
-    return f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{radius:g}" fill="{colour}"><title>{words}</title></circle>'
+    return (
+        f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{radius:g}" '
+        f'fill="{colour}"><title>{words}</title></circle>'
+    )
 
 
 class _Frame:
@@ -82,7 +87,9 @@ class _Frame:
         marks = []
         for value in round_values(*self.x_range):
             at = self.x(value)
-            marks.append(f'<line x1="{at:.1f}" y1="{self.bottom}" x2="{at:.1f}" y2="{self.bottom + 4}" stroke="black"/>')
+            marks.append(
+                f'<line x1="{at:.1f}" y1="{self.bottom}" x2="{at:.1f}" y2="{self.bottom + 4}" stroke="black"/>'
+            )
             marks.append(f'<text x="{at:.1f}" y="{self.bottom + 18}" text-anchor="middle">{value:g}</text>')
         for value in round_values(*self.y_range):
             at = self.y(value)
@@ -97,8 +104,10 @@ class _Frame:
             *inside,
             f'<line x1="{LEFT}" y1="{self.bottom}" x2="{self.right}" y2="{self.bottom}" stroke="black"/>',
             f'<line x1="{LEFT}" y1="{TOP}" x2="{LEFT}" y2="{self.bottom}" stroke="black"/>',
-            f'<text x="{(LEFT + self.right) / 2:.0f}" y="{self.height - 12}" text-anchor="middle">{escape(x_name)}</text>',
-            f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{escape(y_name)}</text>',
+            f'<text x="{(LEFT + self.right) / 2:.0f}" y="{self.height - 12}" '
+            f'text-anchor="middle">{escape(x_name)}</text>',
+            f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 '
+            f'{middle})">{escape(y_name)}</text>',
             "</svg>",
         ]
         return "\n".join(lines) + "\n"

@@ -7,14 +7,18 @@ from torch import Tensor
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether `tensor` is a DTensor, which is spread over a mesh of processes. Needs no import of torch.distributed.tensor."""
+    """Whether `tensor` is a DTensor, which is spread over a mesh of processes. Needs no import of
+    torch.distributed.tensor.
+    """
     return hasattr(tensor, "device_mesh") and hasattr(tensor, "to_local")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part that this process holds, detached, in the same memory; a plain tensor is its own part, a DTensor's may be empty.
+    """The part that this process holds, detached, in the same memory; a plain tensor is its own part, a DTensor's may
+    be empty.
 
-    A parameter of DeepSpeed's ZeRO stage 3 is empty between its uses; its part is the partition that DeepSpeed keeps beside it.
+    A parameter of DeepSpeed's ZeRO stage 3 is empty between its uses; its part is the partition that DeepSpeed keeps
+    beside it.
     """
     detached: Any = getattr(tensor, "ds_tensor", tensor).detach()
     part: Tensor = detached.to_local() if is_sharded(detached) else detached
@@ -22,7 +26,9 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:
-    """The tensor of which each process holds a `part` that is placed as its part of `like`, a DTensor. Nothing is sent."""
+    """The tensor of which each process holds a `part` that is placed as its part of `like`, a DTensor. Nothing is
+    sent.
+    """
     from torch.distributed.tensor import DTensor
 
     assert isinstance(like, DTensor)
@@ -32,7 +38,9 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
 
 
 def part_of(tensor: Tensor, like: Tensor) -> Tensor:
-    """This process's part of `tensor`, which every process holds whole or which is spread as `like` is. Nothing is sent."""
+    """This process's part of `tensor`, which every process holds whole or which is spread as `like` is. Nothing is
+    sent.
+    """
     if is_sharded(tensor) or not is_sharded(like):
         return local(tensor)
     from torch.distributed.tensor import DTensor, distribute_tensor

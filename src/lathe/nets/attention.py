@@ -12,8 +12,9 @@ from lathe.nets.add import Add
 class Attention(nn.Module):
     """Multi-head self-attention, Vaswani et al. 2017, arXiv:1706.03762: `[batch, time, width] -> [batch, time, width]`.
 
-    q, k, v and out are layers of their own, and the number of heads is read from the tensors, so that a rank of tensor parallelism
-    that holds a share of the heads computes just these. With `causal`, a token sees itself and those before it.
+    q, k, v and out are layers of their own, and the number of heads is read from the tensors, so that a rank of tensor
+    parallelism that holds a share of the heads computes just these. With `causal`, a token sees itself and those before
+    it.
 
     Raises ArgumentError if `heads` does not divide `width`.
     """
@@ -33,7 +34,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (self._heads(projection(x)) for projection in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, dropout_p=self.dropout if self.training else 0.0)
+        mixed = F.scaled_dot_product_attention(
+            q, k, v, is_causal=self.causal, dropout_p=self.dropout if self.training else 0.0
+        )
         out: Tensor = self.out(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -44,10 +47,11 @@ class Attention(nn.Module):
 
 @held("lathe.nets.GPT")
 class TransformerBlock(nn.Module):
-    """x + attention(norm(x)), then x + down(gelu(up(norm(x)))), four times as wide within: `[batch, time, width]` in and out.
+    """x + attention(norm(x)), then x + down(gelu(up(norm(x)))), four times as wide within: `[batch, time, width]` in
+    and out.
 
-    `eps` is that of the norms; `tanh` takes the approximation of GELU that GPT-2 was trained with. Dropout acts on the attention's
-    weights and at the end of both branches.
+    `eps` is that of the norms; `tanh` takes the approximation of GELU that GPT-2 was trained with. Dropout acts on the
+    attention's weights and at the end of both branches.
     """
 
     def __init__(self, width: int, heads: int, *, causal: bool, dropout: float, eps: float, tanh: bool) -> None:
@@ -70,8 +74,8 @@ class TransformerBlock(nn.Module):
 
 
 def block_plan(dropout: float) -> dict[str, str]:
-    """The part of a net's `tensor_plan` that its transformer blocks have: Shoeybi et al. 2019, arXiv:1909.08053 (Megatron-LM), and the
-    sequence-parallel norms of Korthikanti et al. 2022, arXiv:2205.05198."""
+    """The part of a net's `tensor_plan` that its transformer blocks have: Shoeybi et al. 2019, arXiv:1909.08053
+    (Megatron-LM), and the sequence-parallel norms of Korthikanti et al. 2022, arXiv:2205.05198."""
     plan = {
         "blocks.*.attention_norm": "sequence",
         "blocks.*.attention.q": "column",

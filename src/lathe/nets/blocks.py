@@ -1,4 +1,6 @@
-"""The repeated units of a net: what is sharded, cut into stages, compiled by region or recomputed reads them from one attribute."""
+"""The repeated units of a net: what is sharded, cut into stages, compiled by region or recomputed reads them from one
+attribute.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,10 +16,10 @@ from torch.utils.checkpoint import checkpoint
 class Blocks(nn.ModuleList):
     """A net's repeated units, run one after the other; their parameters are named `blocks.<i>...`.
 
-    A net that has them promises `forward(x) == leave(blocks(enter(x)))`. With `in_segments` set, in training mode and while gradients
-    are recorded, the chain of n blocks is cut into about sqrt(n) equal segments, of which only the inputs are kept: the backward pass
-    runs each segment a second time (Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174). Blocks that
-    a pipeline has replaced by `nn.Identity` are not counted.
+    A net that has them promises `forward(x) == leave(blocks(enter(x)))`. With `in_segments` set, in training mode and
+    while gradients are recorded, the chain of n blocks is cut into about sqrt(n) equal segments, of which only the
+    inputs are kept: the backward pass runs each segment a second time (Chen et al. 2016, "Training Deep Nets with
+    Sublinear Memory Cost", arXiv:1604.06174). Blocks that a pipeline has replaced by `nn.Identity` are not counted.
     """
 
     in_segments: bool = False
@@ -31,7 +33,9 @@ class Blocks(nn.ModuleList):
 
 
 def blocks_of(net: nn.Module) -> list[nn.Module]:
-    """The repeated units that a net names in `blocks`, as a ModuleList, Sequential, list or tuple; empty if it names none."""
+    """The repeated units that a net names in `blocks`, as a ModuleList, Sequential, list or tuple; empty if it names
+    none.
+    """
     named = getattr(net, "blocks", None)
     if not isinstance(named, nn.ModuleList | nn.Sequential | list | tuple):
         return []
@@ -60,8 +64,8 @@ def run(blocks: Sequence[nn.Module], x: Tensor) -> Tensor:
 def recomputed(blocks: Sequence[nn.Module], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """`function(*args, **kwargs)`, of whose activations none is kept: the backward pass calls `function` again.
 
-    Random numbers and autocast are those of the first call, and so are the buffers of `blocks`: without that, a BatchNorm would
-    count each batch twice.
+    Random numbers and autocast are those of the first call, and so are the buffers of `blocks`: without that, a
+    BatchNorm would count each batch twice.
     """
     if torch.compiler.is_compiling() or not any(True for block in blocks for _ in block.buffers()):
         # a compiler recomputes within its graph, in which the update of a buffer stands once
@@ -74,7 +78,9 @@ def recomputed(blocks: Sequence[nn.Module], function: Callable[..., Any], *args:
 
 
 class _BuffersOf(AbstractContextManager[None]):
-    """Within it, modules have copies of the buffers that they had when it was made; behind it, they have their own again."""
+    """Within it, modules have copies of the buffers that they had when it was made; behind it, they have their own
+    again.
+    """
 
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         modules = dict.fromkeys(module for block in blocks for module in block.modules())
@@ -91,6 +97,8 @@ class _BuffersOf(AbstractContextManager[None]):
         for module, name, buffer in self.was:
             module._buffers[name] = buffer.clone()  # a graph that is kept (retain_graph) may be recomputed once more
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for module, name, buffer in self.own:
             module._buffers[name] = buffer

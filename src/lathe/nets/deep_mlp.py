@@ -30,7 +30,9 @@ class DeepMLP(nn.Module):
     Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
     """
 
-    def __init__(self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.stem = NormedLayer(channels * image_size * image_size, width, dropout=dropout)
         self.blocks = Blocks(NormedLayer(width, width, dropout=dropout) for _ in range(depth))
@@ -38,7 +40,9 @@ class DeepMLP(nn.Module):
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts each module: each norm needs all features of a layer, so each layer's output is gathered."""
+        """How tensor parallelism cuts each module: each norm needs all features of a layer, so each layer's output is
+        gathered.
+        """
         return {"stem.linear": "gather", "blocks.*.linear": "gather"}
 
     @property

@@ -1,7 +1,7 @@
 """Initialisations by name, for `model.init`: each is a function that changes a net's weights in place.
 
-A name of the table, a dotted path to a function of your own (`my_project.init.fixup`), or a list of either, applied in order:
-`model.init=[kaiming_normal,zero_gamma]`. Biases of the layers that an init touches are set to zero.
+A name of the table, a dotted path to a function of your own (`my_project.init.fixup`), or a list of either, applied in
+order: `model.init=[kaiming_normal,zero_gamma]`. Biases of the layers that an init touches are set to zero.
 """
 
 import difflib
@@ -32,7 +32,8 @@ def _layers(net: nn.Module) -> Iterator[tuple[Layer, bool]]:
 
 @torch.no_grad()
 def kaiming_normal(net: nn.Module) -> None:
-    """He et al. 2015, arXiv:1502.01852: normal, variance 2 / fan-out for convolutions and 2 / fan-in for hidden linear layers.
+    """He et al. 2015, arXiv:1502.01852: normal, variance 2 / fan-out for convolutions and 2 / fan-in for hidden linear
+    layers.
 
     The classifier has no ReLU behind it and gets variance 1 / fan-in.
     """
@@ -50,14 +51,17 @@ def xavier_uniform(net: nn.Module) -> None:
 
 @torch.no_grad()
 def orthogonal(net: nn.Module) -> None:
-    """Saxe et al. 2014, arXiv:1312.6120: rows (or columns) of each flattened weight orthonormal, times sqrt(2) before a ReLU."""
+    """Saxe et al. 2014, arXiv:1312.6120: rows (or columns) of each flattened weight orthonormal, times sqrt(2) before a
+    ReLU.
+    """
     for layer, is_classifier in _layers(net):
         nn.init.orthogonal_(layer.weight, gain=1.0 if is_classifier else nn.init.calculate_gain("relu"))
 
 
 @torch.no_grad()
 def zero_gamma(net: nn.Module) -> None:
-    """Goyal et al. 2017, arXiv:1706.02677: the norm that ends a residual branch starts at zero, so blocks start as shortcuts.
+    """Goyal et al. 2017, arXiv:1706.02677: the norm that ends a residual branch starts at zero, so blocks start as
+    shortcuts.
 
     Raises UserError if no block of the net has a `last_norm`.
     """
@@ -80,12 +84,18 @@ def _resolve(name: str) -> Init:
         try:
             found = pkgutil.resolve_name(name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(f"model.init={name} cannot be imported ({error}): name a function that takes the net.") from error
+            raise UserError(
+                f"model.init={name} cannot be imported ({error}): name a function that takes the net."
+            ) from error
         if not callable(found):
             raise UserError(f"model.init={name} is not a function: name one that takes the net.")
         return found  # a user's own function; what it does is theirs
     near = difflib.get_close_matches(name, INITS, n=1)
-    hint = f"did you mean {near[0]}?" if near else f"choose from {', '.join(INITS)}, a dotted path to your own function, or null."
+    hint = (
+        f"did you mean {near[0]}?"
+        if near
+        else f"choose from {', '.join(INITS)}, a dotted path to your own function, or null."
+    )
     raise UserError(f"model.init={name} is unknown: {hint}")
 
 

@@ -24,13 +24,15 @@ class HiddenLayer(nn.Module):
 class MLP(nn.Module):
     """`depth` hidden layers of `width` units, then a linear classifier.
 
-    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. The first hidden layer
-    is the `stem`; the `depth - 1` layers behind it are equal in shape and are the repeated `blocks`.
+    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. The first
+    hidden layer is the `stem`; the `depth - 1` layers behind it are equal in shape and are the repeated `blocks`.
 
     Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
     """
 
-    def __init__(self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.stem = HiddenLayer(channels * image_size * image_size, width, dropout=dropout)
         self.blocks = Blocks(HiddenLayer(width, width, dropout=dropout) for _ in range(depth - 1))
@@ -38,7 +40,8 @@ class MLP(nn.Module):
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts each module: by output and by input features in turn, so that one reduction serves two layers.
+        """How tensor parallelism cuts each module: by output and by input features in turn, so that one reduction
+        serves two layers.
 
         With an even number of hidden layers the head has a whole input; it is small and stays whole.
         """

@@ -1,7 +1,8 @@
-"""Activation checkpointing, `trainer.activation_checkpointing`: keep fewer activations, compute them again for the backward pass.
+"""Activation checkpointing, `trainer.activation_checkpointing`: keep fewer activations, compute them again for the
+backward pass.
 
-Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174. Losses and gradients are those of a net that
-keeps everything; a step costs up to one more forward pass.
+Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174. Losses and gradients are those of a
+net that keeps everything; a step costs up to one more forward pass.
 """
 
 import difflib
@@ -22,13 +23,13 @@ WORDS = ("none", "blocks", "every_2", "sqrt")  # every_<n> takes any n
 def apply(net: nn.Module, how: str | None) -> None:
     """Let the blocks of `net` be recomputed from now on, in place; names of parameters and modules stay as they are.
 
-    `none` (or None) keeps all activations, and takes back what an earlier call did. `blocks` keeps the input of each block and
-    nothing within it; `every_<n>` does that for the blocks 0, n, 2n, ... and leaves the others; `sqrt` keeps the inputs of about
-    sqrt(number of blocks) segments. Blocks that a pipeline has replaced by `nn.Identity` are not counted. Acts in training mode,
-    while gradients are recorded.
+    `none` (or None) keeps all activations, and takes back what an earlier call did. `blocks` keeps the input of each
+    block and nothing within it; `every_<n>` does that for the blocks 0, n, 2n, ... and leaves the others; `sqrt` keeps
+    the inputs of about sqrt(number of blocks) segments. Blocks that a pipeline has replaced by `nn.Identity` are not
+    counted. Acts in training mode, while gradients are recorded.
 
-    Raises UserError for another word, a net without blocks, an n above their number, and `sqrt` for a net whose `blocks` is not a
-    `lathe.nets.Blocks`.
+    Raises UserError for another word, a net without blocks, an n above their number, and `sqrt` for a net whose
+    `blocks` is not a `lathe.nets.Blocks`.
     """
     word = "none" if how is None else str(how)
     every = _every(word)
@@ -43,8 +44,8 @@ def apply(net: nn.Module, how: str | None) -> None:
     chain = getattr(net, "blocks", None)
     if word == "sqrt" and not isinstance(chain, Blocks):
         raise UserError(
-            f"{KEY}=sqrt runs the blocks in segments, which {name} does not let it: make its `blocks` a lathe.nets.Blocks and call "
-            f"that in forward, or set {KEY}=blocks."
+            f"{KEY}=sqrt runs the blocks in segments, which {name} does not let it: make its `blocks` a "
+            f"lathe.nets.Blocks and call that in forward, or set {KEY}=blocks."
         )
     for block in blocks:
         _keep(block)
@@ -70,10 +71,11 @@ def _every(word: str) -> int | None:
 
 
 def _forward(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
-    """Stands for `block.forward`, within the hooks of `block`. `own` is the forward of this very object, None if its class has it.
+    """Stands for `block.forward`, within the hooks of `block`. `own` is the forward of this very object, None if its
+    class has it.
 
-    A partial of a function of this module, because it follows the block through deepcopy and pickle and through a change of class
-    (fully_shard makes one), which a closure over the old `forward` does not.
+    A partial of a function of this module, because it follows the block through deepcopy and pickle and through a
+    change of class (fully_shard makes one), which a closure over the old `forward` does not.
     """
     forward = functools.partial(type(block).forward, block) if own is None else own
     if not (block.training and torch.is_grad_enabled()):

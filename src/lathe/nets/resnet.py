@@ -1,8 +1,9 @@
-"""Residual nets with a stem for small images: He et al. 2016, "Deep Residual Learning for Image Recognition", arXiv:1512.03385.
+"""Residual nets with a stem for small images: He et al. 2016, "Deep Residual Learning for Image Recognition",
+arXiv:1512.03385.
 
-Both families start with one 3x3 convolution of stride 1 and no max-pooling, and end with a global average, so that any image
-of at least 8x8 pixels will do. Convolutions have no bias (a BatchNorm follows each). In training mode a BatchNorm needs more
-than one value per channel: with the four-stage nets at 8x8 pixels, a batch of at least two.
+Both families start with one 3x3 convolution of stride 1 and no max-pooling, and end with a global average, so that any
+image of at least 8x8 pixels will do. Convolutions have no bias (a BatchNorm follows each). In training mode a BatchNorm
+needs more than one value per channel: with the four-stage nets at 8x8 pixels, a batch of at least two.
 """
 
 from collections import OrderedDict
@@ -29,7 +30,9 @@ class ZeroPadShortcut(nn.Module):
         self.extra = out_channels - in_channels
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2))
+        return F.pad(
+            x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.extra // 2, self.extra - self.extra // 2)
+        )
 
 
 def make_shortcut(in_channels: int, out_channels: int, stride: int, kind: Shortcut) -> nn.Module:
@@ -75,7 +78,8 @@ class BasicBlock(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3, 1x1 convolutions around a shortcut: `[batch, in_channels, H, W] -> [batch, 4 * width, H/stride, W/stride]`.
+    """1x1, 3x3, 1x1 convolutions around a shortcut: `[batch, in_channels, H, W] -> [batch, 4 * width, H/stride,
+    W/stride]`.
 
     The stride is in the 3x3 convolution (the usual "v1.5"), where the paper has it in the first 1x1.
     """
@@ -111,7 +115,9 @@ class Bottleneck(nn.Module):
 
 
 class _StagedResNet(nn.Module):
-    """Stem, stages, head. Stage i has `counts[i]` blocks of `width * 2**i`; every stage but the first halves the image."""
+    """Stem, stages, head. Stage i has `counts[i]` blocks of `width * 2**i`; every stage but the first halves the
+    image.
+    """
 
     def __init__(
         self,
@@ -152,16 +158,18 @@ class _StagedResNet(nn.Module):
 
 @held("lathe.nets.CifarResNet")
 class CifarResNet(_StagedResNet):
-    """The paper's section 4.2: three stages of n basic blocks, `width`, 2x and 4x `width` channels, `depth` 6n + 2 (20, 32, ...).
+    """The paper's section 4.2: three stages of n basic blocks, `width`, 2x and 4x `width` channels, `depth` 6n + 2 (20,
+    32, ...).
 
-    `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`. `stem` is the channels of the first
-    convolution, `width` unless it is given: resnet8x4 of the distillation papers is depth 8, width 64, stem 32 (Tian et al. 2020,
-    arXiv:1910.10699). `shortcut` decides how a residual crosses from one stage to the next, and from such a stem to the first.
-    `zero_pad` is the paper's own on CIFAR (option A, no parameters). `projection` (option B: 1x1 convolution and BatchNorm, 2,752
-    parameters more at width 16) is the default, because channel pruning and quantizers are made to follow a convolution, not a
-    padding.
+    `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`. `stem` is the channels of
+    the first convolution, `width` unless it is given: resnet8x4 of the distillation papers is depth 8, width 64, stem
+    32 (Tian et al. 2020, arXiv:1910.10699). `shortcut` decides how a residual crosses from one stage to the next, and
+    from such a stem to the first. `zero_pad` is the paper's own on CIFAR (option A, no parameters). `projection`
+    (option B: 1x1 convolution and BatchNorm, 2,752 parameters more at width 16) is the default, because channel pruning
+    and quantizers are made to follow a convolution, not a padding.
 
-    Raises ArgumentError if `depth` is not 6n + 2, `width` or `stem` is not a whole number of at least 1, or `shortcut` is unknown.
+    Raises ArgumentError if `depth` is not 6n + 2, `width` or `stem` is not a whole number of at least 1, or `shortcut`
+    is unknown.
     """
 
     def __init__(
@@ -176,10 +184,18 @@ class CifarResNet(_StagedResNet):
     ) -> None:
         if (depth - 2) % 6:
             near = depth - (depth - 2) % 6
-            raise ArgumentError(f"depth={depth} is not 6n + 2, which a three-stage ResNet needs: take {near} or {near + 6}.")
+            raise ArgumentError(
+                f"depth={depth} is not 6n + 2, which a three-stage ResNet needs: take {near} or {near + 6}."
+            )
         counts = [(depth - 2) // 6] * 3
         super().__init__(
-            BasicBlock, counts, width=width, in_channels=in_channels, num_classes=num_classes, shortcut=shortcut, stem=stem
+            BasicBlock,
+            counts,
+            width=width,
+            in_channels=in_channels,
+            num_classes=num_classes,
+            shortcut=shortcut,
+            stem=stem,
         )
 
 
@@ -187,8 +203,8 @@ class CifarResNet(_StagedResNet):
 class ResNet(_StagedResNet):
     """The paper's four-stage nets (table 1), `width`, 2x, 4x and 8x `width` channels, with the stem for small images.
 
-    `depth` 18 and 34 use basic blocks; 50, 101 and 152 use bottlenecks, whose outputs have four times the channels. Shortcuts are
-    projections. `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`.
+    `depth` 18 and 34 use basic blocks; 50, 101 and 152 use bottlenecks, whose outputs have four times the channels.
+    Shortcuts are projections. `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`.
 
     Raises ArgumentError if `depth` is another number or `width` is not a whole number of at least 1.
     """
@@ -208,4 +224,6 @@ class ResNet(_StagedResNet):
             )
         block: type[BasicBlock | Bottleneck] = BasicBlock if depth < 50 else Bottleneck
         counts = self.COUNTS[depth]
-        super().__init__(block, counts, width=width, in_channels=in_channels, num_classes=num_classes, shortcut="projection")
+        super().__init__(
+            block, counts, width=width, in_channels=in_channels, num_classes=num_classes, shortcut="projection"
+        )

@@ -19,7 +19,9 @@ class PatchEmbedding(nn.Module):
     There are (side / patch_size)^2 tokens, row by row; with `class_token`, a learned one stands before them.
     """
 
-    def __init__(self, channels: int, image_size: int, patch_size: int, width: int, *, class_token: bool, dropout: float) -> None:
+    def __init__(
+        self, channels: int, image_size: int, patch_size: int, width: int, *, class_token: bool, dropout: float
+    ) -> None:
         super().__init__()
         self.patch = nn.Conv2d(channels, width, kernel_size=patch_size, stride=patch_size)
         tokens = (image_size // patch_size) ** 2 + class_token
@@ -39,12 +41,13 @@ class PatchEmbedding(nn.Module):
 class ViT(nn.Module):
     """`depth` pre-norm blocks of `width` with `heads` heads over the patches of an image.
 
-    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. `pool` says what the head
-    reads: `mean`, the average of all tokens, whose number stays even; or the paper's `token`, a learned one that stands before
-    the patches. Weights start normal with standard deviation 0.02, cut at two of these; biases zero.
+    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. `pool` says
+    what the head reads: `mean`, the average of all tokens, whose number stays even; or the paper's `token`, a learned
+    one that stands before the patches. Weights start normal with standard deviation 0.02, cut at two of these; biases
+    zero.
 
-    Raises ArgumentError if a size is not a whole number of at least 1, `patch_size` does not divide `image_size`, `heads` does not divide
-    `width`, `dropout` is outside [0, 1), or `pool` is unknown.
+    Raises ArgumentError if a size is not a whole number of at least 1, `patch_size` does not divide `image_size`,
+    `heads` does not divide `width`, `dropout` is outside [0, 1), or `pool` is unknown.
     """
 
     def __init__(
@@ -65,10 +68,13 @@ class ViT(nn.Module):
             divisors = [side for side in range(1, image_size + 1) if image_size % side == 0]
             near = min(divisors, key=lambda side: abs(side - patch_size))
             raise ArgumentError(
-                f"patch_size={patch_size} does not divide the {image_size} pixels of an image's side: set patch_size={near}."
+                f"patch_size={patch_size} does not divide the {image_size} pixels of an image's side: set "
+                f"patch_size={near}."
             )
         self.width, self.heads, self.dropout, self.pool = width, heads, dropout, pool
-        self.embed = PatchEmbedding(channels, image_size, patch_size, width, class_token=pool == "token", dropout=dropout)
+        self.embed = PatchEmbedding(
+            channels, image_size, patch_size, width, class_token=pool == "token", dropout=dropout
+        )
         self.blocks = Blocks(
             TransformerBlock(width, heads, causal=False, dropout=dropout, eps=1e-6, tanh=False) for _ in range(depth)
         )
@@ -89,7 +95,9 @@ class ViT(nn.Module):
 
     @property
     def tensor_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts each module; what stands behind the blocks needs all tokens, and is small: each rank has it whole."""
+        """How tensor parallelism cuts each module; what stands behind the blocks needs all tokens, and is small: each
+        rank has it whole.
+        """
         return {"embed": "split", "norm": "join"} | block_plan(self.dropout)
 
     @property

@@ -11,8 +11,8 @@ from lathe.nets.blocks import Blocks
 class PreActivationBlock(nn.Module):
     """Norm, ReLU, 3x3 convolution, twice, around a shortcut: `[batch, in, H, W] -> [batch, out, H/stride, W/stride]`.
 
-    Dropout sits between the convolutions (the paper's section 2.4). Where the channels change, the first norm and ReLU feed the
-    1x1 shortcut too; elsewhere the shortcut is the untouched input.
+    Dropout sits between the convolutions (the paper's section 2.4). Where the channels change, the first norm and ReLU
+    feed the 1x1 shortcut too; elsewhere the shortcut is the untouched input.
     """
 
     def __init__(self, in_channels: int, out_channels: int, stride: int, dropout: float) -> None:
@@ -39,15 +39,19 @@ class PreActivationBlock(nn.Module):
 
 @held("lathe.nets.WideResNet")
 class WideResNet(nn.Module):
-    """WRN-`depth`-`width`: three stages of n pre-activation blocks with 16, 32 and 64 times `width` channels, depth 6n + 4.
+    """WRN-`depth`-`width`: three stages of n pre-activation blocks with 16, 32 and 64 times `width` channels, depth 6n
+    + 4.
 
-    `width` is the paper's widening factor k, not a number of channels. `forward` takes `[batch, in_channels, H, W]`, at least 8x8
-    pixels, and returns logits `[batch, num_classes]`.
+    `width` is the paper's widening factor k, not a number of channels. `forward` takes `[batch, in_channels, H, W]`, at
+    least 8x8 pixels, and returns logits `[batch, num_classes]`.
 
-    Raises ArgumentError if `depth` is not 6n + 4, `width` is not a whole number of at least 1, or `dropout` is outside [0, 1).
+    Raises ArgumentError if `depth` is not 6n + 4, `width` is not a whole number of at least 1, or `dropout` is outside
+    [0, 1).
     """
 
-    def __init__(self, *, depth: int, width: int, in_channels: int = 3, num_classes: int = 10, dropout: float = 0.0) -> None:
+    def __init__(
+        self, *, depth: int, width: int, in_channels: int = 3, num_classes: int = 10, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         if (depth - 4) % 6:
             near = depth - (depth - 4) % 6

@@ -1,4 +1,6 @@
-"""An optimizer from a net and the keys of `configs/optimizer/`: parameter groups by rule, and a learning rate for the batch."""
+"""An optimizer from a net and the keys of `configs/optimizer/`: parameter groups by rule, and a learning rate for the
+batch.
+"""
 
 import difflib
 import inspect
@@ -19,12 +21,13 @@ SCALES = ("none", "linear", "sqrt")
 def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_batch_size: int | None) -> float:
     """Return `lr`, which was tuned at `reference_batch_size`, as it should be at the global `batch_size`.
 
-    `linear` multiplies by the ratio of the batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square root
-    (Malladi et al. 2022, arXiv:2205.10287, for Adam), `none` leaves it.
+    `linear` multiplies by the ratio of the batches (Goyal et al. 2017, arXiv:1706.02677, for SGD), `sqrt` by its square
+    root (Malladi et al. 2022, arXiv:2205.10287, for Adam), `none` leaves it.
 
     Data that declare no batch size leave `batch_size` None; a file of the user's own need not have either.
 
-    Raises UserError for another rule, for a batch or learning rate that is not above zero, and for a rule without one of the batches.
+    Raises UserError for another rule, for a batch or learning rate that is not above zero, and for a rule without one
+    of the batches.
     """
     if scale_lr not in SCALES:
         raise UserError(f"optimizer.scale_lr={scale_lr!r} is unknown: take none, linear or sqrt.")
@@ -36,12 +39,13 @@ def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_bat
         return lr
     if batch_size is None:
         raise UserError(
-            f"optimizer.scale_lr={scale_lr} needs optimizer.batch_size, the global batch of this run: set it, or use none."
+            f"optimizer.scale_lr={scale_lr} needs optimizer.batch_size, the global batch of this run: set it, or use "
+            "none."
         )
     if reference_batch_size is None:
         raise UserError(
-            f"optimizer.scale_lr={scale_lr} needs optimizer.reference_batch_size, the global batch that optimizer.lr is meant "
-            "for: set it, or use none."
+            f"optimizer.scale_lr={scale_lr} needs optimizer.reference_batch_size, the global batch that optimizer.lr "
+            "is meant for: set it, or use none."
         )
     ratio = batch_size / reference_batch_size
     return lr * (ratio if scale_lr == "linear" else math.sqrt(ratio))
@@ -53,9 +57,9 @@ def parameter_groups(
     """Split the trainable parameters of `net` by their role (empty for most optimizers) and by whether they decay.
 
     `no_decay` holds the words `norm` (parameters of normalisation layers) and `bias` (names that end in bias) and name
-    patterns such as `head.*`; a module may name parameters of its own in `never_decayed`, such as learned step sizes. Each group
-    has a `name` (`decay`, `no_decay`, `muon/decay`, ...) for the learning-rate monitor; empty groups are left out. Frozen parameters
-    are in none.
+    patterns such as `head.*`; a module may name parameters of its own in `never_decayed`, such as learned step sizes.
+    Each group has a `name` (`decay`, `no_decay`, `muon/decay`, ...) for the learning-rate monitor; empty groups are
+    left out. Frozen parameters are in none.
 
     Raises UserError if a pattern matches no parameter, or nothing is left to train.
     """
@@ -70,7 +74,11 @@ def parameter_groups(
         role = roles.get(parameter_name)
         name = f"{role}/{decay}" if role else decay
         if name not in groups:
-            groups[name] = {"params": [], "name": name, "weight_decay": 0.0 if parameter_name in exempt else weight_decay}
+            groups[name] = {
+                "params": [],
+                "name": name,
+                "weight_decay": 0.0 if parameter_name in exempt else weight_decay,
+            }
             if role:
                 groups[name]["role"] = role
         groups[name]["params"].append(parameter)
@@ -90,7 +98,8 @@ def _check_known(kind: type[Optimizer], keys: Iterable[str]) -> None:
         key = f"optimizer.{unknown[0]}"
         if unknown[0] in ("lr", "weight_decay"):
             raise UserError(
-                f"{key} is not an option of {kind.__name__}, and every group of parameters is given it: choose another class."
+                f"{key} is not an option of {kind.__name__}, and every group of parameters is given it: choose "
+                "another class."
             )
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join(known)}."
@@ -108,15 +117,19 @@ def check_options(
     no_decay: Sequence[str] | None = None,
     **options: Any,
 ) -> tuple[float, dict[str, Any]]:
-    """Return the learning rate and the options that `kind` gets, after trying them out on a weight of nothing: all that can be known
-    without a net.
+    """Return the learning rate and the options that `kind` gets, after trying them out on a weight of nothing: all that
+    can be known without a net.
 
-    Raises UserError for a `kind` that is no optimizer, for what `scaled_lr` refuses, and for options that `kind` does not know or accept.
+    Raises UserError for a `kind` that is no optimizer, for what `scaled_lr` refuses, and for options that `kind` does
+    not know or accept.
     """
     if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
         name = getattr(kind, "__name__", kind)
-        raise UserError(f"optimizer.kind={name} is not an optimizer: set optimizer.kind.path to a class such as torch.optim.SGD.")
-    # Hydra hands lists over as OmegaConf nodes, which would end up in the checkpoint and keep it from opening with weights_only.
+        raise UserError(
+            f"optimizer.kind={name} is not an optimizer: set optimizer.kind.path to a class such as torch.optim.SGD."
+        )
+    # Hydra hands lists over as OmegaConf nodes, which would end up in the checkpoint and keep it from opening with
+    # weights_only.
     plain: dict[str, Any] = {
         key: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
         for key, value in options.items()
@@ -130,21 +143,25 @@ def check_options(
 
 
 def check_optimizer(factory: Any) -> None:
-    """Holds what `optimizer` names against what a task can call, and `build_optimizer`'s keys against the optimizer's class.
+    """Holds what `optimizer` names against what a task can call, and `build_optimizer`'s keys against the optimizer's
+    class.
 
-    Raises UserError for a class of torch's in its place, for a key that is missing, and for what `check_options` refuses.
+    Raises UserError for a class of torch's in its place, for a key that is missing, and for what `check_options`
+    refuses.
     """
     function = getattr(factory, "func", factory)
     if function is build_optimizer:
         missing = [key for key in ("kind", "lr", "weight_decay") if key not in factory.keywords]
         if missing:
-            raise UserError(f"optimizer.{missing[0]} is missing: lathe.optim.build_optimizer needs kind, lr and weight_decay.")
+            raise UserError(
+                f"optimizer.{missing[0]} is missing: lathe.optim.build_optimizer needs kind, lr and weight_decay."
+            )
         check_options(**factory.keywords)
     elif inspect.isclass(function):
         path = f"{function.__module__}.{function.__qualname__}"
         raise UserError(
-            f"optimizer._target_={path}: expected a function that makes an optimizer from a net, got a class; an optimizer's class "
-            "stands in optimizer.kind.path, beside optimizer._target_=lathe.optim.build_optimizer."
+            f"optimizer._target_={path}: expected a function that makes an optimizer from a net, got a class; an "
+            "optimizer's class stands in optimizer.kind.path, beside optimizer._target_=lathe.optim.build_optimizer."
         )
 
 
@@ -162,8 +179,8 @@ def build_optimizer(
 ) -> Optimizer:
     """Return `kind` over the parameter groups of `net`; `options` go to `kind`, except those at null.
 
-    An optimizer class whose parameters play different roles (Muon's do) has a static method `roles(net)` that returns one
-    word per parameter name; its groups then carry that word as `role`.
+    An optimizer class whose parameters play different roles (Muon's do) has a static method `roles(net)` that returns
+    one word per parameter name; its groups then carry that word as `role`.
 
     Raises UserError for what `check_options` and `parameter_groups` refuse.
     """

@@ -1,7 +1,7 @@
 """Learning-rate factors as pure functions of the optimizer step.
 
-A factor multiplies the learning rate of a parameter group. `step` counts the optimizer steps already taken: 0 gives the rate
-of the first step, `total - 1` that of the last, and `total` the end of the curve, where it stays.
+A factor multiplies the learning rate of a parameter group. `step` counts the optimizer steps already taken: 0 gives the
+rate of the first step, `total - 1` that of the last, and `total` the end of the curve, where it stays.
 """
 
 import math
@@ -29,7 +29,9 @@ def cosine_factor(step: int, *, total: int, warmup: int, min_ratio: float) -> fl
 
 
 def restarts_factor(step: int, *, warmup: int, period: int, period_growth: float, min_ratio: float) -> float:
-    """Return the warm-up, then half cosines from 1 to `min_ratio`: one of `period` steps, each next `period_growth` x as long."""
+    """Return the warm-up, then half cosines from 1 to `min_ratio`: one of `period` steps, each next `period_growth` x
+    as long.
+    """
     if step < warmup:
         return warm_up(step, warmup=warmup)
     since, length = float(step - warmup), float(period)

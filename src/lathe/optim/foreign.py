@@ -1,4 +1,6 @@
-"""Optimizers and schedulers that are not Lathe's own: called with what their signature takes, and tried out before training."""
+"""Optimizers and schedulers that are not Lathe's own: called with what their signature takes, and tried out before
+training.
+"""
 
 import difflib
 import inspect
@@ -38,14 +40,15 @@ def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_ste
         ) from error
     if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
         raise UserError(
-            f"scheduler._target_={name}: expected a scheduler that is stepped after every optimizer step, got {type(made).__name__}."
+            f"scheduler._target_={name}: expected a scheduler that is stepped after every optimizer step, got "
+            f"{type(made).__name__}."
         )
     return made
 
 
 def check_scheduler(factory: Any) -> None:
-    """Holds `factory`, a scheduler's class or function with the keys of the configuration, against its signature, and has torch's own
-    schedulers make a few steps with an optimizer of nothing.
+    """Holds `factory`, a scheduler's class or function with the keys of the configuration, against its signature, and
+    has torch's own schedulers make a few steps with an optimizer of nothing.
 
     Raises:
         UserError: it is no scheduler, waits for a metric, lacks a value or does not know a key, or refuses a value.
@@ -53,11 +56,13 @@ def check_scheduler(factory: Any) -> None:
     function, name = getattr(factory, "func", factory), _name(factory)
     if inspect.isclass(function) and issubclass(function, ReduceLROnPlateau):
         raise UserError(
-            f"scheduler._target_={name} waits for a metric, and schedulers are stepped after every optimizer step: choose another."
+            f"scheduler._target_={name} waits for a metric, and schedulers are stepped after every optimizer step: "
+            "choose another."
         )
     if not callable(function) or (inspect.isclass(function) and not issubclass(function, LRScheduler)):
         raise UserError(
-            f"scheduler._target_={name}: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got {_kind(function)}."
+            f"scheduler._target_={name}: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got "
+            f"{_kind(function)}."
         )
     given: Mapping[str, Any] = getattr(factory, "keywords", {})
     parameters = inspect.signature(function).parameters
@@ -72,7 +77,10 @@ def check_scheduler(factory: Any) -> None:
         raise UserError(f"scheduler.{LENGTH}={given[LENGTH]} is known from the run: leave it out.")
     for key in names:
         parameter = parameters[key]
-        fixed = parameter.default is not parameter.empty or parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+        fixed = parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_KEYWORD,
+            parameter.VAR_POSITIONAL,
+        )
         if not fixed and key not in given and key != LENGTH:
             raise UserError(f"scheduler.{key}: {name} needs a value for it; add +scheduler.{key}=<value>.")
     if function.__module__.startswith("torch."):
@@ -91,10 +99,15 @@ def check_scheduler(factory: Any) -> None:
 
 
 def counted_in_steps(factory: Any) -> str | None:
-    """A line for torch's schedulers, whose documentation counts epochs; None for those that are planned for the run's length."""
+    """A line for torch's schedulers, whose documentation counts epochs; None for those that are planned for the run's
+    length.
+    """
     if wants_length(factory) or not getattr(factory, "func", factory).__module__.startswith("torch."):
         return None
-    return f"{_name(factory)} is stepped after every optimizer step: {_typed('scheduler', factory)} counts steps, not epochs."
+    return (
+        f"{_name(factory)} is stepped after every optimizer step: {_typed('scheduler', factory)} counts steps, not "
+        "epochs."
+    )
 
 
 def try_out(kind: type[Optimizer], lr: float, weight_decay: float, options: Mapping[str, Any]) -> None:

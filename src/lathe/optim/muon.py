@@ -1,4 +1,6 @@
-"""Muon (Keller Jordan 2024, https://kellerjordan.github.io/posts/muon/) for matrices and convolutions, AdamW for the rest."""
+"""Muon (Keller Jordan 2024, https://kellerjordan.github.io/posts/muon/) for matrices and convolutions, AdamW for the
+rest.
+"""
 
 import math
 from collections.abc import Callable
@@ -12,15 +14,17 @@ from torch.optim.optimizer import ParamsT
 
 from lathe.errors import UserError
 
-# The quintic of Jordan's post: the steepest slope at zero whose iterates stay near 1. Singular values end in about [0.7, 1.2].
+# The quintic of Jordan's post: the steepest slope at zero whose iterates stay near 1. Singular values end in about
+# [0.7, 1.2].
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 
 
 def orthogonalise(matrix: Tensor, steps: int) -> Tensor:
-    """Return the nearest semi-orthogonal matrix, roughly: every singular value moved near 1 by Newton-Schulz iterations.
+    """Return the nearest semi-orthogonal matrix, roughly: every singular value moved near 1 by Newton-Schulz
+    iterations.
 
-    `matrix` is `[rows, columns]`; so is the result, in at least float32 on a CPU and in bfloat16 on other devices, where it
-    is fast. A matrix of zeros stays zero.
+    `matrix` is `[rows, columns]`; so is the result, in at least float32 on a CPU and in bfloat16 on other devices,
+    where it is fast. A matrix of zeros stays zero.
     """
     dtype = torch.promote_types(matrix.dtype, torch.float32) if matrix.device.type == "cpu" else torch.bfloat16
     x: Tensor = matrix.to(dtype)
@@ -38,19 +42,23 @@ def orthogonalise(matrix: Tensor, steps: int) -> Tensor:
 def update_scale(rows: int, columns: int, adjust_lr_fn: str) -> float:
     """Return what the orthogonal update is multiplied by, named as in `torch.optim.Muon`.
 
-    `original` is Jordan's sqrt(max(1, rows / columns)). `match_rms_adamw` is 0.2 sqrt(max(rows, columns)), which gives the
-    update the root mean square of a typical AdamW step (Liu et al. 2025, arXiv:2502.16982), so that AdamW's learning rates
-    carry over.
+    `original` is Jordan's sqrt(max(1, rows / columns)). `match_rms_adamw` is 0.2 sqrt(max(rows, columns)), which gives
+    the update the root mean square of a typical AdamW step (Liu et al. 2025, arXiv:2502.16982), so that AdamW's
+    learning rates carry over.
     """
-    return 0.2 * math.sqrt(max(rows, columns)) if adjust_lr_fn == "match_rms_adamw" else math.sqrt(max(1.0, rows / columns))
+    return (
+        0.2 * math.sqrt(max(rows, columns))
+        if adjust_lr_fn == "match_rms_adamw"
+        else math.sqrt(max(1.0, rows / columns))
+    )
 
 
 class Muon(Optimizer):
     """Momentum, orthogonalised by Newton-Schulz, on groups with the role `muon`; AdamW on groups with the role `adamw`.
 
-    A weight of more than two dimensions is flattened to `[out, in * kernel]`. Weight decay is decoupled in both roles. AdamW
-    groups get `lr * adamw_lr_ratio`, so that one learning rate scales both, and torch's own AdamW step. A group without a
-    role is `muon`.
+    A weight of more than two dimensions is flattened to `[out, in * kernel]`. Weight decay is decoupled in both roles.
+    AdamW groups get `lr * adamw_lr_ratio`, so that one learning rate scales both, and torch's own AdamW step. A group
+    without a role is `muon`.
 
     State per parameter: `momentum_buffer` under `muon`; `step`, `exp_avg` and `exp_avg_sq` under `adamw`.
 
@@ -102,15 +110,19 @@ class Muon(Optimizer):
     def roles(net: nn.Module) -> dict[str, str]:
         """Return `muon` for the hidden weights and `adamw` for every other parameter, by parameter name.
 
-        Hidden are, as in Jordan's post, weights of at least two dimensions that are no embedding and belong neither to the
-        input nor to the output layer: those inside `net.blocks` where the net names its repeated units, and otherwise all but
-        the first and the last in the order of registration.
+        Hidden are, as in Jordan's post, weights of at least two dimensions that are no embedding and belong neither to
+        the input nor to the output layer: those inside `net.blocks` where the net names its repeated units, and
+        otherwise all but the first and the last in the order of registration.
 
         Raises UserError if none is left, since Muon would then be plain AdamW.
         """
         names = {id(parameter): name for name, parameter in net.named_parameters()}
-        embeddings = {id(module.weight) for module in net.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)}
-        candidates = [id(parameter) for parameter in net.parameters() if parameter.ndim >= 2 and id(parameter) not in embeddings]
+        embeddings = {
+            id(module.weight) for module in net.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)
+        }
+        candidates = [
+            id(parameter) for parameter in net.parameters() if parameter.ndim >= 2 and id(parameter) not in embeddings
+        ]
         blocks = getattr(net, "blocks", None)
         if blocks is None:
             hidden = set(candidates[1:-1])
@@ -118,7 +130,9 @@ class Muon(Optimizer):
             inside = {id(parameter) for block in blocks for parameter in block.parameters()}
             hidden = inside.intersection(candidates)
         if not hidden:
-            raise UserError(f"optimizer=muon found no hidden weight in {type(net).__name__}'s `blocks`: take optimizer=adamw.")
+            raise UserError(
+                f"optimizer=muon found no hidden weight in {type(net).__name__}'s `blocks`: take optimizer=adamw."
+            )
         return {name: "muon" if key in hidden else "adamw" for key, name in names.items()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -131,7 +145,9 @@ class Muon(Optimizer):
         super().add_param_group(group)
         flat = [tuple(parameter.shape) for parameter in self.param_groups[-1]["params"] if parameter.ndim < 2]
         if group["role"] == "muon" and flat:
-            raise ValueError(f"a muon parameter needs at least two dimensions, not the shape {flat[0]}: give it the role adamw")
+            raise ValueError(
+                f"a muon parameter needs at least two dimensions, not the shape {flat[0]}: give it the role adamw"
+            )
 
     @overload
     def step(self, closure: None = None) -> None: ...

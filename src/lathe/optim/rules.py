@@ -9,12 +9,15 @@ from torch import nn
 
 from lathe.errors import UserError
 
-# By name, because torch has no common base class of its norms, and a cloner's own `ScaleNorm` or `RMSNorm` is meant too.
+# By name, because torch has no common base class of its norms, and a cloner's own `ScaleNorm` or `RMSNorm` is meant
+# too.
 _NORM = re.compile(r"Norm(\dd)?$")
 
 
 def norm_names(net: nn.Module) -> set[str]:
-    """Return the names of the parameters that normalisation layers own (classes named `...Norm`, `...Norm1d` to `...Norm3d`)."""
+    """Return the names of the parameters that normalisation layers own (classes named `...Norm`, `...Norm1d` to
+    `...Norm3d`).
+    """
     return {
         f"{path}.{name}" if path else name
         for path, module in net.named_modules()
@@ -29,7 +32,8 @@ def bias_names(net: nn.Module) -> set[str]:
 
 
 def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str]:
-    """Return the parameter names of `net` that any rule matches: the words `norm` and `bias`, or a pattern (`*`, `?`, `[...]`).
+    """Return the parameter names of `net` that any rule matches: the words `norm` and `bias`, or a pattern (`*`, `?`,
+    `[...]`).
 
     A net without norms or biases is fine. Raises UserError, naming `key`, if a pattern matches no parameter.
     """
@@ -42,7 +46,13 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
         matched = {name for name in names if fnmatchcase(name, str(rule))}
         if not matched:
             near = difflib.get_close_matches(str(rule), ["norm", "bias", *names], n=1)
-            hint = f"did you mean {near[0]}?" if near else f"parameters are named like {names[0]}." if names else "it has none."
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"parameters are named like {names[0]}."
+                if names
+                else "it has none."
+            )
             raise UserError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
         found |= matched
     return found

@@ -1,8 +1,8 @@
 """Learning-rate schedules, one function for each choice of `configs/scheduler/`, stepped after every optimizer step.
 
-`optimizer.lr` is always the peak. A position such as `warmup` is a share of the run if it is below 1, and otherwise a number
-of optimizer steps. Every schedule is a `LambdaLR` over a closure: its state is the step alone, opens with `weights_only`, and
-a longer run that resumes from it follows its own, longer curve.
+`optimizer.lr` is always the peak. A position such as `warmup` is a share of the run if it is below 1, and otherwise a
+number of optimizer steps. Every schedule is a `LambdaLR` over a closure: its state is the step alone, opens with
+`weights_only`, and a longer run that resumes from it follows its own, longer curve.
 """
 
 import math
@@ -16,14 +16,16 @@ from lathe.optim.factors import cosine_factor, one_cycle_factor, restarts_factor
 
 
 def steps_of(key: str, value: float, total_steps: int) -> int:
-    """Return the position `scheduler.<key>` in optimizer steps: a share of the run below 1, a whole number of steps from 1 on.
+    """Return the position `scheduler.<key>` in optimizer steps: a share of the run below 1, a whole number of steps
+    from 1 on.
 
-    A share is rounded, and stays below the end of the run. Raises UserError if `value` is negative, not a whole number of
-    steps, or not below `total_steps`.
+    A share is rounded, and stays below the end of the run. Raises UserError if `value` is negative, not a whole number
+    of steps, or not below `total_steps`.
     """
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise UserError(
-            f"scheduler.{key}={value!r} must be a share of the run below 1 or a number of steps: set scheduler.{key} so."
+            f"scheduler.{key}={value!r} must be a share of the run below 1 or a number of steps: set scheduler.{key} "
+            "so."
         )
     if value < 1:
         return min(round(value * total_steps), max(total_steps - 1, 0))
@@ -43,7 +45,9 @@ def _ratio(key: str, value: float, *, most: float = 1.0) -> float:
 
 
 def _whole_run(total_steps: float) -> int:
-    """Return the length of the run in steps; Lightning says inf where nothing limits it, and 0 where nothing is trained."""
+    """Return the length of the run in steps; Lightning says inf where nothing limits it, and 0 where nothing is
+    trained.
+    """
     if not 0 <= total_steps < math.inf:
         raise UserError(
             f"a scheduler cannot plan a run of {total_steps} steps: set trainer.max_epochs or trainer.max_steps, and "
@@ -86,10 +90,11 @@ def cosine_restarts(
     warmup: float = 0,
     min_ratio: float = 0,
 ) -> LRScheduler:
-    """Return a line up to the peak over `warmup`, then half cosines down to `min_ratio`, each starting again at the peak.
+    """Return a line up to the peak over `warmup`, then half cosines down to `min_ratio`, each starting again at the
+    peak.
 
-    SGDR, Loshchilov and Hutter 2017, arXiv:1608.03983: the first half cosine lasts `period`, each next one `period_growth`
-    times as long as the one before.
+    SGDR, Loshchilov and Hutter 2017, arXiv:1608.03983: the first half cosine lasts `period`, each next one
+    `period_growth` times as long as the one before.
 
     Raises UserError if `warmup` or `period` does not end within the run, `period` is 0, `period_growth` is below 1, or
     `min_ratio` is outside [0, 1].
@@ -97,20 +102,31 @@ def cosine_restarts(
     total = _whole_run(total_steps)
     warmup_steps, low = steps_of("warmup", warmup, total), _ratio("min_ratio", min_ratio)
     if period == 0:
-        raise UserError("scheduler.period=0 leaves no time between restarts: set scheduler.period, or take scheduler=cosine.")
-    if isinstance(period_growth, bool) or not isinstance(period_growth, int | float) or not 1 <= period_growth < math.inf:
-        raise UserError(f"scheduler.period_growth={period_growth} must be at least 1, where all periods are equal: raise it.")
+        raise UserError(
+            "scheduler.period=0 leaves no time between restarts: set scheduler.period, or take scheduler=cosine."
+        )
+    if (
+        isinstance(period_growth, bool)
+        or not isinstance(period_growth, int | float)
+        or not 1 <= period_growth < math.inf
+    ):
+        raise UserError(
+            f"scheduler.period_growth={period_growth} must be at least 1, where all periods are equal: raise it."
+        )
     first = max(steps_of("period", period, total), 1)
     return _schedule(
         optimizer,
-        lambda step: restarts_factor(step, warmup=warmup_steps, period=first, period_growth=period_growth, min_ratio=low),
+        lambda step: restarts_factor(
+            step, warmup=warmup_steps, period=first, period_growth=period_growth, min_ratio=low
+        ),
     )
 
 
 def one_cycle(
     optimizer: Optimizer, total_steps: int, *, warmup: float = 0.3, start_ratio: float = 0.04, end_ratio: float = 4e-6
 ) -> LRScheduler:
-    """Return a half cosine from `start_ratio` up to the peak over `warmup`, then one down to `end_ratio` at the end of the run.
+    """Return a half cosine from `start_ratio` up to the peak over `warmup`, then one down to `end_ratio` at the end of
+    the run.
 
     Smith and Topin 2018, arXiv:1708.07120, in the two-phase form of torch's `OneCycleLR` and with its default ratios;
     momentum stays as it is.
@@ -131,7 +147,8 @@ def step(
 ) -> LRScheduler:
     """Return a line up to the peak over `warmup`, multiplied by `gamma` from each of the `milestones` on.
 
-    Raises UserError if `warmup` or a milestone does not end within the run, milestones do not rise, or `gamma` is outside [0, 1].
+    Raises UserError if `warmup` or a milestone does not end within the run, milestones do not rise, or `gamma` is
+    outside [0, 1].
     """
     total = _whole_run(total_steps)
     warmup_steps, decay = steps_of("warmup", warmup, total), _ratio("gamma", gamma)

@@ -1,4 +1,6 @@
-"""What a net that was made small has become: metrics, bytes, arithmetic and time beside the dense net, measured here and now."""
+"""What a net that was made small has become: metrics, bytes, arithmetic and time beside the dense net, measured here
+and now.
+"""
 
 from lathe.receipt.measured import write
 

@@ -45,13 +45,19 @@ def _weights(net: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def changed_nothing(kinds: Mapping[str, str], net: nn.Module) -> list[str]:
-    """A sentence for each method of compression that has left no trace in `net`. Distillation is meant to leave none."""
+    """A sentence for each method of compression that has left no trace in `net`. Distillation is meant to leave
+    none.
+    """
     structure, sentences = structure_of(net), []
     for name, kind in kinds.items():
         if kind == "structure" and "channels" not in structure:
-            sentences.append(f"compression={name} changed nothing: the net has all the channels that its configuration gives it.")
+            sentences.append(
+                f"compression={name} changed nothing: the net has all the channels that its configuration gives it."
+            )
         elif kind == "masks" and weight_sparsity(net) < NOTHING:
-            sentences.append(f"compression={name} changed nothing: {_none_of(weight_sparsity(net))} of the weights is zero.")
+            sentences.append(
+                f"compression={name} changed nothing: {_none_of(weight_sparsity(net))} of the weights is zero."
+            )
         elif kind in ("quantization", "after") and "quantization" not in structure:
             sentences.append(f"compression={name} changed nothing: no layer is quantized.")
     return sentences
@@ -68,8 +74,8 @@ def sizes(net: nn.Module, sample: Tensor) -> dict[str, int]:
 
 
 def layers(net: nn.Module, sample: Tensor) -> list[dict[str, Any]]:
-    """For each weight of a layer its shape, zeros and MACs; `integer_sparsity` are the zeros among the integers that ship, with those
-    that rounding has made."""
+    """For each weight of a layer its shape, zeros and MACs; `integer_sparsity` are the zeros among the integers that
+    ship, with those that rounding has made."""
     macs = count_macs(net, sample).layers
     quantized = quantization.quantized_layers(net) if is_quantized(net) else {}
     found = []
@@ -93,8 +99,8 @@ def _zeros(tensor: Tensor) -> float:
 
 
 def peak_memory(net: nn.Module, x: Tensor) -> int:
-    """Bytes of tensors at the fullest moment of an eager forward pass on `x`, the net's own included; a GPU's are those beyond what it
-    held before."""
+    """Bytes of tensors at the fullest moment of an eager forward pass on `x`, the net's own included; a GPU's are those
+    beyond what it held before."""
     device = next(net.parameters()).device
     before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
     own = sum(t.numel() * t.element_size() for t in [*net.parameters(), *net.buffers()]) if device.type == "cuda" else 0
@@ -139,7 +145,8 @@ class Reference:
 def scored(
     task: Task, forward: Forward, batches: Iterable[Any], reference: Reference | None = None
 ) -> tuple[dict[str, float], Agreement | None]:
-    """The task's metrics of `forward` over `batches`, and how far it agrees with `reference`; targets of -100 do not count.
+    """The task's metrics of `forward` over `batches`, and how far it agrees with `reference`; targets of -100 do not
+    count.
 
     Raises:
         UserError: the reference answers in another shape.

@@ -21,7 +21,9 @@ INTEGER_TARGETS = ("onnx_int8",)  # made from the quantized representation alone
 
 @dataclass(frozen=True)
 class Opened:
-    """A form that is ready for batches of one size. `call` runs the batch that it was opened for, `forward` any batch on the CPU."""
+    """A form that is ready for batches of one size. `call` runs the batch that it was opened for, `forward` any batch
+    on the CPU.
+    """
 
     call: Callable[[], Any]
     forward: Callable[[Tensor], Tensor]
@@ -57,8 +59,8 @@ class Eager(Form):
 
 
 class Compiled(Form):
-    """The module through `torch.compile` with inductor and frozen weights, for one batch size. `dtype` bfloat16 computes under autocast:
-    what anybody gets for a line of code, without compressing anything."""
+    """The module through `torch.compile` with inductor and frozen weights, for one batch size. `dtype` bfloat16
+    computes under autocast: what anybody gets for a line of code, without compressing anything."""
 
     def __init__(self, of: str, net: nn.Module, dtype: torch.dtype, device: torch.device = CPU) -> None:
         super().__init__(of, {torch.float32: "compiled_fp32", torch.bfloat16: "compiled_bf16"}[dtype], device)
@@ -66,7 +68,8 @@ class Compiled(Form):
 
     def open(self, x: Tensor, threads: int) -> Opened:
         inner = _Autocast(copy.deepcopy(self.net).to(self.device), self.device.type, self.dtype)
-        # Only for these shapes, as a server would compile it; the limit is an error, since beyond it torch goes on eagerly without a word.
+        # Only for these shapes, as a server would compile it; the limit is an error, since beyond it torch goes on
+        # eagerly without a word.
         with warnings.catch_warnings(), torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
             warnings.simplefilter("ignore", DeprecationWarning)  # of inductor's own imports
             net = torch.compile(inner, dynamic=False, options={"freezing": True})
@@ -76,7 +79,9 @@ class Compiled(Form):
         def forward(batch: Tensor) -> Tensor:
             parts = []
             for part in batch.split(size):
-                full = torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])]) if len(part) < size else part
+                full = (
+                    torch.cat([part, part[:1].expand(size - len(part), *part.shape[1:])]) if len(part) < size else part
+                )
                 parts.append(net(full.to(self.device))[: len(part)].float().cpu())
             return torch.cat(parts)
 
@@ -84,7 +89,9 @@ class Compiled(Form):
 
 
 class _Autocast(nn.Module):
-    """Its own class, and autocast inside the compiled region: entering it outside would weigh on every call of a small net."""
+    """Its own class, and autocast inside the compiled region: entering it outside would weigh on every call of a small
+    net.
+    """
 
     def __init__(self, net: nn.Module, device_type: str, dtype: torch.dtype) -> None:
         super().__init__()

@@ -33,7 +33,9 @@ def _folder(path: Path) -> str:
 
 
 def still_true(run: RunDir) -> dict[str, Any] | None:
-    """The comparison in the run's receipt if it measured the weights that the run has now, which a new receipt measures as well."""
+    """The comparison in the run's receipt if it measured the weights that the run has now, which a new receipt measures
+    as well.
+    """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
         section = read_json(run.path / "receipt.json", str(run.path))[SECTION]
         if section["checkpoint"] == fingerprint(run):
@@ -42,8 +44,8 @@ def still_true(run: RunDir) -> dict[str, Any] | None:
 
 
 def put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Writes receipt.svg, receipt.md and, last, receipt.json, each whole or not at all; returns what it holds. Of a comparison that
-    `receipt` has, only `section` stays."""
+    """Writes receipt.svg, receipt.md and, last, receipt.json, each whole or not at all; returns what it holds. Of a
+    comparison that `receipt` has, only `section` stays."""
     found = {key: value for key, value in receipt.items() if key != SECTION}
     if section is not None:
         found[SECTION] = dict(section)
@@ -60,7 +62,8 @@ def put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | No
 
 
 def feed(run: RunDir, section: Mapping[str, Any]) -> bool:
-    """Puts a comparison into the run's receipt, in place of one that is there, and leaves the rest; False if the run has no receipt.
+    """Puts a comparison into the run's receipt, in place of one that is there, and leaves the rest; False if the run
+    has no receipt.
 
     Raises:
         UserError: the receipt can't be read.
@@ -72,6 +75,7 @@ def feed(run: RunDir, section: Mapping[str, Any]) -> bool:
         put(run, read_json(path, str(path)), section)
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            f"{path} can't be read as a receipt of this version of Lathe: python scripts/receipt.py run={run.path} measures anew."
+            f"{path} can't be read as a receipt of this version of Lathe: python scripts/receipt.py run={run.path} "
+            "measures anew."
         ) from error
     return True

@@ -27,8 +27,9 @@ from lathe.tasks import Task
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: at these batch sizes, with one thread or also all cores, compiled forms of this net and of the dense one in
-    float32 too, for these targets besides those that are always made; at most so many timed calls, or seconds, of each cell."""
+    """How much is measured: at these batch sizes, with one thread or also all cores, compiled forms of this net and of
+    the dense one in float32 too, for these targets besides those that are always made; at most so many timed calls, or
+    seconds, of each cell."""
 
     batches: tuple[int, ...] = (1, 32)
     all_cores: bool = False
@@ -46,18 +47,21 @@ EFFORTS = {
 
 
 def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> dict[str, Any]:
-    """Measures `run`'s best checkpoint beside the dense net and writes the receipt; for one process. Files that are exported to be measured
-    are not kept: what ships, behind its preprocessing and compared with the module, is made by scripts/export.py.
+    """Measures `run`'s best checkpoint beside the dense net and writes the receipt; for one process. Files that are
+    exported to be measured are not kept: what ships, behind its preprocessing and compared with the module, is made by
+    scripts/export.py.
 
-    The dense net is that of the run directory `baseline`, by default of the one that the run's `ckpt_path` names; without either, the
-    configured net as it is before compression, with random weights: enough for time and size, while metrics have no dense one beside.
+    The dense net is that of the run directory `baseline`, by default of the one that the run's `ckpt_path` names;
+    without either, the configured net as it is before compression, with random weights: enough for time and size, while
+    metrics have no dense one beside.
 
     Raises:
         UserError: the baseline is no run, or does not fit the data.
     """
     if not run.best.exists():
         rank_zero_warn(
-            f"{run.path} has no receipt: it kept no best checkpoint (trainer.enable_checkpointing, callbacks.checkpoint)."
+            f"{run.path} has no receipt: it kept no best checkpoint (trainer.enable_checkpointing, "
+            "callbacks.checkpoint)."
         )
         return {}
     threads = torch.get_num_threads()
@@ -152,10 +156,15 @@ class _Receipt:
             forms, found["files"] = self._forms(folder)
             ships = words.shipped(found["files"])
             found["ships"] = ships["target"] if ships else None
-            found["bytes_share"] = ships["share"] if ships else None  # what travels, over the dense net's file as it lies on disk
+            found["bytes_share"] = (
+                ships["share"] if ships else None
+            )  # what travels, over the dense net's file as it lies on disk
             found["figures"] = self._metrics(forms)
             cells = [
-                (device, batch, n) for device in self.devices for n in self._threads(device) for batch in self.effort.batches
+                (device, batch, n)
+                for device in self.devices
+                for n in self._threads(device)
+                for batch in self.effort.batches
             ]
             found["latency"] = time_forms(forms, cells, self.sample, self.effort, self.left_out)
         found["left_out"] = self.left_out
@@ -225,7 +234,9 @@ class _Receipt:
         """Of the module on both splits, of each back end of this net, and of the dense net if it is trained."""
         reference = None
         if self.baseline is not None:
-            reference = facts.Reference(Eager("dense", self.dense.net).open(self.sample(1), torch.get_num_threads()).forward)
+            reference = facts.Reference(
+                Eager("dense", self.dense.net).open(self.sample(1), torch.get_num_threads()).forward
+            )
         rows = []
         splits = ["val", self.split] if self.split != "val" else ["val"]
         for form in forms:

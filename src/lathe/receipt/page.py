@@ -88,16 +88,31 @@ def _metrics(receipt: Mapping[str, Any]) -> tuple[str, Sequence[str], Rows]:
     for row in rows:
         told = row["agreement"]
         both = (f"{told['share']:.4f}", f"{told['largest']:.3g}") if told else ("", "")
-        lines.append((row["of"], row["backend"], row["split"], *(_number(row["figures"].get(name)) for name in names), *both))
+        lines.append(
+            (row["of"], row["backend"], row["split"], *(_number(row["figures"].get(name)) for name in names), *both)
+        )
     return "Figures", header, lines
 
 
 def _latency(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Sequence[str], Rows]:
-    header = ("net", "back end", "on", "batch", "ms (p10 to p90)", "n", "of dense eager", "of dense bf16", "of dense there")
+    header = (
+        "net",
+        "back end",
+        "on",
+        "batch",
+        "ms (p10 to p90)",
+        "n",
+        "of dense eager",
+        "of dense bf16",
+        "of dense there",
+    )
     lines = []
     for row in rows:
         times = f"{row['median_ms']:.3f} ({row['p10_ms']:.3f} to {row['p90_ms']:.3f})"
-        beside = [f"{_ratio(row[f'over_{other}'])} {row[f'beside_{other}'] or ''}".strip() for other in ("eager", "bf16", "twin")]
+        beside = [
+            f"{_ratio(row[f'over_{other}'])} {row[f'beside_{other}'] or ''}".strip()
+            for other in ("eager", "bf16", "twin")
+        ]
         where = row["device"] if row["threads"] is None else f"{row['device']} x {row['threads']}"
         lines.append((row["of"], row["backend"], where, str(row["batch"]), times, str(row["n"]), *beside))
     return "Latency", header, lines
@@ -105,7 +120,14 @@ def _latency(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Sequence[str], Row
 
 def _files(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Sequence[str], Rows]:
     lines = [
-        (row["of"], row["target"], f"{row['bytes']:,}", _ratio(row["ratio"]), f"{row['gzipped']:,}", _ratio(row["gzipped_ratio"]))
+        (
+            row["of"],
+            row["target"],
+            f"{row['bytes']:,}",
+            _ratio(row["ratio"]),
+            f"{row['gzipped']:,}",
+            _ratio(row["gzipped_ratio"]),
+        )
         for row in rows
     ]
     return "Files", ("net", "target", "bytes", "of dense", "gzipped", "of dense"), lines
@@ -131,7 +153,9 @@ def _layers(layers: Iterable[Mapping[str, Any]]) -> tuple[str, Sequence[str], Ro
     for layer in layers:
         integers = "" if layer["integer_sparsity"] is None else f"{layer['integer_sparsity']:.4f}"
         shape = " x ".join(str(n) for n in layer["shape"])
-        lines.append((layer["name"], shape, f"{layer['weights']:,}", f"{layer['sparsity']:.4f}", integers, f"{layer['macs']:,}"))
+        lines.append(
+            (layer["name"], shape, f"{layer['weights']:,}", f"{layer['sparsity']:.4f}", integers, f"{layer['macs']:,}")
+        )
     return "Layers", ("layer", "weight", "weights", "sparsity", "zeros among integers", "MACs of one sample"), lines
 
 
@@ -150,11 +174,16 @@ def _hardware(hardware: Mapping[str, Any]) -> Rows:
 def figure(receipt: Mapping[str, Any]) -> str:
     """Two plots in one SVG: the metric against latency at the smallest batch, and against bytes of the file."""
     metric, split = receipt["metric"], receipt["split"]
-    scores = {(row["of"], row["backend"]): row["figures"].get(metric) for row in receipt["figures"] if row["split"] == split}
+    scores = {
+        (row["of"], row["backend"]): row["figures"].get(metric) for row in receipt["figures"] if row["split"] == split
+    }
     least = min((row["batch"] for row in receipt["latency"]), default=1)
     times = [row for row in receipt["latency"] if row["batch"] == least and row["threads"] == 1]
     points = [(row["backend"], row["median_ms"], _score(scores, row["of"], row["backend"]), _of(row)) for row in times]
-    sizes = [(row["target"], row["bytes"] / 1e6, _score(scores, row["of"], row["target"]), _of(row)) for row in receipt["files"]]
+    sizes = [
+        (row["target"], row["bytes"] / 1e6, _score(scores, row["of"], row["target"]), _of(row))
+        for row in receipt["files"]
+    ]
     plots = [
         scatter(f"{split}/{metric} against latency", f"ms, batch {least}, 1 thread", metric, points),
         scatter(f"{split}/{metric} against size", "MB of the file", metric, sizes),
@@ -163,7 +192,10 @@ def figure(receipt: Mapping[str, Any]) -> str:
 
 
 def _measured(section: Mapping[str, Any]) -> str:
-    cpu, versions = section["hardware"]["cpu"], ", ".join(f"{name} {version}" for name, version in section["versions"].items())
+    cpu, versions = (
+        section["hardware"]["cpu"],
+        ", ".join(f"{name} {version}" for name, version in section["versions"].items()),
+    )
     return (
         f"suite=inference of {section['measured']}, best.ckpt of step {section['checkpoint']['step']}; {cpu['name']}, "
         f"{cpu['cores']} cores; {versions}."
@@ -175,7 +207,9 @@ def _of(row: Mapping[str, Any]) -> str:
 
 
 def _score(scores: Mapping[tuple[str, str], float | None], of: str, backend: str) -> float:
-    """Of that back end, or of the module where the back end's own outputs were not scored; nan, which no plot shows, for none."""
+    """Of that back end, or of the module where the back end's own outputs were not scored; nan, which no plot shows,
+    for none.
+    """
     found = scores.get((of, backend))
     found = scores.get((of, "eager")) if found is None else found
     return float("nan") if found is None else found

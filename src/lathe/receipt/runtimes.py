@@ -1,7 +1,9 @@
-"""The comparison of runtimes as a table and in sentences: which is the fastest at each batch size and number of threads, if any is.
+"""The comparison of runtimes as a table and in sentences: which is the fastest at each batch size and number of
+threads, if any is.
 
-A comparison is plain data: `rows` as `timing.time_forms` gives them, each with its `arithmetic`, `samples_per_s`, and `bytes` (None for
-the module, which is no file); `left_out`, `notes`, `hardware`, `versions`, the `checkpoint` that was measured, and when.
+A comparison is plain data: `rows` as `timing.time_forms` gives them, each with its `arithmetic`, `samples_per_s`, and
+`bytes` (None for the module, which is no file); `left_out`, `notes`, `hardware`, `versions`, the `checkpoint` that was
+measured, and when.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,8 +55,8 @@ def table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:
 
 
 def winners(rows: Iterable[Row]) -> list[dict[str, Any]]:
-    """For each batch size and number of threads the `fastest` row's name; `winner`, the same, or None where others are the same within
-    noise (`same`); `file`, the fastest of those that ship; and the `sentence` that says so."""
+    """For each batch size and number of threads the `fastest` row's name; `winner`, the same, or None where others are
+    the same within noise (`same`); `file`, the fastest of those that ship; and the `sentence` that says so."""
     found = []
     for (batch, threads), cell in groupby(sorted(rows, key=_cell), _cell):
         some = sorted(cell, key=lambda row: float(row["median_ms"]))
@@ -62,7 +64,11 @@ def winners(rows: Iterable[Row]) -> list[dict[str, Any]]:
         same = [row for row in some[1:] if verdict(_latency(best), _latency(row)) == "same"]
         file = next((row for row in some if row["bytes"] is not None), None)
         where = f"Batch {batch}, {threads} thread{'s' * (threads > 1)}"
-        over = "" if best["over_eager"] is None or best["backend"] == "eager" else f", {best['over_eager']:.2f} of eager's time"
+        over = (
+            ""
+            if best["over_eager"] is None or best["backend"] == "eager"
+            else f", {best['over_eager']:.2f} of eager's time"
+        )
         if not same:
             text = f"{where}: {best['backend']} is the fastest with {best['median_ms']:.3f} ms{over}"
             text += "" if len(some) > 1 else "; nothing else was measured"

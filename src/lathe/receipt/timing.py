@@ -1,4 +1,6 @@
-"""Latency of all forms of a net beside each other, cell by cell: a cell is a device, a batch size and a number of threads."""
+"""Latency of all forms of a net beside each other, cell by cell: a cell is a device, a batch size and a number of
+threads.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -43,8 +45,8 @@ def time_forms(
     beside: Callable[[Form], Mapping[str, str]] = beside_dense,
     check: Callable[[Form, Opened], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """A row for each form in each cell; `sample` makes a batch of a size. What can't be opened, or fails `check` by an exception, goes to
-    `left_out` with its reason."""
+    """A row for each form in each cell; `sample` makes a batch of a size. What can't be opened, or fails `check` by an
+    exception, goes to `left_out` with its reason."""
     rows: list[dict[str, Any]] = []
     for device, batch, threads in cells:
         torch.set_num_threads(threads)

@@ -14,7 +14,13 @@ SHIPS = ("onnx_int8", "onnx", "aot_inductor", "weights")  # the first that was m
 
 def findings(receipt: Mapping[str, Any]) -> list[str]:
     """One sentence for each thing that a reader should know, bad news included."""
-    found = [_chosen(receipt), *_metric(receipt), *_file(receipt), *_fastest(receipt["latency"]), *busy(receipt["latency"])]
+    found = [
+        _chosen(receipt),
+        *_metric(receipt),
+        *_file(receipt),
+        *_fastest(receipt["latency"]),
+        *busy(receipt["latency"]),
+    ]
     if "quantization" in receipt["structure"]:
         found += _integers_beside_bf16(receipt["latency"])
     if receipt["size"]["sparsity"] >= NOTHING:
@@ -44,10 +50,14 @@ def _metric(receipt: Mapping[str, Any]) -> list[str]:
         return []
     text = f"{split}/{metric} of the module is {own['figures'][metric]:.4f}"
     if dense is None:
-        return [f"{text}; no baseline given, so there is no dense metric and no agreement: baseline=<run directory> gives them."]
+        return [
+            f"{text}; no baseline given, so there is no dense metric and no agreement: baseline=<run directory> "
+            "gives them."
+        ]
     told = own["agreement"]
     return [
-        f"{text}, of the dense net {dense['figures'][metric]:.4f}; {told['share']:.4f} of their {told['n']} predictions are equal."
+        f"{text}, of the dense net {dense['figures'][metric]:.4f}; {told['share']:.4f} of their {told['n']} "
+        "predictions are equal."
     ]
 
 
@@ -90,19 +100,27 @@ def _fastest(rows: Iterable[Row]) -> list[str]:
             for key, name in (("eager", "in eager fp32"), ("bf16", "compiled in bf16"), ("twin", "in the same runtime"))
             if best[f"over_{key}"] is not None
         ]
-        found.append(f"{_where(best)}: {best['backend']} is this net's fastest, {best['median_ms']:.3f} ms, {', '.join(beside)}.")
+        found.append(
+            f"{_where(best)}: {best['backend']} is this net's fastest, {best['median_ms']:.3f} ms, {', '.join(beside)}."
+        )
     return found
 
 
-def busy(rows: Iterable[Row], of: str = "dense", again: str = "python scripts/receipt.py run=<run directory>") -> list[str]:
-    """A sentence if calls of one and the same net, `of` in eager, differ too much; `again` is the command that measures anew."""
-    wide = max((row["p90_ms"] / row["p10_ms"] for row in rows if (row["of"], row["backend"]) == (of, "eager")), default=1.0)
+def busy(
+    rows: Iterable[Row], of: str = "dense", again: str = "python scripts/receipt.py run=<run directory>"
+) -> list[str]:
+    """A sentence if calls of one and the same net, `of` in eager, differ too much; `again` is the command that measures
+    anew.
+    """
+    wide = max(
+        (row["p90_ms"] / row["p10_ms"] for row in rows if (row["of"], row["backend"]) == (of, "eager")), default=1.0
+    )
     if wide < WIDE:
         return []
     whose = "dense" if of == "dense" else "eager"
     return [
-        f"The machine was busy: the {whose} net's own calls differ by a factor of {wide:.1f} (p90 over p10); measure again when it is "
-        f"idle: {again}."
+        f"The machine was busy: the {whose} net's own calls differ by a factor of {wide:.1f} (p90 over p10); measure "
+        f"again when it is idle: {again}."
     ]
 
 
@@ -118,7 +136,11 @@ def _where(row: Row) -> str:
 def _integers_beside_bf16(rows: Iterable[Row]) -> list[str]:
     found = []
     for row in rows:
-        if row["of"] == "this" and row["backend"] in ("onnx_int8", "aot_inductor") and row["beside_bf16"] in ("slower", "same"):
+        if (
+            row["of"] == "this"
+            and row["backend"] in ("onnx_int8", "aot_inductor")
+            and row["beside_bf16"] in ("slower", "same")
+        ):
             word = "slower than" if row["beside_bf16"] == "slower" else "no faster than"
             found.append(
                 f"{_where(row)}: the integers of {row['backend']} are {word} the dense net compiled in bf16 "
@@ -135,10 +157,14 @@ def _zeros(receipt: Mapping[str, Any]) -> str:
         dense = rows.get(("dense", backend, *cell))
         if of == "this" and dense is not None:
             pairs.append(
-                f"{backend} {row['median_ms']:.3f} ms beside the dense {dense['median_ms']:.3f} ms at batch {row['batch']}"
+                f"{backend} {row['median_ms']:.3f} ms beside the dense {dense['median_ms']:.3f} ms at batch "
+                f"{row['batch']}"
             )
     file = shipped(receipt["files"])
-    text = f"{receipt['size']['sparsity']:.1%} of the layers' weights are zero, which buys no time by itself: they are stored and computed "
+    text = (
+        f"{receipt['size']['sparsity']:.1%} of the layers' weights are zero, which buys no time by itself: they are "
+        "stored and computed "
+    )
     text += "like any other weight"
     if pairs and not receipt["structure"]:  # else the nets differ in more than zeros
         text += f" ({'; '.join(pairs[:4])})"
@@ -154,22 +180,23 @@ def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:
         dense = "the configured net before compression, with random weights"
     lines = [
         f"The dense net is {dense}.",
-        "Latency: all forms in one process, in rounds of one call of each in an order drawn anew, each just after an untimed call of its "
-        f"own; {warmup} calls to warm up; n, median, 10th and 90th percentile as in the table.",
-        f"faster and slower: the ranges from p10 to p90 lie apart and the medians differ by more than {MARGIN:.0%}, or the medians differ "
-        f"by a factor of {CLEAR} and more; same otherwise.",
-        "of dense there: of the time of the dense float32 net in the same runtime: what compression has gained. The columns before it hold "
-        "what the runtime gains for any net, too.",
+        "Latency: all forms in one process, in rounds of one call of each in an order drawn anew, each just after an "
+        f"untimed call of its own; {warmup} calls to warm up; n, median, 10th and 90th percentile as in the table.",
+        f"faster and slower: the ranges from p10 to p90 lie apart and the medians differ by more than {MARGIN:.0%}, or "
+        f"the medians differ by a factor of {CLEAR} and more; same otherwise.",
+        "of dense there: of the time of the dense float32 net in the same runtime: what compression has gained. The "
+        "columns before it hold what the runtime gains for any net, too.",
         "compiled: torch.compile with inductor and frozen weights, for the one batch size; bf16 by autocast.",
         "Files take what the net takes and were kept only to be measured"
         + ("." if receipt.get("undeclared") else "; scripts/export.py puts the preprocessing of pixels in front."),
-        "MACs count matrix products, convolutions and attention of one sample. MACs with non-zero weights are what zeros would save on "
-        "hardware that skips them.",
+        "MACs count matrix products, convolutions and attention of one sample. MACs with non-zero weights are what "
+        "zeros would save on hardware that skips them.",
         "Peak memory counts tensors, the net's own included.",
         "Metrics of the eager module are in float32 on the CPU.",
     ]
     if "quantization" in receipt["structure"]:
         lines.append(
-            "eager and compiled forms of this net simulate its integers in floating point: they are slower than what ships."
+            "eager and compiled forms of this net simulate its integers in floating point: they are slower than what "
+            "ships."
         )
     return lines

@@ -33,11 +33,13 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     for name, node in nodes.items():
         callback = make_part(_monitoring(name, node, task), f"callbacks.{name}", Callback)
         twin = next((other for other, known in made.items() if known.state_key == callback.state_key), None)
-        require(twin is None, f"callbacks.{twin} and callbacks.{name} are both {callback.state_key}: leave one of them out.")
+        require(
+            twin is None, f"callbacks.{twin} and callbacks.{name} are both {callback.state_key}: leave one of them out."
+        )
         require(
             not isinstance(callback, (LearningRateFinder, BatchSizeFinder)),
-            f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: leave it out, "
-            "and compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).",
+            f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: "
+            "leave it out, and compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).",
         )
         made[name] = callback
     return [ExactResume(cfg["seed"]), *make_methods(cfg), *made.values()]
@@ -57,8 +59,8 @@ def _monitoring(name: str, node: Any, task: Task) -> Any:
         monitor = node["monitor"]
         if monitor is not None and monitor not in task.metric_names and type(task).__module__.split(".")[0] != "lathe":
             raise UserError(
-                f"callbacks.{name}.mode=auto knows the task's own metrics, and not {monitor}: set callbacks.{name}.mode to max "
-                "or min."
+                f"callbacks.{name}.mode=auto knows the task's own metrics, and not {monitor}: set "
+                f"callbacks.{name}.mode to max or min."
             )
         node = {**node, "mode": "min" if str(monitor).rpartition("/")[2] in task.minimised else "max"}
     return node
@@ -70,13 +72,16 @@ def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Lo
     Raises:
         UserError: a node is no logger, or one that can't start.
     """
-    nodes = {"csv": {"_target_": "lathe.loggers.csv"}, **{name: node for name, node in cfg["logger"].items() if node is not None}}
+    nodes = {
+        "csv": {"_target_": "lathe.loggers.csv"},
+        **{name: node for name, node in cfg["logger"].items() if node is not None},
+    }
     return [make_logger(node, f"logger.{name}", run_dir, start_step) for name, node in nodes.items()]
 
 
 def make_logger(node: Any, key: str, run_dir: Path, start_step: int) -> Logger:
-    """The logger of a node. A function gets the run's directory and the step that it starts at; a class, such as Lightning's own, its keys
-    alone, and the directory where it takes a `save_dir` that was not given."""
+    """The logger of a node. A function gets the run's directory and the step that it starts at; a class, such as
+    Lightning's own, its keys alone, and the directory where it takes a `save_dir` that was not given."""
     kind = target_of(node)
     if not inspect.isclass(kind):
         logger: Logger = make_part(node, key, Logger, run_dir, start_step)

@@ -21,7 +21,8 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
     """Instantiates `node`, which stands at `key` of the configuration.
 
     Raises:
-        UserError: the target does not exist or does not take these arguments; or what the target itself raised, if that is one.
+        UserError: the target does not exist or does not take these arguments; or what the target itself raised, if that
+        is one.
     """
     try:
         return hydra.utils.instantiate(node, *args, **kwargs)
@@ -44,7 +45,15 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         if (
             isinstance(
                 deepest,
-                (TypeError, ImportError, AttributeError, ValueError, RuntimeError, MemoryError, MisconfigurationException),
+                (
+                    TypeError,
+                    ImportError,
+                    AttributeError,
+                    ValueError,
+                    RuntimeError,
+                    MemoryError,
+                    MisconfigurationException,
+                ),
             )
             or deepest is error
         ):
@@ -106,7 +115,8 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     The learning rate is scaled by the batch that an optimizer step sees, so accumulated batches count.
 
     Raises:
-        UserError: a part can't be built, or its keys can't work; what can be known without data and devices is told here.
+        UserError: a part can't be built, or its keys can't work; what can be known without data and devices is told
+        here.
     """
     if not isinstance(cfg["model"].get("_target_"), str):
         raise UserError(f"model={cfg['model']!r}: expected a node whose _target_ names {_named(Task)}.")
@@ -131,13 +141,13 @@ def _check_task(kind: Any, target: str) -> None:
         return  # a function may make a task
     if issubclass(kind, LightningModule):
         raise UserError(
-            f"model._target_={target} is a plain LightningModule, which says neither what its net is nor how a batch's metrics add up: "
-            "derive it from lathe.tasks.Task, with losses and sums in the place of its steps."
+            f"model._target_={target} is a plain LightningModule, which says neither what its net is nor how a batch's "
+            "metrics add up: derive it from lathe.tasks.Task, with losses and sums in the place of its steps."
         )
     if issubclass(kind, nn.Module):
         raise UserError(
-            f"model._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask, whose net stands in "
-            "model.net."
+            f"model._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask, whose net "
+            "stands in model.net."
         )
     raise UserError(f"model._target_={target}: expected {_named(Task)}, got the class {kind.__name__}.")
 

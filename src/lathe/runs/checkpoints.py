@@ -12,8 +12,8 @@ from lathe.errors import UserError
 
 
 def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
-    """The contents of a checkpoint that Lathe or Lightning wrote. Tensors of a file stay on disk until they are used; a folder that a
-    sharded strategy wrote is put together in memory.
+    """The contents of a checkpoint that Lathe or Lightning wrote. Tensors of a file stay on disk until they are used; a
+    folder that a sharded strategy wrote is put together in memory.
 
     `key` is the configuration key that named the file.
 
@@ -26,7 +26,8 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
         return _checked(sharded_files.read(path, key), path, key)
     if not path.is_file():
         raise UserError(
-            f"{key}={path}: there is no such file; a run's checkpoints are best.ckpt and last.ckpt in its checkpoints folder."
+            f"{key}={path}: there is no such file; a run's checkpoints are best.ckpt and last.ckpt in its "
+            "checkpoints folder."
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -35,32 +36,43 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
             f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."
         ) from error
     except Exception as error:  # a torn or hostile file can fail in nearly any way
-        raise UserError(f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another.") from error
+        raise UserError(
+            f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another."
+        ) from error
     return _checked(state, path, key)
 
 
 def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict) or "global_step" not in state:
         raise UserError(f"{key}={path} is not a checkpoint of a run: it has no `state_dict` and `global_step`.")
-    odd = next((name for name, value in state["state_dict"].items() if not isinstance(name, str) or not _plain(value)), None)
+    odd = next(
+        (name for name, value in state["state_dict"].items() if not isinstance(name, str) or not _plain(value)), None
+    )
     if odd is not None:
         raise UserError(f"{key}={path} is not a checkpoint of a run: its weight {odd!a} is no plain tensor.")
     for name, kind in (("global_step", int), ("epoch", int), ("structure", dict), ("callbacks", dict), ("loops", dict)):
         if name in state and not isinstance(state[name], kind):
-            raise UserError(f"{key}={path} is not a checkpoint of a run: its `{name}` is of type {type(state[name]).__name__}.")
+            raise UserError(
+                f"{key}={path} is not a checkpoint of a run: its `{name}` is of type {type(state[name]).__name__}."
+            )
     return state
 
 
 def _plain(value: Any) -> bool:
-    """Whether `value` is a tensor with numbers of its own in memory or on disk: none without storage, sparse or of another class."""
+    """Whether `value` is a tensor with numbers of its own in memory or on disk: none without storage, sparse or of
+    another class.
+    """
     return (
-        type(value) in (Tensor, nn.Parameter) and value.layout == torch.strided and not value.is_meta and not value.is_quantized
+        type(value) in (Tensor, nn.Parameter)
+        and value.layout == torch.strided
+        and not value.is_meta
+        and not value.is_quantized
     )
 
 
 def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True) -> None:
-    """Makes a net as its configuration builds it what `state`, a checkpoint's contents, says: its structure, then its weights. With
-    `finite`, weights that are no numbers are refused: whatever is computed with them means nothing.
+    """Makes a net as its configuration builds it what `state`, a checkpoint's contents, says: its structure, then its
+    weights. With `finite`, weights that are no numbers are refused: whatever is computed with them means nothing.
 
     Raises:
         UserError: they don't fit or are not finite; the sentence names the first.
@@ -92,8 +104,8 @@ def load_weights(net: nn.Module, weights: dict[str, Tensor], key: str) -> None:
             )
         if own[name].shape != weights[name].shape:
             raise UserError(
-                f"{key} does not fit this net: {name} is {list(weights[name].shape)} there and {list(own[name].shape)} here; "
-                "choose the model and sizes that it was trained with."
+                f"{key} does not fit this net: {name} is {list(weights[name].shape)} there and {list(own[name].shape)} "
+                "here; choose the model and sizes that it was trained with."
             )
     extra = sorted(weights.keys() - own.keys())
     if extra:

@@ -14,8 +14,9 @@ RATES = ("step_ms", "data_wait", "grad_sync", "mfu")
 
 
 def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -> None:
-    """Holds the monitors of `callbacks` and the objective against what the task declares and the run itself adds. A task or a callback
-    of the user's own may log any name: then what nobody declares is looked for at the end of the first epoch with a validation.
+    """Holds the monitors of `callbacks` and the objective against what the task declares and the run itself adds. A
+    task or a callback of the user's own may log any name: then what nobody declares is looked for at the end of the
+    first epoch with a validation.
 
     Raises:
         UserError: no part can report a name, or not while training goes on.
@@ -28,10 +29,13 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
             continue
         key = f"callbacks.{_name(cfg, callback)}.monitor={monitor}"
         require(
-            not monitor.startswith("test/"), f"{key}: the test split is evaluated once, after training; monitor a metric of val."
+            not monitor.startswith("test/"),
+            f"{key}: the test split is evaluated once, after training; monitor a metric of val.",
         )
         known = [name for name in declared if not name.startswith("test/")]
-        require(bool(own) or monitor in known, f"{key}: the task reports no such metric; {did_you_mean(monitor, known)}")
+        require(
+            bool(own) or monitor in known, f"{key}: the task reports no such metric; {did_you_mean(monitor, known)}"
+        )
         if isinstance(callback, EarlyStopping) and not callback._check_on_train_epoch_end:
             require(
                 not monitor.startswith("train/"),
@@ -40,14 +44,22 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
             )
             require(
                 cfg["trainer"]["limit_val_batches"] != 0,
-                f"{key} is looked at after a validation, and trainer.limit_val_batches=0 leaves them out: drop one of the two.",
+                f"{key} is looked at after a validation, and trainer.limit_val_batches=0 leaves them out: drop one "
+                "of the two.",
             )
     objective = cfg["objective"]
     if objective is None:
         return
     require(isinstance(objective, str), f"objective={objective}: give a metric's name, such as val/accuracy, or null.")
-    require(cfg["test"] or not objective.startswith("test/"), f"objective={objective} needs the test that test=false leaves out.")
-    rates = (f"{getattr(task, 'unit', 'samples')}_per_s", *RATES) if any(isinstance(c, Throughput) for c in callbacks) else ()
+    require(
+        cfg["test"] or not objective.startswith("test/"),
+        f"objective={objective} needs the test that test=false leaves out.",
+    )
+    rates = (
+        (f"{getattr(task, 'unit', 'samples')}_per_s", *RATES)
+        if any(isinstance(c, Throughput) for c in callbacks)
+        else ()
+    )
     known = [*declared, *COUNTS, *rates]
     made = objective.partition("/")[0] in methods(cfg.get("compression") or {})  # what it reports depends on the net
     require(
@@ -57,7 +69,9 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
 
 
 def not_reported(cfg: dict[str, Any], callbacks: Sequence[Callback], said: str, reported: Iterable[str]) -> UserError:
-    """The sentence for early stopping that has not found its monitor among the `reported` names, and has `said` so in Lightning's words."""
+    """The sentence for early stopping that has not found its monitor among the `reported` names, and has `said` so in
+    Lightning's words.
+    """
     monitor = said.partition("`")[2].partition("`")[0]
     stops = [callback for callback in callbacks if isinstance(callback, EarlyStopping) and callback.monitor == monitor]
     key = _name(cfg, stops[0]) if stops else "early_stopping"
@@ -65,7 +79,8 @@ def not_reported(cfg: dict[str, Any], callbacks: Sequence[Callback], said: str, 
     known = [name for name in reported if not name.startswith("lr-")]
     hint = did_you_mean(monitor, known)
     return UserError(
-        f"callbacks.{key}.monitor={monitor}: nothing has reported it by the end of a {when}{'; ' + hint if hint else '.'}"
+        f"callbacks.{key}.monitor={monitor}: nothing has reported it by the end of a "
+        f"{when}{'; ' + hint if hint else '.'}"
     )
 
 

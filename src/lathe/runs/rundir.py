@@ -1,7 +1,7 @@
 """What a run leaves on disk, and how it is found again. Imports no torch.
 
-A run directory holds config.yaml, overrides.yaml, environment.json, checkpoints/, metrics.csv and, once the run is complete,
-result.json. One process at a time may write to it; a lock says so.
+A run directory holds config.yaml, overrides.yaml, environment.json, checkpoints/, metrics.csv and, once the run is
+complete, result.json. One process at a time may write to it; a lock says so.
 """
 
 import json
@@ -26,7 +26,10 @@ from lathe.runs.environment import describe_environment
 # What every configuration of a run has, as groups of keys.
 GROUPS = ("paths", "data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
 # What stands in a run directory, besides what loggers make: nobody else may write there.
-_OWN = "config.yaml overrides.yaml environment.json metrics.csv result.json receipt.json receipt.md .lock checkpoints exports"
+_OWN = (
+    "config.yaml overrides.yaml environment.json metrics.csv result.json receipt.json receipt.md .lock checkpoints "
+    "exports"
+)
 OWN_FILES = tuple(_OWN.split())
 # What may differ between a run and its continuation without making it another experiment.
 NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "trusted", "tags", "data.class_names")
@@ -104,7 +107,9 @@ class RunDir:
         path = self.path / "checkpoints" / f"{name}.ckpt"
         if not path.exists():
             there = sorted(file.stem for file in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
-            raise UserError(f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) if there else 'none at all'}.")
+            raise UserError(
+                f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) if there else 'none at all'}."
+            )
         return path
 
     def save_config(self, cfg: dict[str, Any]) -> None:
@@ -123,11 +128,13 @@ class RunDir:
 
     @contextmanager
     def reopened(self, cfg: dict[str, Any]) -> Iterator[None]:
-        """As `reopen`; what stood there comes back if an error ends the job before training has gone on, which begins by writing
-        metrics.csv anew."""
+        """As `reopen`; what stood there comes back if an error ends the job before training has gone on, which begins
+        by writing metrics.csv anew."""
         kept = [self.path / name for name in ("config.yaml", "result.json") if (self.path / name).exists()]
         before, lines = {path: path.read_text() for path in kept}, self.path / "metrics.csv"
-        mark = lines.exists() and lines.stat().st_mtime_ns  # not its inode, which a file that takes its place may be given again
+        mark = (
+            lines.exists() and lines.stat().st_mtime_ns
+        )  # not its inode, which a file that takes its place may be given again
         self.reopen(cfg)
         try:
             yield
@@ -144,12 +151,14 @@ class RunDir:
 
     def finish(self, result: dict[str, Any]) -> None:
         """Writes result.json, which makes the run complete."""
-        write_atomically(self.path / "result.json", json.dumps(result, indent=2, sort_keys=True, allow_nan=False) + "\n")
+        write_atomically(
+            self.path / "result.json", json.dumps(result, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        )
 
     @contextmanager
     def locked(self, shared: bool = False) -> Iterator[None]:
-        """Holds the directory for this process, or with `shared` for it and the other machines of its launch; the kernel lets go of it
-        however the process ends.
+        """Holds the directory for this process, or with `shared` for it and the other machines of its launch; the
+        kernel lets go of it however the process ends.
 
         Raises:
             UserError: another process is writing to it.
@@ -241,19 +250,29 @@ def open_run(path: str | Path, key: str) -> RunDir:
     try:
         run = RunDir(Path(path).resolve(), f"{key}={path}")
         there = run.path.exists()
-    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name that is too long or holds a null byte
-        raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {_reason(error)}; logs/latest is the newest run.") from error
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:  # a loop of links, a name that is too long or holds a null byte
+        raise UserError(
+            f"{key}={str(path)[:200]!r} leads nowhere: {_reason(error)}; logs/latest is the newest run."
+        ) from error
     require(there, f"{key}={path}: there is no such directory; logs/latest is the newest run.")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
         raise UserError(
-            f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the newest run."
+            f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the "
+            "newest run."
         )
     trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
     require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
     saved = run.known_config
     require("name" in saved, f"{key}={path}: its config.yaml can't be read as a configuration.")
     for group in GROUPS:
-        lacks = f"{key}={path}: its config.yaml has no group {group}, which every run has: take a run directory as Lathe has written it."
+        lacks = (
+            f"{key}={path}: its config.yaml has no group {group}, which every run has: take a run directory as Lathe "
+            "has written it."
+        )
         require(isinstance(saved.get(group), dict), lacks)
     run.sweep()
     return run
@@ -265,7 +284,9 @@ def _reason(error: Exception) -> str:
 
 def find_runs(log_dir: Path, name: str) -> list[RunDir]:
     """All runs called `name`, newest first."""
-    paths = sorted((path.parent for path in (log_dir / name).glob("[!.]*/config.yaml")), key=lambda path: path.name, reverse=True)
+    paths = sorted(
+        (path.parent for path in (log_dir / name).glob("[!.]*/config.yaml")), key=lambda path: path.name, reverse=True
+    )
     return [RunDir(path.absolute()) for path in paths]
 
 
@@ -291,7 +312,9 @@ def find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
 
 
 def find_launch(log_dir: Path, name: str, launch_id: str, unfinished: bool = True) -> RunDir | None:
-    """The newest run that was started under `launch_id`; of the `unfinished` ones, it is the one that a restart continues."""
+    """The newest run that was started under `launch_id`; of the `unfinished` ones, it is the one that a restart
+    continues.
+    """
     for run in find_runs(log_dir, name):
         if not (unfinished and run.complete) and run.readable and run.environment.get("launch_id") == launch_id:
             return run

@@ -17,7 +17,8 @@ Forward = Callable[[Tensor], Any]
 
 
 def open_run_net(path: str | Path, key: str = "run", checkpoint: str = "best") -> tuple[Task, dict[str, Any]]:
-    """The task of a run directory with the weights and structure of a checkpoint, on the CPU in eval mode, and its configuration.
+    """The task of a run directory with the weights and structure of a checkpoint, on the CPU in eval mode, and its
+    configuration.
 
     `key` is the configuration key that named the directory.
 
@@ -39,7 +40,9 @@ def open_net(path: str | Path, key: str = "run") -> nn.Module:
 
 
 def open_data(cfg: dict[str, Any]) -> Any:
-    """The data module of a resolved configuration, set up and without a trainer: batches are global ones, on the CPU."""
+    """The data module of a resolved configuration, set up and without a trainer: batches are global ones, on the
+    CPU.
+    """
     datamodule = make_data(cfg)
     datamodule.prepare_data()
     # a user's own may open each split in its stage
@@ -50,14 +53,17 @@ def open_data(cfg: dict[str, Any]) -> Any:
 
 @torch.no_grad()
 def outputs_of(forward: Forward, batches: Iterable[Any]) -> Tensor:
-    """What `forward` answers to the inputs of all batches, one behind the other along the first dimension, in float32 or wider."""
+    """What `forward` answers to the inputs of all batches, one behind the other along the first dimension, in float32
+    or wider.
+    """
     found = [torch.as_tensor(forward(batch[0])) for batch in batches]
     return torch.cat([part.to(torch.promote_types(part.dtype, torch.float32)) for part in found])
 
 
 @torch.no_grad()
 def score(task: Task, forward: Forward, batches: Iterable[Any]) -> dict[str, float]:
-    """The task's metrics, such as loss and accuracy, for the outputs of `forward`; samples that only fill up do not count.
+    """The task's metrics, such as loss and accuracy, for the outputs of `forward`; samples that only fill up do not
+    count.
 
     `forward` takes a batch's input and returns logits, as a tensor or an array.
     """

@@ -1,4 +1,6 @@
-"""A run's net as it ships: behind the preprocessing of its pixels, with its arithmetic chosen, and the facts that clients need."""
+"""A run's net as it ships: behind the preprocessing of its pixels, with its arithmetic chosen, and the facts that
+clients need.
+"""
 
 import copy
 from collections.abc import Mapping
@@ -26,8 +28,8 @@ BATCHES = 16  # training batches that ranges are calibrated on
 
 @dataclass
 class Shippable:
-    """`net` takes what `facts["input"]` describes and is what a target exports; `trained` is the run's own net, without preprocessing.
-    All are on the CPU in eval mode."""
+    """`net` takes what `facts["input"]` describes and is what a target exports; `trained` is the run's own net, without
+    preprocessing. All are on the CPU in eval mode."""
 
     task: Task
     cfg: dict[str, Any]
@@ -60,16 +62,22 @@ class Shippable:
 
     @property
     def other_size(self) -> tuple[int, int] | None:
-        """Height and width of the pixels that come in, where the graph scales them to the net's size; None for the net's own or any."""
+        """Height and width of the pixels that come in, where the graph scales them to the net's size; None for the
+        net's own or any.
+        """
         given = self.net.preprocess.input_size if isinstance(self.net, Shipped) else None
         return given if isinstance(given, tuple) and given != self.net.preprocess.size else None
 
     def logits_of(self, x: Tensor) -> int:
         """How many logits a batch has."""
-        return int(len(x) * self.facts["output"]["shape"][-1] * (x.shape[1] if len(self.facts["output"]["shape"]) == 3 else 1))
+        return int(
+            len(x) * self.facts["output"]["shape"][-1] * (x.shape[1] if len(self.facts["output"]["shape"]) == 3 else 1)
+        )
 
     def inputs_of(self, x: Tensor) -> Tensor:
-        """A batch of the data module as clients send it: the uint8 pixels that its normalised images were, or token ids."""
+        """A batch of the data module as clients send it: the uint8 pixels that its normalised images were, or token
+        ids.
+        """
         preprocess = self.facts["preprocess"]
         if preprocess is None or not preprocess["in_graph"]:
             return x
@@ -100,9 +108,9 @@ def open_shippable(
 ) -> Shippable:
     """The net of a run directory, ready for a target.
 
-    `integers` None leaves the net as it was trained; False gives a quantized net's weights as the floats that they stand for, with
-    activations that are not rounded; True calibrates a net that is not quantized on batches of its training data. `eval_batch_size` takes
-    the place of the run's own, None leaves that.
+    `integers` None leaves the net as it was trained; False gives a quantized net's weights as the floats that they
+    stand for, with activations that are not rounded; True calibrates a net that is not quantized on batches of its
+    training data. `eval_batch_size` takes the place of the run's own, None leaves that.
 
     Raises:
         UserError: it is no run, has no such checkpoint, does not declare what its net takes, or `input_size` can't be.
@@ -181,7 +189,8 @@ def _tokens(
 
 
 def calibrated(net: nn.Module, data: Any) -> nn.Module:
-    """A copy of `net` with 8-bit weights and activations, whose ranges come from training data as compression=ptq_static takes them.
+    """A copy of `net` with 8-bit weights and activations, whose ranges come from training data as
+    compression=ptq_static takes them.
 
     Raises:
         UserError: the net has nothing to quantize.
@@ -192,7 +201,8 @@ def calibrated(net: nn.Module, data: Any) -> nn.Module:
 
 
 def class_names(cfg: Mapping[str, Any]) -> list[str] | None:
-    """Names of the classes in the order of the logits: those that the data declare, else their numbers; None for token ids.
+    """Names of the classes in the order of the logits: those that the data declare, else their numbers; None for token
+    ids.
 
     Raises:
         UserError: there are more or fewer names than classes.
@@ -200,5 +210,7 @@ def class_names(cfg: Mapping[str, Any]) -> list[str] | None:
     data = cfg["data"]
     if "num_classes" not in data:
         return None
-    names = check_class_names(data.get("class_names"), data["num_classes"])  # runs from before there were any lack the key
+    names = check_class_names(
+        data.get("class_names"), data["num_classes"]
+    )  # runs from before there were any lack the key
     return names or [str(index) for index in range(data["num_classes"])]

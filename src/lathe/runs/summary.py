@@ -46,8 +46,8 @@ def _metric(value: float | None) -> str:
 
 
 def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
-    """Commands that make sense after `run`, which lies at `shown` for who types them: its metrics on the validation split, the same run
-    with half its learning rate, and with other seeds."""
+    """Commands that make sense after `run`, which lies at `shown` for who types them: its metrics on the validation
+    split, the same run with half its learning rate, and with other seeds."""
     words = _typed(run, cfg)
     found = [["python", "scripts/evaluate.py", f"run={_value(str(shown))}", "split=val"]] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
@@ -58,8 +58,8 @@ def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
 
 
 def _typed(run: RunDir, cfg: dict[str, Any]) -> list[str]:
-    """The overrides that make another run like this one: without what names this one alone, and with the runs that it started from or
-    learned from as they were found then, since logs/latest leads elsewhere by now."""
+    """The overrides that make another run like this one: without what names this one alone, and with the runs that it
+    started from or learned from as they were found then, since logs/latest leads elsewhere by now."""
     words = run.overrides if (run.path / "overrides.yaml").is_file() else []
     leaves = flatten(cfg)
     kept = []
@@ -75,7 +75,11 @@ def _key(word: str) -> str:
 
 
 def _without(words: list[str], *keys: str) -> list[str]:
-    return [word for word in words if not any(_key(word) == key or _key(word).startswith((f"{key}.", f"{key}/")) for key in keys)]
+    return [
+        word
+        for word in words
+        if not any(_key(word) == key or _key(word).startswith((f"{key}.", f"{key}/")) for key in keys)
+    ]
 
 
 def _value(text: str) -> str:

@@ -21,7 +21,9 @@ from lathe.strategies import DDP, SyncBatchNorm, precision_plugin
 
 
 def quiet() -> None:
-    """Leaves Lightning its warnings and takes its chatter, which says at every start what the configuration says already."""
+    """Leaves Lightning its warnings and takes its chatter, which says at every start what the configuration says
+    already.
+    """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # images on the device need none
@@ -34,14 +36,21 @@ def _without(node: dict[str, Any], *keys: str) -> dict[str, Any]:
     return {key: value for key, value in node.items() if key not in keys}
 
 
-def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback], loggers: list[Logger] | None = None) -> Trainer:
-    """Lightning's Trainer for the configuration's `trainer`, `strategy` and `precision` groups, writing below `directory`.
+def make_trainer(
+    cfg: dict[str, Any], directory: Path, callbacks: list[Callback], loggers: list[Logger] | None = None
+) -> Trainer:
+    """Lightning's Trainer for the configuration's `trainer`, `strategy` and `precision` groups, writing below
+    `directory`.
 
     Raises:
         UserError: an argument that the Trainer does not take, or a combination that it refuses.
     """
     options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing")
-    kinds = {"enable_checkpointing": CheckpointBase, "enable_progress_bar": ProgressBar, "enable_model_summary": ModelSummary}
+    kinds = {
+        "enable_checkpointing": CheckpointBase,
+        "enable_progress_bar": ProgressBar,
+        "enable_model_summary": ModelSummary,
+    }
     for key, kind in kinds.items():  # Lightning would put one of its own in the place of a callback that was left out
         options[key] = any(isinstance(callback, kind) for callback in callbacks)
     one_process = cfg["strategy"].get("processes") == "one"
@@ -51,7 +60,9 @@ def make_trainer(cfg: dict[str, Any], directory: Path, callbacks: list[Callback]
     strategy = make_part(spread, "strategy", Strategy, or_none=True)
     several = world_size() > 1
     number_format = cfg["precision"]
-    precision = precision_plugin(number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name"))
+    precision = precision_plugin(
+        number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name")
+    )
     plugins = [AtomicCheckpointIO(read_checkpoint), *precision.pop("plugins", [])]
     if several and cfg["trainer"].get("sync_batchnorm", False):
         plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())

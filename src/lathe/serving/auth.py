@@ -1,4 +1,6 @@
-"""The API key: /predict, /info and /metrics ask for it; / and /health are open, so that a browser and a load balancer reach them."""
+"""The API key: /predict, /info and /metrics ask for it; / and /health are open, so that a browser and a load balancer
+reach them.
+"""
 
 import hmac
 from collections.abc import Mapping

@@ -1,4 +1,6 @@
-"""JSON and .npy in bodies of requests, read so that a hostile one costs no more than an honest one of its size. Imports no torch."""
+"""JSON and .npy in bodies of requests, read so that a hostile one costs no more than an honest one of its size. Imports
+no torch.
+"""
 
 import io
 import json
@@ -17,7 +19,8 @@ SHAPE = re.compile(r"\s*(\d{1,9})\s*,\s*(\d{1,9})\s*")
 
 
 def read_npy(body: bytes) -> Array:
-    """The array of a .npy file. numpy's own reader allocates what the header declares before it looks whether it is there.
+    """The array of a .npy file. numpy's own reader allocates what the header declares before it looks whether it is
+    there.
 
     Raises:
         BadRequest: it is none, of objects, or as long as its header does not say.
@@ -31,11 +34,14 @@ def read_npy(body: bytes) -> Array:
         raise BadRequest(400, "The body can't be read as a .npy array: send what numpy.save writes.") from error
     if dtype.kind not in "biuf" or len(shape) > 4 or any(side < 1 for side in shape):
         raise BadRequest(
-            422, f"The array is of {quoted(str(dtype))} and shape {quoted(str(list(shape)))}: send numbers, up to 4 axes."
+            422,
+            f"The array is of {quoted(str(dtype))} and shape {quoted(str(list(shape)))}: send numbers, up to 4 axes.",
         )
     expected, found = math.prod(shape) * dtype.itemsize, len(body) - file.tell()
     if expected != found:
-        raise BadRequest(400, f"The body has {found} bytes of array, but its header declares {expected}: send the whole file.")
+        raise BadRequest(
+            400, f"The body has {found} bytes of array, but its header declares {expected}: send the whole file."
+        )
     return np.frombuffer(body, dtype=dtype, offset=file.tell()).reshape(shape, order="F" if fortran else "C")
 
 
@@ -48,7 +54,9 @@ def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]
     form = "one JSON object with " + " or ".join(names)
     # read, a body of nothing but lists takes 20 times its bytes
     if max(body.count(sign) for sign in (b",", b"[", b"{")) > 3 * most + 16:
-        raise BadRequest(413, f"The JSON has more than {most} numbers, the most that a request can have: send it in parts.")
+        raise BadRequest(
+            413, f"The JSON has more than {most} numbers, the most that a request can have: send it in parts."
+        )
 
     def refuse(word: str) -> NoReturn:
         raise BadRequest(400, f"The JSON has {word}, which is no number: send whole numbers.")
@@ -75,7 +83,9 @@ def numbers(value: Any, name: str) -> Array:
     while list in (types := set(map(type, flat))):
         lengths = set(map(len, flat)) if types == {list} else set()
         if len(lengths) != 1 or len(shape) == 4:
-            raise BadRequest(422, f"{name} has lists of unequal lengths, or too deep ones: send a full array of whole numbers.")
+            raise BadRequest(
+                422, f"{name} has lists of unequal lengths, or too deep ones: send a full array of whole numbers."
+            )
         shape.append(lengths.pop())
         flat = list(chain.from_iterable(flat))
     if types != {int}:

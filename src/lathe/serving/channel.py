@@ -1,7 +1,7 @@
 """The wire between the server and one worker: a socket pair that carries a batch there and its answers back.
 
-A frame is a list of arrays, texts and nulls: two lengths, then JSON with the type and shape of each array in its place, then the arrays'
-bytes. Nothing is pickled: whatever a net does in its worker, the server reads numbers and text.
+A frame is a list of arrays, texts and nulls: two lengths, then JSON with the type and shape of each array in its place,
+then the arrays' bytes. Nothing is pickled: whatever a net does in its worker, the server reads numbers and text.
 """
 
 import asyncio
@@ -20,7 +20,9 @@ LENGTHS = struct.Struct("<QQ")
 
 def pack(items: Sequence[Item]) -> bytes:
     arrays = [np.ascontiguousarray(item) for item in items if isinstance(item, np.ndarray)]
-    head = json.dumps([[item.dtype.str, item.shape] if isinstance(item, np.ndarray) else item for item in items]).encode()
+    head = json.dumps(
+        [[item.dtype.str, item.shape] if isinstance(item, np.ndarray) else item for item in items]
+    ).encode()
     parts = [array.reshape(-1).view(np.uint8).data for array in arrays]
     return b"".join([LENGTHS.pack(len(head), sum(len(part) for part in parts)), head, *parts])
 

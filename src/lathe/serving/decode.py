@@ -1,7 +1,7 @@
 """From a request's body to the array that an export takes. Imports no torch, and trusts nothing that it is sent.
 
-Statuses: 400 a body that can't be read as what it is declared to be, 413 above a limit, 415 a type that is not taken, 422 readable, but
-not what the net takes.
+Statuses: 400 a body that can't be read as what it is declared to be, 413 above a limit, 415 a type that is not taken,
+422 readable, but not what the net takes.
 """
 
 import base64
@@ -26,9 +26,9 @@ def decode(
 ) -> tuple[Array, bool]:
     """What an export takes, and whether it was a single sample without a batch axis.
 
-    uint8 pixels `[n, channels, height, width]` where `facts["input"]` describes pictures, also if the file itself takes normalised
-    floats (`Bundle` normalises); int64 ids `[n, time]` where it describes tokens. PNG and JPEG are scaled to the file's size unless it
-    takes any; arrays must have it.
+    uint8 pixels `[n, channels, height, width]` where `facts["input"]` describes pictures, also if the file itself takes
+    normalised floats (`Bundle` normalises); int64 ids `[n, time]` where it describes tokens. PNG and JPEG are scaled to
+    the file's size unless it takes any; arrays must have it.
 
     Args:
         body: of the request.
@@ -74,11 +74,15 @@ class Images:
             return self.pictures([unpacked(text) for text in texts]), name == "image"
         pixels = numbers(value, name)
         if pixels.min() < 0 or pixels.max() > 255:
-            raise BadRequest(422, f"{name} has pixels from {pixels.min()} to {pixels.max()}: send whole numbers from 0 to 255.")
+            raise BadRequest(
+                422, f"{name} has pixels from {pixels.min()} to {pixels.max()}: send whole numbers from 0 to 255."
+            )
         return self.array(pixels.astype(np.uint8), name, one=name == "image")
 
     def pictures(self, files: list[bytes], kind: str | None = None) -> Array:
-        """uint8 `[n, channels, height, width]` of PNG or JPEG files, scaled to the net's size. All together may have `limits.pixels`."""
+        """uint8 `[n, channels, height, width]` of PNG or JPEG files, scaled to the net's size. All together may have
+        `limits.pixels`.
+        """
         self.count(len(files))
         if self.channels not in COLOURS:
             raise BadRequest(
@@ -98,7 +102,8 @@ class Images:
             found.append(pixels if self.size is None else scaled(pixels, self.size))
         if len({pixels.shape for pixels in found}) > 1:
             raise BadRequest(
-                422, "The images have different sizes, which this net takes one at a time: send them so, or of one size."
+                422,
+                "The images have different sizes, which this net takes one at a time: send them so, or of one size.",
             )
         return np.stack(found)
 
@@ -128,7 +133,8 @@ class Images:
             raise BadRequest(422, "This net takes images of any size: say theirs in the header X-Shape: height,width.")
         if given and self.size and given != self.size:
             raise BadRequest(
-                422, f"X-Shape is {given[0]},{given[1]}, but the net takes {self.size[0]},{self.size[1]}: scale the images."
+                422,
+                f"X-Shape is {given[0]},{given[1]}, but the net takes {self.size[0]},{self.size[1]}: scale the images.",
             )
         height, width = self.size or given or (0, 0)
         self.check_pixels(height, width)
@@ -145,7 +151,9 @@ class Images:
     def count(self, samples: int) -> None:
         """Refuses more samples than a request may have."""
         if samples > self.limits.samples:
-            raise BadRequest(413, f"The request has {samples} images, more than {self.limits.samples}: send it in parts.")
+            raise BadRequest(
+                413, f"The request has {samples} images, more than {self.limits.samples}: send it in parts."
+            )
 
     def check_pixels(self, height: int, width: int) -> None:
         """Refuses images larger than they may be."""
@@ -172,12 +180,16 @@ class Tokens:
         if kind == NPY:
             return self.check(read_npy(body), "The array")
         if len(body) % 8:
-            raise BadRequest(422, f"The body has {len(body)} bytes: send token ids as int64, 8 bytes each, little-endian.")
+            raise BadRequest(
+                422, f"The body has {len(body)} bytes: send token ids as int64, 8 bytes each, little-endian."
+            )
         ids, given = np.frombuffer(body, dtype="<i8"), read_shape(shape_header, "n,time")
         if given is None:
             return self.check(ids, "The body")
         if given[0] * given[1] != ids.size:
-            raise BadRequest(422, f"X-Shape is {given[0]},{given[1]}, but the body has {ids.size} ids: make them equal.")
+            raise BadRequest(
+                422, f"X-Shape is {given[0]},{given[1]}, but the body has {ids.size} ids: make them equal."
+            )
         return self.check(ids.reshape(given), "The body")
 
     def check(self, ids: Array, name: str) -> tuple[Array, bool]:
@@ -186,19 +198,28 @@ class Tokens:
             raise BadRequest(422, f"{name} is of {ids.dtype}: send token ids as whole numbers, such as int64.")
         single = ids.ndim == 1
         if ids.ndim not in (1, 2) or ids.size == 0:
-            raise BadRequest(422, f"{name} has shape {list(ids.shape)}: send token ids [time] or [n, time], at least one.")
+            raise BadRequest(
+                422, f"{name} has shape {list(ids.shape)}: send token ids [time] or [n, time], at least one."
+            )
         ids = ids[None] if single else ids
         if len(ids) > self.limits.samples:
-            raise BadRequest(413, f"The request has {len(ids)} sequences, more than {self.limits.samples}: send it in parts.")
+            raise BadRequest(
+                413, f"The request has {len(ids)} sequences, more than {self.limits.samples}: send it in parts."
+            )
         if self.exactly is not None and ids.shape[1] != self.exactly:
-            raise BadRequest(422, f"A sequence has {ids.shape[1]} token ids, but the net takes {self.exactly}: send as many.")
+            raise BadRequest(
+                422, f"A sequence has {ids.shape[1]} token ids, but the net takes {self.exactly}: send as many."
+            )
         if ids.shape[1] > self.longest:
             status = 413 if self.longest == self.limits.tokens else 422
             raise BadRequest(
-                status, f"A sequence has {ids.shape[1]} token ids, more than {self.longest}: send its last {self.longest}."
+                status,
+                f"A sequence has {ids.shape[1]} token ids, more than {self.longest}: send its last {self.longest}.",
             )
         if ids.min() < 0 or ids.max() >= self.vocab_size:
-            raise BadRequest(422, f"{name} has ids from {ids.min()} to {ids.max()}: the net knows 0 to {self.vocab_size - 1}.")
+            raise BadRequest(
+                422, f"{name} has ids from {ids.min()} to {ids.max()}: the net knows 0 to {self.vocab_size - 1}."
+            )
         return np.array(ids, dtype=np.int64, order="C"), single
 
 
@@ -206,7 +227,11 @@ def _what(facts: dict[str, Any], kind: str) -> str:
     if kind in PICTURES:
         return f"a {PICTURES[kind]} image"
     sent = "token ids" if "vocab_size" in facts["input"] else "images"
-    return {NPY: f"{sent} as numpy.save writes them", JSON: f"{sent} as lists of whole numbers", BINARY: f"{sent} as bytes"}[kind]
+    return {
+        NPY: f"{sent} as numpy.save writes them",
+        JSON: f"{sent} as lists of whole numbers",
+        BINARY: f"{sent} as bytes",
+    }[kind]
 
 
 def unpacked(text: str) -> bytes:

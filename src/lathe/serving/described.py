@@ -1,4 +1,6 @@
-"""Whether a manifest, which may come from elsewhere, has what requests, answers and the page are made of. Imports no torch."""
+"""Whether a manifest, which may come from elsewhere, has what requests, answers and the page are made of. Imports no
+torch.
+"""
 
 import math
 from typing import Any
@@ -7,7 +9,9 @@ LARGEST = 2**31  # of a size, and of a sample
 
 
 def described(facts: dict[str, Any]) -> bool:
-    """Of a manifest that `lathe.export.manifest.read` gave, whose `input`, `output` and `preprocess` are groups with lists of sizes."""
+    """Of a manifest that `lathe.export.manifest.read` gave, whose `input`, `output` and `preprocess` are groups with
+    lists of sizes.
+    """
     given, preprocess, classes = facts["input"], facts["preprocess"], facts.get("classes")
     shape, many, words = given["shape"], facts["output"]["shape"][-1:], "vocab_size" in given
     texts = [facts.get("run"), facts.get("checkpoint"), *(classes if isinstance(classes, list) else [])]

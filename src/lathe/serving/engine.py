@@ -1,8 +1,10 @@
-"""Requests to batches, batches to workers, answers back: one queue, and for each worker a task that feeds it and replaces it when it dies.
+"""Requests to batches, batches to workers, answers back: one queue, and for each worker a task that feeds it and
+replaces it when it dies.
 
-A batch is what has waited while a worker computed the last one. Only if that last one held several requests, as with several clients at a
-time, does the next wait for as many again, at most `batch_timeout`: a lone client is never held up. A request belongs to one batch of one
-worker at a time, and its answer comes back over that worker's own socket in the request's place, so it can't reach anybody else.
+A batch is what has waited while a worker computed the last one. Only if that last one held several requests, as with
+several clients at a time, does the next wait for as many again, at most `batch_timeout`: a lone client is never held
+up. A request belongs to one batch of one worker at a time, and its answer comes back over that worker's own socket in
+the request's place, so it can't reach anybody else.
 """
 
 import asyncio
@@ -53,7 +55,10 @@ class Engine:
     @property
     def full(self) -> bool:
         """Whether as many requests wait as may, or inputs of `BYTES`: small pictures become large ones."""
-        return len(self.waiting) >= self.options.max_queue or sum(request.inputs.nbytes for request in self.waiting) >= BYTES
+        return (
+            len(self.waiting) >= self.options.max_queue
+            or sum(request.inputs.nbytes for request in self.waiting) >= BYTES
+        )
 
     async def start(self) -> None:
         """Returns when all workers have loaded the net.
@@ -61,7 +66,9 @@ class Engine:
         Raises:
             UserError: one could not.
         """
-        loaded: list[asyncio.Future[None]] = [asyncio.get_running_loop().create_future() for _ in range(self.options.workers)]
+        loaded: list[asyncio.Future[None]] = [
+            asyncio.get_running_loop().create_future() for _ in range(self.options.workers)
+        ]
         self._keepers = [asyncio.create_task(self._keep(index, first)) for index, first in enumerate(loaded)]
         await asyncio.gather(*loaded)
 
@@ -80,10 +87,12 @@ class Engine:
                 process.join()
 
     async def predict(self, inputs: Array, timeout: float, urgent: bool = False) -> Array:
-        """Logits `[rows, ..., classes]` of `inputs`, `[rows, ...]`. An urgent request goes first, however full the queue is.
+        """Logits `[rows, ..., classes]` of `inputs`, `[rows, ...]`. An urgent request goes first, however full the
+        queue is.
 
         Raises:
-            BadRequest: 503 the queue is full or the worker died, 504 it took longer than `timeout` seconds, 500 the net raised an error.
+            BadRequest: 503 the queue is full or the worker died, 504 it took longer than `timeout` seconds, 500 the net
+            raised an error.
         """
         if self.full and not urgent:
             raise BadRequest(503, f"{len(self.waiting)} requests wait already: send it again later.")
@@ -135,7 +144,9 @@ class Engine:
             finally:
                 if channel is not None:
                     channel.close()  # tells the worker to leave
-                if process is not None and not (self._stopping and up):  # one that loads the net would read that too late
+                if process is not None and not (
+                    self._stopping and up
+                ):  # one that loads the net would read that too late
                     process.kill()
             if process is not None:
                 await asyncio.to_thread(process.join)
@@ -146,7 +157,9 @@ class Engine:
                 return
             print(f"Worker {index} {why}: starting another.", file=sys.stderr, flush=True)
             self.metrics.restarts.inc()
-            await asyncio.sleep(min(0.1 * (2 ** min(failures, 10) - 1), 10))  # at once, unless it dies again before it is up
+            await asyncio.sleep(
+                min(0.1 * (2 ** min(failures, 10) - 1), 10)
+            )  # at once, unless it dies again before it is up
             failures += 1
 
     async def _attend(self, process: BaseProcess, channel: ServerEnd) -> str:
@@ -163,7 +176,10 @@ class Engine:
                 return "died"
             if not isinstance(feeding.exception(), asyncio.TimeoutError):
                 feeding.result()
-            status, sentence = 504, f"There was no answer within {self.options.request_timeout:g} seconds: send it again later."
+            status, sentence = (
+                504,
+                f"There was no answer within {self.options.request_timeout:g} seconds: send it again later.",
+            )
             return "hung and was killed"
         except asyncio.CancelledError:
             sentence = "The server is stopping: send it again later."
@@ -192,7 +208,9 @@ class Engine:
             held.clear()
 
     async def _take(self) -> list[Request]:
-        """The next batch: requests in the order of their coming, of at most `max_batch_size` samples together unless one alone has more."""
+        """The next batch: requests in the order of their coming, of at most `max_batch_size` samples together unless
+        one alone has more.
+        """
         async with self._taking:
             while True:
                 while not self.waiting:
@@ -211,7 +229,9 @@ class Engine:
                     return batch
 
     async def _gather(self) -> None:
-        """Waits until as many requests are here as the last batch held, at most `batch_timeout` from the first one's coming."""
+        """Waits until as many requests are here as the last batch held, at most `batch_timeout` from the first one's
+        coming.
+        """
         expected = min(self._last, self.options.max_batch_size)
         left = self.waiting[0].since + self.options.batch_timeout - time.monotonic()
         if left <= 0 or len(self.waiting) >= expected:
@@ -239,7 +259,9 @@ class Engine:
             if isinstance(logits, np.ndarray):
                 request.answer.set_result(logits)
             else:
-                request.answer.set_exception(BadRequest(500, "The net failed on this input: the server's log says why."))
+                request.answer.set_exception(
+                    BadRequest(500, "The net failed on this input: the server's log says why.")
+                )
 
     def _fail(self, requests: list[Request], status: int, sentence: str) -> None:
         for request in requests:

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """`body`: bytes of a request's body. `pixels`: height times width of a picture, before any resizing. `samples`: rows of a request.
-    `tokens`: ids of a sequence where the manifest names no longest."""
+    """`body`: bytes of a request's body. `pixels`: height times width of a picture, before any resizing. `samples`:
+    rows of a request. `tokens`: ids of a sequence where the manifest names no longest."""
 
     body: int = 16 * 2**20
     pixels: int = 4096 * 4096

@@ -1,5 +1,5 @@
-"""What /metrics tells Prometheus. All of it is seen by the server's process, which hands out the batches, so nothing is gathered from
-the workers."""
+"""What /metrics tells Prometheus. All of it is seen by the server's process, which hands out the batches, so nothing is
+gathered from the workers."""
 
 from collections.abc import Callable
 
@@ -27,7 +27,9 @@ class Metrics:
             "lathe_batch_samples", "Samples of a batch that a worker computed at once", buckets=ROWS, registry=kept
         )
         self.answers = Counter("lathe_responses", "Answers by path and status", ["path", "status"], registry=kept)
-        self.restarts = Counter("lathe_worker_restarts", "Workers that died or hung and were started again", registry=kept)
+        self.restarts = Counter(
+            "lathe_worker_restarts", "Workers that died or hung and were started again", registry=kept
+        )
         Gauge("lathe_queue", "Requests that wait for a worker", registry=kept).set_function(waiting)
         Gauge("lathe_workers", "Workers that are up", registry=kept).set_function(ready)
 

@@ -38,7 +38,9 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     if missing is not None:
         raise UserError(missing)
     if not kind.computes:
-        raise UserError(f"target={target} holds weights alone, which compute nothing without their net: choose another target.")
+        raise UserError(
+            f"target={target} holds weights alone, which compute nothing without their net: choose another target."
+        )
     check_origin(_folder(path, target), found)
     if not described(found):
         again = "export the run again with scripts/export.py"
@@ -49,16 +51,20 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
 def _folder(run: Path, target: str) -> Path:
     folder = run / "exports" / target
     if not PLAIN.fullmatch(target) or not folder.is_dir():
-        made = sorted(entry.name for entry in (run / "exports").glob("*") if entry.is_dir() and not entry.name.startswith("."))
+        made = sorted(
+            entry.name for entry in (run / "exports").glob("*") if entry.is_dir() and not entry.name.startswith(".")
+        )
         raise UserError(
-            f"target={target}: {run} has no such export ({'it has ' + ', '.join(made) if made else 'it has none'}): make it with python "
+            f"target={target}: {run} has no such export ({'it has ' + ', '.join(made) if made else 'it has none'}): "
+            "make it with python "
             f"scripts/export.py run={run} target={target}, or serve the module with target={MODULE}."
         )
     return folder
 
 
 def load(run: str, target: str, checkpoint: str, threads: int) -> Callable[[Array], Array]:
-    """The net itself: uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]` to logits `[batch, ..., classes]`.
+    """The net itself: uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]` to logits `[batch,
+    ..., classes]`.
 
     Raises:
         UserError: as `describe`.
@@ -103,4 +109,6 @@ def receipt(run: Path) -> Any:
             raise ValueError("larger than any receipt")
         return json.loads(path.read_text())
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} can't be read as a receipt: make it again with python scripts/receipt.py run={run}.") from error
+        raise UserError(
+            f"{path} can't be read as a receipt: make it again with python scripts/receipt.py run={run}."
+        ) from error

@@ -71,23 +71,38 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     Raises:
         UserError: a value that can't be.
     """
-    for name in ("export", "host", "hosts", "checkpoint", "batch_size", "batch_timeout", "threads", "api_key", *WHOLE, *SECONDS):
+    for name in (
+        "export",
+        "host",
+        "hosts",
+        "checkpoint",
+        "batch_size",
+        "batch_timeout",
+        "threads",
+        "api_key",
+        *WHOLE,
+        *SECONDS,
+    ):
         require(name in request, f"{name} is left out: give it a value, as configs/serve.yaml does.")
     _check_alone(request)
     target, host = request["export"], request["host"]
-    require(isinstance(target, str) and bool(target), "target is none or several: name one export of the run, or module.")
+    require(
+        isinstance(target, str) and bool(target), "target is none or several: name one export of the run, or module."
+    )
     require(isinstance(host, str) and bool(host), f"host={host!r}: give a name or an address, such as 127.0.0.1.")
     require(_printable(host), f"host={host!r}: give a name or an address, such as 127.0.0.1.")
     hosts = request["hosts"]
     names = hosts if isinstance(hosts, list) else [hosts]
     require(
         isinstance(hosts, list) and all(isinstance(name, str) and _host(name) for name in names),
-        f"hosts={hosts!r}: give a list of names or addresses without ports, such as hosts=[example.org], or hosts=['*'] for any.",
+        f"hosts={hosts!r}: give a list of names or addresses without ports, such as hosts=[example.org], or "
+        "hosts=['*'] for any.",
     )
     require(request["checkpoint"] in ("best", "last"), f"checkpoint={request['checkpoint']!r}: choose best or last.")
     require(
         request["batch_size"] is None,
-        f"batch_size={request['batch_size']!r}: what comes together is computed together; set max_batch_size for the most.",
+        f"batch_size={request['batch_size']!r}: what comes together is computed together; set max_batch_size for the "
+        "most.",
     )
     for name, least in WHOLE.items():
         value = request[name]
@@ -107,14 +122,19 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     threads = request["threads"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     most = max(PROCESSES, cores)
-    require(request["workers"] <= most, f"workers={request['workers']}: give at most {most}, the machine has {cores} cores.")
+    require(
+        request["workers"] <= most, f"workers={request['workers']}: give at most {most}, the machine has {cores} cores."
+    )
     require(
         threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= most),
         f"threads={threads!r}: give a whole number from 1 to {most}, or null for the cores that each worker has.",
     )
     given = request["api_key"]
     where = "api_key" if given is not None else KEY
-    require(given is None or (isinstance(given, (str, int)) and not isinstance(given, bool)), f"{where} is no text: quote it.")
+    require(
+        given is None or (isinstance(given, (str, int)) and not isinstance(given, bool)),
+        f"{where} is no text: quote it.",
+    )
     key = os.environ.get(KEY) if given is None else str(given)
     require(
         key is None or (key.isascii() and key.isprintable() and key.strip() == key and key != ""),
@@ -123,7 +143,17 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     limits = Limits(request["max_body_bytes"], request["max_pixels"], request["max_samples"], request["max_tokens"])
     same = {
         name: request[name]
-        for name in ("checkpoint", "host", "port", "workers", "max_batch_size", "top_k", "max_queue", "max_connections", *SECONDS)
+        for name in (
+            "checkpoint",
+            "host",
+            "port",
+            "workers",
+            "max_batch_size",
+            "top_k",
+            "max_queue",
+            "max_connections",
+            *SECONDS,
+        )
     }
     return Options(
         run=run,
@@ -155,7 +185,8 @@ def check_batch(options: Options, sample: int) -> None:
     """
     require(
         options.max_batch_size * sample <= BATCH_BYTES,
-        f"max_batch_size={options.max_batch_size} inputs of {sample} bytes are above 1 GiB: give at most {BATCH_BYTES // sample}.",
+        f"max_batch_size={options.max_batch_size} inputs of {sample} bytes are above 1 GiB: give at most "
+        f"{BATCH_BYTES // sample}.",
     )
 
 

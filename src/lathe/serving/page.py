@@ -1,4 +1,6 @@
-"""The web page at /: one file without anything from elsewhere, that shows a net an image, a drawing or token ids. Imports no torch."""
+"""The web page at /: one file without anything from elsewhere, that shows a net an image, a drawing or token ids.
+Imports no torch.
+"""
 
 import base64
 import hashlib
@@ -8,10 +10,11 @@ import re
 from importlib.resources import files
 from typing import Any
 
-# The page says itself what it may do, so that it stays as safe behind a proxy or saved to a disk; scripts and styles run by their hash.
+# The page says itself what it may do, so that it stays as safe behind a proxy or saved to a disk; scripts and styles
+# run by their hash.
 POLICY = (
-    "default-src 'none'; script-src {script}; style-src {style}; img-src blob: data:; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'"
+    "default-src 'none'; script-src {script}; style-src {style}; img-src blob: data:; connect-src 'self'; base-uri "
+    "'none'; form-action 'none'"
 )
 
 
@@ -51,7 +54,11 @@ def shown(facts: dict[str, Any]) -> dict[str, Any]:
         "draw": channels == 1,
         "size": size,
         "ink": "white" if preprocess["mean"][0] < 0.5 else "black",  # as in the data: most of an image is its ground
-        "about": [*about, f"{'grey' if channels == 1 else f'{channels} channels'}, {look}", f"{len(facts['classes'])} classes"],
+        "about": [
+            *about,
+            f"{'grey' if channels == 1 else f'{channels} channels'}, {look}",
+            f"{len(facts['classes'])} classes",
+        ],
     }
 
 

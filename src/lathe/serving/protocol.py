@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with what it lacks against slow, endless and half-closing clients: a deadline and an exact size for headers, one
-reading of a request's framing, answers to clients that have ended their side, errors as JSON."""
+"""uvicorn's HTTP protocol with what it lacks against slow, endless and half-closing clients: a deadline and an exact
+size for headers, one reading of a request's framing, answers to clients that have ended their side, errors as JSON."""
 
 import asyncio
 import json
@@ -12,9 +12,8 @@ from lathe.serving.metrics import Metrics
 from lathe.serving.options import Options
 from lathe.serving.receiving import LINGER
 
-HEADER_BYTES = (
-    65536  # from a request's first byte to the end of its empty line; as many again for the trailers of a body in chunks
-)
+# from a request's first byte to the end of its empty line; as many again for the trailers of a body in chunks
+HEADER_BYTES = 65536
 UPGRADE = (b"upgrade", b"http2-settings")
 UNREADABLE = "This is no HTTP request that can be read: check the request line, the headers and Content-Length."
 
@@ -23,11 +22,11 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
     """The protocol's class, as uvicorn's `http` takes it."""
 
     class Protocol(HttpToolsProtocol):
-        """A connection has `header_timeout` seconds for the headers of each request; the first ones count from its opening. Of answers that
-        are on their way, a client has to read something every `body_timeout` seconds.
+        """A connection has `header_timeout` seconds for the headers of each request; the first ones count from its
+        opening. Of answers that are on their way, a client has to read something every `body_timeout` seconds.
 
-        The parser gets headers line by line and bodies piece by piece, so that it is known where each begins: in one packet there may be
-        the end of a request, and others behind it.
+        The parser gets headers line by line and bodies piece by piece, so that it is known where each begins: in one
+        packet there may be the end of a request, and others behind it.
         """
 
         timer: asyncio.TimerHandle | None = None
@@ -59,8 +58,8 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             super().connection_lost(exc)
 
         def eof_received(self) -> bool:  # type: ignore[override]
-            """A client that has sent all it wants to may still read. One that has gone looks the same until it is written to, so what it
-            asked for is computed, once."""
+            """A client that has sent all it wants to may still read. One that has gone looks the same until it is
+            written to, so what it asked for is computed, once."""
             self.ended = True
             if self.begun or self.left or self.chunked:
                 self._refuse(400, "The request ended before its headers or its body did: send the whole of it.")
@@ -149,8 +148,8 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             return True  # whatever it is to: `_decline` declines
 
         def _decline(self) -> None:
-            """Java's client and curl --http2 offer HTTP/2 with a request; behind such an offer httptools takes no body. So the request is
-            read again without the offer."""
+            """Java's client and curl --http2 offer HTTP/2 with a request; behind such an offer httptools takes no body.
+            So the request is read again without the offer."""
             method = self.parser.get_method()
             if method == b"CONNECT":
                 return self._refuse(400, UNREADABLE)
@@ -211,7 +210,9 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
         def _late(self) -> None:
             self.timer = None
             if self.begun:
-                self._refuse(408, f"The headers took longer than {options.header_timeout:g} seconds: send them at once.")
+                self._refuse(
+                    408, f"The headers took longer than {options.header_timeout:g} seconds: send them at once."
+                )
             else:
                 self._close()
 
@@ -239,7 +240,9 @@ def make_protocol(options: Options, metrics: Metrics) -> type[asyncio.Protocol]:
             status, sentence = self.refusal
             self._unset_keepalive_if_required()
             body = json.dumps({"error": sentence}).encode()
-            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+            head = (
+                f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n".encode()
+            )
             self.transport.write(STATUS_LINE[status] + head + body)
             metrics.answered("other", status)
             try:

@@ -6,9 +6,8 @@ from starlette.requests import ClientDisconnect, Request
 
 from lathe.serving.limits import BadRequest
 
-LINGER = (
-    1.0  # seconds that a refused body is read on: a client that still sends would see a reset connection in place of the answer
-)
+# seconds that a refused body is read on: a client that still sends would see a reset connection in place of the answer
+LINGER = 1.0
 
 
 async def read(request: Request, most: int, seconds: float) -> bytes:

@@ -99,12 +99,15 @@ class App:
         """What answers at the request's path.
 
         Raises:
-            BadRequest: it is not meant for this server, for a path that is not there or by another method, or lacks the key.
+            BadRequest: it is not meant for this server, for a path that is not there or by another method, or lacks the
+            key.
         """
         self.hosts.check(request.scope)
         path, method = request.scope["path"], request.method
         if path not in self.handlers:
-            raise BadRequest(404, f"There is nothing at {quoted(path)}: the paths are /, /predict, /health, /metrics and /info.")
+            raise BadRequest(
+                404, f"There is nothing at {quoted(path)}: the paths are /, /predict, /health, /metrics and /info."
+            )
         if method not in allowed(path):
             raise BadRequest(405, f"{method} is not for {quoted(path)}: POST goes to /predict, GET to the others.")
         auth.check(path, request.headers, self.options.api_key)
@@ -120,7 +123,9 @@ class App:
         if (coding := _only(request, "content-encoding") or "identity").lower() != "identity":
             raise BadRequest(415, f"Content-Encoding {quoted(coding)} is not taken: send the body as it is.")
         given = (content, kind, self.facts, self.options.limits, _only(request, "x-shape"))
-        quick = len(content) <= INLINE and not kind.lower().startswith(("image/", "application/json"))  # JSON may hold a picture
+        quick = len(content) <= INLINE and not kind.lower().startswith(
+            ("image/", "application/json")
+        )  # JSON may hold a picture
         if quick:
             inputs, single = decode.decode(*given)
         else:
@@ -141,7 +146,9 @@ class App:
         return max(self.options.request_timeout - (time.perf_counter() - began), 0.001)
 
     async def _in_time(self, work: Awaitable[tuple[model.Array, bool]], began: float) -> tuple[model.Array, bool]:
-        """What `work` gives, if it does so before the request's time is over; a thread goes on, but nobody waits for it."""
+        """What `work` gives, if it does so before the request's time is over; a thread goes on, but nobody waits for
+        it.
+        """
         try:
             return await asyncio.wait_for(work, self._left(began))
         except TimeoutError:
@@ -180,7 +187,11 @@ class App:
             logits = await self.engine.predict(self.example, self.options.health_timeout, urgent=True)
         except BadRequest as error:
             raise BadRequest(503, f"A prediction failed: {error.sentence}") from error
-        if logits.shape[0] != 1 or logits.shape[-1] != self.facts["output"]["shape"][-1] or not np.isfinite(logits).all():
+        if (
+            logits.shape[0] != 1
+            or logits.shape[-1] != self.facts["output"]["shape"][-1]
+            or not np.isfinite(logits).all()
+        ):
             raise BadRequest(503, "A prediction failed: its answer is not finite logits of the manifest's shape.")
 
     async def metrics(self, request: Request) -> Response:
@@ -221,7 +232,9 @@ def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _only(request: Request, name: str) -> str | None:
-    """The value of a header, or None. Several are refused, as others on the request's way may have read another of them."""
+    """The value of a header, or None. Several are refused, as others on the request's way may have read another of
+    them.
+    """
     values = request.headers.getlist(name)
     if len(values) > 1:
         raise BadRequest(400, f"The request has {len(values)} headers {name}: send one.")

@@ -1,5 +1,5 @@
-"""`scripts/serve.py`: uvicorn listens, in this process, and `routes` answers. `engine` hands batches to worker processes and watches over
-them."""
+"""`scripts/serve.py`: uvicorn listens, in this process, and `routes` answers. `engine` hands batches to worker
+processes and watches over them."""
 
 import asyncio
 import errno
@@ -64,7 +64,8 @@ class Server(uvicorn.Server):
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
         key = f"; requests need the API key of api_key or {serve_options.KEY}" if self.options.api_key else ""
         print(
-            f"Serving {self.options.run} (target={self.options.target}) at http://{host}:{address[1]}{key}. Ctrl-C stops it.",
+            f"Serving {self.options.run} (target={self.options.target}) at http://{host}:{address[1]}{key}. Ctrl-C "
+            "stops it.",
             flush=True,
         )
 
@@ -76,11 +77,15 @@ def listen(host: str, port: int) -> socket.socket:
         UserError: the address is not this machine's, or in use.
     """
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         listener = socket.socket(family, kind, protocol)
     except (OSError, UnicodeError) as error:  # a label of a name is empty, or too long
         reason = getattr(error, "strerror", None) or "no name can be so"
-        raise UserError(f"host={host} is no address of this machine ({reason}): give 127.0.0.1, or 0.0.0.0 for all.") from error
+        raise UserError(
+            f"host={host} is no address of this machine ({reason}): give 127.0.0.1, or 0.0.0.0 for all."
+        ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)

@@ -1,4 +1,6 @@
-"""A worker: a process that loads the net and computes the batches that come over its socket, until the server closes that."""
+"""A worker: a process that loads the net and computes the batches that come over its socket, until the server closes
+that.
+"""
 
 import logging
 import os
@@ -22,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BaseProcess, socket]:
-    """Starts worker `index`: its process and the server's end of its socket. `facts` are the manifest of what `options` names.
+    """Starts worker `index`: its process and the server's end of its socket. `facts` are the manifest of what `options`
+    names.
 
     Raises:
         OSError: there are too many open files, or there is no memory.
@@ -40,7 +43,8 @@ def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BasePro
 
 def work(end: socket, options: Options, facts: dict[str, Any]) -> None:
     """The process. It says first whether the net is loaded, null or a sentence, then answers each batch."""
-    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group; the server still owes answers then.
+    # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group; the server still owes
+    # answers then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     logging.basicConfig(format="%(asctime)s worker %(process)d: %(message)s")
@@ -72,8 +76,9 @@ def load(options: Options, facts: dict[str, Any]) -> Net | str:
 
 
 def compute(net: Net, inputs: list[Array]) -> list[Array | None]:
-    """The logits `[rows, ..., classes]` of each request `[rows, ...]`. They may differ in rows, picture size and length: those that fit
-    are computed together. None: the net can't take that input, which fails alone, not with its batch."""
+    """The logits `[rows, ..., classes]` of each request `[rows, ...]`. They may differ in rows, picture size and
+    length: those that fit are computed together. None: the net can't take that input, which fails alone, not with its
+    batch."""
     found: list[Array | None] = [None] * len(inputs)
     alike: dict[Any, list[int]] = {}
     for index, array in enumerate(inputs):

@@ -12,8 +12,8 @@ from torch.optim import Optimizer
 
 
 def install_clipping(plugin: Precision) -> None:
-    """Lets `trainer.gradient_clip_val` and the gradient scaler of 16-mixed act on spread gradients: torch's own functions take plain
-    ones, or those of one mesh."""
+    """Lets `trainer.gradient_clip_val` and the gradient scaler of 16-mixed act on spread gradients: torch's own
+    functions take plain ones, or those of one mesh."""
     plugin.clip_grad_by_norm = _by_norm  # type: ignore[method-assign]
     plugin.clip_grad_by_value = _by_value  # type: ignore[method-assign]
     scaler = getattr(plugin, "scaler", None)
@@ -21,8 +21,12 @@ def install_clipping(plugin: Precision) -> None:
         scaler._unscale_grads_ = _unscale
 
 
-def _unscale(optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool) -> dict[torch.device, Tensor]:
-    """GradScaler's own method, over what this rank holds; every rank learns whether any of them found an overflow, and skips."""
+def _unscale(
+    optimizer: Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool
+) -> dict[torch.device, Tensor]:
+    """GradScaler's own method, over what this rank holds; every rank learns whether any of them found an overflow, and
+    skips.
+    """
     found: dict[torch.device, Tensor] = {}
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in _gradients(_parameters(optimizer)):
@@ -47,8 +51,8 @@ def _by_value(optimizer: Optimizer, clip_val: int | float) -> None:
 
 
 def clip_by_norm(parameters: Iterable[Tensor], limit: float) -> Tensor:
-    """Scales the gradients so that their global norm is at most `limit`, as torch's clip_grad_norm_ does, and returns the norm from
-    before (0-dim, plain). Collective."""
+    """Scales the gradients so that their global norm is at most `limit`, as torch's clip_grad_norm_ does, and returns
+    the norm from before (0-dim, plain). Collective."""
     gradients = list(_gradients(parameters))
     norm = global_norm(gradients)
     scale = (limit / (norm + 1e-6)).clamp(max=1.0)
@@ -66,7 +70,8 @@ def clip_by_value(parameters: Iterable[Tensor], limit: float) -> None:
 def global_norm(gradients: Iterable[Tensor]) -> Tensor:
     """The 2-norm of all gradients together (0-dim, at least float32). Collective.
 
-    Gradients that are spread over the same axes of the same mesh are summed first, so there is one reduction per axis and kind.
+    Gradients that are spread over the same axes of the same mesh are summed first, so there is one reduction per axis
+    and kind.
     """
     kinds: dict[tuple[DeviceMesh | None, tuple[int, ...]], list[Tensor]] = {}
     for gradient in gradients:

@@ -21,12 +21,13 @@ def compile_net(
     fullgraph: bool = False,
     backend: str = "inductor",
 ) -> None:
-    """Compiles `net`, or with `regional` each of its `blocks`, in place, so parameter names and checkpoints stay as they are.
+    """Compiles `net`, or with `regional` each of its `blocks`, in place, so parameter names and checkpoints stay as
+    they are.
 
     Compilation happens at the first call. The task around the net stays eager: its logging can't be traced.
 
-    `backend` is inductor, or for finding out which part of the compiler does something wrong, aot_eager (graphs are captured and
-    differentiated, and run by torch's own kernels) or eager (captured alone).
+    `backend` is inductor, or for finding out which part of the compiler does something wrong, aot_eager (graphs are
+    captured and differentiated, and run by torch's own kernels) or eager (captured alone).
 
     Raises:
         UserError: an unknown mode or backend, or `regional` for a net that names no blocks.
@@ -41,12 +42,14 @@ def compile_net(
         raise UserError(f"compile.mode={mode} is inductor's: use compile.mode=default with compile.backend={backend}.")
     if mode == "reduce-overhead" and device_type == "cpu":
         warnings.warn(
-            "compile=reduce-overhead means CUDA graphs, which a CPU does not have: it acts as compile=default.", stacklevel=2
+            "compile=reduce-overhead means CUDA graphs, which a CPU does not have: it acts as compile=default.",
+            stacklevel=2,
         )
     regions = blocks_of(net) if regional else [net]
     if not regions:
         raise UserError(
-            f"compile.regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false."
+            f"compile.regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: "
+            "use false."
         )
     for region in regions:
         region.compile(mode=mode, dynamic=dynamic, fullgraph=fullgraph, backend=backend)

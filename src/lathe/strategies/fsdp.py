@@ -16,15 +16,17 @@ from lathe.strategies.sharded import ShardedStrategy
 
 
 class FSDP(ShardedStrategy):
-    """Each rank keeps its share of every parameter, gradient and optimizer state, and sees its own slice of the global batch. The
-    parameters of one unit at a time are gathered for its forward and backward pass.
+    """Each rank keeps its share of every parameter, gradient and optimizer state, and sees its own slice of the global
+    batch. The parameters of one unit at a time are gathered for its forward and backward pass.
 
-    Units are the net's `blocks`; in a net that names none, the smallest modules of at least `min_params` parameters. What is in no
-    unit belongs to the root, which is gathered as a whole.
+    Units are the net's `blocks`; in a net that names none, the smallest modules of at least `min_params` parameters.
+    What is in no unit belongs to the root, which is gathered as a whole.
 
-    A single process has nothing to share out: the net stays as it is, unless parameters are offloaded or the checkpoint is sharded.
+    A single process has nothing to share out: the net stays as it is, unless parameters are offloaded or the checkpoint
+    is sharded.
 
-    `replicas` is the number of groups of ranks that hold a whole copy each (hybrid sharding); parameters are sharded within a group.
+    `replicas` is the number of groups of ranks that hold a whole copy each (hybrid sharding); parameters are sharded
+    within a group.
 
     Raises:
         UserError: a number out of range, `replicas` that do not divide the ranks, or as `ShardedStrategy`.
@@ -51,7 +53,8 @@ class FSDP(ShardedStrategy):
     def make_mesh(self) -> DeviceMesh:
         if self.world_size % self.replicas:
             raise UserError(
-                f"strategy.replicas={self.replicas} does not divide the {self.world_size} processes: take a number that does."
+                f"strategy.replicas={self.replicas} does not divide the {self.world_size} processes: take a number "
+                "that does."
             )
         kind = self.root_device.type
         if self.replicas == 1:
@@ -98,8 +101,8 @@ def shard_net(
 ) -> None:
     """Applies `fully_shard` to the units of `net`, then to `net`.
 
-    In mixed precision, parameters travel and compute in the 16-bit format, gradients are reduced in float32; BatchNorm layers stay in
-    float32, as under autocast alone: their kernels take no 16-bit parameters beside float32 statistics.
+    In mixed precision, parameters travel and compute in the 16-bit format, gradients are reduced in float32; BatchNorm
+    layers stay in float32, as under autocast alone: their kernels take no 16-bit parameters beside float32 statistics.
     """
     options: dict[str, Any] = {"mesh": mesh, "offload_policy": offload}
     policy = mixed_precision(precision)
@@ -113,7 +116,9 @@ def shard_net(
             ]
             if norms:
                 keep = MixedPrecisionPolicy(cast_forward_inputs=False)
-                fully_shard(norms, mp_policy=keep, reshard_after_forward=resharded, **options)  # one group, gathered at once
+                fully_shard(
+                    norms, mp_policy=keep, reshard_after_forward=resharded, **options
+                )  # one group, gathered at once
         fully_shard(unit, mp_policy=policy or MixedPrecisionPolicy(), reshard_after_forward=resharded, **options)
 
 
@@ -126,8 +131,8 @@ def mixed_precision(precision: str) -> MixedPrecisionPolicy | None:
 
 
 def units(net: nn.Module, min_params: int) -> list[nn.Module]:
-    """The modules that are gathered on their own, in order, the inner before the outer; parameters that several modules share stay
-    in the root."""
+    """The modules that are gathered on their own, in order, the inner before the outer; parameters that several modules
+    share stay in the root."""
     blocks = list(dict.fromkeys(blocks_of(net)))
     if blocks:
         return [block for block in blocks if any(True for _ in block.parameters())]
@@ -141,7 +146,9 @@ def _collect(module: nn.Module, min_params: int, shared: set[nn.Parameter], foun
     loose = sum(parameter.numel() for parameter in module.parameters(recurse=False) if parameter not in shared)
     loose += sum(_collect(child, min_params, shared, found) for child in module.children())
     whole = not any(parameter in shared for parameter in module.parameters())
-    if loose < min_params or not whole or isinstance(module, nn.ModuleList | nn.ModuleDict):  # containers have no forward
+    if (
+        loose < min_params or not whole or isinstance(module, nn.ModuleList | nn.ModuleDict)
+    ):  # containers have no forward
         return loose
     found.append(module)
     return 0

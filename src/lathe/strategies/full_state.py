@@ -1,7 +1,7 @@
 """Between tensors that are spread over ranks and the plain tensors that a checkpoint file holds.
 
-A checkpoint has full tensors on the CPU, and an optimizer's state in torch's own format (parameter ids in the order of the groups), so
-that a run can be opened and continued under any other strategy.
+A checkpoint has full tensors on the CPU, and an optimizer's state in torch's own format (parameter ids in the order of
+the groups), so that a run can be opened and continued under any other strategy.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,19 +14,24 @@ from torch.optim import Optimizer
 
 
 def full(tensor: Tensor) -> Tensor:
-    """The whole of `tensor` on the CPU, detached. Collective where the tensor is spread: every rank of its mesh takes part."""
+    """The whole of `tensor` on the CPU, detached. Collective where the tensor is spread: every rank of its mesh takes
+    part.
+    """
     tensor = tensor.detach()
     if isinstance(tensor, DTensor):
         mesh_type = tensor.device_mesh.device_type
-        spread = tensor if tensor.to_local().device.type == mesh_type else tensor.to(mesh_type)  # offloaded: no collectives there
+        spread = (
+            tensor if tensor.to_local().device.type == mesh_type else tensor.to(mesh_type)
+        )  # offloaded: no collectives there
         assert isinstance(spread, DTensor)
         tensor = spread.full_tensor()
     return tensor.cpu()
 
 
 def full_tree(tree: Any, keep: bool = True) -> Any:
-    """`tree` (nested dicts, lists and tuples) with every spread tensor replaced by the whole one; where `keep` is false, by an empty
-    one, so that only the rank that writes holds everything. Collective: every rank passes a tree of the same keys in the same order.
+    """`tree` (nested dicts, lists and tuples) with every spread tensor replaced by the whole one; where `keep` is
+    false, by an empty one, so that only the rank that writes holds everything. Collective: every rank passes a tree of
+    the same keys in the same order.
     """
 
     def gather(leaf: Tensor, path: tuple[Any, ...]) -> Tensor:
@@ -37,7 +42,9 @@ def full_tree(tree: Any, keep: bool = True) -> Any:
 
 
 def map_spread(tree: Any, function: Callable[[DTensor, tuple[Any, ...]], Any], path: tuple[Any, ...] = ()) -> Any:
-    """`tree` with `function(leaf, path of keys)` in the place of each spread tensor, in order; all else is passed on as it is."""
+    """`tree` with `function(leaf, path of keys)` in the place of each spread tensor, in order; all else is passed on as
+    it is.
+    """
     if isinstance(tree, DTensor):
         return function(tree, path)
     if isinstance(tree, Mapping):
@@ -48,8 +55,8 @@ def map_spread(tree: Any, function: Callable[[DTensor, tuple[Any, ...]], Any], p
 
 
 def spread_like(tensor: Tensor, reference: Tensor) -> Tensor:
-    """A full tensor as `reference` is spread: each rank cuts its own part out, without communication. If it is spread so already, or
-    `reference` is not spread, it comes back as it is."""
+    """A full tensor as `reference` is spread: each rank cuts its own part out, without communication. If it is spread
+    so already, or `reference` is not spread, it comes back as it is."""
     if not isinstance(reference, DTensor):
         return tensor
     if isinstance(tensor, DTensor):
@@ -79,8 +86,8 @@ def full_optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
 
 
 def load_full_optimizer_state(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-    """Puts the state of a single process's optimizer (see `full_optimizer_state`) into one whose parameters may be spread: entries
-    of a parameter's shape are spread as it is."""
+    """Puts the state of a single process's optimizer (see `full_optimizer_state`) into one whose parameters may be
+    spread: entries of a parameter's shape are spread as it is."""
     by_id = parameters_by_id(optimizer)
     entries = {
         number: {name: _own(value, by_id.get(number)) for name, value in entry.items()}

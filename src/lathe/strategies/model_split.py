@@ -1,4 +1,6 @@
-"""A net too large for one device, on several devices of one process: consecutive blocks beside each other, one working at a time."""
+"""A net too large for one device, on several devices of one process: consecutive blocks beside each other, one working
+at a time.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -14,15 +16,16 @@ from lathe.nets import blocks_of
 
 
 class ModelSplit(SingleDeviceStrategy):
-    """Places a net's blocks on `devices` in their order; activations move with them. What is not in a block stays on the first device,
-    where the input and the loss are, so a tied embedding needs no copy.
+    """Places a net's blocks on `devices` in their order; activations move with them. What is not in a block stays on
+    the first device, where the input and the loss are, so a tied embedding needs no copy.
 
-    Parameters keep their names and there is one process, so checkpoints, callbacks and results are those of strategy=auto. Memory adds
-    up over the devices, speed does not: strategy=pipeline keeps all of them busy.
+    Parameters keep their names and there is one process, so checkpoints, callbacks and results are those of
+    strategy=auto. Memory adds up over the devices, speed does not: strategy=pipeline keeps all of them busy.
 
     Args:
         devices: such as ["cuda:0", "cuda:1"]; null takes every GPU of this machine. One device may be named twice.
-        split: how many blocks each device gets; null makes the largest number of parameters on a device as small as can be.
+        split: how many blocks each device gets; null makes the largest number of parameters on a device as small as can
+        be.
 
     Raises:
         UserError: no such device, a net without blocks, or a split that does not fit its blocks.
@@ -62,7 +65,8 @@ class ModelSplit(SingleDeviceStrategy):
         blocks, name = blocks_of(net), type(net).__name__
         require(
             bool(blocks),
-            f"strategy=model_split places a net's repeated blocks, and {name} names no `blocks`: use strategy=auto or ddp.",
+            f"strategy=model_split places a net's repeated blocks, and {name} names no `blocks`: use strategy=auto "
+            "or ddp.",
         )
         require(
             len(blocks) >= len(self.devices),
@@ -96,7 +100,9 @@ class ModelSplit(SingleDeviceStrategy):
         for part, device in zip(parts, self.devices, strict=True):
             for block in part:
                 self._hooks.append(block.register_forward_pre_hook(_mover(device), with_kwargs=True))
-        self._hooks.append(parts[-1][-1].register_forward_hook(lambda module, args, output: _moved(output, self.devices[0])))
+        self._hooks.append(
+            parts[-1][-1].register_forward_hook(lambda module, args, output: _moved(output, self.devices[0]))
+        )
 
     def _release(self) -> None:
         for hook in self._hooks:
@@ -104,7 +110,8 @@ class ModelSplit(SingleDeviceStrategy):
         self._hooks = []
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        # Each state goes where its parameter is, which torch sees to; Lightning would then bring all of them to the first device.
+        # Each state goes where its parameter is, which torch sees to; Lightning would then bring all of them to the
+        # first device.
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=False):
             optimizer.load_state_dict(state)
 
@@ -114,7 +121,9 @@ class ModelSplit(SingleDeviceStrategy):
 
 
 def balance(sizes: list[int], parts: int, extra: int = 0) -> list[int]:
-    """Edges that cut `sizes` into consecutive, non-empty parts whose largest sum, with `extra` in the first, is smallest."""
+    """Edges that cut `sizes` into consecutive, non-empty parts whose largest sum, with `extra` in the first, is
+    smallest.
+    """
     n = len(sizes)
     total = [0]
     for size in sizes:
@@ -123,7 +132,10 @@ def balance(sizes: list[int], parts: int, extra: int = 0) -> list[int]:
     best = {end: (extra + total[end], [0, end]) for end in range(1, n + 1)}
     for part in range(2, parts + 1):
         best = {
-            end: min((max(best[start][0], total[end] - total[start]), [*best[start][1], end]) for start in range(part - 1, end))
+            end: min(
+                (max(best[start][0], total[end] - total[start]), [*best[start][1], end])
+                for start in range(part - 1, end)
+            )
             for end in range(part, n + 1)
         }
     return best[n][1]
@@ -135,7 +147,9 @@ def _device(name: str, shown: str) -> torch.device:
     except RuntimeError:
         raise UserError(f"{shown}: {name} is no device; write them as cuda:0 or cpu:0.") from None
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise UserError(f"{shown}: {name} is not among the {torch.cuda.device_count()} GPUs of this machine; name others.")
+        raise UserError(
+            f"{shown}: {name} is not among the {torch.cuda.device_count()} GPUs of this machine; name others."
+        )
     return torch.device("cpu") if device.type == "cpu" else device
 
 

@@ -18,8 +18,8 @@ def auto() -> None:
 
 
 class DDP(DDPStrategy):
-    """Lightning's DDPStrategy with two differences: a communication hook is never ignored, and the process group is left alone if an
-    outer launcher's ranks have brought it up already.
+    """Lightning's DDPStrategy with two differences: a communication hook is never ignored, and the process group is
+    left alone if an outer launcher's ranks have brought it up already.
 
     `comm_hook` is fp16, bf16 (gradients travel at half their size) or powersgd (Vogels et al. 2019).
 
@@ -41,7 +41,9 @@ class DDP(DDPStrategy):
         if comm_hook is not None and comm_hook not in HOOKS:
             raise UserError(f"strategy.comm_hook={comm_hook!r}: {did_you_mean(comm_hook, HOOKS)}")
         if comm_hook == "powersgd" and powersgd_start_step < 2:
-            raise UserError(f"strategy.powersgd_start_step={powersgd_start_step}: PowerSGD needs at least 2 plain steps first.")
+            raise UserError(
+                f"strategy.powersgd_start_step={powersgd_start_step}: PowerSGD needs at least 2 plain steps first."
+            )
         if comm_hook == "powersgd" and powersgd_rank < 1:
             raise UserError(f"strategy.powersgd_rank={powersgd_rank}: give a whole number from 1.")
         super().__init__(

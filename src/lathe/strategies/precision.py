@@ -13,7 +13,8 @@ FORMATS = ("64-true", "32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true
 def precision_plugin(
     name: str, device_type: str, matmul: str = "highest", init_scale: float = 65536.0, growth_interval: int = 2000
 ) -> dict[str, Any]:
-    """The Trainer arguments, `precision` or `plugins`, that bring format `name` to devices of `device_type` (cpu, cuda or mps).
+    """The Trainer arguments, `precision` or `plugins`, that bring format `name` to devices of `device_type` (cpu, cuda
+    or mps).
 
     Lightning turns 16-mixed on a CPU into bf16-mixed without a word; here it is real float16 with a gradient scaler.
 
@@ -25,10 +26,17 @@ def precision_plugin(
     if matmul not in ("highest", "high", "medium"):
         raise UserError(f"precision.matmul={matmul!r}: {did_you_mean(str(matmul), ('highest', 'high', 'medium'))}")
     if device_type == "mps" and name == "64-true":
-        raise UserError("precision=64-true: Apple's GPUs have no float64; use trainer.accelerator=cpu or precision=32-true.")
-    if device_type == "cuda" and name.startswith("bf16") and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise UserError(
-            f"precision={name}: {torch.cuda.get_device_name()} has no bfloat16 arithmetic; use precision=16-mixed or 32-true."
+            "precision=64-true: Apple's GPUs have no float64; use trainer.accelerator=cpu or precision=32-true."
+        )
+    if (
+        device_type == "cuda"
+        and name.startswith("bf16")
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
+        raise UserError(
+            f"precision={name}: {torch.cuda.get_device_name()} has no bfloat16 arithmetic; use precision=16-mixed or "
+            "32-true."
         )
     set_float32(matmul)
     if name == "16-mixed":
@@ -40,11 +48,12 @@ def precision_plugin(
 
 
 def set_float32(matmul: str) -> None:
-    """How float32 products and convolutions are computed: "highest" in full float32, "high" in TF32 on NVIDIA GPUs that have it,
-    "medium" with bfloat16 passes where torch has them.
+    """How float32 products and convolutions are computed: "highest" in full float32, "high" in TF32 on NVIDIA GPUs that
+    have it, "medium" with bfloat16 passes where torch has them.
 
-    Left to themselves, cuDNN's convolutions and recurrent nets use TF32 (10 bits of mantissa) while matrix products don't. Both switches
-    are of torch's older kind, which sets the newer `fp32_precision` along; a mixture of both kinds can't be read any more.
+    Left to themselves, cuDNN's convolutions and recurrent nets use TF32 (10 bits of mantissa) while matrix products
+    don't. Both switches are of torch's older kind, which sets the newer `fp32_precision` along; a mixture of both kinds
+    can't be read any more.
     """
     torch.set_float32_matmul_precision(matmul)
     torch.backends.cudnn.allow_tf32 = matmul != "highest"

@@ -24,8 +24,8 @@ CHECKPOINTS = ("full", "sharded")
 
 
 class ShardedStrategy(ModelParallelStrategy):
-    """Lightning's ModelParallelStrategy with these differences: it shards a plain net by itself (`shard`), works in a single process,
-    reads and writes the checkpoints of every other strategy, and clips gradients on mixed meshes.
+    """Lightning's ModelParallelStrategy with these differences: it shards a plain net by itself (`shard`), works in a
+    single process, reads and writes the checkpoints of every other strategy, and clips gradients on mixed meshes.
 
     `checkpoint` is full (one plain file, gathered by rank 0) or sharded (a folder to which every rank writes its part).
 
@@ -60,7 +60,9 @@ class ShardedStrategy(ModelParallelStrategy):
         if net is self._spread_net:
             return
         if any(isinstance(parameter, DTensor) for parameter in net.parameters()):
-            raise UserError(f"strategy={self.name} is given a net that is spread over devices already: build it afresh.")
+            raise UserError(
+                f"strategy={self.name} is given a net that is spread over devices already: build it afresh."
+            )
         self.precision_plugin.convert_module(task)
         self.spread(task, net)
         self._spread_net = task.net
@@ -117,7 +119,9 @@ class ShardedStrategy(ModelParallelStrategy):
         plain = optimizer._optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         return plain.state_dict()
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: str | Path, storage_options: Any | None = None
+    ) -> None:
         path = Path(self.broadcast(str(filepath)))
         if self._save_distributed_checkpoint:
             sharded_files.save(checkpoint, path)
@@ -148,7 +152,8 @@ class ShardedStrategy(ModelParallelStrategy):
 def _check_fused(optimizer: Optimizer) -> None:
     if optimizer.defaults.get("fused") and not isinstance(optimizer, torch.optim.Adam):
         raise UserError(
-            f"optimizer.fused=true: the fused step of {type(optimizer).__name__} takes no sharded parameters: set optimizer.fused=null."
+            f"optimizer.fused=true: the fused step of {type(optimizer).__name__} takes no sharded parameters: set "
+            "optimizer.fused=null."
         )
 
 

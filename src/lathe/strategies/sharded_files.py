@@ -1,10 +1,12 @@
-"""Checkpoints to which every rank writes its own part: a folder of torch.distributed.checkpoint's files, switched in one step.
+"""Checkpoints to which every rank writes its own part: a folder of torch.distributed.checkpoint's files, switched in
+one step.
 
-`last.ckpt` is a relative link to a folder `.last.ckpt.<n>` beside it. A new checkpoint is written into a folder of its own; then the link
-is replaced, and the old folder is removed. Whatever is interrupted, the link leads to a whole checkpoint.
+`last.ckpt` is a relative link to a folder `.last.ckpt.<n>` beside it. A new checkpoint is written into a folder of its
+own; then the link is replaced, and the old folder is removed. Whatever is interrupted, the link leads to a whole
+checkpoint.
 
-In the folder, `meta.pt` holds the checkpoint as it would be in one file, with None in the place of each spread tensor, and the path of
-keys that leads to each. torch's files hold the parts. Nothing that is read can run code.
+In the folder, `meta.pt` holds the checkpoint as it would be in one file, with None in the place of each spread tensor,
+and the path of keys that leads to each. torch's files hold the parts. Nothing that is read can run code.
 """
 
 import os
@@ -110,9 +112,14 @@ def read(path: Path, key: str = "checkpoint") -> dict[str, Any]:
 
 
 def load_spread(
-    path: Path, module_state: Mapping[str, Tensor], optimizers: Sequence[Optimizer], prefix: str, key: str = "checkpoint"
+    path: Path,
+    module_state: Mapping[str, Tensor],
+    optimizers: Sequence[Optimizer],
+    prefix: str,
+    key: str = "checkpoint",
 ) -> dict[str, Any]:
-    """As `read`, but tensors come spread as their counterparts in this process are, so that each rank reads its part alone.
+    """As `read`, but tensors come spread as their counterparts in this process are, so that each rank reads its part
+    alone.
 
     `module_state` is keyed by the checkpoint's own names behind `prefix`. Without optimizers their states are left out.
 
@@ -230,7 +237,15 @@ def _load(path: Path, tensors: dict[str, Tensor], metadata: Metadata, key: str) 
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # that is what no_dist asks for
             dcp.load(dict(tensors), storage_reader=_Reader(path, metadata), no_dist=True)
-    except (RuntimeError, EOFError, ValueError, OSError, KeyError, pickle.UnpicklingError, dcp.CheckpointException) as error:
+    except (
+        RuntimeError,
+        EOFError,
+        ValueError,
+        OSError,
+        KeyError,
+        pickle.UnpicklingError,
+        dcp.CheckpointException,
+    ) as error:
         raise UserError(
             f"{key}={path} can't be read as a sharded checkpoint: it is cut off or of another kind; take another."
         ) from error

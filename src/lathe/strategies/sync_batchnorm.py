@@ -9,10 +9,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class SyncBatchNorm(LayerSync):
-    """Lets every BatchNorm of a net see the batches of all ranks (torch's SyncBatchNorm refuses tensors that are not on a GPU).
+    """Lets every BatchNorm of a net see the batches of all ranks (torch's SyncBatchNorm refuses tensors that are not on
+    a GPU).
 
-    Parameters and buffers stay the same objects under the same names; `revert` brings the plain layers back. `group` holds the ranks
-    whose batches belong together; None is all of them.
+    Parameters and buffers stay the same objects under the same names; `revert` brings the plain layers back. `group`
+    holds the ranks whose batches belong together; None is all of them.
     """
 
     group: torch.distributed.ProcessGroup | None = None
@@ -34,7 +35,9 @@ class SyncBatchNorm(LayerSync):
 
 
 class _AllGather(torch.autograd.Function):
-    """x [k] of every rank of a group as [ranks, k]; the gradient of a rank's own row is the sum of what all say about it."""
+    """x [k] of every rank of a group as [ranks, k]; the gradient of a rank's own row is the sum of what all say about
+    it.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: torch.distributed.ProcessGroup | None) -> Tensor:
@@ -53,8 +56,8 @@ class _AllGather(torch.autograd.Function):
 class _GlobalBatchNorm(_BatchNorm):
     """BatchNorm whose training statistics are those of all ranks' samples.
 
-    Each rank's mean and sum of squares about it are combined as by Chan et al. 1979: sums of squares about zero would lose the digits
-    of a variance that is small beside the mean.
+    Each rank's mean and sum of squares about it are combined as by Chan et al. 1979: sums of squares about zero would
+    lose the digits of a variance that is small beside the mean.
     """
 
     def _check_input_dim(self, input: Tensor) -> None:

@@ -1,4 +1,6 @@
-"""Tensor parallelism: the layers of one net are cut over devices, by the plan that the net declares; alone, or over data replicas."""
+"""Tensor parallelism: the layers of one net are cut over devices, by the plan that the net declares; alone, or over
+data replicas.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,14 +22,16 @@ from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
 class TensorParallel(ShardedStrategy):
-    """`tensor` ranks share each layer and see the same batch; `data` such groups see different parts of the global batch.
+    """`tensor` ranks share each layer and see the same batch; `data` such groups see different parts of the global
+    batch.
 
-    With `fsdp`, what a rank holds of a layer is sharded once more over the data replicas (2D parallelism); without, replicas hold the
-    same and average their gradients. With `sequence_parallel`, what lies between the cut layers is held in slices of dimension 1. Logits
-    are gathered: every rank of a group computes the whole loss.
+    With `fsdp`, what a rank holds of a layer is sharded once more over the data replicas (2D parallelism); without,
+    replicas hold the same and average their gradients. With `sequence_parallel`, what lies between the cut layers is
+    held in slices of dimension 1. Logits are gathered: every rank of a group computes the whole loss.
 
     Raises:
-        UserError: sizes that do not multiply to the number of processes, a net that can't be cut so, or as `ShardedStrategy`.
+        UserError: sizes that do not multiply to the number of processes, a net that can't be cut so, or as
+        `ShardedStrategy`.
     """
 
     name = "tensor"
@@ -83,7 +87,8 @@ class TensorParallel(ShardedStrategy):
     def post_backward(self, closure_loss: torch.Tensor) -> None:
         """Finishes the sums that sequence-parallel layers have left, and, without fsdp, averages over the replicas.
 
-        Done after each backward pass: what earlier micro-batches have accumulated is the same on all replicas, and so is its average.
+        Done after each backward pass: what earlier micro-batches have accumulated is the same on all replicas, and so
+        is its average.
         """
         super().post_backward(closure_loss)
         assert self.lightning_module is not None

@@ -1,7 +1,7 @@
 """What the words of a net's `tensor_plan` mean in torch.distributed.tensor.parallel.
 
-Megatron's column and row cuts (Shoeybi et al. 2019, arXiv:1909.08053), and sequence parallelism (Korthikanti et al. 2022,
-arXiv:2205.05198): between the cut layers, each rank holds a slice of dimension 1, and norms work on that slice.
+Megatron's column and row cuts (Shoeybi et al. 2019, arXiv:1909.08053), and sequence parallelism (Korthikanti et al.
+2022, arXiv:2205.05198): between the cut layers, each rank holds a slice of dimension 1, and norms work on that slice.
 """
 
 import re
@@ -36,7 +36,8 @@ def plan_of(net: nn.Module) -> dict[str, str]:
     plan = getattr(net, "tensor_plan", None)
     if not isinstance(plan, Mapping) or not plan:
         raise UserError(
-            f"strategy=tensor cuts a net by its `tensor_plan`, and {name} declares none: use strategy=fsdp, or declare one."
+            f"strategy=tensor cuts a net by its `tensor_plan`, and {name} declares none: use strategy=fsdp, or "
+            "declare one."
         )
     modules = [module_name for module_name, _ in net.named_modules() if module_name]
     words: dict[str, str] = {}
@@ -56,7 +57,8 @@ def check_limits(net: nn.Module, size: int) -> None:
     for key, number in getattr(net, "tensor_limits", {}).items():
         if number % size:
             raise UserError(
-                f"{key}={number} does not divide by strategy.tensor={size}: choose a multiple of {size}, or another size."
+                f"{key}={number} does not divide by strategy.tensor={size}: choose a multiple of {size}, or another "
+                "size."
             )
 
 
@@ -78,7 +80,9 @@ def parallelize(net: nn.Module, mesh: DeviceMesh, sequence_parallel: bool) -> No
             module.register_forward_hook(_DividesBy(mesh.size()))  # runs before the hook that slices
         style = _style(word, in_slices)
         if style is not None:
-            parallelize_module(module, mesh, style, src_data_rank=None)  # every rank holds the same weights: nothing to send
+            parallelize_module(
+                module, mesh, style, src_data_rank=None
+            )  # every rank holds the same weights: nothing to send
     for first, *others in ties:
         _tie(net, first, others)
 
@@ -113,8 +117,8 @@ class _DividesBy:
         length = output.shape[1]
         if length % self.size:
             raise UserError(
-                f"strategy.sequence_parallel=true: a sequence of {length} tokens does not divide by strategy.tensor={self.size}: set "
-                "strategy.sequence_parallel=false, or choose another length."
+                f"strategy.sequence_parallel=true: a sequence of {length} tokens does not divide by "
+                f"strategy.tensor={self.size}: set strategy.sequence_parallel=false, or choose another length."
             )
 
 
@@ -133,9 +137,11 @@ def _tie(net: nn.Module, first: tuple[str, str], others: list[tuple[str, str]]) 
         module = net.get_submodule(module_name)
         other = module.get_parameter(own_name)
         alike = isinstance(shared, DTensor) == isinstance(other, DTensor)
-        if not alike or (isinstance(shared, DTensor) and isinstance(other, DTensor) and shared.placements != other.placements):
+        if not alike or (
+            isinstance(shared, DTensor) and isinstance(other, DTensor) and shared.placements != other.placements
+        ):
             raise UserError(
-                f"{type(net).__name__}.tensor_plan cuts {'.'.join(first)} and {module_name}.{own_name} in different ways, but they are one "
-                "weight: give both modules words that go together, such as vocab and logits."
+                f"{type(net).__name__}.tensor_plan cuts {'.'.join(first)} and {module_name}.{own_name} in different "
+                "ways, but they are one weight: give both modules words that go together, such as vocab and logits."
             )
         setattr(module, own_name, shared)

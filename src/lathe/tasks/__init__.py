@@ -1,4 +1,6 @@
-"""LightningModules: what a batch, a loss and a metric are. A task wraps a net; everything hard is in callbacks and strategies."""
+"""LightningModules: what a batch, a loss and a metric are. A task wraps a net; everything hard is in callbacks and
+strategies.
+"""
 
 from lathe.tasks.base import SPLITS, Task
 from lathe.tasks.classification import ClassificationTask

@@ -24,15 +24,16 @@ SPLITS = ("train", "val", "test")
 class Task(LightningModule):
     """A net, an objective and the metrics that are reported for it.
 
-    A subclass names its `metrics` and gives their sums over a batch (`reduce`); `computed` names metrics that follow from the means of
-    those (`compute`); `logged` may name what a subclass's own `self.log` reports, such as "val/f1", for callbacks to monitor; of
-    `minimised` lower is better. `monitor` is what chooses the best epoch, `unit` what throughput counts. Sums are kept on the device and
-    read once per logged step or epoch: a read waits for the device, and metric objects per step cost several times the step of a small
-    net. All ranks' sums are added before they are divided, so metrics do not depend on the number of devices.
+    A subclass names its `metrics` and gives their sums over a batch (`reduce`); `computed` names metrics that follow
+    from the means of those (`compute`); `logged` may name what a subclass's own `self.log` reports, such as "val/f1",
+    for callbacks to monitor; of `minimised` lower is better. `monitor` is what chooses the best epoch, `unit` what
+    throughput counts. Sums are kept on the device and read once per logged step or epoch: a read waits for the device,
+    and metric objects per step cost several times the step of a small net. All ranks' sums are added before they are
+    divided, so metrics do not depend on the number of devices.
 
-    `optimizer` makes an Optimizer from the net; `scheduler` makes a scheduler from it, which is stepped after every optimizer step, and
-    gets the run's number of them if it has a parameter `total_steps`. Both are null for evaluation alone. Nothing goes into
-    hyper-parameters: the run directory rebuilds the task from its configuration.
+    `optimizer` makes an Optimizer from the net; `scheduler` makes a scheduler from it, which is stepped after every
+    optimizer step, and gets the run's number of them if it has a parameter `total_steps`. Both are null for evaluation
+    alone. Nothing goes into hyper-parameters: the run directory rebuilds the task from its configuration.
     """
 
     metrics: tuple[str, ...] = ("loss",)
@@ -65,7 +66,8 @@ class Task(LightningModule):
         refuse_older_names(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Lightning notes the running hook's name some forty times a step; a Module looks each up among parameters and buffers first.
+        # Lightning notes the running hook's name some forty times a step; a Module looks each up among parameters and
+        # buffers first.
         if name == "_current_fx_name":
             self.__dict__[name] = value
         else:
@@ -82,14 +84,17 @@ class Task(LightningModule):
         return (*self.metrics, *self.computed)
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Raises UserError where the net does not fit what the data declares; called on the CPU before any data is touched."""
+        """Raises UserError where the net does not fit what the data declares; called on the CPU before any data is
+        touched.
+        """
 
     def losses(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """Named loss terms whose sum is trained on. Callbacks wrap this by replacing `objective`."""
         raise NotImplementedError
 
     def reduce(self, outputs: Any, batch: Any, loss: Tensor) -> Tensor:
-        """Sums over the batch of each of `metrics`, and last the number of samples that count: [len(metrics) + 1], detached.
+        """Sums over the batch of each of `metrics`, and last the number of samples that count: [len(metrics) + 1],
+        detached.
 
         `loss` is the mean over the counted samples.
         """
@@ -104,9 +109,13 @@ class Task(LightningModule):
         return len(batch[0])
 
     def configure_callbacks(self) -> list[Any]:
-        """None; the first hook that knows the Trainer sees to it that `self.log` writes in the row of its optimizer step."""
+        """None; the first hook that knows the Trainer sees to it that `self.log` writes in the row of its optimizer
+        step.
+        """
         logged.install(self.trainer)
-        names = "|".join(map(re.escape, self.metric_names))  # whose ranks' sums are added up already; a user's own are not
+        names = "|".join(
+            map(re.escape, self.metric_names)
+        )  # whose ranks' sums are added up already; a user's own are not
         warnings.filterwarnings("ignore", message=rf".*recommended to use `self\.log\('({names})', .*sync_dist=True")
         return []
 
@@ -120,7 +129,9 @@ class Task(LightningModule):
         return self.net(x)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        """Returns the loss. To run several optimizer steps in one call later, override this one method: metrics add up in the same way."""
+        """Returns the loss. To run several optimizer steps in one call later, override this one method: metrics add up
+        in the same way.
+        """
         return self.training_loss(self.net(batch[0]), batch)
 
     def training_loss(self, outputs: Any, batch: Any) -> Tensor:
@@ -145,7 +156,9 @@ class Task(LightningModule):
         self._add(split, self.reduce(outputs, batch, loss))
 
     def add_nothing(self, split: str) -> None:
-        """What a rank that sees no outputs adds (all but the last stage of a pipeline), so that every rank has a sum to report."""
+        """What a rank that sees no outputs adds (all but the last stage of a pipeline), so that every rank has a sum to
+        report.
+        """
         self._add(split, torch.zeros(len(self.metrics) + 1, dtype=torch.float32, device=self.device))
 
     def split_batch(self, batch: Any, n: int) -> list[Any]:
@@ -156,7 +169,9 @@ class Task(LightningModule):
         """
         size = len(batch[0])
         if size % n:
-            raise UserError(f"strategy.microbatches={n} does not divide a replica's batch of {size} samples: take a divisor.")
+            raise UserError(
+                f"strategy.microbatches={n} does not divide a replica's batch of {size} samples: take a divisor."
+            )
         parts = [[item / n] * n if item.dim() == 0 else list(item.chunk(n)) for item in batch]
         return [tuple(part) for part in zip(*parts, strict=True)]
 
@@ -216,7 +231,9 @@ class Task(LightningModule):
             self._monitor(self._means(split, self._sums.pop(split)))
 
     def _monitor(self, means: dict[str, float], logger: bool | None = None) -> None:
-        """Hands metrics to callbacks and the bar; with `logger` null to the loggers too, and to what `validate` and `test` return."""
+        """Hands metrics to callbacks and the bar; with `logger` null to the loggers too, and to what `validate` and
+        `test` return.
+        """
         exact = {name: torch.tensor(value, dtype=torch.float64) for name, value in means.items()}
         self.log_dict(exact, logger=logger, prog_bar=not self.trainer.testing, rank_zero_only=False)
 
@@ -231,7 +248,8 @@ class Task(LightningModule):
             total = self.trainer.estimated_stepping_batches
             if total == float("inf"):
                 raise UserError(
-                    "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of them."
+                    "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set "
+                    "one of them."
                 )
             steps = int(total) // self.schedule_repeats
         scheduler = build_scheduler(self._make_scheduler, optimizer, steps)
@@ -243,14 +261,16 @@ class Task(LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves the net's own plain names in `state_dict`, and keeps the metrics that are under way.
 
-        What this step has to log is logged and on disk before the checkpoint is: callbacks save before this module's turn comes, and a
-        continued run does not log the step again.
+        What this step has to log is logged and on disk before the checkpoint is: callbacks save before this module's
+        turn comes, and a continued run does not log the step again.
         """
         self._log_step()
         own = self._own_log()
         for logger in self.trainer.loggers:
             logger.save()
-        checkpoint["state_dict"] = {name.removeprefix("net."): value for name, value in checkpoint["state_dict"].items()}
+        checkpoint["state_dict"] = {
+            name.removeprefix("net."): value for name, value in checkpoint["state_dict"].items()
+        }
         sums = {}
         for kind, table in (("window", self._sums), ("epoch", self._epoch_sums)):
             if "train" in table or self.trainer.world_size > 1:
@@ -291,7 +311,9 @@ class Task(LightningModule):
         for kind, values in self._restored.items():
             rows = torch.tensor(values, dtype=torch.float32, device=self.device)
             if len(rows) != self.trainer.world_size:  # other devices than before: one rank goes on with the total
-                rows = torch.cat((rows.sum(0, keepdim=True), torch.zeros_like(rows[:1]).expand(self.trainer.world_size - 1, -1)))
+                rows = torch.cat(
+                    (rows.sum(0, keepdim=True), torch.zeros_like(rows[:1]).expand(self.trainer.world_size - 1, -1))
+                )
             tables[kind]["train"] = rows[self.trainer.global_rank].clone()
         self._restored = {}
         if len(self._restored_log) == self.trainer.world_size:  # of another number of ranks, they fit nobody

@@ -18,8 +18,9 @@ from lathe.tasks.base import Task
 class ClassificationTask(Task):
     """Cross-entropy with optional label smoothing (Szegedy et al. 2016).
 
-    A batch is `(x, y)`: x [batch, channels, height, width], y either class numbers [batch], -100 in rows that do not count, or class
-    probabilities [batch, classes] as mixup gives them. Accuracy against probabilities counts their largest class.
+    A batch is `(x, y)`: x [batch, channels, height, width], y either class numbers [batch], -100 in rows that do not
+    count, or class probabilities [batch, classes] as mixup gives them. Accuracy against probabilities counts their
+    largest class.
 
     Raises:
         UserError: label smoothing outside [0, 1), or an unknown initialisation.
@@ -65,7 +66,8 @@ class ClassificationTask(Task):
         found, wanted = (logits.shape[-1] if isinstance(logits, Tensor) else None), facts["num_classes"]
         if found is not None and found != wanted:
             raise UserError(
-                f"data.num_classes={wanted}, but the net gives {found} logits: let model.net.num_classes follow the data."
+                f"data.num_classes={wanted}, but the net gives {found} logits: let model.net.num_classes follow the "
+                "data."
             )
 
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
@@ -91,5 +93,7 @@ class ClassificationTask(Task):
         """The number of rows as a tensor beside `target`; made once for each batch size."""
         key = (len(target), target.device)
         if key not in self._sizes:
-            self._sizes[key] = torch.tensor(float(key[0]), dtype=torch.float32, device=key[1])  # the default may be less
+            self._sizes[key] = torch.tensor(
+                float(key[0]), dtype=torch.float32, device=key[1]
+            )  # the default may be less
         return self._sizes[key]

@@ -1,4 +1,6 @@
-"""Language modelling: cross-entropy of the next token, its perplexity, and how often the likeliest token is the right one."""
+"""Language modelling: cross-entropy of the next token, its perplexity, and how often the likeliest token is the right
+one.
+"""
 
 import math
 from collections.abc import Callable
@@ -20,8 +22,8 @@ CHUNK = 2**24  # logits whose log-probabilities exist at the same time in evalua
 def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     """The sum over all targets that are not -100, in float32 (float64 for float64 logits): a 0-dim tensor.
 
-    Without a gradient to keep them for, log-probabilities are made for a part of the targets at a time. With a vocabulary of 50257 those
-    of a whole batch would take more memory than the net.
+    Without a gradient to keep them for, log-probabilities are made for a part of the targets at a time. With a
+    vocabulary of 50257 those of a whole batch would take more memory than the net.
 
     Args:
         logits: [..., vocabulary], of any floating type.
@@ -42,11 +44,11 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 class LanguageModellingTask(Task):
     """Cross-entropy of the next token in nats, its accuracy, and perplexity, the exponential of the mean cross-entropy.
 
-    A batch is `(x, y)` or `(x, y, count)`: x int64 [batch, time]; y int64 [batch, time], the token behind each of x, or -100 where none
-    counts; `count` a 0-dim float tensor, the counted targets of the global batch divided by the number of data replicas. The training
-    loss is the sum over counted targets divided by `count`, so that the mean over replicas is the mean over the global batch's targets
-    even where replicas have different numbers of them. Without `count`, it is divided by the batch's own counted targets. The net
-    returns logits [batch, time, vocabulary].
+    A batch is `(x, y)` or `(x, y, count)`: x int64 [batch, time]; y int64 [batch, time], the token behind each of x, or
+    -100 where none counts; `count` a 0-dim float tensor, the counted targets of the global batch divided by the number
+    of data replicas. The training loss is the sum over counted targets divided by `count`, so that the mean over
+    replicas is the mean over the global batch's targets even where replicas have different numbers of them. Without
+    `count`, it is divided by the batch's own counted targets. The net returns logits [batch, time, vocabulary].
 
     Metrics are means over tokens. A perplexity too large for a float is inf.
 
@@ -88,11 +90,15 @@ class LanguageModellingTask(Task):
             return {"perplexity": math.inf}
 
     def count_units(self, batch: Any) -> int:
-        """Places in the batch, filling ones included: what the net computes on, and known without waiting for the device."""
+        """Places in the batch, filling ones included: what the net computes on, and known without waiting for the
+        device.
+        """
         return int(batch[0].numel())
 
     @staticmethod
     def _count(batch: Any) -> Tensor:
-        """What the summed loss is divided by: 0-dim. Without any counted target it is 1: the loss is then 0 and not NaN."""
+        """What the summed loss is divided by: 0-dim. Without any counted target it is 1: the loss is then 0 and not
+        NaN.
+        """
         count: Tensor = batch[2] if len(batch) > 2 else (batch[1] != IGNORE).sum().clamp(min=1)
         return count

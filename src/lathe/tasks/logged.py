@@ -1,8 +1,9 @@
 """What `self.log` writes: in the row of its optimizer step, and the same in a run that was interrupted.
 
-Lightning 2.6 counts its own steps for loggers: one less than the optimizer's while a step is under way, in the validation after it and in
-`LearningRateMonitor`, and the number of a validation batch in a validation. It writes a step's values after checkpoints are, and forgets
-the means of an epoch that was interrupted. The three parts here replace those of a Trainer, and are all that knows its inner names.
+Lightning 2.6 counts its own steps for loggers: one less than the optimizer's while a step is under way, in the
+validation after it and in `LearningRateMonitor`, and the number of a validation batch in a validation. It writes a
+step's values after checkpoints are, and forgets the means of an epoch that was interrupted. The three parts here
+replace those of a Trainer, and are all that knows its inner names.
 """
 
 from operator import attrgetter
@@ -12,11 +13,26 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
-from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultCollection, _ResultMetric, _Sync
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+    _Sync,
+)
 from torch import Tensor
 from torchmetrics import Metric
 
-FIELDS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "enable_graph", "add_dataloader_idx", "metric_attribute")
+FIELDS = (
+    "fx",
+    "name",
+    "prog_bar",
+    "logger",
+    "on_step",
+    "on_epoch",
+    "enable_graph",
+    "add_dataloader_idx",
+    "metric_attribute",
+)
 
 
 def install(trainer: Trainer) -> None:
@@ -30,7 +46,9 @@ def install(trainer: Trainer) -> None:
 
 
 class _EpochLoop(_TrainingEpochLoop):
-    """Whose `_batches_that_stepped`, the step that loggers are given, is the optimizer's: of the step under way, or else of the last."""
+    """Whose `_batches_that_stepped`, the step that loggers are given, is the optimizer's: of the step under way, or
+    else of the last.
+    """
 
     @property
     def _batches_that_stepped(self) -> int:
@@ -74,7 +92,9 @@ class _Steps(_LoggerConnector):
         super().log_metrics(fresh, step)
 
     def flush(self) -> None:
-        """Writes now what training has logged for this step or epoch, which a run that continues here would not log again."""
+        """Writes now what training has logged for this step or epoch, which a run that continues here would not log
+        again.
+        """
         if not self.trainer.training or self.trainer._results is None:
             return
         if self._first_loop_iter is None:
@@ -114,7 +134,9 @@ class _Results(_ResultCollection):
 
 
 def states(trainer: Trainer, task: LightningModule) -> dict[str, Any]:
-    """This rank's logged values under way, and the states of the task's torchmetrics: plain values and tensors on the CPU."""
+    """This rank's logged values under way, and the states of the task's torchmetrics: plain values and tensors on the
+    CPU.
+    """
     connector, results = trainer._logger_connector, trainer.fit_loop.epoch_loop._results
     epoch_ends = trainer.training and connector._first_loop_iter is None
     entries = {} if epoch_ends else {key: item for key, item in results.items() if not item.has_reset}
@@ -127,7 +149,11 @@ def states(trainer: Trainer, task: LightningModule) -> dict[str, Any]:
 
 def _entry(item: _ResultMetric) -> dict[str, Any]:
     plain: dict[str, Any] = {name: getattr(item.meta, name) for name in FIELDS}
-    plain |= {"reduce_fx": item.meta.reduce_fx.__name__, "sync": item.meta.sync.should, "alone": item.meta.sync.rank_zero_only}
+    plain |= {
+        "reduce_fx": item.meta.reduce_fx.__name__,
+        "sync": item.meta.sync.should,
+        "alone": item.meta.sync.rank_zero_only,
+    }
     for name in ("value", "cumulated_batch_size", "_forward_cache"):
         found = getattr(item, name, None)
         plain[name] = found.detach().cpu().clone() if isinstance(found, Tensor) else None
@@ -167,7 +193,9 @@ def _state(metric: Metric) -> dict[str, Any]:
     return {
         "count": metric._update_count,
         "values": {
-            name: [part.detach().cpu().clone() for part in value] if isinstance(value, list) else value.detach().cpu().clone()
+            name: [part.detach().cpu().clone() for part in value]
+            if isinstance(value, list)
+            else value.detach().cpu().clone()
             for name, value in values.items()
         },
     }
@@ -176,4 +204,8 @@ def _state(metric: Metric) -> dict[str, Any]:
 def _load(metric: Metric, state: dict[str, Any]) -> None:
     metric._update_count, metric._computed = state["count"], None
     for name, value in state["values"].items():
-        setattr(metric, name, [part.to(metric.device) for part in value] if isinstance(value, list) else value.to(metric.device))
+        setattr(
+            metric,
+            name,
+            [part.to(metric.device) for part in value] if isinstance(value, list) else value.to(metric.device),
+        )

@@ -1,8 +1,8 @@
-"""What a run directory from elsewhere may make this program do: a saved configuration is checked when it is read, before anything that it
-names is imported. docs/security.md states the model. Imports no torch.
+"""What a run directory from elsewhere may make this program do: a saved configuration is checked when it is read,
+before anything that it names is imported. docs/security.md states the model. Imports no torch.
 
-`trusted` and the names that stand in the current command hold for this process and those that it starts: they travel in an environment
-variable that each command sets anew.
+`trusted` and the names that stand in the current command hold for this process and those that it starts: they travel in
+an environment variable that each command sets anew.
 """
 
 import json
@@ -35,8 +35,8 @@ def ask(wanted: bool) -> None:
 
 
 def allow(cfg: dict[str, Any]) -> None:
-    """Takes `trusted` out of the current command's configuration. What it lists, and what the command itself names, holds from now on
-    for every saved configuration that this process or one that it starts reads.
+    """Takes `trusted` out of the current command's configuration. What it lists, and what the command itself names,
+    holds from now on for every saved configuration that this process or one that it starts reads.
 
     Raises:
         UserError: `trusted` is no list of names.
@@ -46,13 +46,15 @@ def allow(cfg: dict[str, Any]) -> None:
         raise UserError(f"trusted={trusted!r}: expected a list of packages, such as trusted=[timm].")
     for item in trusted:
         if not isinstance(item, str) or not ITEM.fullmatch(item):
-            raise UserError(f"trusted={item!r}: expected the name of a package or of a part of one, such as trusted=[timm].")
+            raise UserError(
+                f"trusted={item!r}: expected the name of a package or of a part of one, such as trusted=[timm]."
+            )
     _carry(trusted, names_in(cfg))
 
 
 def allow_program(target: str, folder: Path) -> None:
-    """Lets the export in `folder`, a program that this user has not made here, be loaded if `target` is trusted or, with --trust, is so
-    now.
+    """Lets the export in `folder`, a program that this user has not made here, be loaded if `target` is trusted or,
+    with --trust, is so now.
 
     Raises:
         UserError: it is not.
@@ -91,9 +93,11 @@ def _carried() -> tuple[list[str], dict[str, str]]:
 
 
 def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]:
-    """The configuration in the file `path`, a run's config.yaml, if all that it names may be built; each part under its name of now.
+    """The configuration in the file `path`, a run's config.yaml, if all that it names may be built; each part under its
+    name of now.
 
-    `where` begins each sentence. Without `kinds`, nothing is imported, and the result is for reading alone, not for building.
+    `where` begins each sentence. Without `kinds`, nothing is imported, and the result is for reading alone, not for
+    building.
 
     Raises:
         UserError: it is no configuration, or names what a saved configuration may not build.
@@ -104,7 +108,9 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
     if not isinstance(config, dict):
         raise UserError(f"{words} can't be read as a configuration.")
     if not isinstance(config.get("name", "x"), str) or not _plain(config.get("name", "x")):
-        raise UserError(f"{words} has name={shown(repr(config['name']))}, which is no name of a folder: it is not read.")
+        raise UserError(
+            f"{words} has name={shown(repr(config['name']))}, which is no name of a folder: it is not read."
+        )
     trusted, typed = _carried()
     found = list(findings(config, trusted, typed))
     for finding in found:
@@ -133,7 +139,9 @@ def _ask_for(found: list[Finding], words: str) -> None:
     first, names = found[0], sorted({finding.name for finding in found})
     listed = ",".join(shown(name) for name in names[:8])
     if not _asks:
-        there = f"`{shown(first.name)}` at {shown(first.key)}" + (f" (and {len(found) - 1} more)" if len(found) > 1 else "")
+        there = f"`{shown(first.name)}` at {shown(first.key)}" + (
+            f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        )
         raise UserError(
             f"{words} names {there}, which is not a part that a saved configuration may build; if you trust "
             f"it, add trusted=[{listed}] or --trust."
@@ -141,7 +149,8 @@ def _ask_for(found: list[Finding], words: str) -> None:
     rows = "".join(f"\n  {shown(finding.key)}: {shown(finding.name)}" for finding in found)
     _answered(
         f"{words} names parts that could run any code as you:{rows}",
-        f"{words} names {listed}, and --trust asks on a terminal, which this is not: add trusted=[{listed}] if you trust them.",
+        f"{words} names {listed}, and --trust asks on a terminal, which this is not: add trusted=[{listed}] if you "
+        "trust them.",
         f"{words} names {listed}: not trusted, so nothing of it was built.",
     )
     trusted, typed = _carried()
@@ -163,7 +172,9 @@ def _check_kinds(config: dict[str, Any], words: str, trusted: list[str], typed: 
         wrong = own.wrong_kind(name, "" if key.startswith("model.init") else kind, name in trusted)
         if wrong is not None:
             what = "an init" if key.startswith("model.init") else KINDS[kind]
-            raise UserError(f"{words} names `{shown(name)}` at {shown(key)}, which takes {what}, and {wrong}: it is not built.")
+            raise UserError(
+                f"{words} names `{shown(name)}` at {shown(key)}, which takes {what}, and {wrong}: it is not built."
+            )
 
 
 def checked_overrides(path: Path, where: str) -> list[str]:

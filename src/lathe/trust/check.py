@@ -1,6 +1,7 @@
 """Which names a saved configuration may hold, and where. Decided by the name alone: nothing is imported here.
 
-A saved configuration is data from somebody else until it has passed `findings`: whatever it names would be imported and called.
+A saved configuration is data from somebody else until it has passed `findings`: whatever it names would be imported and
+called.
 """
 
 import re
@@ -55,8 +56,8 @@ LOCAL = re.compile(r"(?:sqlite|file):.*|[^:]*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Finding:
-    """A `name` at `key` that a saved configuration may not build. `mend` is whether naming it in `trusted` allows it; else `why` says what
-    is wrong with it."""
+    """A `name` at `key` that a saved configuration may not build. `mend` is whether naming it in `trusted` allows it;
+    else `why` says what is wrong with it."""
 
     key: str
     name: str
@@ -70,8 +71,8 @@ def names_in(config: Any) -> dict[str, str]:
 
 
 def findings(config: Any, trusted: list[str], typed: dict[str, str]) -> Iterator[Finding]:
-    """What in a saved configuration is no part that it may build. `trusted` are packages or names that the user trusts, `typed` the names
-    that stand at the same key of the command that reads it."""
+    """What in a saved configuration is no part that it may build. `trusted` are packages or names that the user trusts,
+    `typed` the names that stand at the same key of the command that reads it."""
     yield from _options(config, "")
     for key, name, how in _names(config, ""):
         if not isinstance(name, str):

@@ -1,4 +1,6 @@
-"""Reading YAML and JSON that somebody else may have written: mappings, lists, words and numbers, and no more than such a file has."""
+"""Reading YAML and JSON that somebody else may have written: mappings, lists, words and numbers, and no more than such
+a file has.
+"""
 
 import json
 from pathlib import Path
@@ -15,7 +17,8 @@ MAX_NODES = 20_000
 
 
 def read_yaml(path: Path, where: str) -> Any:
-    """The content of a YAML file that Lathe has written, without interpolations, tags, anchors or anything else that it never writes.
+    """The content of a YAML file that Lathe has written, without interpolations, tags, anchors or anything else that it
+    never writes.
 
     `where` begins each sentence, such as `run=logs/latest: its config.yaml`.
 

@@ -1,7 +1,8 @@
-"""Which exports this user has made on this machine: their manifests carry a keyed hash, whose key lies in the user's own folder.
+"""Which exports this user has made on this machine: their manifests carry a keyed hash, whose key lies in the user's
+own folder.
 
-Some files that are exported are programs: loading one runs it, and no check of it can tell a net from an attack. So one from elsewhere
-is loaded only if it is trusted.
+Some files that are exported are programs: loading one runs it, and no check of it can tell a net from an attack. So one
+from elsewhere is loaded only if it is trusted.
 """
 
 import hashlib

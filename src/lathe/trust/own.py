@@ -6,7 +6,8 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-# The class that a part of a kind derives from, by the name of its module. Kinds that are not here have none: they are taken as they are.
+# The class that a part of a kind derives from, by the name of its module. Kinds that are not here have none: they are
+# taken as they are.
 BASES: dict[str, list[tuple[str, str]]] = {
     "task": [("lightning.pytorch", "LightningModule")],
     "module": [("torch.nn", "Module")],
@@ -28,8 +29,8 @@ def source_folder() -> Path | None:
 
 
 def stands_in_src(name: str) -> bool:
-    """Whether `name` is something that a module under this project's `src/` could define. Looks at files alone, and at where Python would
-    look for the package: another of the same name may come first."""
+    """Whether `name` is something that a module under this project's `src/` could define. Looks at files alone, and at
+    where Python would look for the package: another of the same name may come first."""
     folder, (package, *rest) = source_folder(), name.split(".")
     if folder is None or package == "lathe" or not rest:
         return False
@@ -54,9 +55,9 @@ def _module_file(folder: Path, parts: list[str]) -> Path | None:
 
 
 def wrong_kind(name: str, kind: str, exact: bool) -> str | None:
-    """Imports `name` and says what is wrong with it as a part of `kind`; None if nothing is, or it can't be imported, which building it
-    will say. `exact` is whether the user has named it in full; else it must be defined in the package that was named, and not be
-    something that the package itself has imported."""
+    """Imports `name` and says what is wrong with it as a part of `kind`; None if nothing is, or it can't be imported,
+    which building it will say. `exact` is whether the user has named it in full; else it must be defined in the package
+    that was named, and not be something that the package itself has imported."""
     module, _, attribute = name.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), attribute)
@@ -71,7 +72,9 @@ def wrong_kind(name: str, kind: str, exact: bool) -> str | None:
 
 
 def _through(name: str) -> str | None:
-    """A name that leads through something else than modules, such as a method of a class, is looked up by Hydra, but not for a stranger."""
+    """A name that leads through something else than modules, such as a method of a class, is looked up by Hydra, but
+    not for a stranger.
+    """
     parts = name.split(".")
     for end in range(len(parts) - 2, 0, -1):
         try:

@@ -1,5 +1,6 @@
-"""The parts that a saved configuration may build, by kind and by name. A closed list: a class is added here once its constructor has been
-read, and takes no path, address, command or function from a word. tests/hostile holds it against the installed packages.
+"""The parts that a saved configuration may build, by kind and by name. A closed list: a class is added here once its
+constructor has been read, and takes no path, address, command or function from a word. tests/hostile holds it against
+the installed packages.
 """
 
 import re
@@ -21,52 +22,60 @@ LATHE: dict[str, tuple[str, str]] = {
 # Functions and what lies in legacy/, by their whole names.
 FUNCTIONS: dict[str, str] = {
     "optimizer": "lathe.optim.build_optimizer",
-    "scheduler": "lathe.optim.constant lathe.optim.cosine lathe.optim.cosine_restarts lathe.optim.one_cycle lathe.optim.step",
+    "scheduler": (
+        "lathe.optim.constant lathe.optim.cosine lathe.optim.cosine_restarts lathe.optim.one_cycle lathe.optim.step"
+    ),
     "strategy": "lathe.strategies.auto lathe.legacy.DP lathe.legacy.Horovod",
     "logger": "lathe.loggers.csv lathe.loggers.mlflow lathe.loggers.tensorboard lathe.loggers.wandb",
     "trainer": "lightning.pytorch.Trainer lightning.Trainer lightning.pytorch.trainer.Trainer",
 }
 # Layers and losses of torch.nn. Not here: Module itself, and DataParallel, which is a strategy.
 LAYERS = """
-AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AdaptiveMaxPool2d AdaptiveMaxPool3d
-AlphaDropout AvgPool1d AvgPool2d AvgPool3d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d BatchNorm3d Bilinear CELU CTCLoss
-ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d
-ConvTranspose2d ConvTranspose3d CosineEmbeddingLoss CosineSimilarity CrossEntropyLoss CrossMapLRN2d Dropout Dropout1d Dropout2d Dropout3d
-ELU Embedding EmbeddingBag FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell GaussianNLLLoss
-GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity InstanceNorm1d InstanceNorm2d InstanceNorm3d
-KLDivLoss L1Loss LPPool1d LPPool2d LPPool3d LSTM LSTMCell LayerNorm LazyBatchNorm1d LazyBatchNorm2d LazyBatchNorm3d LazyConv1d LazyConv2d
-LazyConv3d LazyConvTranspose1d LazyConvTranspose2d LazyConvTranspose3d LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear
-LeakyReLU Linear LocalResponseNorm LogSigmoid LogSoftmax MSELoss MarginRankingLoss MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d MaxUnpool2d
-MaxUnpool3d Mish ModuleDict ModuleList MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss MultiheadAttention NLLLoss PReLU
-PairwiseDistance PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNCell RReLU ReLU ReLU6 ReflectionPad1d ReflectionPad2d
-ReflectionPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU Sequential SiLU Sigmoid SmoothL1Loss SoftMarginLoss Softmax
-Softmax2d Softmin Softplus Softshrink Softsign SyncBatchNorm Tanh Tanhshrink Threshold Transformer TransformerDecoder
-TransformerDecoderLayer TransformerEncoder TransformerEncoderLayer TripletMarginLoss Unflatten Unfold Upsample UpsamplingBilinear2d
-UpsamplingNearest2d ZeroPad1d ZeroPad2d ZeroPad3d
+AdaptiveAvgPool1d AdaptiveAvgPool2d AdaptiveAvgPool3d AdaptiveLogSoftmaxWithLoss AdaptiveMaxPool1d AdaptiveMaxPool2d
+AdaptiveMaxPool3d AlphaDropout AvgPool1d AvgPool2d AvgPool3d BCELoss BCEWithLogitsLoss BatchNorm1d BatchNorm2d
+BatchNorm3d Bilinear CELU CTCLoss ChannelShuffle CircularPad1d CircularPad2d CircularPad3d ConstantPad1d ConstantPad2d
+ConstantPad3d Conv1d Conv2d Conv3d ConvTranspose1d ConvTranspose2d ConvTranspose3d CosineEmbeddingLoss
+CosineSimilarity CrossEntropyLoss CrossMapLRN2d Dropout Dropout1d Dropout2d Dropout3d ELU Embedding EmbeddingBag
+FeatureAlphaDropout Flatten Fold FractionalMaxPool2d FractionalMaxPool3d GELU GLU GRU GRUCell GaussianNLLLoss
+GroupNorm Hardshrink Hardsigmoid Hardswish Hardtanh HingeEmbeddingLoss HuberLoss Identity InstanceNorm1d
+InstanceNorm2d InstanceNorm3d KLDivLoss L1Loss LPPool1d LPPool2d LPPool3d LSTM LSTMCell LayerNorm LazyBatchNorm1d
+LazyBatchNorm2d LazyBatchNorm3d LazyConv1d LazyConv2d LazyConv3d LazyConvTranspose1d LazyConvTranspose2d
+LazyConvTranspose3d LazyInstanceNorm1d LazyInstanceNorm2d LazyInstanceNorm3d LazyLinear LeakyReLU Linear
+LocalResponseNorm LogSigmoid LogSoftmax MSELoss MarginRankingLoss MaxPool1d MaxPool2d MaxPool3d MaxUnpool1d
+MaxUnpool2d MaxUnpool3d Mish ModuleDict ModuleList MultiLabelMarginLoss MultiLabelSoftMarginLoss MultiMarginLoss
+MultiheadAttention NLLLoss PReLU PairwiseDistance PixelShuffle PixelUnshuffle PoissonNLLLoss RMSNorm RNN RNNCell RReLU
+ReLU ReLU6 ReflectionPad1d ReflectionPad2d ReflectionPad3d ReplicationPad1d ReplicationPad2d ReplicationPad3d SELU
+Sequential SiLU Sigmoid SmoothL1Loss SoftMarginLoss Softmax Softmax2d Softmin Softplus Softshrink Softsign
+SyncBatchNorm Tanh Tanhshrink Threshold Transformer TransformerDecoder TransformerDecoderLayer TransformerEncoder
+TransformerEncoderLayer TripletMarginLoss Unflatten Unfold Upsample UpsamplingBilinear2d UpsamplingNearest2d ZeroPad1d
+ZeroPad2d ZeroPad3d
 """
 OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD SparseAdam"
 # Not here: those that take functions or other schedulers.
 SCHEDULERS = (
-    "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LinearLR MultiStepLR OneCycleLR PolynomialLR "
-    "ReduceLROnPlateau StepLR"
+    "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LinearLR MultiStepLR OneCycleLR "
+    "PolynomialLR ReduceLROnPlateau StepLR"
 )
 # Not here: metrics with a pretrained net, which they download.
 METRICS = """
-AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix CosineSimilarity ExactMatch ExplainedVariance F1Score
-FBetaScore HammingDistance HingeLoss JaccardIndex KLDivergence LogCoshError MatthewsCorrCoef MaxMetric MeanAbsoluteError
-MeanAbsolutePercentageError MeanMetric MeanSquaredError MeanSquaredLogError MetricCollection MinMetric PearsonCorrCoef Perplexity
-Precision PrecisionRecallCurve R2Score ROC Recall SpearmanCorrCoef Specificity StatScores SumMetric
+AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix CosineSimilarity ExactMatch
+ExplainedVariance F1Score FBetaScore HammingDistance HingeLoss JaccardIndex KLDivergence LogCoshError MatthewsCorrCoef
+MaxMetric MeanAbsoluteError MeanAbsolutePercentageError MeanMetric MeanSquaredError MeanSquaredLogError
+MetricCollection MinMetric PearsonCorrCoef Perplexity Precision PrecisionRecallCurve R2Score ROC Recall
+SpearmanCorrCoef Specificity StatScores SumMetric
 """
 CLASSIFICATION = """
-AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix ExactMatch F1Score FBetaScore HammingDistance HingeLoss
-JaccardIndex MatthewsCorrCoef Precision PrecisionRecallCurve ROC Recall Specificity StatScores
+AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix ExactMatch F1Score FBetaScore
+HammingDistance HingeLoss JaccardIndex MatthewsCorrCoef Precision PrecisionRecallCurve ROC Recall Specificity
+StatScores
 """
 # Not here: those that take folders or functions (ModelCheckpoint, LambdaCallback, BasePredictionWriter, ...).
 CALLBACKS = (
-    "DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler LearningRateMonitor ModelSummary RichModelSummary RichProgressBar "
-    "StochasticWeightAveraging TQDMProgressBar Timer"
+    "DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler LearningRateMonitor ModelSummary RichModelSummary "
+    "RichProgressBar StochasticWeightAveraging TQDMProgressBar Timer"
 )
-# Not here: those of servers, whose settings could name another server to send keys to. CSVLogger and TensorBoardLogger write files alone.
+# Not here: those of servers, whose settings could name another server to send keys to. CSVLogger and TensorBoardLogger
+# write files alone.
 LOGGERS = "CSVLogger TensorBoardLogger"
 
 WITHIN = r"(?:\.[a-z][a-z0-9_]*)*"  # modules between a package and a class

@@ -1,1 +1,3 @@
-"""What a command does, each in a file of its name: train.py runs lathe/verbs/train.py, scripts/X.py runs lathe/verbs/X.py."""
+"""What a command does, each in a file of its name: train.py runs lathe/verbs/train.py, scripts/X.py runs
+lathe/verbs/X.py.
+"""

@@ -1,6 +1,7 @@
 """A finished run made smaller without training: a new run directory, with the metrics of both and a receipt.
 
-For methods that act on weights as they are: quantization after training, and pruning in one step. The run itself is only read.
+For methods that act on weights as they are: quantization after training, and pruning in one step. The run itself is
+only read.
 """
 
 import copy
@@ -32,12 +33,13 @@ BATCHES = 15  # training batches that BatchNorm statistics are estimated on anew
 
 
 def compress(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Applies the methods of `cfg["request"]["compression"]`, one after the other, to the net of a run, writes a new run directory beside
-    the run's own, and returns what its result.json holds: the metrics of the new net under `val/` and `test/`, those of the run's under
-    `source/val/` and `source/test/`.
+    """Applies the methods of `cfg["request"]["compression"]`, one after the other, to the net of a run, writes a new
+    run directory beside the run's own, and returns what its result.json holds: the metrics of the new net under `val/`
+    and `test/`, those of the run's under `source/val/` and `source/test/`.
 
     Raises:
-        UserError: no method, one that has to train, a run that is quantized already, or what a method itself raises. Nothing is written.
+        UserError: no method, one that has to train, a run that is quantized already, or what a method itself raises.
+        Nothing is written.
     """
     quiet()
     began = time.monotonic()
@@ -103,21 +105,23 @@ def check_request(cfg: dict[str, Any]) -> None:
         able = node["kind"] == "after" or name in ONE_SHOT
         require(
             able,
-            f"compression={name} has to train: use python train.py ckpt_path={source} compression={name}, with the model and "
-            "data of that run.",
+            f"compression={name} has to train: use python train.py ckpt_path={source} compression={name}, with the "
+            "model and data of that run.",
         )
     devices = cfg["trainer"]["devices"]
     require(devices in (1, "auto"), f"trainer.devices={devices}: a run is compressed in one process; leave it 1.")
 
 
 def refuse_quantized(net: Any, request: dict[str, Any]) -> None:
-    """Raises UserError for a net whose weights are integers already: neither masks nor other integers would be what they say."""
+    """Raises UserError for a net whose weights are integers already: neither masks nor other integers would be what
+    they say.
+    """
     names = ",".join(methods(request["compression"]))
     done = bool(quantization.describe(net))
     require(
         not done,
-        f"run={request['run']} is quantized already, compression={names} would act on rounded weights: name the run that it "
-        "was made from.",
+        f"run={request['run']} is quantized already, compression={names} would act on rounded weights: name the run "
+        "that it was made from.",
     )
 
 
@@ -145,7 +149,9 @@ def make_steps(group: dict[str, Any]) -> list[Step]:
         else:
             reports: Metrics = {}
 
-            def act(net: Any, datamodule: Any, name: str = name, method: Any = method, reports: Metrics = reports) -> None:
+            def act(
+                net: Any, datamodule: Any, name: str = name, method: Any = method, reports: Metrics = reports
+            ) -> None:
                 reports.update(ONE_SHOT[name](method, net, datamodule))
 
             steps.append(Step(act, lambda reports=reports: reports))  # type: ignore[misc]
@@ -161,7 +167,8 @@ def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
     key = f"compression.{method.name}"
     require(
         method.criterion in ("magnitude", "random", "batchnorm"),
-        f"{key}.criterion={method.criterion} watches training: choose magnitude, random or batchnorm here, or prune in train.py.",
+        f"{key}.criterion={method.criterion} watches training: choose magnitude, random or batchnorm here, or prune "
+        "in train.py.",
     )
     chosen = method.choose(net)
     require(bool(chosen), f"{key} finds nothing to mask: {HEAD_RULE}")
@@ -187,7 +194,8 @@ def prune_once(method: Any, net: Any, datamodule: Any) -> Metrics:
 
 
 def remove_channels_once(method: Any, net: Any, datamodule: Any) -> Metrics:
-    """Removes channels down to the method's budget in one step, by what weights alone tell, and BatchNorm statistics anew.
+    """Removes channels down to the method's budget in one step, by what weights alone tell, and BatchNorm statistics
+    anew.
 
     Raises:
         UserError: an importance that needs gradients, a net that can't be followed, or a budget that can't be met.
@@ -218,7 +226,12 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
         UserError: the place can't be written to. Nothing is left behind then.
     """
     config = copy.deepcopy(source.config)
-    config |= {"compression": request["compression"], "ckpt_path": str(source.path), "ckpt_mode": "weights", "resume": None}
+    config |= {
+        "compression": request["compression"],
+        "ckpt_path": str(source.path),
+        "ckpt_mode": "weights",
+        "resume": None,
+    }
     names = list(methods(request["compression"]))
     overrides = [f"run={source.path}", f"checkpoint={request['checkpoint']}", f"compression=[{','.join(names)}]"]
     run = rundir.create(source.path.parent.parent, config, overrides)

@@ -67,7 +67,9 @@ def check_output(output: Path, run: Path, source: str | None) -> None:
     if source is not None:
         read = Path(source).resolve()
         image = place.parent == read and place.suffix.lower() in IMAGES
-        require(place != read and not image, f"output={output} would take the place of input={source}: name another file.")
+        require(
+            place != read and not image, f"output={output} would take the place of input={source}: name another file."
+        )
     home = run.resolve()
     inside = place.relative_to(home).parts if place.is_relative_to(home) else ()
     require(
@@ -89,7 +91,9 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     task, datamodule, trainer = rebuild(cfg)
     has = is_overridden(f"{split}_dataloader", datamodule, LightningDataModule)
     require(has, f"split={split}: {type(datamodule).__name__} has no {split}_dataloader.")
-    if split == "val":  # as training validates, a task's own metrics included, and as much of the split as of the others
+    if (
+        split == "val"
+    ):  # as training validates, a task's own metrics included, and as much of the split as of the others
         trainer.limit_val_batches = trainer.limit_test_batches
         trainer.validate(task, datamodule=datamodule, verbose=False)
     else:
@@ -107,10 +111,12 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     lost = sorted(name for name in metrics if math.isnan(metrics[name]) and name.partition("/")[2] in task.reported)
     require(
         not lost,
-        f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: the net "
-        "overflows on this split; try precision=32-true, or another checkpoint.",
+        f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: "
+        "the net overflows on this split; try precision=32-true, or another checkpoint.",
     )
     if trainer.is_global_zero and request["output"] is not None:
-        words = {name: value if math.isfinite(value) else None for name, value in metrics.items()}  # a perplexity may be infinite
+        words = {
+            name: value if math.isfinite(value) else None for name, value in metrics.items()
+        }  # a perplexity may be infinite
         write_atomically(Path(request["output"]), json.dumps(words, indent=2, sort_keys=True, allow_nan=False) + "\n")
     return metrics

@@ -19,14 +19,17 @@ from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import RunDir
 from lathe.runs.trainer import quiet
 
-# of a checkpoint, beside its weights; `report` is what methods that acted after training told, for a run whose end was interrupted
+# of a checkpoint, beside its weights; `report` is what methods that acted after training told, for a run whose end was
+# interrupted
 KEPT = ("epoch", "global_step", "pytorch-lightning_version", "report")
 
 
 def finalise(cfg: dict[str, Any], best: Path, made: list[Compression]) -> bool:
-    """Lets methods that act on the best weights do so, and writes best.ckpt anew, as weights with their structure, if one did.
+    """Lets methods that act on the best weights do so, and writes best.ckpt anew, as weights with their structure, if
+    one did.
 
-    For one process. Returns whether the checkpoint holds a net that was changed after training, now or by an earlier call.
+    For one process. Returns whether the checkpoint holds a net that was changed after training, now or by an earlier
+    call.
     """
     state = read_checkpoint(best)
     if state.get("finalised", False):
@@ -47,21 +50,26 @@ def finalise(cfg: dict[str, Any], best: Path, made: list[Compression]) -> bool:
 
 
 def write_weights(path: Path, net: Any, state: dict[str, Any]) -> None:
-    """Writes a checkpoint of `net` as it is: weights and structure, at the step of `state`, without what goes on training."""
+    """Writes a checkpoint of `net` as it is: weights and structure, at the step of `state`, without what goes on
+    training.
+    """
     kept: dict[str, Any] = {name: state[name] for name in KEPT if name in state}
     weights = {name: value.detach().clone().contiguous() for name, value in net.state_dict().items()}
-    AtomicCheckpointIO().save_checkpoint({**kept, "state_dict": weights, "structure": structure_of(net), "finalised": True}, path)
+    AtomicCheckpointIO().save_checkpoint(
+        {**kept, "state_dict": weights, "structure": structure_of(net), "finalised": True}, path
+    )
 
 
 def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
-    """Measures what compression has made, beside the run that this one started from. The run itself is complete: a receipt that fails is
-    told, and can be asked for again."""
+    """Measures what compression has made, beside the run that this one started from. The run itself is complete: a
+    receipt that fails is told, and can be asked for again."""
     try:
         receipt.write(run, cfg, None, cfg["compression"]["receipt"])
     except Exception as error:
         words = " ".join(str(error).split())[:300]
         warnings.warn(
-            f"The run is complete, but its receipt failed ({type(error).__name__}: {words}): python scripts/receipt.py run={run.path}",
+            f"The run is complete, but its receipt failed ({type(error).__name__}: {words}): python "
+            f"scripts/receipt.py run={run.path}",
             stacklevel=2,
         )
 
@@ -73,7 +81,9 @@ def complete(cfg: dict[str, Any]) -> None:
 
 
 def tell_what_is_not_measured(group: dict[str, Any]) -> None:
-    """Warns, before a run, where its receipt will lack the ONNX files and their times, since their packages are not installed."""
+    """Warns, before a run, where its receipt will lack the ONNX files and their times, since their packages are not
+    installed.
+    """
     measured = methods(group) and group.get("receipt", "none") != "none"
     missing = export.get("onnx").available() if measured else None
     if missing:
@@ -86,11 +96,12 @@ def tell_what_goes(cfg: dict[str, Any], net: nn.Module, key: str) -> None:
     zeros = math.ceil(zero_share(net) * 1e4) / 1e4  # not less: masks of that share then keep each of them
     if zeros > 0.05 and "masks" not in kinds:
         rank_zero_warn(
-            f"{key}: {zeros} of the weights are pruned to zero, and this training fills them again; to keep them, add prune "
-            f"to compression, with compression.prune.schedule=one_shot compression.prune.start=0 compression.prune.sparsity={zeros}."
+            f"{key}: {zeros} of the weights are pruned to zero, and this training fills them again; to keep them, add "
+            "prune to compression, with compression.prune.schedule=one_shot compression.prune.start=0 "
+            f"compression.prune.sparsity={zeros}."
         )
     if "quantization" in structure_of(net) and not kinds & {"quantization", "after"}:
         rank_zero_warn(
-            f"{key} is a quantized net: it trains with rounding on and fixed ranges; add qat to compression, or start from the run "
-            "that it was made from."
+            f"{key} is a quantized net: it trains with rounding on and fixed ranges; add qat to compression, or start "
+            "from the run that it was made from."
         )

@@ -1,4 +1,6 @@
-"""The end of a run: its best checkpoint is tested once, and the final metrics are gathered, however the run has ended."""
+"""The end of a run: its best checkpoint is tested once, and the final metrics are gathered, however the run has
+ended.
+"""
 
 import math
 from typing import Any
@@ -21,22 +23,25 @@ def finish(
 ) -> dict[str, Any]:
     """Tests the best checkpoint and gathers the final metrics, keyed by `split/metric` or by their own names.
 
-    A run that nothing has judged (no validation ran, no step was trained) is tested with the weights that it has, which become
-    best.ckpt; `best` says so then.
+    A run that nothing has judged (no validation ran, no step was trained) is tested with the weights that it has, which
+    become best.ckpt; `best` says so then.
 
-    A strategy that `reshapes` the net leaves nothing that takes plain weights, and compression may have changed the best ones after
-    training: a new net is built then.
+    A strategy that `reshapes` the net leaves nothing that takes plain weights, and compression may have changed the
+    best ones after training: a new net is built then.
     """
     made = [callback for callback in callbacks if isinstance(callback, Compression)]
     checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
     result: dict[str, Any] = {"steps": trainer.global_step, "devices": trainer.world_size}
-    # not `current_epoch`: an epoch that max_steps has cut counts as well, also when the run is only brought to its end here
+    # not `current_epoch`: an epoch that max_steps has cut counts as well, also when the run is only brought to its end
+    # here
     result["epochs"] = trainer.fit_loop.epoch_progress.current.processed  # type: ignore[attr-defined]
     reported = numbers(trainer.callback_metrics) if checkpoint is None else checkpoint.latest
     if checkpoint is not None:
         best = checkpoint.path("best")
         if not best.exists():
-            checkpoint.keep_newest(trainer, "no validation ran" if checkpoint.best_score is None else "best.ckpt was not there")
+            checkpoint.keep_newest(
+                trainer, "no validation ran" if checkpoint.best_score is None else "best.ckpt was not there"
+            )
         reported = reported | checkpoint.best_metrics
         changed = False
         if made:
@@ -57,10 +62,16 @@ def finish(
             result |= {"parameters": sum(p.numel() for p in task.net.parameters()), **state.get("report", {})}
         result |= {"best_step": int(state["global_step"]), "monitor": checkpoint.monitor}
         if checkpoint.monitor is not None and checkpoint.best_score is None:
-            reason = checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"  # the latter in runs of older versions
-            result["best"] = f"the last weights, {reason}" if result["steps"] else "the initial weights, nothing was trained"
+            reason = (
+                checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"
+            )  # the latter in runs of older versions
+            result["best"] = (
+                f"the last weights, {reason}" if result["steps"] else "the initial weights, nothing was trained"
+            )
     result |= {
-        name: value for name, value in reported.items() if not name.startswith("train/") or name == _objective(cfg, result)
+        name: value
+        for name, value in reported.items()
+        if not name.startswith("train/") or name == _objective(cfg, result)
     }
     if cfg["test"]:
         trainer.test(task, datamodule=datamodule, verbose=False)
@@ -79,8 +90,8 @@ def _objective(cfg: dict[str, Any], result: dict[str, Any]) -> str | None:
 
 
 def conclude(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
-    """The final metrics with the one that a sweeper optimises as `objective`. What is not finite becomes None, since JSON has no word
-    for it, and `notes` says in a sentence each what a reader would miss."""
+    """The final metrics with the one that a sweeper optimises as `objective`. What is not finite becomes None, since
+    JSON has no word for it, and `notes` says in a sentence each what a reader would miss."""
     wild = sorted(name for name, value in result.items() if isinstance(value, float) and not math.isfinite(value))
     result = {name: None if name in wild else value for name, value in result.items()}
     name = _objective(cfg, result)

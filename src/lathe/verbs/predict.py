@@ -35,18 +35,25 @@ def predict(cfg: dict[str, Any]) -> int:
     Images are read batch by batch: a folder may be larger than the memory.
 
     Raises:
-        UserError: images that can't be read or do not fit the net, an export that is not there, or what `rebuild` raises.
+        UserError: images that can't be read or do not fit the net, an export that is not there, or what `rebuild`
+        raises.
     """
     request, facts = cfg["request"], cfg["data"]
     devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
     require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device.")
     check_request(request)
     check_declared(facts, request["run"])
-    require(is_image(cfg), f"run={request['run']}: its data are not images, and prediction takes images: choose another run.")
+    require(
+        is_image(cfg),
+        f"run={request['run']}: its data are not images, and prediction takes images: choose another run.",
+    )
     size: tuple[int, int] | None = (facts["image_size"], facts["image_size"])
     if target != MODULE:
         size = check_export(cfg)
-        require(size is not None or not request["resize"], f"resize=true: target={target} scales images itself; leave it false.")
+        require(
+            size is not None or not request["resize"],
+            f"resize=true: target={target} scales images itself; leave it false.",
+        )
     files = find_images(Path(request["input"]), facts["channels"])
     batch_size = request["batch_size"] or facts.get("eval_batch_size") or facts.get("batch_size") or BATCH
     images = Images(files, size, request["resize"], batch_size)
@@ -84,8 +91,8 @@ def bar(shown: bool) -> Progress:
 
 
 class Images:
-    """Batches uint8 `[batch, channels, height, width]` of images at `size`, or, where that is None, each at its own: then a batch ends
-    where the size changes.
+    """Batches uint8 `[batch, channels, height, width]` of images at `size`, or, where that is None, each at its own:
+    then a batch ends where the size changes.
 
     Raises:
         UserError: an image has another size and `resize` is off.
@@ -159,7 +166,8 @@ def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
     request, target = cfg["request"], cfg["request"]["export"]
     require(
         target in export.TARGETS,
-        f"target={target} is unknown: choose {MODULE}, or one that the run was exported to, of {', '.join(export.TARGETS)}.",
+        f"target={target} is unknown: choose {MODULE}, or one that the run was exported to, of "
+        f"{', '.join(export.TARGETS)}.",
     )
     found = manifests.read(folder_of(cfg))
     asked, precision, accelerator = request["checkpoint"], request.get("precision"), cfg["trainer"]["accelerator"]
@@ -169,11 +177,13 @@ def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
         f"say checkpoint={found['checkpoint']}, or export the other.",
     )
     require(
-        precision is None, f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out."
+        precision is None,
+        f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out.",
     )
     require(
         accelerator in ("auto", "cpu"),
-        f"trainer.accelerator={accelerator} is for target={MODULE}: target={target} runs where its runtime does; leave it auto.",
+        f"trainer.accelerator={accelerator} is for target={MODULE}: target={target} runs where its runtime does; "
+        "leave it auto.",
     )
     height, width = found["input"]["shape"][2:]
     return (height, width) if isinstance(height, int) else None

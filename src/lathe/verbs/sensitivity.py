@@ -1,4 +1,6 @@
-"""Sensitivity of a finished run's layers to sparsity and to bits: a table, a plot, and a choice for each layer under a budget."""
+"""Sensitivity of a finished run's layers to sparsity and to bits: a table, a plot, and a choice for each layer under a
+budget.
+"""
 
 import json
 from itertools import islice
@@ -24,8 +26,9 @@ from lathe.tasks import Task
 
 
 def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Measures what `cfg["request"]` asks for, prints it, and writes sensitivity.json, a plot for each kind of change and, with a
-    budget for bits, override.txt below `sensitivity/` in the run directory. Returns what sensitivity.json holds.
+    """Measures what `cfg["request"]` asks for, prints it, and writes sensitivity.json, a plot for each kind of change
+    and, with a budget for bits, override.txt below `sensitivity/` in the run directory. Returns what sensitivity.json
+    holds.
 
     Raises:
         UserError: a request that makes no sense, or a run whose weights are quantized already.
@@ -40,7 +43,9 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     )
     metrics = (*task.metrics, *task.computed)
     metric = request["metric"]
-    require(metric in metrics, f"metric={metric}: the task reports no such metric; {did_you_mean(str(metric), metrics)}")
+    require(
+        metric in metrics, f"metric={metric}: the task reports no such metric; {did_you_mean(str(metric), metrics)}"
+    )
     chosen = layers(task.net, request["layers"])
     bench = _Bench(task, cfg, request)
     baseline = bench.score()
@@ -75,7 +80,9 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     write_atomically(folder / "sensitivity.json", json.dumps(report, indent=2) + "\n")
     for kind in KINDS:
         if request["sparsities" if kind == "sparsity" else "bits"]:
-            series = {name: sorted((value, some[metric]) for value, some in found[name][kind].items()) for name in found}
+            series = {
+                name: sorted((value, some[metric]) for value, some in found[name][kind].items()) for name in found
+            }
             title = f"validation {metric} with one layer changed ({reference[metric]:.4g} unchanged)"
             write_atomically(folder / f"{kind}.svg", lines(title, kind, metric, series))
     _show(report, folder)
@@ -93,7 +100,10 @@ def check_request(request: dict[str, Any]) -> None:
         )
         wanted = "shares below 1" if high == 1 else "whole numbers from 2 to 8"
         require(fits and 1 not in values, f"{key}={values}: give a list of {wanted}.")
-    require(bool(request["sparsities"] or request["bits"]), "sparsities=[] and bits=[] try nothing: give values for one of them.")
+    require(
+        bool(request["sparsities"] or request["bits"]),
+        "sparsities=[] and bits=[] try nothing: give values for one of them.",
+    )
     for key, least in (("limit_batches", 1), ("reestimate", 0)):
         value = request[key]
         fits = (value is None and key == "limit_batches") or (
@@ -109,7 +119,9 @@ def check_request(request: dict[str, Any]) -> None:
     positive = budget is None or (isinstance(budget, int | float) and not isinstance(budget, bool) and budget > 0)
     require(positive, f"budget={budget}: give a share of the float32 bytes up to 1, a number of bytes above, or null.")
     tried = request["bits" if kind == "bits" else "sparsities"]
-    require(budget is None or bool(tried), f"budget={budget} with allocate={kind} needs values to choose from: give some.")
+    require(
+        budget is None or bool(tried), f"budget={budget} with allocate={kind} needs values to choose from: give some."
+    )
 
 
 def _read_latency(request: dict[str, Any]) -> dict[str, dict[str, float]] | None:
@@ -117,13 +129,18 @@ def _read_latency(request: dict[str, Any]) -> dict[str, dict[str, float]] | None
     if path is None:
         return None
     require(
-        request["budget"] is not None, f"latency={path} serves a choice under a budget: give budget in the unit of its times."
+        request["budget"] is not None,
+        f"latency={path} serves a choice under a budget: give budget in the unit of its times.",
     )
     try:
         table = json.loads(Path(path).read_text())
-        return {str(name): {f"{float(value):g}": float(time) for value, time in row.items()} for name, row in table.items()}
+        return {
+            str(name): {f"{float(value):g}": float(time) for value, time in row.items()} for name, row in table.items()
+        }
     except (OSError, ValueError, AttributeError, TypeError) as error:
-        raise UserError(f"latency={path} can't be read as JSON of the form {{layer: {{value: seconds}}}}: {error}") from error
+        raise UserError(
+            f"latency={path} can't be read as JSON of the form {{layer: {{value: seconds}}}}: {error}"
+        ) from error
 
 
 class _Bench:
@@ -151,7 +168,9 @@ def _choose(
     shapes: dict[str, tuple[int, ...]],
     times: dict[str, dict[str, float]] | None,
 ) -> dict[str, Any]:
-    """A value for each layer, what it costs, and what the net then does with all of them at once, beside one value for all layers."""
+    """A value for each layer, what it costs, and what the net then does with all of them at once, beside one value for
+    all layers.
+    """
     kind, metric = request["allocate"], report["metric"]
     dense = sum(quantized_bytes(shape, 32) for shape in shapes.values())
     budget, said = float(request["budget"]), f"budget={request['budget']}"
@@ -164,7 +183,9 @@ def _choose(
         losses = monotone(
             {value: sign * (metrics[metric] - report["reference"][metric]) for value, metrics in some[kind].items()}
         )
-        options[name] = [Option(value, _cost(name, kind, value, shapes[name], times), loss) for value, loss in losses.items()]
+        options[name] = [
+            Option(value, _cost(name, kind, value, shapes[name], times), loss) for value, loss in losses.items()
+        ]
         if kind == "sparsity":
             options[name].append(Option(0.0, _cost(name, kind, 0.0, shapes[name], times), 0.0))
     best = allocate(options, budget, said)
@@ -181,13 +202,17 @@ def _choose(
     }
 
 
-def _cost(name: str, kind: str, value: float, shape: tuple[int, ...], times: dict[str, dict[str, float]] | None) -> float:
+def _cost(
+    name: str, kind: str, value: float, shape: tuple[int, ...], times: dict[str, dict[str, float]] | None
+) -> float:
     if times is None:
         return quantized_bytes(shape, int(value)) if kind == "bits" else sparse_bytes(shape, value)
     try:
         return times[name][f"{value:g}"]
     except KeyError as error:
-        raise UserError(f"latency has no time for {name} at {kind} {value:g}: add it, or narrow what is tried.") from error
+        raise UserError(
+            f"latency has no time for {name} at {kind} {value:g}: add it, or narrow what is tried."
+        ) from error
 
 
 def _measure(bench: _Bench, kind: str, values: dict[str, float]) -> dict[str, float]:
@@ -196,7 +221,9 @@ def _measure(bench: _Bench, kind: str, values: dict[str, float]) -> dict[str, fl
 
 
 def _uniform(bench: _Bench, kind: str, options: dict[str, list[Option]], budget: float) -> dict[str, Any] | None:
-    """The mildest value that keeps the budget when all layers have it, and what the net does then; None if no value does."""
+    """The mildest value that keeps the budget when all layers have it, and what the net does then; None if no value
+    does.
+    """
     costs: dict[float, float] = {}
     for some in options.values():
         for option in some:
@@ -209,12 +236,14 @@ def _uniform(bench: _Bench, kind: str, options: dict[str, list[Option]], budget:
 
 
 def _override(kind: str, best: Allocation, net: nn.Module) -> str | None:
-    """What to type to train with the chosen bits, also for layers that share the weight of one of these, such as a tied head. Quotes keep a
-    shell from reading the braces."""
+    """What to type to train with the chosen bits, also for layers that share the weight of one of these, such as a tied
+    head. Quotes keep a shell from reading the braces."""
     if kind != "bits":
         return None
     bits = {id(net.get_submodule(name).get_parameter("weight")): value for name, value in best.values.items()}
-    weights = {name: id(getattr(m, "weight", None)) for name, m in net.named_modules() if quantized_class(m) is not None}
+    weights = {
+        name: id(getattr(m, "weight", None)) for name, m in net.named_modules() if quantized_class(m) is not None
+    }
     pairs = ",".join(f"{name}:{bits[weight]:g}" for name, weight in weights.items() if weight in bits)
     if not pairs:  # such as convolutions of one dimension, which are measured but which no method quantizes
         return None
@@ -243,8 +272,8 @@ def _show(report: dict[str, Any], folder: Path) -> None:
     if "allocation" in report:
         choice = report["allocation"]
         console.print(
-            f"chosen under {choice['budget']:.6g}: cost {choice['cost']:.6g}, {metric} {choice['measured'][metric]:.4g} with all "
-            f"layers changed at once, {base:.4g} unchanged",
+            f"chosen under {choice['budget']:.6g}: cost {choice['cost']:.6g}, {metric} "
+            f"{choice['measured'][metric]:.4g} with all layers changed at once, {base:.4g} unchanged",
             highlight=False,
         )
         if choice["uniform"] is not None:

@@ -16,10 +16,12 @@ from lathe.verbs.train import train
 
 
 def run_cases(cfg: dict[str, Any]) -> None:
-    """Trains each of `cfg["cases"]`, resolved configurations with a run directory, one after the other in the same ranks.
+    """Trains each of `cfg["cases"]`, resolved configurations with a run directory, one after the other in the same
+    ranks.
 
-    Rank 0 adds a line to the file `cfg["notes"]` before and after each: {"case", "began"} and {"case", "refused"}, where `refused` is
-    the sentence or null. What is no sentence is raised: the ranks may then stand in different places, so the launch has to end.
+    Rank 0 adds a line to the file `cfg["notes"]` before and after each: {"case", "began"} and {"case", "refused"},
+    where `refused` is the sentence or null. What is no sentence is raised: the ranks may then stand in different
+    places, so the launch has to end.
     """
     for case in cfg["cases"]:
         number = case["case"]

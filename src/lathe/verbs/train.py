@@ -41,7 +41,8 @@ from lathe.verbs.finish import conclude, finish
 
 
 def train(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Trains, or continues, the run in `paths.run_dir`, tests its best checkpoint once, and returns what result.json holds.
+    """Trains, or continues, the run in `paths.run_dir`, tests its best checkpoint once, and returns what result.json
+    holds.
 
     Raises:
         UserError: a part can't be built, or the data or the disk is not fit.
@@ -134,8 +135,8 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
 
 
 class Start(Callback):
-    """Marks on disk that data and devices are ready and training begins: from here on, what the run leaves is kept. Loggers are told
-    what the run is."""
+    """Marks on disk that data and devices are ready and training begins: from here on, what the run leaves is kept.
+    Loggers are told what the run is."""
 
     def __init__(self, run: rundir.RunDir, cfg: dict[str, Any], first_step: int) -> None:
         self.run, self.cfg, self.first_step, self.begun = run, cfg, first_step, False
@@ -147,7 +148,13 @@ class Start(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 logger.begin()
-            log_facts(logger, run_facts(flatten(self.cfg)), self.cfg.get("tags") or [], self.first_step, str(pl_module.monitor))
+            log_facts(
+                logger,
+                run_facts(flatten(self.cfg)),
+                self.cfg.get("tags") or [],
+                self.first_step,
+                str(pl_module.monitor),
+            )
         if trainer.is_global_zero:
             rundir.point_latest(self.run.path.parent.parent, self.run.path)
             if self.cfg["trainer"].get("accelerator") == "auto":
@@ -163,7 +170,9 @@ def from_lightning(error: BaseException) -> bool:
 
 
 def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
-    """Takes what `ckpt_mode` says from `ckpt_path`: the net's weights at once, or the path for the Trainer to restore everything from."""
+    """Takes what `ckpt_mode` says from `ckpt_path`: the net's weights at once, or the path for the Trainer to restore
+    everything from.
+    """
     path = Path(cfg["ckpt_path"])
     if path.is_dir() and not (path / "meta.pt").is_file():
         path = rundir.open_run(path, "ckpt_path").checkpoint("best" if cfg["ckpt_mode"] == "weights" else "last")
@@ -173,10 +182,13 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
         averaged = "ema" in state and "ema" not in cfg["callbacks"]
         require(
             not averaged,
-            f"ckpt_path={path} holds averaged weights, ckpt_mode=trainer goes on from raw ones: add callbacks=[default,ema].",
+            f"ckpt_path={path} holds averaged weights, ckpt_mode=trainer goes on from raw ones: add "
+            "callbacks=[default,ema].",
         )
         nodes = methods(cfg.get("compression") or {})
-        early = [name for name, node in nodes.items() if node["kind"] == "quantization" or node.get("mode") == "one_shot"]
+        early = [
+            name for name, node in nodes.items() if node["kind"] == "quantization" or node.get("mode") == "one_shot"
+        ]
         require(
             not early or "structure" in state,
             f"ckpt_mode=trainer takes over the optimizer of another net than the one that "
@@ -199,7 +211,7 @@ def _tell_what_is_taken(path: Path, step: int) -> None:
         else "resume=<run directory> goes on with a run"
     )
     print(
-        f"ckpt_path={path}: a new run from these weights alone (of step {step}); optimizer, schedule and data start anew. {resume}, "
-        "ckpt_mode=trainer takes over all of its state.",
+        f"ckpt_path={path}: a new run from these weights alone (of step {step}); optimizer, schedule and data start "
+        f"anew. {resume}, ckpt_mode=trainer takes over all of its state.",
         flush=True,
     )

@@ -1,4 +1,6 @@
-"""Runs that several tests of shipping export, and ways to do it without processes and tracers, which have tests of their own."""
+"""Runs that several tests of shipping export, and ways to do it without processes and tracers, which have tests of
+their own.
+"""
 
 import copy
 import importlib

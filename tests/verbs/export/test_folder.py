@@ -137,7 +137,9 @@ with fresh_folder(Path(sys.argv[1])) as folder:
 def test_a_killed_export_leaves_what_was_there_and_is_cleaned_up(tmp_path: Path) -> None:
     path = tmp_path / "onnx"
     write(path, "earlier")
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=environment())
+    process = subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(path)], stdout=subprocess.PIPE, text=True, env=environment()
+    )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "half\n"

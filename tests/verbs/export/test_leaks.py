@@ -25,7 +25,9 @@ def haystack(mlp: RunDir, tmp_path_factory: pytest.TempPathFactory) -> RunDir:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COMPILED)) for name in targets()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COMPILED)) for name in targets()]
+)
 def test_no_file_holds_training_data_or_paths(
     haystack: RunDir, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,5 +46,7 @@ def test_what_is_looked_for_would_be_found(haystack: RunDir, tmp_path: Path) -> 
     data = open_shippable(haystack.path).data
     x, _ = next(iter(data.eval_loader("train")))
     torch.save({"view": x[3:4]}, tmp_path / "leak.pt")  # a view: all of its storage is written
-    found = [what for what, needle in needles(data).items() if any(needle in text for text in contents(tmp_path / "leak.pt"))]
+    found = [
+        what for what, needle in needles(data).items() if any(needle in text for text in contents(tmp_path / "leak.pt"))
+    ]
     assert "float32 image 0" in found

@@ -57,7 +57,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return get
 
 
-# every target has a quantized net, and those that write a graph of their own the others; the rest would take CI another ten minutes
+# every target has a quantized net, and those that write a graph of their own the others; the rest would take CI another
+# ten minutes
 PAIRS = [(target, "qat") for target in targets()] + [
     (target, kind)
     for kind, some in {
@@ -109,14 +110,18 @@ def test_what_is_exported_is_what_was_trained(runs: Any, kind: str, target: str)
 def test_the_command(runs: Any, tmp_path: Path) -> None:
     run = runs("dense")
     words = [f"run={run.path}", "target.samples=50"]
-    done = check(run_command(*words, "-m", "target=onnx,onnx_int8", cwd=tmp_path, script="scripts/export.py", timeout=500))
+    done = check(
+        run_command(*words, "-m", "target=onnx,onnx_int8", cwd=tmp_path, script="scripts/export.py", timeout=500)
+    )
     for target in ("onnx", "onnx_int8"):
         assert f"{run.path}/exports/{target}" in done.stdout
         assert json.loads((run.path / "exports" / target / "parity.json").read_text())["fresh_process"] is True
     refused = run_command(*words, "target=[weights,tensorrt]", cwd=tmp_path, script="scripts/export.py")
     if export.get("tensorrt").available() is not None:
         assert refused.returncode == 1
-        assert [line for line in refused.stderr.splitlines() if line.startswith("Error: ")] == refused.stderr.splitlines()
+        assert [
+            line for line in refused.stderr.splitlines() if line.startswith("Error: ")
+        ] == refused.stderr.splitlines()
         assert len(refused.stderr.splitlines()) == 1
         assert "exports/weights" in refused.stdout
     unknown = run_command(f"run={run.path}", "target=onxn", cwd=tmp_path, script="scripts/export.py")

@@ -47,7 +47,8 @@ def test_pixels_that_training_has_not_seen_are_told(mlp: RunDir) -> None:
     ready = open_shippable(mlp.path)
     ready.data.std = [0.3]
     with pytest.raises(
-        UserError, match=r"^target\.preprocess=true: the run's pixels, normalised again, are not what the net was trained"
+        UserError,
+        match=r"^target\.preprocess=true: the run's pixels, normalised again, are not what the net was trained",
     ):
         parity.held_out(ready, "test", None)
 
@@ -83,7 +84,8 @@ def test_differences() -> None:
 
 def test_a_process_that_says_why(tmp_path: Path) -> None:
     with pytest.raises(
-        UserError, match=r"^a fresh process could not run the file \(.*none holds no export with a manifest.*makes one\)$"
+        UserError,
+        match=r"^a fresh process could not run the file \(.*none holds no export with a manifest.*makes one\)$",
     ):
         parity.answered([compare.PROBE], {"folder": str(tmp_path / "none"), "threads": 1}, [torch.zeros(1, 3)])
 
@@ -106,9 +108,13 @@ def test_a_full_folder_of_temporary_files_is_named(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("bits", "largest"), [(8, 0.1), (6, 0.1 * 255 / 63), (4, 0.5), (2, 0.5)], ids=["8 bits", "6 bits", "4 bits", "2 bits"]
+    ("bits", "largest"),
+    [(8, 0.1), (6, 0.1 * 255 / 63), (4, 0.5), (2, 0.5)],
+    ids=["8 bits", "6 bits", "4 bits", "2 bits"],
 )
-def test_a_step_of_fewer_bits_is_larger(monkeypatch: pytest.MonkeyPatch, mlp: RunDir, bits: int, largest: float) -> None:
+def test_a_step_of_fewer_bits_is_larger(
+    monkeypatch: pytest.MonkeyPatch, mlp: RunDir, bits: int, largest: float
+) -> None:
     ready = open_shippable(mlp.path, integers=True)
     assert ready.activation_bits == 8
     monkeypatch.setattr(type(ready), "activation_bits", bits)
@@ -124,11 +130,14 @@ def test_the_figure_that_is_judged(mlp: RunDir) -> None:
     assert told({"accuracy": 0.8, "loss": 1.0}, {"accuracy": 0.79, "loss": 9.0})["drop"] == pytest.approx(0.0125)
     assert told({"accuracy": 0.8}, {"accuracy": 0.9})["drop"] == pytest.approx(-0.125)
     with pytest.raises(
-        UserError, match=r"accuracy on held-out data is 0\.7800 and that of the run's own net 0\.8000, worse by 0\.025 of it"
+        UserError,
+        match=r"accuracy on held-out data is 0\.7800 and that of the run's own net 0\.8000, worse by 0\.025 of it",
     ):
         told({"accuracy": 0.8}, {"accuracy": 0.78})
     assert told({"accuracy": 0.8}, {"accuracy": 0.1}, None)["max_drop"] is None
-    perplexed = type("Task", (), {"monitor": "val/loss", "computed": ("perplexity",), "minimised": ("loss", "perplexity")})
+    perplexed = type(
+        "Task", (), {"monitor": "val/loss", "computed": ("perplexity",), "minimised": ("loss", "perplexity")}
+    )
     ready = dataclasses.replace(ready, task=perplexed)
     metrics = {"loss": 1e-4, "perplexity": 1.0001}
     assert told(metrics, {"loss": 2e-4, "perplexity": 1.0002})["metric"] == "perplexity"
@@ -137,7 +146,9 @@ def test_the_figure_that_is_judged(mlp: RunDir) -> None:
     with pytest.raises(UserError, match="worse by nan"):
         told({"loss": 1.0, "perplexity": math.inf}, {"loss": 1.0, "perplexity": math.inf})
     assert (
-        told({"loss": 1.0, "perplexity": math.inf}, {"loss": 1.0, "perplexity": 3.0}, None)["figures"]["trained"]["perplexity"]
+        told({"loss": 1.0, "perplexity": math.inf}, {"loss": 1.0, "perplexity": 3.0}, None)["figures"]["trained"][
+            "perplexity"
+        ]
         is None
     )
 

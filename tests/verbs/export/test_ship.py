@@ -51,7 +51,12 @@ def test_an_export_and_its_proof(run: RunDir, capsys: pytest.CaptureFixture[str]
     }
     assert found["classes"] == [str(digit) for digit in range(10)]
     assert (found["target"], found["run"], found["checkpoint"], found["options"]) == ("onnx", "run", "best", {})
-    assert (found["task"], found["net"], found["integers"], found["calibrated"]) == ("ClassificationTask", "MLP", False, False)
+    assert (found["task"], found["net"], found["integers"], found["calibrated"]) == (
+        "ClassificationTask",
+        "MLP",
+        False,
+        False,
+    )
     assert sorted(found["files"]) == ["model.onnx", "parity.json"]
     assert {"torch", "onnxruntime"} <= found["versions"].keys()
     weights = json.loads((run.path / "exports/weights/manifest.json").read_text())

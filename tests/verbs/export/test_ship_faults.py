@@ -1,4 +1,6 @@
-"""Files that compute something else, disks that are full, exports that were tampered with: what is left, and what is said."""
+"""Files that compute something else, disks that are full, exports that were tampered with: what is left, and what is
+said.
+"""
 
 import errno
 from pathlib import Path
@@ -46,12 +48,14 @@ def wrong(monkeypatch: pytest.MonkeyPatch) -> Any:
     [
         (
             "shifted",
-            r"logits on held-out data differ from the module's by 0\.\d+ of the largest, above the tolerance of 5e-05, so nothing",
+            r"logits on held-out data differ from the module's by 0\.\d+ of the largest, above the tolerance of "
+            r"5e-05, so nothing",
         ),
         ("nan", r"differ from the module's by nan of the largest"),
         (
             "shape",
-            r"^target=onnx: an input of shape \[297, 1, 8, 8\] is answered with \[297, 9\] instead of \[297, 10\], so nothing was",
+            r"^target=onnx: an input of shape \[297, 1, 8, 8\] is answered with \[297, 9\] instead of \[297, 10\], "
+            r"so nothing was",
         ),
         ("order", r"logits on held-out data differ"),
     ],
@@ -72,11 +76,13 @@ def test_a_failed_export_leaves_the_earlier_one(run: RunDir, wrong: Any) -> None
         ship(request(run))
     assert {name: (run.path / "exports" / name).read_bytes() for name in left(run) if "/" in name} == before
     with pytest.raises(
-        UserError, match=r"of the held-out predictions equal the module's, below 0\.999, so nothing was exported; target\.agr"
+        UserError,
+        match=r"of the held-out predictions equal the module's, below 0\.999, so nothing was exported; target\.agr",
     ):
         ship(request(run, "target.tolerance=10"))
     with pytest.raises(
-        UserError, match=r"^target=onnx: accuracy on held-out data is 0\.\d+ and that of the run's own net 0\.\d+, worse by"
+        UserError,
+        match=r"^target=onnx: accuracy on held-out data is 0\.\d+ and that of the run's own net 0\.\d+, worse by",
     ):
         ship(request(run, "target.tolerance=10", "target.agreement=0"))
     report = ship(request(run, "target.tolerance=10", "target.agreement=0", "target.max_drop=null"))["onnx"]
@@ -103,7 +109,8 @@ def test_a_net_that_a_target_cannot_take(run: RunDir, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(onnx, "export", fails)
     with pytest.raises(
-        UserError, match=r"^target=onnx can't take this net \(RuntimeError: no operator for this\): choose another target"
+        UserError,
+        match=r"^target=onnx can't take this net \(RuntimeError: no operator for this\): choose another target",
     ):
         ship(request(run))
     assert left(run) == []
@@ -124,7 +131,8 @@ def test_targets_after_one_that_fails_are_made(
 def test_a_process_that_fails_is_told_in_its_own_words(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnx, "export", lambda net, example, path: path.write_bytes(b"no graph"))
     with pytest.raises(
-        UserError, match=r"^target=onnx: a fresh process could not run the file \(.*can't be read as ONNX.*, so nothing was"
+        UserError,
+        match=r"^target=onnx: a fresh process could not run the file \(.*can't be read as ONNX.*, so nothing was",
     ):
         ship(request(run))
     assert left(run) == []

@@ -33,22 +33,24 @@ BATCHES = 15  # for BatchNorm's statistics, and for `taylor`
 
 
 class PruneChannels(Compression):
-    """Removes whole channels, attention heads and hidden units until the net keeps to a budget (see `find_groups`, `choose`).
+    """Removes whole channels, attention heads and hidden units until the net keeps to a budget (see `find_groups`,
+    `choose`).
 
-    `one_shot` removes them before the first step, from the weights that `ckpt_path` gave, and estimates BatchNorm's statistics anew.
-    `gradual` trains the dense net up to `start`, chooses what will go, fades that out by a factor that falls to 0 at `end`, and removes
-    it after training: the net's outputs stay as they were, because what is removed is silent by then.
+    `one_shot` removes them before the first step, from the weights that `ckpt_path` gave, and estimates BatchNorm's
+    statistics anew. `gradual` trains the dense net up to `start`, chooses what will go, fades that out by a factor that
+    falls to 0 at `end`, and removes it after training: the net's outputs stay as they were, because what is removed is
+    silent by then.
 
     Args:
-        budget, share, importance, scope, round_to, min_channels, exclude: see `lathe.compression.channels.prune.Options`.
-        mode: `gradual` or `one_shot`.
-        start, end: shares of the window at which fading begins and is over.
-        regularise: `group_norm`, `group_lasso`, `bn_scale`, or null: pushes weak units towards zero up to `start`.
-        strength: of that push, added to gradients.
-        latency_batch: samples in the batch that latency is measured with.
+        budget, share, importance, scope, round_to, min_channels, exclude: see
+        `lathe.compression.channels.prune.Options`. mode: `gradual` or `one_shot`. start, end: shares of the window at
+        which fading begins and is over. regularise: `group_norm`, `group_lasso`, `bn_scale`, or null: pushes weak units
+        towards zero up to `start`. strength: of that push, added to gradients. latency_batch: samples in the batch that
+        latency is measured with.
 
-    Raises UserError without torch-pruning, for a value out of range, a net that can't be followed, a budget that can't be met, and
-    strategies under which a process does not hold its weights under the net's own names (pipeline, deepspeed).
+    Raises UserError without torch-pruning, for a value out of range, a net that can't be followed, a budget that can't
+    be met, and strategies under which a process does not hold its weights under the net's own names (pipeline,
+    deepspeed).
     """
 
     def __init__(
@@ -73,8 +75,12 @@ class PruneChannels(Compression):
         one_of("regularise", regularise, (None, *PENALTIES))
         at_least_one("latency_batch", latency_batch)
         gradual = mode == "gradual"
-        require(0 <= start <= end <= 1, f"start={start} and end={end}: give shares of the run with 0 <= start <= end <= 1.")
-        require(gradual or regularise is None, f"regularise={regularise} acts before channels are chosen: use mode=gradual.")
+        require(
+            0 <= start <= end <= 1, f"start={start} and end={end}: give shares of the run with 0 <= start <= end <= 1."
+        )
+        require(
+            gradual or regularise is None, f"regularise={regularise} acts before channels are chosen: use mode=gradual."
+        )
         require(strength > 0, f"strength={strength} is not above 0: use regularise=null for no push.")
         early = gradual and importance == "taylor" and start == 0
         require(not early, "importance=taylor reads gradients before channels are chosen: set start above 0.")
@@ -89,7 +95,9 @@ class PruneChannels(Compression):
         self._step = -1  # the last optimizer step that was looked at; -1 before training
         self._sensitivity: dict[str, Tensor] = {}
         self._groups: list[slices.Group] = []
-        self._dense: tuple[nn.Module, Tensor] | None = None  # the net before, without values where its time does not count
+        self._dense: tuple[nn.Module, Tensor] | None = (
+            None  # the net before, without values where its time does not count
+        )
         self._fade: Fade | None = None
         self._stays: dict[str, Tensor] = {}  # by parameter, where weights do not fade
 
@@ -102,7 +110,10 @@ class PruneChannels(Compression):
         net = pl_module.get_submodule("net")
         self._refuse(trainer)
         early = self.mode == "gradual" or self.window[0] == 0
-        require(early, "mode=one_shot acts before the first step: give it the first of compression.stages, or use mode=gradual.")
+        require(
+            early,
+            "mode=one_shot acts before the first step: give it the first of compression.stages, or use mode=gradual.",
+        )
         if self.mode == "one_shot" and slices.describe(net):  # a resumed run: run.py has given the net its structure
             return
         example = self._example(trainer, pl_module)
@@ -117,12 +128,18 @@ class PruneChannels(Compression):
     def _refuse(self, trainer: Trainer) -> None:
         """Raises UserError for a strategy under which a process does not hold its weights under the net's own names."""
         strategy: Any = trainer.strategy
-        reshapes = getattr(strategy, "reshapes", hasattr(strategy, "deepspeed_engine"))  # Lightning's own declare nothing
+        reshapes = getattr(
+            strategy, "reshapes", hasattr(strategy, "deepspeed_engine")
+        )  # Lightning's own declare nothing
         if reshapes and not getattr(strategy, "keeps_parameters", False):
             name = type(strategy).__name__
-            raise UserError(f"{KEY} can't reach weights that strategy {name} cuts its own way: use strategy=ddp, fsdp or auto.")
+            raise UserError(
+                f"{KEY} can't reach weights that strategy {name} cuts its own way: use strategy=ddp, fsdp or auto."
+            )
         if reshapes and self.regularise is not None:
-            raise UserError(f"{KEY}.regularise={self.regularise} needs whole weights in each process: use strategy=ddp, or null.")
+            raise UserError(
+                f"{KEY}.regularise={self.regularise} needs whole weights in each process: use strategy=ddp, or null."
+            )
 
     def _example(self, trainer: Trainer, pl_module: LightningModule) -> Tensor:
         """An input of `latency_batch` samples on the trainer's device."""
@@ -178,7 +195,9 @@ class PruneChannels(Compression):
         tensors = {name: whole(parameter) for name, parameter in _parameters(net).items()}
         if trainer.is_global_zero:
             try:
-                self.chosen = self.options.pick(dense, self._groups, example, tensors, self._sensitivity, torch.initial_seed())
+                self.chosen = self.options.pick(
+                    dense, self._groups, example, tensors, self._sensitivity, torch.initial_seed()
+                )
                 small = copy.deepcopy(dense)
                 slices.remove(small, self._groups, self.chosen)
                 self.shares = shares(sizes(dense, example), sizes(small, example))
@@ -223,7 +242,9 @@ class PruneChannels(Compression):
         if self.regularise is not None and step >= self._first:
             add_penalty(net, self._groups, self.regularise, self.strength)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         if self.mode == "gradual" and trainer.global_step > self._step:  # not while gradients accumulate
             self._act(trainer, pl_module, trainer.global_step)
 
@@ -236,7 +257,10 @@ class PruneChannels(Compression):
         if self.chosen is None:
             self._choose(trainer, net)
             self._bind(net)
-        before, self.factor = self.factor, max(self._end - step, 0) / max(self._end - self._begin, 1) if step < self._end else 0.0
+        before, self.factor = (
+            self.factor,
+            max(self._end - step, 0) / max(self._end - self._begin, 1) if step < self._end else 0.0,
+        )
         assert self._fade is not None
         self._fade.scale(self.factor / before if before else 0.0)
         if before > self.factor == 0.0:
@@ -250,11 +274,15 @@ class PruneChannels(Compression):
         named = _parameters(net)
         masks = {name: mask.to(named[name].device) for name, mask in fading(self._groups, self.chosen, net).items()}
         self._stays = {name: ~mask for name, mask in masks.items()}
-        self._fade = Fade([local(named[name]) for name in masks], [part_of(mask, named[name]) for name, mask in masks.items()])
+        self._fade = Fade(
+            [local(named[name]) for name in masks], [part_of(mask, named[name]) for name, mask in masks.items()]
+        )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.world_size > 1:
-            told = json.dumps([self.chosen, self.factor, slices.describe(pl_module.get_submodule("net"))], sort_keys=True)
+            told = json.dumps(
+                [self.chosen, self.factor, slices.describe(pl_module.get_submodule("net"))], sort_keys=True
+            )
             everyone: list[Any] = [None] * trainer.world_size
             torch.distributed.all_gather_object(everyone, hashlib.sha256(told.encode()).hexdigest())
             assert len(set(everyone)) == 1, "ranks removed different channels"

@@ -18,20 +18,23 @@ from lathe.errors import UserError
 
 
 class Distill(Compression):
-    """Trains on `hard + soft` instead of the task's own objective, `hard`; with `alpha`, on `(1 - alpha) * hard + alpha * soft`. `soft` is
-    the sum of the methods' terms, the weighted mean of those of all teachers. Both parts, as they enter the sum, are logged as
-    train/hard_loss and train/soft_loss.
+    """Trains on `hard + soft` instead of the task's own objective, `hard`; with `alpha`, on `(1 - alpha) * hard + alpha
+    * soft`. `soft` is the sum of the methods' terms, the weighted mean of those of all teachers. Both parts, as they
+    enter the sum, are logged as train/hard_loss and train/soft_loss.
 
-    A teacher sees what the net sees, augmentation and mixing included, in eval mode and in the precision of the run. Its own metric on
-    the validation split is logged at the start, and a student that becomes as good is told.
+    A teacher sees what the net sees, augmentation and mixing included, in eval mode and in the precision of the run.
+    Its own metric on the validation split is logged at the start, and a student that becomes as good is told.
 
-    Rows whose target is -100 do not count. Relational methods (dist, rkd, crd) compare samples within a process's part of the batch.
-    Connectors (fitnets, crd) are trained by the run's optimizer, in a group of their own without weight decay.
+    Rows whose target is -100 do not count. Relational methods (dist, rkd, crd) compare samples within a process's part
+    of the batch. Connectors (fitnets, crd) are trained by the run's optimizer, in a group of their own without weight
+    decay.
 
-    Args: as configs/compression/distill.yaml explains them. `teacher` is a run directory, "ema", {"net": net, "weights": path}, or a list.
+    Args: as configs/compression/distill.yaml explains them. `teacher` is a run directory, "ema", {"net": net,
+    "weights": path}, or a list.
 
     Raises:
-        UserError: values out of range; a teacher that can't be opened or has other outputs; layers that can't be compared; connectors
+        UserError: values out of range; a teacher that can't be opened or has other outputs; layers that can't be
+        compared; connectors
             under a strategy that spreads the net.
     """
 
@@ -78,7 +81,9 @@ class Distill(Compression):
             if share is not None and not 0 <= share <= 1:
                 raise UserError(f"{KEY}.{name}={share}: give a share from 0 to 1.")
         if cache and not set(weights).isdisjoint(FEATURES):
-            raise UserError(f"{KEY}.cache={cache} keeps logits alone, and {'+'.join(weights)} needs layers: set cache=0.")
+            raise UserError(
+                f"{KEY}.cache={cache} keeps logits alone, and {'+'.join(weights)} needs layers: set cache=0."
+            )
         self.teachers = Teachers(teacher, teacher_weights, ema_decay, cache)
         self.alpha = 0.9 if alpha is None and list(weights) == ["kd"] else alpha
         self.warmup = warmup
@@ -194,10 +199,13 @@ class Distill(Compression):
         average = self.teachers.average
         if average is not None:
             average.bind(pl_module.get_submodule("net"))
-            if 0 <= self._step < trainer.global_step:  # the checkpoint was written between an optimizer step and its update
+            if (
+                0 <= self._step < trainer.global_step
+            ):  # the checkpoint was written between an optimizer step and its update
                 average.update()
         self._step = trainer.global_step
-        # A cache begins empty: it can tell after two whole epochs, of which the one that a continued run is in may be none.
+        # A cache begins empty: it can tell after two whole epochs, of which the one that a continued run is in may be
+        # none.
         self._filled = trainer.current_epoch + (3 if trainer.global_step else 2)
         self._steps = (self.step_at(trainer, 0), self.step_at(trainer, 1))
         rows, self._restored = self._restored, None
@@ -216,7 +224,9 @@ class Distill(Compression):
             self.teachers.check_cache()
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Connectors are in no DDP bucket: the mean of their gradients is taken here. What accumulated before is equal already."""
+        """Connectors are in no DDP bucket: the mean of their gradients is taken here. What accumulated before is equal
+        already.
+        """
         gradients = [parameter.grad for parameter in self._trained() if parameter.grad is not None]
         if gradients:
             flat = torch.cat([gradient.flatten() for gradient in gradients])

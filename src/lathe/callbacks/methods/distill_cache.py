@@ -7,23 +7,29 @@ from torch import Tensor
 
 
 class LogitCache:
-    """Logits of inputs that have been seen, bit for bit the same: at most `limit` bytes of them, the oldest leave first.
+    """Logits of inputs that have been seen, bit for bit the same: at most `limit` bytes of them, the oldest leave
+    first.
 
-    The key of a row is a 64-bit hash of its content, so it is the sample *and* its augmentation; a sample's number alone would give the
-    logits of one crop to another. Two different inputs share a key with a probability of about 2^-64 per pair.
+    The key of a row is a 64-bit hash of its content, so it is the sample *and* its augmentation; a sample's number
+    alone would give the logits of one crop to another. Two different inputs share a key with a probability of about
+    2^-64 per pair.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.rows: dict[int, Tensor] = {}
-        self.lookups = self.hits = self.saved = 0  # rows asked for, known rows, and those for which nobody had to compute
+        self.lookups = self.hits = self.saved = (
+            0  # rows asked for, known rows, and those for which nobody had to compute
+        )
         self.told = False  # that it spares nothing
         self._factors: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
 
     def keys(self, x: Tensor) -> list[int]:
         """A hash of each row of `x` [batch, ...]. Waits for the device."""
         flat = x.detach().contiguous().view(len(x), -1)
-        words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]).to(torch.int64)
+        words = flat.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[flat.element_size()]).to(
+            torch.int64
+        )
         key = (words.shape[1], words.device)
         if key not in self._factors:
             generator = torch.Generator().manual_seed(0)
@@ -35,7 +41,9 @@ class LogitCache:
         return (mixed ^ (mixed >> 32)).sum(1).tolist()
 
     def get(self, x: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
-        """`compute(x)` [batch, ...], or what it was for the same rows before; a batch with a new row in it is computed as a whole."""
+        """`compute(x)` [batch, ...], or what it was for the same rows before; a batch with a new row in it is computed
+        as a whole.
+        """
         keys = self.keys(x)
         self.lookups += len(keys)
         known = sum(key in self.rows for key in keys)

@@ -18,8 +18,8 @@ LISTED = 12  # candidates in a sentence
 
 @dataclass
 class Probe:
-    """What a net does to a few inputs: its output, and the shape that leaves each layer, without the batch, in the order of the calls.
-    `head` is the last linear layer and `embedding` the shape that it takes."""
+    """What a net does to a few inputs: its output, and the shape that leaves each layer, without the batch, in the
+    order of the calls. `head` is the last linear layer and `embedding` the shape that it takes."""
 
     output: Tensor
     shapes: dict[str, Shape] = field(default_factory=dict)
@@ -56,7 +56,9 @@ def probe(net: nn.Module, x: Tensor) -> Probe:
 def stage_ends(net: nn.Module, found: Probe) -> list[str]:
     """The last of each run of the net's `blocks` that give one shape, by name; empty for a net that names no blocks."""
     names = [name for name in found.shapes if name.startswith("blocks.") and name.count(".") == 1]
-    return [name for i, name in enumerate(names) if i + 1 == len(names) or found.shapes[names[i + 1]] != found.shapes[name]]
+    return [
+        name for i, name in enumerate(names) if i + 1 == len(names) or found.shapes[names[i + 1]] != found.shapes[name]
+    ]
 
 
 def fits(method: str, student: Shape, teacher: Shape) -> bool:
@@ -86,14 +88,16 @@ def pairs_of(
 ) -> list[tuple[str, str]]:
     """The layers, of student and teacher, that a feature method compares.
 
-    Without patterns: the input of the head, written `<head>.input`, for rkd and crd; the last blocks of all stages for attention; that of
-    the middle stage for fitnets.
+    Without patterns: the input of the head, written `<head>.input`, for rkd and crd; the last blocks of all stages for
+    attention; that of the middle stage for fitnets.
 
     Raises:
         UserError: a pattern matches nothing, there are not as many on both sides, or their shapes can't be compared.
     """
     chosen: list[list[str]] = []
-    for key, given, found, net in zip(("student_layers", "teacher_layers"), patterns, (student, teacher), nets, strict=True):
+    for key, given, found, net in zip(
+        ("student_layers", "teacher_layers"), patterns, (student, teacher), nets, strict=True
+    ):
         if given is not None:
             chosen.append(choose(key, [given] if isinstance(given, str) else list(given), found))
         elif method in ("rkd", "crd") and found.head is not None:
@@ -103,21 +107,24 @@ def pairs_of(
             ends = stage_ends(net, found)
             if not ends:
                 raise UserError(
-                    f"{KEY}.{key}=null: the net names no blocks to choose from for {method}; choose among {listed(found.shapes)}."
+                    f"{KEY}.{key}=null: the net names no blocks to choose from for {method}; choose among "
+                    f"{listed(found.shapes)}."
                 )
             chosen.append([ends[len(ends) // 2]] if method == "fitnets" else ends)
     ours, theirs = chosen
     if len(ours) != len(theirs):
         raise UserError(
-            f"{KEY}.student_layers are {', '.join(ours)} and teacher_layers {', '.join(theirs)}: {method} compares as many of one as of "
-            f"the other; choose among {listed(student.shapes)} and {listed(teacher.shapes)}."
+            f"{KEY}.student_layers are {', '.join(ours)} and teacher_layers {', '.join(theirs)}: {method} compares as "
+            f"many of one as of the other; choose among {listed(student.shapes)} and {listed(teacher.shapes)}."
         )
     for mine, other in zip(ours, theirs, strict=True):
         shape = teacher.shapes[other]
         if not fits(method, student.shapes[mine], shape):
             able = {name: there for name, there in student.shapes.items() if fits(method, there, shape)}
             rest = (
-                f"choose among the student's {listed(able)}" if able else "no layer of the student can; name other teacher_layers"
+                f"choose among the student's {listed(able)}"
+                if able
+                else "no layer of the student can; name other teacher_layers"
             )
             raise UserError(
                 f"{KEY}.student_layers={mine} gives {list(student.shapes[mine])}, which {method} can't compare with "
@@ -135,7 +142,8 @@ def listed(shapes: dict[str, Shape]) -> str:
 class Capture:
     """Keeps what layers of `net` give in a forward pass, by name; `<name>.input` is what a layer takes.
 
-    Hooks are set before a net is compiled, whose graph then gives these tensors too. With `training_only`, evaluation keeps nothing.
+    Hooks are set before a net is compiled, whose graph then gives these tensors too. With `training_only`, evaluation
+    keeps nothing.
     """
 
     def __init__(self, net: nn.Module, names: Sequence[str], training_only: bool) -> None:
@@ -173,7 +181,8 @@ class Capture:
         tensor = self.found[name]
         if hasattr(tensor, "device_mesh"):
             raise UserError(
-                f"{KEY}: a process holds a part of {name} alone under this strategy; use method=kd, dkd or dist, or strategy=ddp."
+                f"{KEY}: a process holds a part of {name} alone under this strategy; use method=kd, dkd or dist, or "
+                "strategy=ddp."
             )
         return tensor
 

@@ -29,7 +29,8 @@ class Teachers:
         given = [1.0] * len(self.specs) if weights is None else [float(value) for value in weights]
         if len(given) != len(self.specs) or min(given) <= 0:
             raise UserError(
-                f"{KEY}.teacher_weights={weights}: give {len(self.specs)} numbers above 0, one for each teacher, or null."
+                f"{KEY}.teacher_weights={weights}: give {len(self.specs)} numbers above 0, one for each teacher, or "
+                "null."
             )
         if cache < 0:
             raise UserError(f"{KEY}.cache={cache}: give a number of MiB, or 0 for none.")
@@ -37,7 +38,8 @@ class Teachers:
             raise UserError(f"{KEY}.ema_decay={ema_decay} is not in [0, 1): use a value such as 0.999.")
         if cache and "ema" in self.specs:
             raise UserError(
-                f"{KEY}.cache={cache} keeps answers of a teacher that stays as it is, and teacher=ema does not: set cache=0."
+                f"{KEY}.cache={cache} keeps answers of a teacher that stays as it is, and teacher=ema does not: set "
+                "cache=0."
             )
         self.shares = [value / sum(given) for value in given]
         self.ema_decay = ema_decay
@@ -68,8 +70,8 @@ class Teachers:
             found = probe(self.nets[index], example)
         except (RuntimeError, IndexError, ValueError) as error:
             raise UserError(
-                f"{KEY}.teacher={name} can't take this data's inputs of shape {list(example.shape[1:])} ({' '.join(str(error).split())}): "
-                "take a teacher that was trained on the same data."
+                f"{KEY}.teacher={name} can't take this data's inputs of shape {list(example.shape[1:])} "
+                f"({' '.join(str(error).split())}): take a teacher that was trained on the same data."
             ) from error
         if found.output.shape != student.output.shape:
             raise UserError(
@@ -137,7 +139,8 @@ class Teachers:
         if theirs and (best <= min(theirs) if lower else best >= max(theirs)):
             rank_zero_warn(
                 f"{KEY}.teacher={', '.join(map(name_of, self.specs))} is no better than its student: val/{metric} is "
-                f"{(min if lower else max)(theirs):.4g} of the teacher and {best:.4g} of the student; take a better teacher, or none."
+                f"{(min if lower else max)(theirs):.4g} of the teacher and {best:.4g} of the student; take a better "
+                "teacher, or none."
             )
 
     def check_cache(self) -> None:
@@ -148,16 +151,21 @@ class Teachers:
         cache.told = True
         if 4 * cache.hits > cache.lookups:
             rank_zero_warn(
-                f"{KEY}.cache: the teachers ran for every batch, since the cache holds {len(cache.rows)} inputs' answers and a batch is "
-                "only answered as a whole: give it more MiB, or set cache=0."
+                f"{KEY}.cache: the teachers ran for every batch, since the cache holds {len(cache.rows)} inputs' "
+                "answers and a batch is only answered as a whole: give it more MiB, or set cache=0."
             )
         else:
             rank_zero_warn(
-                f"{KEY}.cache: {cache.hits or 'none'} of {cache.lookups} inputs came twice, augmentation makes each a new one: set cache=0."
+                f"{KEY}.cache: {cache.hits or 'none'} of {cache.lookups} inputs came twice, augmentation makes each "
+                "a new one: set cache=0."
             )
 
     def report(self) -> dict[str, float]:
-        return {f"{self._prefix(i)}_{name}": value for i, metrics in enumerate(self.metrics) for name, value in metrics.items()}
+        return {
+            f"{self._prefix(i)}_{name}": value
+            for i, metrics in enumerate(self.metrics)
+            for name, value in metrics.items()
+        }
 
     def _prefix(self, index: int) -> str:
         return "distill/teacher" if len(self.specs) == 1 else f"distill/teacher{index + 1}"
@@ -165,7 +173,9 @@ class Teachers:
 
 @contextmanager
 def _as_evaluated(task: nn.Module) -> Iterator[None]:
-    """The task's own flag in evaluation mode, its net's untouched: losses without label smoothing, filling rows left out."""
+    """The task's own flag in evaluation mode, its net's untouched: losses without label smoothing, filling rows left
+    out.
+    """
     was, task.training = task.training, False
     try:
         yield

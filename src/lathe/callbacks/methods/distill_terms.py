@@ -14,7 +14,8 @@ from lathe.compression.distillation.relations import Projections, Queue, crd, rk
 from lathe.data.order import IGNORE
 from lathe.errors import UserError, did_you_mean
 
-# What each method's term is multiplied by: 1 in DKD's and DIST's papers, the values of the CRD repository for the others.
+# What each method's term is multiplied by: 1 in DKD's and DIST's papers, the values of the CRD repository for the
+# others.
 WEIGHTS = {"kd": 1.0, "dkd": 1.0, "dist": 1.0, "fitnets": 100.0, "attention": 1000.0, "rkd": 1.0, "crd": 0.8}
 FEATURES = ("fitnets", "attention", "rkd", "crd")
 
@@ -55,7 +56,8 @@ class Settings:
 
 
 def weights_of(method: Any, weight: Any) -> dict[str, float]:
-    """The methods with their weights: from a name, several joined by +, or a list; and from null, a number, or numbers by name.
+    """The methods with their weights: from a name, several joined by +, or a list; and from null, a number, or numbers
+    by name.
 
     Raises:
         UserError: an unknown or repeated method, or weights that are not positive or not theirs.
@@ -70,15 +72,16 @@ def weights_of(method: Any, weight: Any) -> dict[str, float]:
     for name, value in given.items():
         if name not in names or isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
             raise UserError(
-                f"{KEY}.weight={weight}: give a number above 0, one for each of {', '.join(names)} as {{kd: 1.0}}, or null."
+                f"{KEY}.weight={weight}: give a number above 0, one for each of {', '.join(names)} as {{kd: 1.0}}, "
+                "or null."
             )
     return {name: float(given.get(name, WEIGHTS[name])) for name in names}
 
 
 @dataclass(frozen=True)
 class Counted:
-    """Which rows of the outputs count: `target` int64 [rows] or probabilities [rows, classes], `rows` their weights (null: all count) and
-    `count` what sums are divided by (null: the sum of `rows`)."""
+    """Which rows of the outputs count: `target` int64 [rows] or probabilities [rows, classes], `rows` their weights
+    (null: all count) and `count` what sums are divided by (null: the sum of `rows`)."""
 
     target: Tensor | None
     rows: Tensor | None
@@ -97,15 +100,21 @@ def counted(outputs: Tensor, batch: Any) -> Counted:
 
 
 class Comparison:
-    """One teacher's terms. Connectors and the queue of `crd` are made here, equal on all processes, and belong to neither net."""
+    """One teacher's terms. Connectors and the queue of `crd` are made here, equal on all processes, and belong to
+    neither net.
+    """
 
-    def __init__(self, settings: Settings, student: Probe, teacher: Probe, nets: tuple[nn.Module, nn.Module], seed: int) -> None:
+    def __init__(
+        self, settings: Settings, student: Probe, teacher: Probe, nets: tuple[nn.Module, nn.Module], seed: int
+    ) -> None:
         self.settings = settings
         self.pairs: dict[str, list[tuple[str, str]]] = {}
         self.channels: dict[str, int] = {}  # of the student's layers, in the whole net
         self.connectors = nn.ModuleDict()
         self.queue: Queue | None = None
-        self._pending: tuple[Tensor, Tensor] | None = None  # what the queue takes next, once the backward pass is through
+        self._pending: tuple[Tensor, Tensor] | None = (
+            None  # what the queue takes next, once the backward pass is through
+        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             for method in settings.weights:
@@ -124,7 +133,8 @@ class Comparison:
         if "crd" in self.pairs:
             if len(self.pairs["crd"]) != 1:
                 raise UserError(
-                    f"{KEY}.student_layers: crd compares one embedding, and {len(self.pairs['crd'])} layers are named: name one."
+                    f"{KEY}.student_layers: crd compares one embedding, and {len(self.pairs['crd'])} layers are "
+                    "named: name one."
                 )
             if settings.crd_queue:
                 self.queue = Queue(settings.crd_queue, settings.crd_features)
@@ -134,10 +144,13 @@ class Comparison:
         if self.queue is not None:
             self.queue.embeddings, self.queue.labels = self.queue.embeddings.to(device), self.queue.labels.to(device)
 
-    def __call__(self, outputs: Tensor, logits: Tensor, ours: Capture | None, theirs: Capture | None, which: Counted) -> Tensor:
+    def __call__(
+        self, outputs: Tensor, logits: Tensor, ours: Capture | None, theirs: Capture | None, which: Counted
+    ) -> Tensor:
         """The weighted sum of the methods' terms: 0-dim, in at least float32. Called without autocast."""
         terms = [
-            weight * self._term(name, outputs, logits, ours, theirs, which) for name, weight in self.settings.weights.items()
+            weight * self._term(name, outputs, logits, ours, theirs, which)
+            for name, weight in self.settings.weights.items()
         ]
         return terms[0] if len(terms) == 1 else torch.stack(terms).sum()
 
@@ -162,7 +175,8 @@ class Comparison:
             features = ours.take(mine)
             if _channels(features.shape[1:]) != self.channels[mine]:
                 raise UserError(
-                    f"{KEY}: {mine} gives {_channels(features.shape[1:])} channels where the whole net has {self.channels[mine]}, since "
+                    f"{KEY}: {mine} gives {_channels(features.shape[1:])} channels where the whole net has "
+                    f"{self.channels[mine]}, since "
                     f"the strategy or another method has cut it: {method} can't compare it, use method=kd, dkd or dist."
                 )
             terms.append(self._feature(method, index, features, theirs.take(other), which))
@@ -198,7 +212,11 @@ class Comparison:
         self.flush()
         state: dict[str, Any] = {"connectors": {k: v.detach().clone() for k, v in self.connectors.state_dict().items()}}
         if self.queue is not None:
-            state |= {"queue": self.queue.embeddings.clone(), "labels": self.queue.labels.clone(), "next": self.queue.next}
+            state |= {
+                "queue": self.queue.embeddings.clone(),
+                "labels": self.queue.labels.clone(),
+                "next": self.queue.next,
+            }
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -220,7 +238,9 @@ def _channels(shape: tuple[int, ...]) -> int:
 
 
 def _everyones(embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-    """All processes' embeddings and labels, in the order of their ranks, so that a queue of them is the same everywhere."""
+    """All processes' embeddings and labels, in the order of their ranks, so that a queue of them is the same
+    everywhere.
+    """
     embeddings = embeddings.detach().contiguous()
     labels = torch.full((len(embeddings),), -2, device=embeddings.device) if labels is None else labels.contiguous()
     if torch.distributed.is_initialized() and (world := torch.distributed.get_world_size()) > 1:

@@ -19,19 +19,21 @@ from lathe.measure.shards import is_sharded, local, part_of
 
 
 class Lottery(Masking):
-    """Iterative magnitude pruning with rewinding (Frankle and Carbin 2019, arXiv:1803.03635; Frankle et al. 2020, arXiv:1912.05671).
+    """Iterative magnitude pruning with rewinding (Frankle and Carbin 2019, arXiv:1803.03635; Frankle et al. 2020,
+    arXiv:1912.05671).
 
-    The method's window is cut into `rounds` trainings of equal length. The first is dense; before each other one the smallest of the
-    surviving weights are masked, and the net goes back to a copy of what it was `rewind` steps into the first round, BatchNorm's
-    statistics too. The optimizer's state is dropped, an EMA starts anew, and the learning-rate schedule, which is made for the length
-    of a round, begins again: each round is a whole training. Outside the window (`compression.stages`) the schedule repeats as well.
+    The method's window is cut into `rounds` trainings of equal length. The first is dense; before each other one the
+    smallest of the surviving weights are masked, and the net goes back to a copy of what it was `rewind` steps into the
+    first round, BatchNorm's statistics too. The optimizer's state is dropped, an EMA starts anew, and the learning-rate
+    schedule, which is made for the length of a round, begins again: each round is a whole training. Outside the window
+    (`compression.stages`) the schedule repeats as well.
 
     Args:
-        sparsity: share of zeros among the maskable weights in the last round; rounds before it approach it geometrically.
-        rounds: trainings, the dense one counted: the run should be that many times as long as a plain one.
-        rewind: where the first round is kept for rewinding: a share of a round below 1, optimizer steps from 1 on; 0 is the initial net.
-        scope: "global" compares all layers' weights, "layer" those of each.
-        layers, exclude, types, head: which weights, as in `Masking`.
+        sparsity: share of zeros among the maskable weights in the last round; rounds before it approach it
+        geometrically. rounds: trainings, the dense one counted: the run should be that many times as long as a plain
+        one. rewind: where the first round is kept for rewinding: a share of a round below 1, optimizer steps from 1 on;
+        0 is the initial net. scope: "global" compares all layers' weights, "layer" those of each. layers, exclude,
+        types, head: which weights, as in `Masking`.
 
     Raises UserError for values out of range, and for rounds or a rewind that do not fit the run's number of steps.
     """
@@ -53,19 +55,24 @@ class Lottery(Masking):
         self.sparsities = round_sparsities(sparsity, rounds)
         if isinstance(rewind, bool) or not 0 <= rewind < math.inf or (rewind >= 1 and rewind != int(rewind)):
             raise UserError(
-                f"compression.lottery.rewind={rewind} is neither a share below 1 nor a number of steps: use 0.05 or 500."
+                f"compression.lottery.rewind={rewind} is neither a share below 1 nor a number of steps: use 0.05 or "
+                "500."
             )
         if scope not in ("global", "layer"):
             raise UserError(f"compression.lottery.scope={scope} is unknown: choose global or layer.")
         self.rounds, self.rewind, self.scope = rounds, rewind, scope
         self.round = 0  # the one under way
-        self.saved: dict[str, Tensor] = {}  # what the net goes back to, on the CPU; empty before and when no more needed
+        self.saved: dict[
+            str, Tensor
+        ] = {}  # what the net goes back to, on the CPU; empty before and when no more needed
         self._schedules: list[tuple[Any, dict[str, Any], list[float]]] = []
 
     # -- when
 
     def begins(self, trainer: Trainer, number: int) -> int:
-        """The optimizer step after which round `number` begins; rounds go on before and past the window, for the schedule's sake."""
+        """The optimizer step after which round `number` begins; rounds go on before and past the window, for the
+        schedule's sake.
+        """
         return self.step_at(trainer, number / self.rounds)
 
     def rewind_step(self, trainer: Trainer) -> int:
@@ -82,7 +89,11 @@ class Lottery(Masking):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Schedules are as they begin: a checkpoint's are restored later.
         self._schedules = [
-            (scheduler, copy.deepcopy(scheduler.state_dict()), [group["lr"] for group in scheduler.optimizer.param_groups])
+            (
+                scheduler,
+                copy.deepcopy(scheduler.state_dict()),
+                [group["lr"] for group in scheduler.optimizer.param_groups],
+            )
             for scheduler in (config.scheduler for config in trainer.lr_scheduler_configs)
         ]
 
@@ -95,11 +106,13 @@ class Lottery(Masking):
         steps = [self.begins(trainer, number) for number in range(self.rounds + 1)]
         if any(later <= earlier for earlier, later in itertools.pairwise(steps)):
             raise UserError(
-                f"compression.lottery.rounds={self.rounds} do not fit into {steps[-1] - steps[0]} optimizer steps: train longer."
+                f"compression.lottery.rounds={self.rounds} do not fit into {steps[-1] - steps[0]} optimizer steps: "
+                "train longer."
             )
         if self.rewind_step(trainer) >= steps[1]:
             raise UserError(
-                f"compression.lottery.rewind={self.rewind} is not below a round's {steps[1] - steps[0]} optimizer steps: lower it."
+                f"compression.lottery.rewind={self.rewind} is not below a round's {steps[1] - steps[0]} optimizer "
+                "steps: lower it."
             )
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
@@ -163,12 +176,18 @@ class Lottery(Masking):
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    """The full tensor, the same on every process: BatchNorm's statistics differ between them, and process 0's are those that count."""
+    """The full tensor, the same on every process: BatchNorm's statistics differ between them, and process 0's are those
+    that count.
+    """
     if is_sharded(tensor):
         full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
         return full
     value = tensor.detach()
-    if torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+    if (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    ):
         value = value.clone()
         torch.distributed.broadcast(value, src=0)
     return value

@@ -19,19 +19,23 @@ from lathe.measure.shards import is_sharded, local, part_of
 
 
 class Masking(Compression):
-    """Keep weights exactly zero where `masks` are, from the moment that a mask is set: in the net, in checkpoints, in EMA's average.
+    """Keep weights exactly zero where `masks` are, from the moment that a mask is set: in the net, in checkpoints, in
+    EMA's average.
 
-    A subclass overrides `on_step`, looks at `parameters` (of the net, by name; they may be DTensors) and calls `set_masks`. Process 0's
-    masks are sent to all. Masks are no part of the modules: parameters stay plain leaves under their own names, and an optimizer step
-    moves masked weights before they are zeroed again, so that gradients and momentum go on for those who want to regrow them.
+    A subclass overrides `on_step`, looks at `parameters` (of the net, by name; they may be DTensors) and calls
+    `set_masks`. Process 0's masks are sent to all. Masks are no part of the modules: parameters stay plain leaves under
+    their own names, and an optimizer step moves masked weights before they are zeroed again, so that gradients and
+    momentum go on for those who want to regrow them.
 
-    `name` is the method's key in the configuration. Patterns of `layers` and `exclude` are those of a shell, matched with the names of
-    modules: `blocks.*.conv1`; null for `layers` is every layer of the kinds in `types` (linear, conv, embedding, norm, bias).
+    `name` is the method's key in the configuration. Patterns of `layers` and `exclude` are those of a shell, matched
+    with the names of modules: `blocks.*.conv1`; null for `layers` is every layer of the kinds in `types` (linear, conv,
+    embedding, norm, bias).
 
-    Where channels are removed after training (`prune_channels` with mode=gradual), sparsity is that of the weights which remain.
+    Where channels are removed after training (`prune_channels` with mode=gradual), sparsity is that of the weights
+    which remain.
 
-    Raises UserError if a pattern matches nothing, nothing is left to mask, the processes hold different masks, or channels are removed
-    after training and the method does not count without them (`beside_removal`).
+    Raises UserError if a pattern matches nothing, nothing is left to mask, the processes hold different masks, or
+    channels are removed after training and the method does not count without them (`beside_removal`).
     """
 
     name = "masking"
@@ -70,39 +74,53 @@ class Masking(Compression):
         self.choose(net)
 
     def on_step(self, trainer: Trainer, pl_module: LightningModule, step: int) -> None:
-        """Called once before the first optimizer step (0) and once after each (from 1), when masks have been applied."""
+        """Called once before the first optimizer step (0) and once after each (from 1), when masks have been
+        applied.
+        """
 
     def make(self, scores: dict[str, Tensor], sparsity: float, **options: Any) -> Masks:
-        """What `make_masks` makes of the weights that remain after training; the others keep the masks that they have."""
+        """What `make_masks` makes of the weights that remain after training; the others keep the masks that they
+        have.
+        """
         leaving = self._leaving()
         if not leaving:
             return make_masks(scores, sparsity, previous=self.masks, **options)
         left = {name: staying(score.shape, leaving.get(name, {})) for name, score in scores.items()}
         previous = {name: mask[left[name]] for name, mask in self.masks.items()}
-        made = make_masks({name: score[left[name]] for name, score in scores.items()}, sparsity, previous=previous, **options)
+        made = make_masks(
+            {name: score[left[name]] for name, score in scores.items()}, sparsity, previous=previous, **options
+        )
         masks = {}
         for name, mask in made.items():
-            masks[name] = self.masks[name].clone() if name in self.masks else torch.ones_like(scores[name], dtype=torch.bool)
+            masks[name] = (
+                self.masks[name].clone() if name in self.masks else torch.ones_like(scores[name], dtype=torch.bool)
+            )
             masks[name][left[name]] = mask
         return masks
 
     def follow_removal(self, trainer: Trainer, last: int) -> None:
-        """Raises UserError where channels are chosen after the step of the last update, which then could not count without them."""
+        """Raises UserError where channels are chosen after the step of the last update, which then could not count
+        without them.
+        """
         for other in self._others:
             choice = other.step_at(trainer, other.start)  # type: ignore[attr-defined]
             if choice > last:
                 raise UserError(
-                    f"compression.{self.name} ends at step {last} and channels that go are chosen at step {choice}: raise "
-                    f"compression.{self.name}.end, or lower compression.prune_channels.start."
+                    f"compression.{self.name} ends at step {last} and channels that go are chosen at step {choice}: "
+                    f"raise compression.{self.name}.end, or lower compression.prune_channels.start."
                 )
 
     def set_masks(self, masks: Masks, momentum: bool = False) -> None:
-        """Take over masks (of the full shape, True where a weight stays; process 0's are sent to all) and apply them at once.
+        """Take over masks (of the full shape, True where a weight stays; process 0's are sent to all) and apply them at
+        once.
 
-        With `momentum`, the optimizer's numbers for each weight that was or becomes masked are zeroed too. Every process calls this.
+        With `momentum`, the optimizer's numbers for each weight that was or becomes masked are zeroed too. Every
+        process calls this.
         """
         before = self.masks
-        self.masks = _from_process_0({name: mask.bool().to(self.parameters[name].device) for name, mask in masks.items()})
+        self.masks = _from_process_0(
+            {name: mask.bool().to(self.parameters[name].device) for name, mask in masks.items()}
+        )
         self.updates += 1
         self._bind_masks()
         if momentum:
@@ -115,7 +133,9 @@ class Masking(Compression):
         if self._live:
             with torch.no_grad():
                 torch._foreach_mul_(self._live, self._factors)
-                torch._foreach_add_(self._live, 0.0)  # -0.0 becomes 0.0: a file of zeros with random signs does not compress
+                torch._foreach_add_(
+                    self._live, 0.0
+                )  # -0.0 becomes 0.0: a file of zeros with random signs does not compress
 
     # -- when
 
@@ -132,8 +152,8 @@ class Masking(Compression):
         self._others = [method for method in compressions(trainer) if method.removes_late]
         if self._others and not self.beside_removal:
             raise UserError(
-                f"compression.{self.name} lays its masks on channels that go after training, and would ship others than it was asked for: "
-                "use compression.prune_channels.mode=one_shot, or two runs."
+                f"compression.{self.name} lays its masks on channels that go after training, and would ship others "
+                "than it was asked for: use compression.prune_channels.mode=one_shot, or two runs."
             )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -154,7 +174,9 @@ class Masking(Compression):
             self._step = trainer.global_step
             self.on_step(trainer, pl_module, self._step)
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         step = trainer.global_step
         if step > self._step:  # not while gradients accumulate
             self._step = step
@@ -163,7 +185,8 @@ class Masking(Compression):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             rank_zero_warn(
-                f"compression.{self.name}: training ended at step {trainer.global_step}, before compression.{self.name}.end, at sparsity "
+                f"compression.{self.name}: training ended at step {trainer.global_step}, before "
+                f"compression.{self.name}.end, at sparsity "
                 f"{self.report()[f'{self.name}/sparsity']:.3f}: let it run to its end."
             )
 
@@ -181,7 +204,10 @@ class Masking(Compression):
             name: math.prod(size - len(leaving.get(name, {}).get(dim, ())) for dim, size in enumerate(shape))
             for name, shape in self._shapes.items()
         }
-        masks = {name: mask[staying(mask.shape, leaving[name])] if name in leaving else mask for name, mask in self.masks.items()}
+        masks = {
+            name: mask[staying(mask.shape, leaving[name])] if name in leaving else mask
+            for name, mask in self.masks.items()
+        }
         zeros = sum(int((~mask).sum()) for mask in masks.values())
         return {
             f"{self.name}/sparsity": zeros / max(sum(counts[name] for name in self._chosen), 1),
@@ -191,7 +217,11 @@ class Masking(Compression):
     def state_dict(self) -> dict[str, Any]:
         """Every process calls this: it also asserts that all have the same masks."""
         self._assert_same()
-        return {"masks": {name: mask.cpu() for name, mask in self.masks.items()}, "updates": self.updates, "step": self._step}
+        return {
+            "masks": {name: mask.cpu() for name, mask in self.masks.items()},
+            "updates": self.updates,
+            "step": self._step,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.masks = {name: mask.bool() for name, mask in state_dict["masks"].items()}
@@ -208,12 +238,14 @@ class Masking(Compression):
     def _install(self) -> None:
         """Take over restored masks, once the net is spread and on its device."""
         strange = [
-            name for name, mask in self.masks.items() if name not in self.parameters or mask.shape != self.parameters[name].shape
+            name
+            for name, mask in self.masks.items()
+            if name not in self.parameters or mask.shape != self.parameters[name].shape
         ]
         if strange:
             raise UserError(
-                f"compression.{self.name}: the checkpoint masks {strange[0]}, which this run does not mask in that shape: keep the layers "
-                "of the run that wrote it."
+                f"compression.{self.name}: the checkpoint masks {strange[0]}, which this run does not mask in that "
+                "shape: keep the layers of the run that wrote it."
             )
         self.masks = {name: mask.to(self.parameters[name].device) for name, mask in self.masks.items()}
         self._bind_masks()
@@ -243,7 +275,8 @@ class Masking(Compression):
         torch.distributed.all_gather_object(everyone, mine)
         if any(other != everyone[0] for other in everyone):
             raise UserError(
-                f"compression.{self.name}: the processes hold different masks ({everyone}): report this with your configuration."
+                f"compression.{self.name}: the processes hold different masks ({everyone}): report this with your "
+                "configuration."
             )
 
 
@@ -251,7 +284,9 @@ def checksum(masks: Masks) -> int:
     """A number that differs where masks differ (CRC-32 of names and bits)."""
     total = 0
     for name, mask in masks.items():
-        total = zlib.crc32(mask.cpu().contiguous().view(torch.uint8).numpy().tobytes(), zlib.crc32(name.encode(), total))
+        total = zlib.crc32(
+            mask.cpu().contiguous().view(torch.uint8).numpy().tobytes(), zlib.crc32(name.encode(), total)
+        )
     return total
 
 

@@ -23,17 +23,18 @@ CRITERIA = ("magnitude", "random", "batchnorm", "taylor", "movement", "wanda")
 class Prune(Masking):
     """Remove the weights of least worth, more and more of them, until `sparsity` of the maskable weights is zero.
 
-    Sparsity is absolute at each optimizer step (`compression.sparsity_schedules`), from `start` to `end`, which are shares of this
-    method's window; the rest of the window is for recovery. What has been removed stays removed. `compression.masks.make_masks` says
-    what `granularity`, `scope`, `norm`, `n`, `m` and `block` mean and how many units exactly are removed, `compression.criteria` what the
-    criteria are, `Masking` what `layers`, `exclude`, `types` and `head` choose. Shapes stay as they are: zeros make a dense net smaller
-    only after compression of its file, and faster only where a kernel for them exists.
+    Sparsity is absolute at each optimizer step (`compression.sparsity_schedules`), from `start` to `end`, which are
+    shares of this method's window; the rest of the window is for recovery. What has been removed stays removed.
+    `compression.masks.make_masks` says what `granularity`, `scope`, `norm`, `n`, `m` and `block` mean and how many
+    units exactly are removed, `compression.criteria` what the criteria are, `Masking` what `layers`, `exclude`, `types`
+    and `head` choose. Shapes stay as they are: zeros make a dense net smaller only after compression of its file, and
+    faster only where a kernel for them exists.
 
-    taylor adds up gradients between two updates, movement from the start; wanda measures, in eval mode, the last `batches` training
-    batches before each update (the last micro-batch of each step).
+    taylor adds up gradients between two updates, movement from the start; wanda measures, in eval mode, the last
+    `batches` training batches before each update (the last micro-batch of each step).
 
-    Layers that do not divide into groups or blocks stay dense; where `layers` names them, that is an error, and where they hold more
-    than a tenth of the weights, a warning.
+    Layers that do not divide into groups or blocks stay dense; where `layers` names them, that is an error, and where
+    they hold more than a tenth of the weights, a warning.
 
     Raises UserError for values out of range, and where no update fits into the run.
     """
@@ -71,17 +72,27 @@ class Prune(Masking):
         if criterion not in CRITERIA:
             raise UserError(f"{key}.criterion={criterion} is unknown: choose {', '.join(CRITERIA)}.")
         if criterion == "batchnorm" and granularity != "structured":
-            raise UserError(f"{key}.criterion=batchnorm scores whole channels: set granularity=structured, or another criterion.")
+            raise UserError(
+                f"{key}.criterion=batchnorm scores whole channels: set granularity=structured, or another criterion."
+            )
         if norm <= 0:
             raise UserError(f"{key}.norm={norm} is no norm: use 1 or 2.")
         if batches < 1:
             raise UserError(f"{key}.batches={batches} is below 1: give a number of training batches.")
         if not 0 <= start <= end <= 1:
-            raise UserError(f"{key}.start={start} and end={end} are no shares of the run in this order: use 0.1 and 0.6.")
+            raise UserError(
+                f"{key}.start={start} and end={end} are no shares of the run in this order: use 0.1 and 0.6."
+            )
         SparsitySchedule(sparsity, schedule, initial_sparsity, 0, 0, every_n_steps or 1, jumps, key)  # type: ignore[arg-type]
         if every_n_steps is not None and every_n_steps < 1:
             raise UserError(f"{key}.every_n_steps={every_n_steps} is below 1: give optimizer steps, or null.")
-        self.sparsity, self.granularity, self.scope, self.criterion, self.norm = sparsity, granularity, scope, criterion, norm
+        self.sparsity, self.granularity, self.scope, self.criterion, self.norm = (
+            sparsity,
+            granularity,
+            scope,
+            criterion,
+            norm,
+        )
         self.kind, self.initial_sparsity, self.start, self.end = schedule, initial_sparsity, start, end
         self.every_n_steps, self.jumps, self.batches, self.seed = every_n_steps, jumps, batches, seed
         self.n, self.m, self.block = n, m, (int(block[0]), int(block[1]))
@@ -98,7 +109,11 @@ class Prune(Masking):
         found = super().choose(net)
         fit = {name: p for name, p in found.items() if divides(p.shape, self.granularity, self.m, self.block)}
         left = {name: p.numel() for name, p in found.items() if name not in fit}
-        what = f"groups of {self.m} inputs" if self.granularity == "n_m" else f"blocks of {self.block[0]} x {self.block[1]}"
+        what = (
+            f"groups of {self.m} inputs"
+            if self.granularity == "n_m"
+            else f"blocks of {self.block[0]} x {self.block[1]}"
+        )
         if left and self.layers is not None:
             raise UserError(
                 f"compression.{self.name}.layers: {next(iter(left))} does not divide into {what}: name it in exclude."
@@ -106,8 +121,8 @@ class Prune(Masking):
         if fit and not self._told and sum(left.values()) > 0.1 * sum(p.numel() for p in found.values()):
             self._told = True
             rank_zero_warn(
-                f"compression.{self.name} leaves {', '.join(left)} dense, which do not divide into {what}: name them in exclude to say "
-                "so."
+                f"compression.{self.name} leaves {', '.join(left)} dense, which do not divide into {what}: name them "
+                "in exclude to say so."
             )
         if self.criterion == "batchnorm" and fit:
             criteria.batchnorms(net, fit)
@@ -174,12 +189,16 @@ class Prune(Masking):
             f"compression.{self.name}",
         )
         if self.schedule.last > self.total_steps(trainer):
-            raise UserError(f"compression.{self.name} would end at step {self.schedule.last}, after the run: train for longer.")
+            raise UserError(
+                f"compression.{self.name} would end at step {self.schedule.last}, after the run: train for longer."
+            )
         self.follow_removal(trainer, self.schedule.last)
         super().on_train_start(trainer, pl_module)
         self._take_over()
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         self._batch = batch
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
         self._batch = None
@@ -284,12 +303,21 @@ class PruneStructured(Prune):
         every_n_steps: int | None = None,
         **options: Any,
     ) -> None:
-        shared = {"schedule": schedule, "initial_sparsity": initial_sparsity, "start": start, "end": end}
-        super().__init__(sparsity, "structured", scope, criterion, norm, every_n_steps=every_n_steps, **shared, **options)  # type: ignore[arg-type]
+        shared: dict[str, Any] = {
+            "schedule": schedule,
+            "initial_sparsity": initial_sparsity,
+            "start": start,
+            "end": end,
+        }
+        super().__init__(
+            sparsity, "structured", scope, criterion, norm, every_n_steps=every_n_steps, **shared, **options
+        )
 
 
 class PruneNM(Prune):
-    """Prune to N:M sparsity: of every `m` consecutive inputs of a weight at most `n` stay. The sparsity that is reached is 1 - n / m."""
+    """Prune to N:M sparsity: of every `m` consecutive inputs of a weight at most `n` stay. The sparsity that is reached
+    is 1 - n / m.
+    """
 
     name = "prune_nm"
 

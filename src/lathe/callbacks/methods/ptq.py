@@ -1,4 +1,6 @@
-"""Quantization after training: acts once, on the best weights. The algorithms are in `lathe.compression.quantization.ptq`."""
+"""Quantization after training: acts once, on the best weights. The algorithms are in
+`lathe.compression.quantization.ptq`.
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -26,7 +28,9 @@ BITS = range(2, 9)
 
 
 class _AfterTraining(Compression):
-    """What the methods share: which layers, how many bits, and what is reported. `name` is the method's key in the configuration."""
+    """What the methods share: which layers, how many bits, and what is reported. `name` is the method's key in the
+    configuration.
+    """
 
     name = ""
     batches = 1
@@ -80,8 +84,8 @@ class _AfterTraining(Compression):
         left = done.corrected.get("uncorrected", [])
         if left and len(left) >= corrected:  # a head without a bias is no reason to worry
             rank_zero_warn(
-                f"compression.{self.name}.bias_correction=true: {len(left)} of {len(left) + corrected} layers, such as {left[0]}, have "
-                "neither a bias nor a BatchNorm that alone reads them, so their means stay shifted."
+                f"compression.{self.name}.bias_correction=true: {len(left)} of {len(left) + corrected} layers, such as "
+                f"{left[0]}, have neither a bias nor a BatchNorm that alone reads them, so their means stay shifted."
             )
         return True
 
@@ -100,12 +104,13 @@ class _AfterTraining(Compression):
 
 
 class PTQStatic(_AfterTraining):
-    """Static integers for weights and activations, whose ranges come from the first `batches` training batches, as training saw them:
-    shuffled and augmented.
+    """Static integers for weights and activations, whose ranges come from the first `batches` training batches, as
+    training saw them: shuffled and augmented.
 
-    `equalize` balances channels across layers first (Nagel et al. 2019), `bias_correction` restores each layer's mean outputs at the end
-    (the same paper), `observer` and `percentile` choose the activations' ranges. `layer_bits` gives weights of the layers that a pattern
-    matches other bits, or leaves these in float (null), `exclude` lists patterns of layers that stay in float.
+    `equalize` balances channels across layers first (Nagel et al. 2019), `bias_correction` restores each layer's mean
+    outputs at the end (the same paper), `observer` and `percentile` choose the activations' ranges. `layer_bits` gives
+    weights of the layers that a pattern matches other bits, or leaves these in float (null), `exclude` lists patterns
+    of layers that stay in float.
 
     Raises UserError for a value out of its range, a pattern that matches nothing, or a net that is quantized already.
     """
@@ -148,17 +153,18 @@ class PTQStatic(_AfterTraining):
         )
         if self.equalize and not done.pairs:
             rank_zero_warn(
-                f"compression.{self.name}.equalize=true found no two layers with only BatchNorm, ReLU or pooling between them, so nothing "
-                "was equalised: this net has another kind of activation; leave it false."
+                f"compression.{self.name}.equalize=true found no two layers with only BatchNorm, ReLU or pooling "
+                "between them, so nothing was equalised: this net has another kind of activation; leave it false."
             )
         return done
 
 
 class PTQDynamic(_AfterTraining):
-    """Integer weights of linear layers, whose inputs are rounded in the range of each batch as it comes: no calibration data.
+    """Integer weights of linear layers, whose inputs are rounded in the range of each batch as it comes: no calibration
+    data.
 
-    Convolutions stay in float, as no runtime runs them so faster; a net without linear layers is refused, and one of convolutions with a
-    linear head is told how little of it changed. The options are those of `PTQStatic`.
+    Convolutions stay in float, as no runtime runs them so faster; a net without linear layers is refused, and one of
+    convolutions with a linear head is told how little of it changed. The options are those of `PTQStatic`.
     """
 
     name = "ptq_dynamic"
@@ -187,16 +193,18 @@ class PTQDynamic(_AfterTraining):
         share = weights_in(net, layers)
         if share < 0.5:
             rank_zero_warn(
-                f"compression.{self.name} quantizes linear layers alone, which hold {share:.1%} of this net's parameters: the rest stays "
-                "in float; compression=ptq_static takes convolutions too."
+                f"compression.{self.name} quantizes linear layers alone, which hold {share:.1%} of this net's "
+                "parameters: the rest stays in float; compression=ptq_static takes convolutions too."
             )
 
 
 class WeightOnly(_AfterTraining):
-    """Integer weights alone, of linear layers, convolutions and embeddings: a smaller file, while the net computes in float.
+    """Integer weights alone, of linear layers, convolutions and embeddings: a smaller file, while the net computes in
+    float.
 
-    `group_size` weights that follow one another along the input dimension share a scale; null is one scale for each output channel.
-    `bias_correction` restores each layer's mean outputs on `batches` training batches. The other options are those of `PTQStatic`.
+    `group_size` weights that follow one another along the input dimension share a scale; null is one scale for each
+    output channel. `bias_correction` restores each layer's mean outputs on `batches` training batches. The other
+    options are those of `PTQStatic`.
     """
 
     name = "weight_only"
@@ -230,7 +238,9 @@ class WeightOnly(_AfterTraining):
         if size is None:
             return []
         left = [name for name in layers if net.get_submodule(name).weight[0].numel() % size]  # type: ignore[index]
-        self.demand("group_size", size, len(left) < len(layers), "it divides the inputs of no layer; give another, or null")
+        self.demand(
+            "group_size", size, len(left) < len(layers), "it divides the inputs of no layer; give another, or null"
+        )
         return left
 
     def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:
@@ -239,8 +249,8 @@ class WeightOnly(_AfterTraining):
         left = self.ungrouped(net, done.layers)
         if left:
             rank_zero_warn(
-                f"compression.{self.name}.group_size={self.plan.group_size} does not divide the inputs of {len(left)} layers, such as "
-                f"{left[0]}: these have one scale for each output channel."
+                f"compression.{self.name}.group_size={self.plan.group_size} does not divide the inputs of {len(left)} "
+                f"layers, such as {left[0]}: these have one scale for each output channel."
             )
         return done
 

@@ -26,23 +26,24 @@ RECOMPILATIONS = 64  # compiled graphs per function: rounding, observing and fro
 
 
 class QAT(Compression):
-    """Fake quantization of convolutions, linear layers, embeddings and residual sums (Jacob et al. 2018, arXiv:1712.05877).
+    """Fake quantization of convolutions, linear layers, embeddings and residual sums (Jacob et al. 2018,
+    arXiv:1712.05877).
 
-    Layers change their class before the optimizer is built; parameters keep their names. Ranges of activations are observed from the
-    run's first step on, rounding begins at `start`. Validation and checkpoints round as training does, so that a metric is that of the
-    net that ships; an epoch before `start` is never the best one. All state is in buffers of the net and resumes with it.
+    Layers change their class before the optimizer is built; parameters keep their names. Ranges of activations are
+    observed from the run's first step on, rounding begins at `start`. Validation and checkpoints round as training
+    does, so that a metric is that of the net that ships; an epoch before `start` is never the best one. All state is in
+    buffers of the net and resumes with it.
 
     Args:
-        bits: of weights, 2 to 8.
-        activation_bits: of activations, 2 to 8; None leaves them in float.
-        per_channel: a scale for each output channel of a weight, else one for all of it.
-        lsq: scales are trained from `start` on (learned step size, Esser et al. 2020, arXiv:1902.08153).
-        layer_bits: {pattern of layer names: bits of the weights, or None for layers that stay in float}; the last that matches counts.
-        exclude: patterns of layer names that stay in float.
-        start, freeze_observers, freeze_batchnorm: shares of the window at which rounding begins, ranges of activations are fixed, and
+        bits: of weights, 2 to 8. activation_bits: of activations, 2 to 8; None leaves them in float. per_channel: a
+        scale for each output channel of a weight, else one for all of it. lsq: scales are trained from `start` on
+        (learned step size, Esser et al. 2020, arXiv:1902.08153). layer_bits: {pattern of layer names: bits of the
+        weights, or None for layers that stay in float}; the last that matches counts. exclude: patterns of layer names
+        that stay in float. start, freeze_observers, freeze_batchnorm: shares of the window at which rounding begins,
+        ranges of activations are fixed, and
             BatchNorm layers go over to their running statistics and leave these alone; None: never (the last two).
-        observer: minmax (the widest so far), moving_average (of each step's extremes) or percentile (moving average of percentiles).
-        percentile: share of values within the range, in percent; read by observer=percentile alone.
+        observer: minmax (the widest so far), moving_average (of each step's extremes) or percentile (moving average of
+        percentiles). percentile: share of values within the range, in percent; read by observer=percentile alone.
 
     Raises:
         UserError: a value out of range, a pattern without a layer, or a net without a layer to quantize.
@@ -71,7 +72,8 @@ class QAT(Compression):
                 raise UserError(f"compression.qat.{key}={share} is no share of the run: take a number from 0 to 1.")
         if freeze_observers is not None and freeze_observers < start:
             raise UserError(
-                f"compression.qat.freeze_observers={freeze_observers} lies before compression.qat.start={start}: freeze later."
+                f"compression.qat.freeze_observers={freeze_observers} lies before compression.qat.start={start}: "
+                "freeze later."
             )
         if observer not in observers.OBSERVERS:
             raise UserError(f"compression.qat.observer={observer!r} is unknown: take {', '.join(observers.OBSERVERS)}.")
@@ -83,7 +85,9 @@ class QAT(Compression):
         for pattern, width in (layer_bits or {}).items():
             if width is not None:
                 _check_bits(f"layer_bits[{pattern}]", width)
-            self.overrides[str(pattern)] = None if width is None else LayerPlan(width, activation_bits, per_channel, lsq)
+            self.overrides[str(pattern)] = (
+                None if width is None else LayerPlan(width, activation_bits, per_channel, lsq)
+            )
         self.overrides |= {str(pattern): None for pattern in exclude or []}
         self.start, self.freeze_observers, self.freeze_batchnorm = start, freeze_observers, freeze_batchnorm
         self.observer, self.percentile = observer, percentile
@@ -113,8 +117,8 @@ class QAT(Compression):
                 rank_zero_warn(sentence)
         elif not self._agrees(trainer, pl_module, net, key):
             raise UserError(
-                "compression.qat: the net's layers are quantized already, with other bits than these or other layers left in float: start "
-                "from its float weights."
+                "compression.qat: the net's layers are quantized already, with other bits than these or other layers "
+                "left in float: start from its float weights."
             )
         self._quantizers = quantizers(net)
         self._weighted = weighted(net)
@@ -133,17 +137,21 @@ class QAT(Compression):
         plans = choose(net, self.plan, self.overrides, key)
         if any(layer.__dict__["plan"] != plans.get(name) for name, layer in self._layers.items()):
             return False
-        left = {name: net.get_submodule(name) for name in plans if name not in self._layers}  # right where the net calls them not
+        left = {
+            name: net.get_submodule(name) for name in plans if name not in self._layers
+        }  # right where the net calls them not
         traced = tensors_read(net, _example(trainer, pl_module, net), left) if left else None
         return traced is None or not any(traced.called(name) for name in left)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         scales = {id(q.growth) for q in self._quantizers if q.lsq}
-        decayed = [group for optimizer in trainer.optimizers for group in optimizer.param_groups if group.get("weight_decay")]
+        decayed = [
+            group for optimizer in trainer.optimizers for group in optimizer.param_groups if group.get("weight_decay")
+        ]
         if any(id(parameter) in scales for group in decayed for parameter in group["params"]):
             rank_zero_warn(
-                "compression.qat.lsq=true: the optimizer's weight decay also shrinks the learned step sizes; put parameters named "
-                "*_quantizer.growth in a group without it."
+                "compression.qat.lsq=true: the optimizer's weight decay also shrinks the learned step sizes; put "
+                "parameters named *_quantizer.growth in a group without it."
             )
 
     # -- when
@@ -156,14 +164,18 @@ class QAT(Compression):
         if trainer.global_step == 0:
             reopen(pl_module.get_submodule("net"))  # where the run starts from a net that was rounded to its end
         shares = {"start": self.start, "observers": self.freeze_observers, "batchnorm": self.freeze_batchnorm}
-        self._steps = {name: math.inf if share is None else self.step_at(trainer, share) for name, share in shares.items()}
+        self._steps = {
+            name: math.inf if share is None else self.step_at(trainer, share) for name, share in shares.items()
+        }
         self._step = trainer.global_step
         self._apply(self._step)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._freeze_norms(trainer.global_step)  # whoever has called train() has thawed them
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         step = trainer.global_step
         if step > self._step:  # not while gradients accumulate
             self._step = step
@@ -221,7 +233,9 @@ class QAT(Compression):
         return bool(self._quantizers) and all(q.is_enabled for q in self._quantizers)
 
     def report(self) -> dict[str, float]:
-        """`qat/layers`: quantized layers, sums left out; `qat/bits`: mean over all parameters, 32 for those that stay in float."""
+        """`qat/layers`: quantized layers, sums left out; `qat/bits`: mean over all parameters, 32 for those that stay
+        in float.
+        """
         weights = {id(layer.weight): layer for layer in self._weighted.values()}
         saved = sum(layer.weight.numel() * (32 - layer.__dict__["plan"].weight_bits) for layer in weights.values())
         return {"qat/layers": float(len(self._weighted)), "qat/bits": 32 - saved / max(self._parameters, 1)}

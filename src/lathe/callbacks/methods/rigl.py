@@ -22,17 +22,21 @@ from lathe.compression.masks.rigl import (
 from lathe.errors import UserError
 from lathe.measure.shards import local, part_of, whole
 
-SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")  # these follow the dense gradient while a weight is masked, and stay useful
+SECOND_MOMENTS = (
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+)  # these follow the dense gradient while a weight is masked, and stay useful
 
 
 class RigL(Masking):
-    """Dynamic sparse training: RigL (Evci et al. 2020, arXiv:1911.11134), or SET with growth="random" (Mocanu et al. 2018).
+    """Dynamic sparse training: RigL (Evci et al. 2020, arXiv:1911.11134), or SET with growth="random" (Mocanu et al.
+    2018).
 
     From the window's first step a share `sparsity` of the weights is masked, spread over layers by `densities`. Every
-    `every_n_steps` optimizer steps until `end`, a share of each layer's weights, those of least magnitude, is dropped and as many
-    grow where the gradient of the last step's batches, which is computed for masked weights too, is largest. The share falls from
-    `fraction` to 0 along half a cosine. Grown weights start at zero, without momentum. A step whose gradient is not finite
-    changes nothing.
+    `every_n_steps` optimizer steps until `end`, a share of each layer's weights, those of least magnitude, is dropped
+    and as many grow where the gradient of the last step's batches, which is computed for masked weights too, is
+    largest. The share falls from `fraction` to 0 along half a cosine. Grown weights start at zero, without momentum. A
+    step whose gradient is not finite changes nothing.
 
     Args:
         sparsity: share of zeros among the maskable weights, all through the window and after it.
@@ -67,7 +71,9 @@ class RigL(Masking):
     ) -> None:
         super().__init__(layers, exclude, types, head)
         if not 0 < sparsity < 1:
-            raise UserError(f"compression.rigl.sparsity={sparsity} is not between 0 and 1: use a share of zeros such as 0.8.")
+            raise UserError(
+                f"compression.rigl.sparsity={sparsity} is not between 0 and 1: use a share of zeros such as 0.8."
+            )
         for key, value, known in (
             ("densities", densities, ("erk", "uniform")),
             ("growth", growth, ("gradient", "random")),
@@ -77,12 +83,17 @@ class RigL(Masking):
                 raise UserError(f"compression.rigl.{key}={value} is unknown: choose {' or '.join(known)}.")
         if not 0 < fraction < 1:
             raise UserError(
-                f"compression.rigl.fraction={fraction} is not between 0 and 1: exchange a share such as 0.3 of the weights."
+                f"compression.rigl.fraction={fraction} is not between 0 and 1: exchange a share such as 0.3 of the "
+                "weights."
             )
         if every_n_steps < 1:
-            raise UserError(f"compression.rigl.every_n_steps={every_n_steps} is below 1: use 100 optimizer steps or so.")
+            raise UserError(
+                f"compression.rigl.every_n_steps={every_n_steps} is below 1: use 100 optimizer steps or so."
+            )
         if not 0 < end <= 1:
-            raise UserError(f"compression.rigl.end={end} is not in (0, 1]: give the share of training after which masks stay.")
+            raise UserError(
+                f"compression.rigl.end={end} is not in (0, 1]: give the share of training after which masks stay."
+            )
         self.sparsity, self.densities, self.growth, self.initial = sparsity, densities, growth, initial
         self.fraction, self.every_n_steps, self.end, self.seed = fraction, every_n_steps, end, seed
 
@@ -100,8 +111,8 @@ class RigL(Masking):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.updates < 2:
             rank_zero_warn(
-                f"compression.rigl.every_n_steps={self.every_n_steps}: no weight was exchanged in {trainer.global_step} optimizer steps, "
-                "so the first masks stayed; lower it."
+                f"compression.rigl.every_n_steps={self.every_n_steps}: no weight was exchanged in "
+                f"{trainer.global_step} optimizer steps, so the first masks stayed; lower it."
             )
 
     def _first_masks(self) -> Masks:
@@ -115,14 +126,19 @@ class RigL(Masking):
         growths = {}
         for index, (name, parameter) in enumerate(self.parameters.items()):
             growth = (
-                random_scores(parameter.shape, self.seed, step, index) if self.growth == "random" else _gradient(parameter, name)
+                random_scores(parameter.shape, self.seed, step, index)
+                if self.growth == "random"
+                else _gradient(parameter, name)
             )
             if not math.isfinite(growth.sum().item()):
                 return
             growths[name] = growth.to(parameter.device)
         before = self.masks
         self.set_masks(
-            {name: exchange(whole(self.parameters[name]), before[name], growth, fraction) for name, growth in growths.items()}
+            {
+                name: exchange(whole(self.parameters[name]), before[name], growth, fraction)
+                for name, growth in growths.items()
+            }
         )
         with torch.no_grad():
             for name, parameter in self.parameters.items():
@@ -141,7 +157,7 @@ def _gradient(parameter: Tensor, name: str) -> Tensor:
     """Magnitudes of the last step's gradient: Lightning zeroes gradients before the next backward, not after a step."""
     if parameter.grad is None:
         raise UserError(
-            f"compression.rigl.growth=gradient: {name} has no gradient after an optimizer step, because it is frozen or the strategy "
-            "keeps none: exclude it, or use growth=random."
+            f"compression.rigl.growth=gradient: {name} has no gradient after an optimizer step, because it is frozen "
+            "or the strategy keeps none: exclude it, or use growth=random."
         )
     return whole(parameter.grad).abs().float()

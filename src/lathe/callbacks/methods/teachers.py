@@ -1,5 +1,5 @@
-"""Teachers of a distilled student: opened from what a configuration names, or averaged from the student itself. Each is a plain net that
-nobody trains, and that is part of no checkpoint."""
+"""Teachers of a distilled student: opened from what a configuration names, or averaged from the student itself. Each is
+a plain net that nobody trains, and that is part of no checkpoint."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -56,7 +56,9 @@ def open_teacher(spec: Any, open_run: OpenRun | None) -> nn.Module:
         _load(net, str(spec["weights"]))
     else:
         if open_run is None:
-            raise UserError(f"{KEY}={spec}: outside of train.py set the callback's open_run, or give a net with its weights.")
+            raise UserError(
+                f"{KEY}={spec}: outside of train.py set the callback's open_run, or give a net with its weights."
+            )
         net = open_run(str(spec))
     return frozen(net)
 
@@ -68,15 +70,19 @@ def frozen(net: nn.Module) -> nn.Module:
 def _load(net: nn.Module, path: str) -> None:
     if not Path(path).is_file():
         raise UserError(
-            f"{KEY}.weights={path}: there is no such file; give a checkpoint, or a state dict that torch.save has written."
+            f"{KEY}.weights={path}: there is no such file; give a checkpoint, or a state dict that torch.save has "
+            "written."
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a torn or hostile file can fail in nearly any way
-        raise UserError(f"{KEY}.weights={path} can't be read as plain tensors: give a checkpoint, or a state dict.") from error
+        raise UserError(
+            f"{KEY}.weights={path} can't be read as plain tensors: give a checkpoint, or a state dict."
+        ) from error
     weights: dict[str, Tensor] = state.get("state_dict", state) if isinstance(state, dict) else {"": state}
     plain = isinstance(weights, dict) and all(
-        isinstance(name, str) and name and isinstance(value, Tensor) and not value.is_meta for name, value in weights.items()
+        isinstance(name, str) and name and isinstance(value, Tensor) and not value.is_meta
+        for name, value in weights.items()
     )
     if not plain:
         raise UserError(f"{KEY}.weights={path} holds more than plain tensors: give a checkpoint, or a state dict.")
@@ -91,13 +97,15 @@ def _load(net: nn.Module, path: str) -> None:
 
 
 class Average:
-    """A teacher that is the moving average of its student, `average = decay * average + (1 - decay) * weights` after each optimizer step
-    (Tarvainen and Valpola 2017, arXiv:1703.01780), beginning with a short memory: update t uses min(decay, (1 + t) / (10 + t)).
+    """A teacher that is the moving average of its student, `average = decay * average + (1 - decay) * weights` after
+    each optimizer step (Tarvainen and Valpola 2017, arXiv:1703.01780), beginning with a short memory: update t uses
+    min(decay, (1 + t) / (10 + t)).
 
-    Made before a strategy spreads the net; every process holds the whole average, in at least float32. Buffers are averaged too, and
-    those of process 0 are everyone's. Fake quantization is switched off in the teacher.
+    Made before a strategy spreads the net; every process holds the whole average, in at least float32. Buffers are
+    averaged too, and those of process 0 are everyone's. Fake quantization is switched off in the teacher.
 
-    Raises UserError where no process can see whole parameters (deepspeed_3), and if a tensor changes its shape during the run.
+    Raises UserError where no process can see whole parameters (deepspeed_3), and if a tensor changes its shape during
+    the run.
     """
 
     def __init__(self, net: nn.Module, decay: float) -> None:
@@ -121,18 +129,22 @@ class Average:
         }
 
     def bind(self, student: nn.Module) -> None:
-        """Looks up the student's tensors, done again each epoch: another callback may have put new ones in the place of old ones."""
+        """Looks up the student's tensors, done again each epoch: another callback may have put new ones in the place of
+        old ones.
+        """
         live = student.state_dict(keep_vars=True)
         names = [name for name in self.tensors() if name in live]
         own = self.tensors()
         for name in names:
             if hasattr(live[name], "ds_id"):
                 raise UserError(
-                    f"{KEY}=ema needs whole weights, of which strategy=deepspeed_3 keeps parts: use fsdp, deepspeed_2 or ddp."
+                    f"{KEY}=ema needs whole weights, of which strategy=deepspeed_3 keeps parts: use fsdp, "
+                    "deepspeed_2 or ddp."
                 )
             if live[name].shape != own[name].shape:
                 raise UserError(
-                    f"{KEY}=ema can't follow {name}, whose shape another method of compression changes: give a finished run as teacher."
+                    f"{KEY}=ema can't follow {name}, whose shape another method of compression changes: give a "
+                    "finished run as teacher."
                 )
         self._live = [live[name] for name in names]
         self._average = [own[name].detach() for name in names]
@@ -153,7 +165,10 @@ class Average:
         self.updates += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"updates": self.updates, "average": {name: tensor.detach().clone() for name, tensor in self.tensors().items()}}
+        return {
+            "updates": self.updates,
+            "average": {name: tensor.detach().clone() for name, tensor in self.tensors().items()},
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.updates = state["updates"]

@@ -28,20 +28,23 @@ def choose(
     round_to: int | None = 1,
     min_units: int = 1,
 ) -> dict[str, list[int]]:
-    """The fewest units of lowest score without which copies of `net` cost at most `share`; names of groups and units in order.
+    """The fewest units of lowest score without which copies of `net` cost at most `share`; names of groups and units in
+    order.
 
     Args:
-        net: what copies are made of; on the meta device where `cost` reads shapes alone. It is not changed.
-        cost: what a copy costs, as a share of the dense net.
-        scope: `global` ranks the units of all groups together; `local` takes the same share of each group.
-        round_to: channels that remain of a layer are a multiple of it, which kernels like; heads are not rounded. None takes 8 for
+        net: what copies are made of; on the meta device where `cost` reads shapes alone. It is not changed. cost: what
+        a copy costs, as a share of the dense net. scope: `global` ranks the units of all groups together; `local` takes
+        the same share of each group. round_to: channels that remain of a layer are a multiple of it, which kernels
+        like; heads are not rounded. None takes 8 for
             layers of at least 32 channels, 4 from 16 channels on.
         min_units: at least as many channels remain in each group; of heads, one.
 
     Raises:
         UserError: the budget can't be met.
     """
-    ranked = sorted((float(score), g, unit) for g, group in enumerate(groups) for unit, score in enumerate(scores[group.name]))
+    ranked = sorted(
+        (float(score), g, unit) for g, group in enumerate(groups) for unit, score in enumerate(scores[group.name])
+    )
     orders = [torch.argsort(scores[group.name], stable=True).tolist() for group in groups]
 
     def removed(count: int) -> dict[str, list[int]]:
@@ -69,8 +72,8 @@ def choose(
     least = spent(high)
     if least > share:
         raise UserError(
-            f"{KEY}.share={share}: with the fewest channels that may remain, {least:.3f} of the dense net's cost does; raise {KEY}.share "
-            f"or lower {KEY}.min_channels."
+            f"{KEY}.share={share}: with the fewest channels that may remain, {least:.3f} of the dense net's cost does; "
+            f"raise {KEY}.share or lower {KEY}.min_channels."
         )
     while high - low > 1:
         middle = (low + high) // 2
@@ -84,7 +87,9 @@ def parameters(net: nn.Module) -> int:
 
 
 def macs(net: nn.Module, example: Tensor) -> int:
-    """Multiply-adds of a forward pass on `example`, on the same device as the net; on the meta device nothing is computed."""
+    """Multiply-adds of a forward pass on `example`, on the same device as the net; on the meta device nothing is
+    computed.
+    """
     modes = [(module, module.training) for module in net.modules()]
     net.eval()
     try:
@@ -99,8 +104,8 @@ def macs(net: nn.Module, example: Tensor) -> int:
 def cost_function(budget: str, dense: nn.Module, example: Tensor) -> tuple[nn.Module, Callable[[nn.Module], float]]:
     """For `choose`: a net to make copies of, and what a copy costs as a share of `dense`.
 
-    `example` is an input `[batch, ...]`. `macs` and `parameters` are counted on the meta device, `latency` is measured on the device
-    that `example` is on.
+    `example` is an input `[batch, ...]`. `macs` and `parameters` are counted on the meta device, `latency` is measured
+    on the device that `example` is on.
 
     Raises:
         UserError: for another name.
@@ -124,7 +129,9 @@ def skeleton(net: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
 
 
 def latency_share(small: nn.Module, dense: nn.Module, example: Tensor, repeats: int = 15, warmup: int = 3) -> float:
-    """Median time of a forward pass of `small` over that of `dense`, run in turns so that a busy machine slows both alike."""
+    """Median time of a forward pass of `small` over that of `dense`, run in turns so that a busy machine slows both
+    alike.
+    """
     times: dict[nn.Module, list[float]] = {small: [], dense: []}
     with torch.inference_mode():
         for turn in range(warmup + repeats):

@@ -9,10 +9,11 @@ from lathe.compression.channels.slices import Group
 
 
 def fading(groups: Sequence[Group], chosen: Mapping[str, Sequence[int]], net: nn.Module) -> dict[str, Tensor]:
-    """By parameter name, True where a weight makes the output of a unit of `chosen[group.name]`; of the parameter's full shape.
+    """By parameter name, True where a weight makes the output of a unit of `chosen[group.name]`; of the parameter's
+    full shape.
 
-    A unit is silent where all of these are zero: rows and bias of each convolution that writes to its channel, and the BatchNorms'
-    weight and bias, whatever their running statistics are.
+    A unit is silent where all of these are zero: rows and bias of each convolution that writes to its channel, and the
+    BatchNorms' weight and bias, whatever their running statistics are.
     """
     parameters = dict(net.named_parameters())
     masks: dict[str, Tensor] = {}
@@ -34,7 +35,9 @@ def silence(net: nn.Module, groups: Sequence[Group], chosen: Mapping[str, Sequen
 
 
 class Fade:
-    """Scales weights in place by a factor where masks say so; `weights` and `masks` are of equal shapes, on equal devices."""
+    """Scales weights in place by a factor where masks say so; `weights` and `masks` are of equal shapes, on equal
+    devices.
+    """
 
     def __init__(self, weights: list[Tensor], masks: list[Tensor]) -> None:
         self.weights = weights

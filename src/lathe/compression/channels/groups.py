@@ -1,4 +1,6 @@
-"""Which channels of a net hang together: found by torch-pruning's dependency graph, kept as plain names and positions."""
+"""Which channels of a net hang together: found by torch-pruning's dependency graph, kept as plain names and
+positions.
+"""
 
 import copy
 import warnings
@@ -27,15 +29,18 @@ def require_packages() -> None:
 
 
 def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) -> list[Group]:
-    """The groups of units of `net` that can be removed: channels of convolutions, hidden units of MLPs, heads of attentions.
+    """The groups of units of `net` that can be removed: channels of convolutions, hidden units of MLPs, heads of
+    attentions.
 
-    Found by tracing a copy of the net on `example` with the dependency graph of Fang et al. 2023 (DepGraph, arXiv:2301.12900); the
-    net itself is not touched. What reaches the net's output or comes from its input is left alone, and so is what a norm mixes over
-    channels (LayerNorm, GroupNorm: a transformer's residual stream), a grouped convolution that is not depthwise, and each group that
-    has a layer whose name matches a pattern of `exclude`. A trial on a copy proves that removing units equals silencing them.
+    Found by tracing a copy of the net on `example` with the dependency graph of Fang et al. 2023 (DepGraph,
+    arXiv:2301.12900); the net itself is not touched. What reaches the net's output or comes from its input is left
+    alone, and so is what a norm mixes over channels (LayerNorm, GroupNorm: a transformer's residual stream), a grouped
+    convolution that is not depthwise, and each group that has a layer whose name matches a pattern of `exclude`. A
+    trial on a copy proves that removing units equals silencing them.
 
     Raises:
-        UserError: a pattern matches no layer, nothing can be removed, the net joins channels in a way that can't be followed, or
+        UserError: a pattern matches no layer, nothing can be removed, the net joins channels in a way that can't be
+        followed, or
             torch-pruning is not installed.
     """
     require_packages()
@@ -46,9 +51,12 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
     for pattern in exclude:
         if not any(fnmatchcase(name, pattern) for name, _ in net.named_modules() if name):
             raise UserError(
-                f"{KEY}.exclude={pattern} matches no layer of the net: write a name such as {_some_name(found)} or a pattern."
+                f"{KEY}.exclude={pattern} matches no layer of the net: write a name such as {_some_name(found)} or a "
+                "pattern."
             )
-    groups = [group for group in found if not any(fnmatchcase(name, pattern) for name in layers(group) for pattern in exclude)]
+    groups = [
+        group for group in found if not any(fnmatchcase(name, pattern) for name in layers(group) for pattern in exclude)
+    ]
     if not groups:
         raise UserError(
             f"{KEY}: {type(net).__name__} has no channels that could be removed: choose another method, such as prune."
@@ -120,10 +128,14 @@ def _positions(idxs: list[int], roots: list[int], units: int) -> Tensor | None:
     return torch.tensor(by_unit, dtype=torch.long) if even else None
 
 
-def _parts(module: nn.Module, name: str, index: Tensor, out: bool) -> tuple[list[Slice], list[tuple[str, str, int]]] | None:
+def _parts(
+    module: nn.Module, name: str, index: Tensor, out: bool
+) -> tuple[list[Slice], list[tuple[str, str, int]]] | None:
     width = index.shape[1]
     if isinstance(module, _BatchNorm):
-        tensors = [(key, "out") for key in ("weight", "bias")] + [(key, "state") for key in ("running_mean", "running_var")]
+        tensors = [(key, "out") for key in ("weight", "bias")] + [
+            (key, "state") for key in ("running_mean", "running_var")
+        ]
         return (
             [Slice(name, key, 0, index, role) for key, role in tensors if getattr(module, key) is not None],  # type: ignore[arg-type]
             [(name, "num_features", width)],
@@ -150,7 +162,9 @@ def _matrix(module: nn.Module, name: str, index: Tensor, out: bool, transposed: 
 
 
 def _scatter(net: nn.Module) -> None:
-    """Moves the weights of a copy off zero, where a wrong channel would make no difference (a norm's weight that starts at zero)."""
+    """Moves the weights of a copy off zero, where a wrong channel would make no difference (a norm's weight that starts
+    at zero).
+    """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in net.parameters():
@@ -185,14 +199,14 @@ def _refuse_padding(net: nn.Module, example: Tensor) -> None:
         padding = getattr(node, "_saved_pad", ()) if "ConstantPad" in node.name() else ()
         if len(padding) >= 6 and any(padding[4:6]):
             raise UserError(
-                f"{KEY} can't follow the channels of {type(net).__name__}, which are padded with zeros between stages: use "
-                "model.net.shortcut=projection."
+                f"{KEY} can't follow the channels of {type(net).__name__}, which are padded with zeros between stages: "
+                "use model.net.shortcut=projection."
             )
         stack += [parent for parent, _ in node.next_functions]
 
 
 def _unfollowed(net: nn.Module, reason: str) -> UserError:
     return UserError(
-        f"{KEY} can't follow how {type(net).__name__} joins its channels ({reason}): list the layers at fault under {KEY}.exclude, or "
-        "choose another method, such as prune."
+        f"{KEY} can't follow how {type(net).__name__} joins its channels ({reason}): list the layers at fault under "
+        f"{KEY}.exclude, or choose another method, such as prune."
     )

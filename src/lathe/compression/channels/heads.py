@@ -9,8 +9,8 @@ PROJECTIONS = ("q", "k", "v")
 
 
 def attentions(net: nn.Module) -> dict[str, nn.Module]:
-    """The modules of `net` that attend as `lathe.nets.attention.Attention` does, by name: Linears q, k, v and out, and `head_dim`,
-    with the number of heads read from the tensors."""
+    """The modules of `net` that attend as `lathe.nets.attention.Attention` does, by name: Linears q, k, v and out, and
+    `head_dim`, with the number of heads read from the tensors."""
     return {
         name: module
         for name, module in net.named_modules()
@@ -20,9 +20,11 @@ def attentions(net: nn.Module) -> dict[str, nn.Module]:
 
 
 def head_groups(net: nn.Module) -> list[Group]:
-    """A group of heads for each attention of `net` (Michel et al. 2019, arXiv:1905.10650): rows of q, k and v, columns of out.
+    """A group of heads for each attention of `net` (Michel et al. 2019, arXiv:1905.10650): rows of q, k and v, columns
+    of out.
 
-    The width of the residual stream is left alone: a norm takes its mean over it, so that no part of it is ever without effect.
+    The width of the residual stream is left alone: a norm takes its mean over it, so that no part of it is ever without
+    effect.
     """
     return [_group(name, module) for name, module in attentions(net).items()]
 

@@ -16,10 +16,10 @@ ALPHA = 4.0  # Torch-Pruning's: the weakest unit of a group is pushed 2**ALPHA t
 def add_penalty(net: nn.Module, groups: Sequence[Group], kind: str, strength: float) -> None:
     """Adds the gradient of a penalty to the gradients of `net`, in place.
 
-    `group_norm`: strength x 2^(4 (max - I) / (max - min)) x weight, where I is the norm of all that belongs to a unit (Fang et al. 2023,
-    DepGraph, arXiv:2301.12900, as Torch-Pruning's GroupNormPruner has it); `group_lasso`: strength x weight / I (Yuan and Lin 2006;
-    Wen et al. 2016, arXiv:1608.03665); `bn_scale`: strength x sign of BatchNorm's weights (Liu et al. 2017, Network Slimming,
-    arXiv:1708.06519).
+    `group_norm`: strength x 2^(4 (max - I) / (max - min)) x weight, where I is the norm of all that belongs to a unit
+    (Fang et al. 2023, DepGraph, arXiv:2301.12900, as Torch-Pruning's GroupNormPruner has it); `group_lasso`: strength x
+    weight / I (Yuan and Lin 2006; Wen et al. 2016, arXiv:1608.03665); `bn_scale`: strength x sign of BatchNorm's
+    weights (Liu et al. 2017, Network Slimming, arXiv:1708.06519).
     """
     tensors = dict(net.named_parameters())
     for group in groups:

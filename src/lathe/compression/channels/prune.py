@@ -18,9 +18,9 @@ from lathe.errors import UserError
 class Options:
     """What may remain, and what decides about it; the keys of `compression.prune_channels`.
 
-    `budget`: `macs`, `parameters` or `latency` (measured on the device that the example is on); `share`: how much of the dense net's may
-    remain, in (0, 1); `importance`: see `scores`; `scope`, `round_to`, `min_channels`: see `choose`; `exclude`: patterns of layers that
-    are left alone.
+    `budget`: `macs`, `parameters` or `latency` (measured on the device that the example is on); `share`: how much of
+    the dense net's may remain, in (0, 1); `importance`: see `scores`; `scope`, `round_to`, `min_channels`: see
+    `choose`; `exclude`: patterns of layers that are left alone.
 
     Raises:
         UserError: for a value out of range.
@@ -52,7 +52,9 @@ class Options:
         sensitivity: Mapping[str, Tensor] | None = None,
         seed: int = 0,
     ) -> dict[str, list[int]]:
-        """The units to remove, by group. `net` gives the dense net's shapes (and times, for latency), `tensors` its whole weights."""
+        """The units to remove, by group. `net` gives the dense net's shapes (and times, for latency), `tensors` its
+        whole weights.
+        """
         base, cost = cost_function(self.budget, net, example)
         found = scores(groups, tensors, self.importance, sensitivity=sensitivity, seed=seed)
         return choose(
@@ -61,10 +63,16 @@ class Options:
 
 
 def prune_channels(
-    net: nn.Module, example: Tensor, *, sensitivity: Mapping[str, Tensor] | None = None, seed: int = 0, **options: object
+    net: nn.Module,
+    example: Tensor,
+    *,
+    sensitivity: Mapping[str, Tensor] | None = None,
+    seed: int = 0,
+    **options: object,
 ) -> dict[str, float]:
-    """Removes channels, heads and hidden units from `net`, in place, until it keeps to a budget; returns what remains of the dense net,
-    {"macs": share, "parameters": share}. Fine-tune afterwards, and re-estimate BatchNorm's statistics before (`reestimate_batchnorm`).
+    """Removes channels, heads and hidden units from `net`, in place, until it keeps to a budget; returns what remains
+    of the dense net, {"macs": share, "parameters": share}. Fine-tune afterwards, and re-estimate BatchNorm's statistics
+    before (`reestimate_batchnorm`).
 
     Args:
         example: an input `[batch, ...]`.

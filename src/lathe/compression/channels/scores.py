@@ -22,17 +22,19 @@ def scores(
     """A score `[units]` for each group by name, with mean 1 in each, so that groups can be compared.
 
     Args:
-        tensors: a net's parameters by name, whole.
-        importance: `group_norm`, mean square of everything that belongs to a unit (Fang et al. 2023, DepGraph, arXiv:2301.12900); `l1` or
-            `l2`, norm of the weights that make it (Li et al. 2017, arXiv:1608.08710); `bn_scale`, size of its BatchNorm weights (Liu et
-            al. 2017, Network Slimming, arXiv:1708.06519); `taylor`, the change of the loss without it, to first order (Molchanov et al.
-            2019, arXiv:1906.10771), given as `sensitivity`; `random`.
+        tensors: a net's parameters by name, whole. importance: `group_norm`, mean square of everything that belongs to
+        a unit (Fang et al. 2023, DepGraph, arXiv:2301.12900); `l1` or
+            `l2`, norm of the weights that make it (Li et al. 2017, arXiv:1608.08710); `bn_scale`, size of its BatchNorm
+            weights (Liu et al. 2017, Network Slimming, arXiv:1708.06519); `taylor`, the change of the loss without it,
+            to first order (Molchanov et al. 2019, arXiv:1906.10771), given as `sensitivity`; `random`.
 
     Raises:
         UserError: for another name, or a group that has nothing of the kind.
     """
     if importance not in IMPORTANCES:
-        raise UserError(f"compression.prune_channels.importance={importance} is unknown: choose one of {', '.join(IMPORTANCES)}.")
+        raise UserError(
+            f"compression.prune_channels.importance={importance} is unknown: choose one of {', '.join(IMPORTANCES)}."
+        )
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, Tensor] = {}
     for group in groups:
@@ -45,28 +47,34 @@ def scores(
             score = torch.stack(parts).mean(0)
         elif importance == "bn_scale":
             scales = [
-                tensors[part.name].float().abs() for part in group.slices if _weighs(part) and tensors[part.name].dim() == 1
+                tensors[part.name].float().abs()
+                for part in group.slices
+                if _weighs(part) and tensors[part.name].dim() == 1
             ]
             norms = [part for part in group.slices if _weighs(part) and tensors[part.name].dim() == 1]
             if not norms:
                 raise UserError(
-                    f"compression.prune_channels.importance=bn_scale: {group.name} has no BatchNorm; use group_norm, or list it under "
-                    "compression.prune_channels.exclude."
+                    f"compression.prune_channels.importance=bn_scale: {group.name} has no BatchNorm; use group_norm, "
+                    "or list it under compression.prune_channels.exclude."
                 )
             score = torch.stack([per_unit(scale, part) for scale, part in zip(scales, norms, strict=True)]).mean(0)
         else:
             power = 1 if importance == "l1" else 2
             rows = [part for part in group.slices if part.role == "out" and tensors[part.name].dim() > 1]
-            score = torch.stack([per_unit(tensors[part.name].float().abs() ** power, part) for part in rows]).sum(0) ** (
-                1 / power
-            )
+            score = torch.stack([per_unit(tensors[part.name].float().abs() ** power, part) for part in rows]).sum(
+                0
+            ) ** (1 / power)
         score = score.detach().cpu()
         found[group.name] = score / score.mean().clamp_min(torch.finfo(torch.float32).tiny)
     return found
 
 
-def loss_change(groups: Sequence[Group], tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """For each unit, the squared sum of weight x gradient over all that makes its output: `sensitivity`, to be averaged over batches."""
+def loss_change(
+    groups: Sequence[Group], tensors: Mapping[str, Tensor], gradients: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """For each unit, the squared sum of weight x gradient over all that makes its output: `sensitivity`, to be averaged
+    over batches.
+    """
     found = {}
     for group in groups:
         makers = [part for part in group.slices if part.role == "out" and part.name in gradients]

@@ -17,8 +17,9 @@ _KEY = "_channels_removed"  # in a net's __dict__, which deepcopy takes along
 class Slice:
     """What the units of a group own of one tensor: positions `index` `[units, positions]` of dimension `dim`.
 
-    `role` is "out" for what makes a unit's output (a convolution's rows and bias, a BatchNorm's weight and bias), which is therefore
-    zero where all of these are; "in" for what reads it (a convolution's columns); "state" for running statistics.
+    `role` is "out" for what makes a unit's output (a convolution's rows and bias, a BatchNorm's weight and bias), which
+    is therefore zero where all of these are; "in" for what reads it (a convolution's columns); "state" for running
+    statistics.
     """
 
     module: str
@@ -35,9 +36,11 @@ class Slice:
 
 @dataclass(frozen=True)
 class Group:
-    """Units that can only be removed from all their layers together: `units` channels of a stream, heads, or hidden units.
+    """Units that can only be removed from all their layers together: `units` channels of a stream, heads, or hidden
+    units.
 
-    `name` is that of the first layer. `sizes` lists the modules' own numbers as (module, attribute, how many of it a unit is).
+    `name` is that of the first layer. `sizes` lists the modules' own numbers as (module, attribute, how many of it a
+    unit is).
     """
 
     name: str
@@ -48,10 +51,11 @@ class Group:
 
 
 def remove(net: nn.Module, groups: Iterable[Group], chosen: Mapping[str, Sequence[int]]) -> None:
-    """Removes the units `chosen[group.name]` of each group from `net`, in place: tensors are new ones with fewer positions.
+    """Removes the units `chosen[group.name]` of each group from `net`, in place: tensors are new ones with fewer
+    positions.
 
-    An optimizer made before still holds the old tensors. A unit whose "out" slices are zero adds nothing to the net's output, which
-    then stays as it was.
+    An optimizer made before still holds the old tensors. A unit whose "out" slices are zero adds nothing to the net's
+    output, which then stays as it was.
     """
     groups = list(groups)
     dropped = positions(groups, chosen)
@@ -87,7 +91,9 @@ def positions(groups: Iterable[Group], chosen: Mapping[str, Sequence[int]]) -> d
 
 
 def staying(shape: Sequence[int], dims: Mapping[int, Iterable[int]]) -> tuple[Tensor, ...]:
-    """What indexes, in a tensor of `shape`, all that is left without the positions `dims`: one index for each dimension."""
+    """What indexes, in a tensor of `shape`, all that is left without the positions `dims`: one index for each
+    dimension.
+    """
     gone = {dim: set(places) for dim, places in dims.items()}
     kept = [[i for i in range(size) if i not in gone.get(dim, ())] for dim, size in enumerate(shape)]
     return tuple(torch.tensor(places).view(-1, *[1] * (len(shape) - 1 - dim)) for dim, places in enumerate(kept))
@@ -104,7 +110,8 @@ def _plain(value: Any) -> Any:
 
 
 def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
-    """Gives `net` the shapes that `describe` told of, in place. Values are to be loaded: these are cut from what was there.
+    """Gives `net` the shapes that `describe` told of, in place. Values are to be loaded: these are cut from what was
+    there.
 
     Raises:
         UserError: the net has no such tensors, or they are smaller.
@@ -116,14 +123,16 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
         if not fits or any(not 0 < new <= old for new, old in zip(shape, named[name].shape, strict=True)):
             has = f"of shape {list(named[name].shape)}" if name in named else "nowhere"
             raise UserError(
-                f"The structure holds {name} with shape {list(shape)}, which the net has {has}: it is that of another net."
+                f"The structure holds {name} with shape {list(shape)}, which the net has {has}: it is that of "
+                "another net."
             )
     for path, attributes in modules.items():  # before anything is changed
         for attribute, value in attributes.items():
             old = getattr(net.get_submodule(path), attribute)
             if type(old) is not int or type(value) is not int or not 0 < value <= old:
                 raise UserError(
-                    f"The structure holds {attribute}={value!a} for {path}, which is {old!r:.60}: it is that of another net."
+                    f"The structure holds {attribute}={value!a} for {path}, which is {old!r:.60}: it is that of "
+                    "another net."
                 )
     new: dict[int, Tensor] = {}
     for name, shape in tensors.items():

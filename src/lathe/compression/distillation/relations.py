@@ -1,6 +1,8 @@
-"""What a student is told about samples beside each other: distances and angles, and which of many embeddings is the same sample's.
+"""What a student is told about samples beside each other: distances and angles, and which of many embeddings is the
+same sample's.
 
-Embeddings are `[batch, features]`; those of student and teacher may differ in their features. `rows` `[batch]` weighs samples.
+Embeddings are `[batch, features]`; those of student and teacher may differ in their features. `rows` `[batch]` weighs
+samples.
 """
 
 import torch
@@ -11,10 +13,15 @@ from lathe.compression.distillation.losses import mean
 
 
 def rkd(
-    student: Tensor, teacher: Tensor, distance_weight: float = 25.0, angle_weight: float = 50.0, rows: Tensor | None = None
+    student: Tensor,
+    teacher: Tensor,
+    distance_weight: float = 25.0,
+    angle_weight: float = 50.0,
+    rows: Tensor | None = None,
 ) -> Tensor:
-    """Relational distillation: Park et al. 2019, arXiv:1904.05068. Huber's loss between the two nets' distances of each pair of samples, in
-    units of their mean, and between the cosines of the angles of each triple. Takes `batch^3` numbers for the angles."""
+    """Relational distillation: Park et al. 2019, arXiv:1904.05068. Huber's loss between the two nets' distances of each
+    pair of samples, in units of their mean, and between the cosines of the angles of each triple. Takes `batch^3`
+    numbers for the angles."""
     ours, theirs = _flat(student), _flat(teacher.detach())
     pairs = None if rows is None else (rows[:, None] * rows[None, :]).to(ours.dtype)
     loss = torch.zeros((), dtype=ours.dtype, device=ours.device)
@@ -29,8 +36,8 @@ def rkd(
 
 
 def _distances(x: Tensor, pairs: Tensor | None) -> Tensor:
-    """Euclidean distances [batch, batch], divided by the mean of those between different samples. Of equal embeddings, which a ReLU
-    makes, the distance has no direction: its gradient is 0 here, and not what rounding makes of it."""
+    """Euclidean distances [batch, batch], divided by the mean of those between different samples. Of equal embeddings,
+    which a ReLU makes, the distance has no direction: its gradient is 0 here, and not what rounding makes of it."""
     distances = torch.cdist(x, x, compute_mode="donot_use_mm_for_euclid_dist")
     own = torch.eye(len(x), dtype=torch.bool, device=x.device)
     others = (~own).to(x.dtype) if pairs is None else pairs.masked_fill(own, 0)
@@ -38,8 +45,8 @@ def _distances(x: Tensor, pairs: Tensor | None) -> Tensor:
 
 
 def _angles(x: Tensor) -> Tensor:
-    """Cosines [batch, batch, batch] of the angle at the first index between the directions to the other two; 0 where a sample lies within
-    a thousandth of the mean distance, since a gradient grows as the distance shrinks."""
+    """Cosines [batch, batch, batch] of the angle at the first index between the directions to the other two; 0 where a
+    sample lies within a thousandth of the mean distance, since a gradient grows as the distance shrinks."""
     steps = x[None, :] - x[:, None]
     lengths = steps.detach().norm(dim=2, keepdim=True)
     near = lengths <= 1e-3 * lengths.mean()
@@ -52,8 +59,8 @@ def _mean(values: Tensor, weights: Tensor | None) -> Tensor:
 
 
 class Queue:
-    """The newest `size` embeddings of a teacher, with the classes of their samples: the negatives of `crd`. -1 is a place still empty,
-    -2 a sample of no one class."""
+    """The newest `size` embeddings of a teacher, with the classes of their samples: the negatives of `crd`. -1 is a
+    place still empty, -2 a sample of no one class."""
 
     def __init__(self, size: int, features: int, device: torch.device | None = None) -> None:
         self.embeddings = torch.zeros(size, features, device=device)
@@ -94,13 +101,13 @@ def crd(
     temperature: float = 0.07,
     rows: Tensor | None = None,
 ) -> Tensor:
-    """Contrastive distillation: Tian et al. 2020, arXiv:1910.10699. In nats: how badly the student's embedding of a sample picks out the
-    teacher's embedding of the same sample among negatives, which are the batch's other samples and the `queue` of the teacher's earlier
-    embeddings.
+    """Contrastive distillation: Tian et al. 2020, arXiv:1910.10699. In nats: how badly the student's embedding of a
+    sample picks out the teacher's embedding of the same sample among negatives, which are the batch's other samples and
+    the `queue` of the teacher's earlier embeddings.
 
-    The paper draws negatives from a memory of the whole training set and estimates a ratio of densities (NCE). Here it is the softmax
-    over the negatives at hand (InfoNCE), which needs no memory that is indexed by samples. As there, samples of the anchor's own class
-    are no negatives.
+    The paper draws negatives from a memory of the whole training set and estimates a ratio of densities (NCE). Here it
+    is the softmax over the negatives at hand (InfoNCE), which needs no memory that is indexed by samples. As there,
+    samples of the anchor's own class are no negatives.
 
     Args:
         student: unit vectors [batch, features], as `Projections` gives them.

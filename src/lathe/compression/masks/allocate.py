@@ -11,7 +11,9 @@ MOST_STATES = 4000  # partial allocations that are followed at a time; fewer tha
 
 @dataclass(frozen=True)
 class Option:
-    """What a layer may be given: `value` (bits, a sparsity), what it costs (bytes, seconds), and what the metric loses by it."""
+    """What a layer may be given: `value` (bits, a sparsity), what it costs (bytes, seconds), and what the metric loses
+    by it.
+    """
 
     value: float
     cost: float
@@ -30,12 +32,13 @@ class Allocation:
 def allocate(options: Mapping[str, Sequence[Option]], budget: float, said: str | None = None) -> Allocation:
     """One option for each layer, so that the summed cost is at most `budget` and the summed loss as small as can be.
 
-    Layers are added one after the other to all partial allocations that no other one beats in both cost and loss (exact dynamic
-    programming, a multiple-choice knapsack). Where there are more than MOST_STATES of those, the best of each narrow range of costs
-    go on: the budget holds all the same, the loss is then very near the least.
+    Layers are added one after the other to all partial allocations that no other one beats in both cost and loss (exact
+    dynamic programming, a multiple-choice knapsack). Where there are more than MOST_STATES of those, the best of each
+    narrow range of costs go on: the budget holds all the same, the loss is then very near the least.
 
     Raises:
-        UserError: even the cheapest options cost more than the budget, or there is nothing to choose from; `said` is the budget as the
+        UserError: even the cheapest options cost more than the budget, or there is nothing to choose from; `said` is
+        the budget as the
             user wrote it.
     """
     said = said or f"budget={budget:g}"
@@ -43,7 +46,9 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: float, said: str |
         raise UserError(f"{said}: no layer has anything to choose from; widen the layers or the values that are tried.")
     least = sum(min(option.cost for option in some) for some in options.values())
     if least > budget:
-        raise UserError(f"{said} can't be met: the cheapest options together cost {least:g}; raise it or offer cheaper ones.")
+        raise UserError(
+            f"{said} can't be met: the cheapest options together cost {least:g}; raise it or offer cheaper ones."
+        )
     # What the layers still to come cost at least: a partial allocation that leaves less than that is a dead end.
     rest = least
     front: list[tuple[float, float, tuple[float, ...]]] = [(0.0, 0.0, ())]
@@ -71,7 +76,9 @@ def _undominated(states: list[tuple[float, float, tuple[float, ...]]]) -> list[t
 
 
 def _thinned(front: list[tuple[float, float, tuple[float, ...]]]) -> list[tuple[float, float, tuple[float, ...]]]:
-    """At most about MOST_STATES of them, evenly over the range of costs: of each piece the last, which has the least loss."""
+    """At most about MOST_STATES of them, evenly over the range of costs: of each piece the last, which has the least
+    loss.
+    """
     if len(front) <= MOST_STATES:
         return front
     costs = [state[0] for state in front]
@@ -81,7 +88,9 @@ def _thinned(front: list[tuple[float, float, tuple[float, ...]]]) -> list[tuple[
 
 
 def quantized_bytes(shape: Sequence[int], bits: int) -> int:
-    """Bytes of a weight [out, ...] of `bits` per number, packed, with a float32 scale for each of its `out` channels."""
+    """Bytes of a weight [out, ...] of `bits` per number, packed, with a float32 scale for each of its `out`
+    channels.
+    """
     count = 1
     for size in shape:
         count *= size
@@ -89,8 +98,8 @@ def quantized_bytes(shape: Sequence[int], bits: int) -> int:
 
 
 def sparse_bytes(shape: Sequence[int], sparsity: float) -> int:
-    """Bytes of a float32 weight of which `round(sparsity * n)` numbers are zero: what remains and one bit for each place, or the whole
-    tensor where that is less."""
+    """Bytes of a float32 weight of which `round(sparsity * n)` numbers are zero: what remains and one bit for each
+    place, or the whole tensor where that is less."""
     count = 1
     for size in shape:
         count *= size
@@ -99,8 +108,8 @@ def sparse_bytes(shape: Sequence[int], sparsity: float) -> int:
 
 
 def monotone(losses: Mapping[float, float]) -> dict[float, float]:
-    """Losses by value, from the mildest value on, that never fall and are never below 0: what a stronger change seems to win is noise of
-    the measurement. The mapping's order is from mild to strong."""
+    """Losses by value, from the mildest value on, that never fall and are never below 0: what a stronger change seems
+    to win is noise of the measurement. The mapping's order is from mild to strong."""
     found: dict[float, float] = {}
     highest = 0.0
     for value, loss in losses.items():

@@ -1,4 +1,6 @@
-"""What a weight is worth: scores of the shape of each parameter, by name; those of least score are removed (`masks.make_masks`)."""
+"""What a weight is worth: scores of the shape of each parameter, by name; those of least score are removed
+(`masks.make_masks`).
+"""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +23,9 @@ def magnitude(parameters: Mapping[str, Tensor]) -> Scores:
 
 
 def random(parameters: Mapping[str, Tensor], seed: int, step: int = 0) -> Scores:
-    """Uniform numbers in [0, 1) that depend on (seed, step, name) alone: the baseline that every criterion has to beat."""
+    """Uniform numbers in [0, 1) that depend on (seed, step, name) alone: the baseline that every criterion has to
+    beat.
+    """
     scores = {}
     for name, parameter in parameters.items():
         digest = hashlib.blake2b(f"{seed}/{step}/{name}".encode(), digest_size=8).digest()
@@ -30,11 +34,14 @@ def random(parameters: Mapping[str, Tensor], seed: int, step: int = 0) -> Scores
     return scores
 
 
-def batchnorm_scale(net: nn.Module, parameters: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None = None) -> Scores:
-    """|gamma| of the BatchNorm behind a layer, for each of its output channels (Liu et al. 2017, "Network Slimming", arXiv:1708.06519).
+def batchnorm_scale(
+    net: nn.Module, parameters: Mapping[str, Tensor], whole: Mapping[str, Tensor] | None = None
+) -> Scores:
+    """|gamma| of the BatchNorm behind a layer, for each of its output channels (Liu et al. 2017, "Network Slimming",
+    arXiv:1708.06519).
 
-    The BatchNorm behind a layer is the next one of as many channels among the leaves of `net.modules()`, before any other layer with
-    weights. `whole` has gathered copies of sharded gammas, by their names.
+    The BatchNorm behind a layer is the next one of as many channels among the leaves of `net.modules()`, before any
+    other layer with weights. `whole` has gathered copies of sharded gammas, by their names.
 
     Raises:
         UserError: a layer has no BatchNorm behind it.
@@ -51,7 +58,11 @@ def batchnorm_scale(net: nn.Module, parameters: Mapping[str, Tensor], whole: Map
 def batchnorms(net: nn.Module, names: Iterable[str]) -> dict[str, str]:
     """For each layer's weight, the name of the scale of the BatchNorm behind it; raises as `batchnorm_scale` does."""
     # By their weights: a fake quantizer whose scale is learned lies between a layer and its BatchNorm.
-    leaves = [(name, module) for name, module in net.named_modules() if isinstance(getattr(module, "weight", None), nn.Parameter)]
+    leaves = [
+        (name, module)
+        for name, module in net.named_modules()
+        if isinstance(getattr(module, "weight", None), nn.Parameter)
+    ]
     behind = {f"{name}.weight": after for (name, _), after in pairwise(leaves)}
     found = {}
     for name in names:
@@ -59,24 +70,32 @@ def batchnorms(net: nn.Module, names: Iterable[str]) -> dict[str, str]:
         outputs = net.get_parameter(name).shape[0]
         if not isinstance(norm, _BATCHNORM) or norm.num_features != outputs or not norm.affine:
             raise UserError(
-                f"criterion=batchnorm: no BatchNorm of {outputs} channels follows {name}: exclude it, or take magnitude."
+                f"criterion=batchnorm: no BatchNorm of {outputs} channels follows {name}: exclude it, or take "
+                "magnitude."
             )
         found[name] = f"{after}.weight"
     return found
 
 
 @torch.no_grad()
-def add_taylor(sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:
-    """Adds |w grad|, in place: by how much, to first order, the loss would change without the weight (Molchanov et al. 2017 and 2019,
-    arXiv:1611.06440, arXiv:1906.10771). Gradients of one optimizer step, before it; what is not finite counts as 0."""
+def add_taylor(
+    sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
+) -> None:
+    """Adds |w grad|, in place: by how much, to first order, the loss would change without the weight (Molchanov et al.
+    2017 and 2019, arXiv:1611.06440, arXiv:1906.10771). Gradients of one optimizer step, before it; what is not finite
+    counts as 0."""
     _add_products(sums, weights, gradients, signed=False)
 
 
 @torch.no_grad()
-def add_movement(sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]) -> None:
-    """Adds -w grad, in place: positive where the steps move a weight away from zero (Sanh et al. 2020, arXiv:2005.07683).
+def add_movement(
+    sums: Mapping[str, Tensor], weights: Mapping[str, Tensor], gradients: Mapping[str, Tensor | None]
+) -> None:
+    """Adds -w grad, in place: positive where the steps move a weight away from zero (Sanh et al. 2020,
+    arXiv:2005.07683).
 
-    In the paper masked weights go on moving behind the mask; here they are zero and keep the score at which they were removed.
+    In the paper masked weights go on moving behind the mask; here they are zero and keep the score at which they were
+    removed.
     """
     _add_products(sums, weights, gradients, signed=True)
 
@@ -98,8 +117,8 @@ def _add_products(
 
 
 def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Scores:
-    """|w| times the L2 norm of the input that it multiplies (Sun et al. 2023, arXiv:2306.11695, who compare within each output:
-    scope=output). `squares` are those of `input_squares`."""
+    """|w| times the L2 norm of the input that it multiplies (Sun et al. 2023, arXiv:2306.11695, who compare within each
+    output: scope=output). `squares` are those of `input_squares`."""
     scores = {}
     for name, parameter in parameters.items():
         norms = squares[name].sqrt()  # [groups, inputs]
@@ -110,8 +129,8 @@ def wanda(parameters: Mapping[str, Tensor], squares: Mapping[str, Tensor]) -> Sc
 
 @contextmanager
 def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[Scores]:
-    """While open, adds up the squares of what goes into each layer of these weights: [groups, input channels or features], over all
-    samples and places.
+    """While open, adds up the squares of what goes into each layer of these weights: [groups, input channels or
+    features], over all samples and places.
 
     ```python
     with input_squares(net, parameters) as squares, torch.no_grad():
@@ -127,9 +146,13 @@ def input_squares(net: nn.Module, names: Iterable[str]) -> Iterator[Scores]:
     for name in names:
         layer = net.get_submodule(name.rpartition(".")[0])
         if not isinstance(layer, (nn.Linear, *_CONV)) or not name.endswith("weight"):
-            raise UserError(f"criterion=wanda: {name} multiplies no activations: keep to linear layers and convolutions.")
+            raise UserError(
+                f"criterion=wanda: {name} multiplies no activations: keep to linear layers and convolutions."
+            )
         handles.append(
-            layer.register_forward_pre_hook(_adder(name, getattr(layer, "groups", 1), isinstance(layer, _CONV), squares))
+            layer.register_forward_pre_hook(
+                _adder(name, getattr(layer, "groups", 1), isinstance(layer, _CONV), squares)
+            )
         )
     try:
         yield squares

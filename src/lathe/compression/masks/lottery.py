@@ -1,7 +1,7 @@
 """Lottery tickets: prune what training left small, rewind what survives to its early weights, and train again.
 
-Frankle and Carbin 2019, "The Lottery Ticket Hypothesis", arXiv:1803.03635; rewinding to a step after the first: Frankle et al. 2020,
-"Linear Mode Connectivity and the Lottery Ticket Hypothesis", arXiv:1912.05671.
+Frankle and Carbin 2019, "The Lottery Ticket Hypothesis", arXiv:1803.03635; rewinding to a step after the first: Frankle
+et al. 2020, "Linear Mode Connectivity and the Lottery Ticket Hypothesis", arXiv:1912.05671.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,25 +14,30 @@ from lathe.errors import UserError
 
 
 def round_sparsities(sparsity: float, rounds: int) -> list[float]:
-    """The share of zeros in each of `rounds` trainings: 0 in the first, `sparsity` in the last, and the same share of the surviving
-    weights removed between any two.
+    """The share of zeros in each of `rounds` trainings: 0 in the first, `sparsity` in the last, and the same share of
+    the surviving weights removed between any two.
 
     Raises:
         UserError: a sparsity outside (0, 1), or fewer than two rounds.
     """
     if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:
-        raise UserError(f"compression.lottery.sparsity={sparsity} is not between 0 and 1: use a share of zeros such as 0.8.")
+        raise UserError(
+            f"compression.lottery.sparsity={sparsity} is not between 0 and 1: use a share of zeros such as 0.8."
+        )
     if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 2:
         raise UserError(
-            f"compression.lottery.rounds={rounds}: a ticket takes a round that finds it and one that trains it; use 2 or more."
+            f"compression.lottery.rounds={rounds}: a ticket takes a round that finds it and one that trains it; use "
+            "2 or more."
         )
     return [1 - (1 - sparsity) ** (k / (rounds - 1)) for k in range(rounds)]
 
 
 def copy_state(net: nn.Module, whole: Callable[[Tensor], Tensor] = Tensor.detach) -> dict[str, Tensor]:
-    """Weights and buffers of `net`, BatchNorm's statistics too, as copies on the CPU that further training does not touch. `whole` gives
-    the full tensor where a process holds a part."""
-    return {name: whole(tensor).detach().to("cpu", copy=True) for name, tensor in net.state_dict(keep_vars=True).items()}
+    """Weights and buffers of `net`, BatchNorm's statistics too, as copies on the CPU that further training does not
+    touch. `whole` gives the full tensor where a process holds a part."""
+    return {
+        name: whole(tensor).detach().to("cpu", copy=True) for name, tensor in net.state_dict(keep_vars=True).items()
+    }
 
 
 def rewind(
@@ -41,8 +46,8 @@ def rewind(
     masks: Mapping[str, Tensor] | None = None,
     put: Callable[[Tensor, Tensor], Any] = Tensor.copy_,
 ) -> None:
-    """Puts the weights and buffers that `copy_state` has kept back into `net`, in place, with zeros where `masks` has False. `put` writes
-    a full tensor (second) into one of which a process may hold a part (first)."""
+    """Puts the weights and buffers that `copy_state` has kept back into `net`, in place, with zeros where `masks` has
+    False. `put` writes a full tensor (second) into one of which a process may hold a part (first)."""
     with torch.no_grad():
         for name, tensor in net.state_dict(keep_vars=True).items():
             mask = (masks or {}).get(name)

@@ -23,8 +23,8 @@ Scope = Literal["global", "layer", "output"]
 GRANULARITIES = ("unstructured", "structured", "n_m", "block")
 SCOPES = ("global", "layer", "output")
 HEAD_RULE = (
-    "the head (the attribute `head` of the net, else its last linear layer) stays dense unless head=true, and embeddings, norms and "
-    "biases unless types name them."
+    "the head (the attribute `head` of the net, else its last linear layer) stays dense unless head=true, and "
+    "embeddings, norms and biases unless types name them."
 )
 
 _CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # a transposed convolution has its inputs first
@@ -50,17 +50,19 @@ def maskable(
 ) -> dict[str, nn.Parameter]:
     """The parameters that may be masked, by their names in `net.named_parameters()`.
 
-    Patterns are those of a shell (`blocks.*.conv1`), matched with names of modules. `types` are linear, conv, embedding, norm (their
-    weights) and bias (the biases of the layers that the others choose). The head makes the logits: it stays dense unless `head` is
-    true. It is the last linear layer (or convolution, where there is no linear one) of the attribute `head`, or of the whole net where
-    there is no such attribute. Tied parameters are chosen once.
+    Patterns are those of a shell (`blocks.*.conv1`), matched with names of modules. `types` are linear, conv,
+    embedding, norm (their weights) and bias (the biases of the layers that the others choose). The head makes the
+    logits: it stays dense unless `head` is true. It is the last linear layer (or convolution, where there is no linear
+    one) of the attribute `head`, or of the whole net where there is no such attribute. Tied parameters are chosen once.
 
     Raises:
         UserError: a pattern or a type that matches nothing.
     """
     unknown = [kind for kind in types if kind not in (*_TYPES, "bias")]
     if unknown:
-        raise UserError(f"{prefix}.types={list(types)}: {unknown[0]} is unknown: choose from {', '.join(_TYPES)} and bias.")
+        raise UserError(
+            f"{prefix}.types={list(types)}: {unknown[0]} is unknown: choose from {', '.join(_TYPES)} and bias."
+        )
     kinds = tuple(kind for name in types if name != "bias" for kind in _TYPES[name])
     modules = {name: module for name, module in net.named_modules() if isinstance(module, kinds)}
     last = head_of(net)
@@ -69,7 +71,8 @@ def maskable(
             if not any(fnmatchcase(name, pattern) for name in modules):
                 near = ", ".join(list(modules)[:6]) or "none"
                 raise UserError(
-                    f"{prefix}.{key}: {pattern} matches no layer of the types {', '.join(types)}: layers are {near}, ..."
+                    f"{prefix}.{key}: {pattern} matches no layer of the types {', '.join(types)}: layers are {near}, "
+                    "..."
                 )
     names = {id(parameter): name for name, parameter in net.named_parameters()}
     found: dict[str, nn.Parameter] = {}
@@ -115,14 +118,14 @@ def make_masks(
     m: int = 4,
     block: tuple[int, int] = (4, 1),
 ) -> Masks:
-    """Masks that remove the units of lowest score: single weights, rows (`structured`: dimension 0, output channels or features), blocks
-    of `block` (rows x columns of the weight as a matrix [outputs, inputs * kernel]), or, of every `m` consecutive inputs (dimension 1,
-    at one place of the kernel), up to m - n single weights (`n_m`).
+    """Masks that remove the units of lowest score: single weights, rows (`structured`: dimension 0, output channels or
+    features), blocks of `block` (rows x columns of the weight as a matrix [outputs, inputs * kernel]), or, of every `m`
+    consecutive inputs (dimension 1, at one place of the kernel), up to m - n single weights (`n_m`).
 
-    round(sparsity * units) units are removed in all (`global`), in each layer (`layer`) or in each row (`output`: single weights alone),
-    except that every layer keeps its best unit, and what `previous` has removed stays removed. Of equal scores, the weight that comes
-    first is removed first. A row's or block's score is the mean of its weights' scores, or with `norm` p, (mean |score|^p)^(1/p): not the
-    sum, so that layers compare.
+    round(sparsity * units) units are removed in all (`global`), in each layer (`layer`) or in each row (`output`:
+    single weights alone), except that every layer keeps its best unit, and what `previous` has removed stays removed.
+    Of equal scores, the weight that comes first is removed first. A row's or block's score is the mean of its weights'
+    scores, or with `norm` p, (mean |score|^p)^(1/p): not the sum, so that layers compare.
 
     Raises:
         UserError: a sparsity outside [0, 1), an unknown word, or a weight whose shape the granularity does not divide.
@@ -144,7 +147,9 @@ def make_masks(
         ranked[ranked.argmax()] = torch.inf  # a layer without weights would cut the net in two
         flat[name] = ranked
     if scope == "output":
-        kept_units = {name: ~_lowest_of_rows(ranked.reshape(len(scores[name]), -1), sparsity) for name, ranked in flat.items()}
+        kept_units = {
+            name: ~_lowest_of_rows(ranked.reshape(len(scores[name]), -1), sparsity) for name, ranked in flat.items()
+        }
     elif scope == "layer":
         kept_units = {name: ~_lowest(ranked, sparsity) for name, ranked in flat.items()}
     else:
@@ -178,11 +183,15 @@ def _units(score: Tensor, granularity: str, norm: float | None, m: int, block: t
     if granularity == "unstructured":
         return score.flatten()
     if score.dim() < 2:
-        raise UserError(f"{name} has one dimension, which granularity={granularity} does not divide: leave it to unstructured.")
+        raise UserError(
+            f"{name} has one dimension, which granularity={granularity} does not divide: leave it to unstructured."
+        )
     if granularity == "structured":
         return _mean(score.flatten(1), norm, (1,))
     if not divides(score.shape, granularity, m, block):
-        raise UserError(f"{name} of shape {list(score.shape)} does not divide into {_pieces(granularity, m, block)}: exclude it.")
+        raise UserError(
+            f"{name} of shape {list(score.shape)} does not divide into {_pieces(granularity, m, block)}: exclude it."
+        )
     if granularity == "n_m":
         return score.movedim(1, -1).reshape(-1, m)
     rows, columns = block
@@ -228,7 +237,9 @@ def check_options(
 ) -> None:
     """Raises UserError for a value that `make_masks` does not take, named `prefix`.key."""
     if not 0 <= sparsity < 1:
-        raise UserError(f"{prefix}.sparsity={sparsity} is not in [0, 1): give the share of weights to remove, such as 0.8.")
+        raise UserError(
+            f"{prefix}.sparsity={sparsity} is not in [0, 1): give the share of weights to remove, such as 0.8."
+        )
     if granularity not in GRANULARITIES:
         raise UserError(f"{prefix}.granularity={granularity} is unknown: choose {', '.join(GRANULARITIES)}.")
     if scope not in SCOPES:
@@ -238,7 +249,9 @@ def check_options(
             f"{prefix}.scope=output is for single weights, not for granularity={granularity}: choose layer or global."
         )
     if not 0 < n < m:
-        raise UserError(f"{prefix}.n={n} of {prefix}.m={m} keeps all or nothing: take n from 1 to m - 1, such as 2 of 4.")
+        raise UserError(
+            f"{prefix}.n={n} of {prefix}.m={m} keeps all or nothing: take n from 1 to m - 1, such as 2 of 4."
+        )
     if len(block) != 2 or min(block) < 1:
         raise UserError(f"{prefix}.block={list(block)} is no block: give rows and columns, such as [4, 1].")
 
@@ -256,7 +269,9 @@ def magnitude_masks(
     m: int = 4,
     block: tuple[int, int] = (4, 1),
 ) -> Masks:
-    """Masks that remove the weights (rows, blocks) of least magnitude; `maskable` says of which layers, `make_masks` the rest."""
+    """Masks that remove the weights (rows, blocks) of least magnitude; `maskable` says of which layers, `make_masks`
+    the rest.
+    """
     scores = {name: parameter.detach().abs() for name, parameter in maskable(net, layers, exclude).items()}
     return make_masks(scores, sparsity, granularity=granularity, scope=scope, norm=norm, n=n, m=m, block=block)
 
@@ -271,17 +286,23 @@ def apply_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> None:
     parameters = dict(net.named_parameters())
     for name, mask in masks.items():
         if name not in parameters or parameters[name].shape != mask.shape:
-            raise UserError(f"The net has no parameter {name} of shape {list(mask.shape)}: these masks are of another net.")
+            raise UserError(
+                f"The net has no parameter {name} of shape {list(mask.shape)}: these masks are of another net."
+            )
     for name, mask in masks.items():
         parameters[name].masked_fill_(~mask.to(parameters[name].device).bool(), 0.0)
 
 
 def zero_share(net: nn.Module) -> float:
-    """The share of exact zeros among the weights that may be masked: what pruning has left in a net whose masks are gone."""
+    """The share of exact zeros among the weights that may be masked: what pruning has left in a net whose masks are
+    gone.
+    """
     weights = maskable(net).values()
     return sum(int((weight == 0).sum()) for weight in weights) / max(sum(weight.numel() for weight in weights), 1)
 
 
 def sparsity_of(masks: Mapping[str, Tensor]) -> float:
     """The share of weights that masks remove."""
-    return sum(int((~mask.bool()).sum()) for mask in masks.values()) / max(sum(mask.numel() for mask in masks.values()), 1)
+    return sum(int((~mask.bool()).sum()) for mask in masks.values()) / max(
+        sum(mask.numel() for mask in masks.values()), 1
+    )

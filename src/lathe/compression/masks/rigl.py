@@ -1,7 +1,8 @@
 """Sparse from the first step to the last: weights that stay small are dropped, and others grow in their place.
 
-RigL: Evci et al. 2020, "Rigging the Lottery: Making All Tickets Winners", arXiv:1911.11134. Random growth is SET: Mocanu et al. 2018,
-"Scalable training of artificial neural networks with adaptive sparse connectivity", arXiv:1707.04780.
+RigL: Evci et al. 2020, "Rigging the Lottery: Making All Tickets Winners", arXiv:1911.11134. Random growth is SET:
+Mocanu et al. 2018, "Scalable training of artificial neural networks with adaptive sparse connectivity",
+arXiv:1707.04780.
 """
 
 import math
@@ -20,8 +21,9 @@ def uniform(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict[str, f
 
 
 def erdos_renyi_kernel(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict[str, float]:
-    """A density for each tensor, in proportion to sum(shape) / prod(shape) and at most 1, so that all of them together keep
-    `1 - sparsity` of the weights: small tensors stay denser than large ones. ERK of Evci et al. 2020, after Mocanu et al. 2018.
+    """A density for each tensor, in proportion to sum(shape) / prod(shape) and at most 1, so that all of them together
+    keep `1 - sparsity` of the weights: small tensors stay denser than large ones. ERK of Evci et al. 2020, after Mocanu
+    et al. 2018.
     """
     _check(sparsity)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
@@ -40,7 +42,9 @@ def erdos_renyi_kernel(shapes: Mapping[str, Sequence[int]], sparsity: float) -> 
 
 
 def random_masks(shapes: Mapping[str, Sequence[int]], densities: Mapping[str, float], seed: int) -> dict[str, Tensor]:
-    """Masks (True: kept) on the CPU with exactly `round(density * n)`, at least one, random places; equal for equal seeds."""
+    """Masks (True: kept) on the CPU with exactly `round(density * n)`, at least one, random places; equal for equal
+    seeds.
+    """
     masks = {}
     for index, (name, shape) in enumerate(shapes.items()):
         kept = max(1, round(densities[name] * math.prod(shape)))
@@ -54,7 +58,9 @@ def magnitude_masks(weights: Mapping[str, Tensor], densities: Mapping[str, float
 
 
 def random_scores(shape: Sequence[int], seed: int, step: int, index: int) -> Tensor:
-    """Uniform numbers that depend on (seed, step, index) alone, made on the CPU so that every device and process has the same."""
+    """Uniform numbers that depend on (seed, step, index) alone, made on the CPU so that every device and process has
+    the same.
+    """
     word = ((seed * 1_000_003 + step) * 1_000_003 + index) % 2**63
     return torch.rand(tuple(shape), generator=torch.Generator().manual_seed(word))
 
@@ -65,10 +71,12 @@ def cosine_fraction(step: int, end: int, fraction: float) -> float:
 
 
 def exchange(weight: Tensor, mask: Tensor, growth: Tensor, fraction: float) -> Tensor:
-    """The mask after `fraction` of its kept weights, those of least magnitude, have been dropped and as many places of largest
-    `growth` taken in their stead: |gradient| for RigL, random numbers for SET. The number of kept weights stays.
+    """The mask after `fraction` of its kept weights, those of least magnitude, have been dropped and as many places of
+    largest `growth` taken in their stead: |gradient| for RigL, random numbers for SET. The number of kept weights
+    stays.
 
-    Places that were just dropped may be taken again, as in the paper; those keep their weight. All arguments have the weight's shape.
+    Places that were just dropped may be taken again, as in the paper; those keep their weight. All arguments have the
+    weight's shape.
     """
     mask = mask.bool()
     kept = int(mask.sum())
@@ -93,4 +101,6 @@ def _largest(scores: Tensor, count: int) -> Tensor:
 
 def _check(sparsity: float) -> None:
     if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:
-        raise UserError(f"compression.rigl.sparsity={sparsity} is not between 0 and 1: use a share of zeros such as 0.8.")
+        raise UserError(
+            f"compression.rigl.sparsity={sparsity} is not between 0 and 1: use a share of zeros such as 0.8."
+        )

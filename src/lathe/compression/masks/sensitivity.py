@@ -24,8 +24,8 @@ Found = dict[str, dict[str, dict[float, dict[str, float]]]]
 
 
 def layers(net: nn.Module, patterns: Sequence[str] | None = None, key: str = "layers") -> dict[str, nn.Module]:
-    """The convolutions, linear layers and embeddings of `net` by name; those alone that match one of `patterns`, as a shell's. A weight
-    that two of them share counts for the first.
+    """The convolutions, linear layers and embeddings of `net` by name; those alone that match one of `patterns`, as a
+    shell's. A weight that two of them share counts for the first.
 
     Raises:
         UserError: a pattern matches none; `key` names the list.
@@ -39,8 +39,12 @@ def layers(net: nn.Module, patterns: Sequence[str] | None = None, key: str = "la
             found[name] = module
     for pattern in patterns or ():
         if not any(fnmatchcase(name, pattern) for name in found):
-            raise UserError(f"{key}: {pattern} matches no convolution, linear layer or embedding: layers are {', '.join(found)}.")
-    return {name: module for name, module in found.items() if not patterns or any(fnmatchcase(name, p) for p in patterns)}
+            raise UserError(
+                f"{key}: {pattern} matches no convolution, linear layer or embedding: layers are {', '.join(found)}."
+            )
+    return {
+        name: module for name, module in found.items() if not patterns or any(fnmatchcase(name, p) for p in patterns)
+    }
 
 
 def change(weight: Tensor, kind: str, value: float) -> Tensor:
@@ -52,15 +56,19 @@ def change(weight: Tensor, kind: str, value: float) -> Tensor:
 
 
 def round_to_nearest(weight: Tensor, bits: int) -> Tensor:
-    """`weight` [out, ...] on the grid of symmetric integers of `bits` bits, -(2^(bits-1) - 1) to 2^(bits-1) - 1, with a scale for each
-    of its `out` channels from their largest magnitude; channels of zeros stay."""
+    """`weight` [out, ...] on the grid of symmetric integers of `bits` bits, -(2^(bits-1) - 1) to 2^(bits-1) - 1, with a
+    scale for each of its `out` channels from their largest magnitude; channels of zeros stay."""
     most = 2 ** (bits - 1) - 1
-    scale = weight.flatten(1).abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny).view(-1, *[1] * (weight.dim() - 1)) / most
+    scale = (
+        weight.flatten(1).abs().amax(1).clamp_min(torch.finfo(torch.float32).tiny).view(-1, *[1] * (weight.dim() - 1))
+        / most
+    )
     return (weight / scale).round().clamp(-most, most) * scale
 
 
 class Changed:
-    """Within a `with`, layers have changed weights and BatchNorm's statistics fit them; after it, `net` is bit for bit what it was.
+    """Within a `with`, layers have changed weights and BatchNorm's statistics fit them; after it, `net` is bit for bit
+    what it was.
 
     Args:
         net: in eval mode.
@@ -102,8 +110,8 @@ def scan(
     batches: Sequence[Tensor] = (),
     done: Callable[[], None] = lambda: None,
 ) -> Found:
-    """What `score` says of `net` with one of the layers `names` changed at a time: layer -> "sparsity" or "bits" -> value -> metrics.
-    `done` is called after each measurement. The net is as before afterwards."""
+    """What `score` says of `net` with one of the layers `names` changed at a time: layer -> "sparsity" or "bits" ->
+    value -> metrics. `done` is called after each measurement. The net is as before afterwards."""
     tried: dict[str, Sequence[float]] = {"sparsity": sparsities, "bits": bits}
     found: Found = {}
     for name in names:

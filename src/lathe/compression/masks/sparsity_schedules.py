@@ -11,15 +11,17 @@ KINDS = ("one_shot", "linear", "cubic", "exponential", "stepped")
 
 @dataclass(frozen=True)
 class SparsitySchedule:
-    """Sparsity from `initial` at optimizer step `start` to `final` at step `end`, brought up to date every `every` steps and at `end`.
-    What follows `end` is recovery: the masks stay.
+    """Sparsity from `initial` at optimizer step `start` to `final` at step `end`, brought up to date every `every`
+    steps and at `end`. What follows `end` is recovery: the masks stay.
 
     With t, the share of the way from start to end:
 
     - one_shot: `final` at `start` at once; `end` has no say.
     - linear: initial + (final - initial) t.
-    - cubic: final + (initial - final) (1 - t)^3, fast while there is much to remove (Zhu and Gupta 2017, arXiv:1710.01878).
-    - exponential: what remains falls by the same factor in each step: 1 - (1 - initial) ((1 - final) / (1 - initial))^t.
+    - cubic: final + (initial - final) (1 - t)^3, fast while there is much to remove (Zhu and Gupta 2017,
+      arXiv:1710.01878).
+    - exponential: what remains falls by the same factor in each step: 1 - (1 - initial) ((1 - final) / (1 -
+      initial))^t.
     - stepped: `jumps` equal jumps, the first at `start`, the last at `end`.
 
     Steps count from 1; 0 is before the first.
@@ -41,11 +43,17 @@ class SparsitySchedule:
         if self.kind not in KINDS:
             raise UserError(f"{self.prefix}.schedule={self.kind} is unknown: choose {', '.join(KINDS)}.")
         if not 0 < self.final < 1:
-            raise UserError(f"{self.prefix}.sparsity={self.final} is not between 0 and 1: give the share to remove, such as 0.8.")
+            raise UserError(
+                f"{self.prefix}.sparsity={self.final} is not between 0 and 1: give the share to remove, such as 0.8."
+            )
         if not 0 <= self.initial <= self.final:
-            raise UserError(f"{self.prefix}.initial_sparsity={self.initial} is not between 0 and sparsity={self.final}.")
+            raise UserError(
+                f"{self.prefix}.initial_sparsity={self.initial} is not between 0 and sparsity={self.final}."
+            )
         if not 0 <= self.start <= self.end and self.kind != "one_shot":
-            raise UserError(f"{self.prefix}.start and end are steps {self.start} and {self.end}: the end must not come first.")
+            raise UserError(
+                f"{self.prefix}.start and end are steps {self.start} and {self.end}: the end must not come first."
+            )
         if self.every < 1:
             raise UserError(f"{self.prefix}.every_n_steps={self.every} is below 1: give optimizer steps, or null.")
         if self.jumps < 1:
@@ -67,7 +75,9 @@ class SparsitySchedule:
         return (step - self.start) % self.every == 0
 
     def at(self, step: int) -> float:
-        """The sparsity from this optimizer step on, between updates as if there were one at each step; 0 before `start`."""
+        """The sparsity from this optimizer step on, between updates as if there were one at each step; 0 before
+        `start`.
+        """
         if step < self.start:
             return 0.0
         if step >= self.last:

@@ -14,11 +14,11 @@ from lathe.errors import UserError
 
 
 def calibrate(net: nn.Module, batches: Iterable[Any], method: str = "minmax", percentile: float = 99.99) -> None:
-    """Chooses the ranges of activations from what the float net shows on `batches` (inputs, or tuples that begin with them), fixes them
-    and turns rounding on.
+    """Chooses the ranges of activations from what the float net shows on `batches` (inputs, or tuples that begin with
+    them), fixes them and turns rounding on.
 
-    `minmax` takes the extremes, `percentile` that share of the values, `entropy` the clipping of least KL divergence (Migacz 2017). The
-    batches are run through twice but for minmax; an iterator is kept in memory for that.
+    `minmax` takes the extremes, `percentile` that share of the values, `entropy` the clipping of least KL divergence
+    (Migacz 2017). The batches are run through twice but for minmax; an iterator is kept in memory for that.
 
     Raises:
         UserError: another method, a percentile outside (50, 100], no batch, or a net without quantized layers.

@@ -1,8 +1,9 @@
-"""Cross-layer equalisation: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias Correction",
-arXiv:1906.04721, section 4.1.
+"""Cross-layer equalisation: Nagel et al. 2019, "Data-Free Quantization Through Weight Equalization and Bias
+Correction", arXiv:1906.04721, section 4.1.
 
-Where relu(s x) = s relu(x), a channel between two layers may be divided by any s > 0 and what reads it multiplied by s: the net computes
-the same, and s is chosen so that the channel's weights have equal ranges on both sides. One scale per tensor then suits all channels.
+Where relu(s x) = s relu(x), a channel between two layers may be divided by any s > 0 and what reads it multiplied by s:
+the net computes the same, and s is chosen so that the channel's weights have equal ranges on both sides. One scale per
+tensor then suits all channels.
 """
 
 from collections import Counter, defaultdict
@@ -16,15 +17,18 @@ from torch.overrides import TorchFunctionMode
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYERS = (*CONVOLUTIONS, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-# Functions f with f(s x) = s f(x) for each channel and s > 0. By name: torch has several of each (torch.relu, F.relu, Tensor.relu_).
+# Functions f with f(s x) = s f(x) for each channel and s > 0. By name: torch has several of each (torch.relu, F.relu,
+# Tensor.relu_).
 RECTIFIERS = frozenset({"relu", "relu_", "leaky_relu", "leaky_relu_", "dropout"})
-POOLS = frozenset({"max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"})
+POOLS = frozenset(
+    {"max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d"}
+)
 
 
 @dataclass(eq=False)
 class Call:
-    """One function of tensors that a forward pass called: its name, the innermost module around it, the tensors it read and made, and
-    how many dimensions the latter have."""
+    """One function of tensors that a forward pass called: its name, the innermost module around it, the tensors it read
+    and made, and how many dimensions the latter have."""
 
     name: str
     module: nn.Module | None
@@ -35,7 +39,9 @@ class Call:
 
 @dataclass
 class Flow:
-    """Which tensor of a forward pass went where. Tensors are known by their `id`; `kept` keeps them alive, so that no id is used again."""
+    """Which tensor of a forward pass went where. Tensors are known by their `id`; `kept` keeps them alive, so that no
+    id is used again.
+    """
 
     calls: list[Call] = field(default_factory=list)
     kept: list[Any] = field(default_factory=list)
@@ -79,9 +85,13 @@ class _Recorder(TorchFunctionMode):
         if name == "flatten" and not (outputs[0].dim() == 2 and len(outputs[0]) == len(inputs[0])):
             name = "reshape"
         if makes and not set(makes) <= set(reads):  # what returns its own argument, such as dropout in eval, is no step
-            self.flow.add(Call(name, self.stack[-1] if self.stack else None, reads, makes, [tensor.dim() for tensor in outputs]))
+            self.flow.add(
+                Call(name, self.stack[-1] if self.stack else None, reads, makes, [tensor.dim() for tensor in outputs])
+            )
         changed = [key for key, tensor, was in zip(reads, inputs, versions, strict=True) if tensor._version != was]
-        if changed and name not in RECTIFIERS:  # in place: one more reader, so that nobody takes the next one for the only one
+        if (
+            changed and name not in RECTIFIERS
+        ):  # in place: one more reader, so that nobody takes the next one for the only one
             self.flow.add(Call("in_place", None, changed, [], []))
         return result
 
@@ -105,7 +115,9 @@ def _pop(stack: list[nn.Module]) -> None:
 def trace(net: nn.Module, example: Tensor) -> Flow:
     """The functions that `net(example)` calls in eval mode, in their order. The net is left as it was."""
     flow, stack = Flow(), []  # type: tuple[Flow, list[nn.Module]]
-    modules = [module for module in net.modules() if not any(True for _ in module.children()) or isinstance(module, LAYERS)]
+    modules = [
+        module for module in net.modules() if not any(True for _ in module.children()) or isinstance(module, LAYERS)
+    ]
     handles = [module.register_forward_pre_hook(lambda module, _: stack.append(module)) for module in modules]
     handles += [module.register_forward_hook(lambda *_: _pop(stack)) for module in modules]
     modes = {module: module.training for module in net.modules()}
@@ -125,7 +137,9 @@ def trace(net: nn.Module, example: Tensor) -> Flow:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two layers with nothing but homogeneous functions between the first one's BatchNorm, if it has one, and the second."""
+    """Two layers with nothing but homogeneous functions between the first one's BatchNorm, if it has one, and the
+    second.
+    """
 
     first: str
     norm: str | None
@@ -135,8 +149,8 @@ class Pair:
 def find_pairs(net: nn.Module, example: Tensor) -> list[Pair]:
     """The pairs of layers whose common channels can be equalised, in the order of the forward pass.
 
-    A layer that runs more than once, or whose weight another one shares, belongs to no pair; nor does one whose output is read twice,
-    as in front of a residual sum.
+    A layer that runs more than once, or whose weight another one shares, belongs to no pair; nor does one whose output
+    is read twice, as in front of a residual sum.
     """
     flow = trace(net, example)
     names = {module: name for name, module in net.named_modules()}
@@ -151,7 +165,8 @@ def find_pairs(net: nn.Module, example: Tensor) -> list[Pair]:
             norm, reader = reader.module, flow.only_reader(reader)
             if norm.weight is None or (isinstance(first, nn.Linear) and call.dims != [2]):  # type: ignore[union-attr]
                 continue
-        # Pooling and flattening go over the pixels of a convolution's channels, but over a linear layer's channels themselves.
+        # Pooling and flattening go over the pixels of a convolution's channels, but over a linear layer's channels
+        # themselves.
         allowed = RECTIFIERS if isinstance(first, nn.Linear) else RECTIFIERS | POOLS | {"flatten"}
         while reader is not None and reader.name in allowed and not isinstance(reader.module, LAYERS):
             passes.append(reader.name)
@@ -185,7 +200,9 @@ def _single(module: nn.Module | None, types: tuple[type[nn.Module], ...], flow: 
 
 
 def fits(first: Any, second: Any, flattened: bool) -> bool:
-    """Whether each output channel of `first` is one input channel of `second`, or a whole number of its flattened input features."""
+    """Whether each output channel of `first` is one input channel of `second`, or a whole number of its flattened input
+    features.
+    """
     made, read = first.weight.shape[0], second.weight.shape[1] * getattr(second, "groups", 1)
     if flattened:
         return bool(read % made == 0 and isinstance(second, nn.Linear))
@@ -193,9 +210,11 @@ def fits(first: Any, second: Any, flattened: bool) -> bool:
 
 
 def by_input(layer: Any, channels: int) -> Tensor:
-    """A layer's weight as [groups, channels / groups, outputs / groups, values]: what reads each of the input's `channels`.
+    """A layer's weight as [groups, channels / groups, outputs / groups, values]: what reads each of the input's
+    `channels`.
 
-    A convolution in groups is cut along them; the input features of a linear layer after a flattened image are gathered by channel.
+    A convolution in groups is cut along them; the input features of a linear layer after a flattened image are gathered
+    by channel.
     """
     groups = getattr(layer, "groups", 1)
     weight: Tensor = layer.weight.detach()
@@ -204,11 +223,12 @@ def by_input(layer: Any, channels: int) -> Tensor:
 
 @torch.no_grad()
 def equalize(net: nn.Module, example: Tensor, iterations: int = 20, tolerance: float = 1e-3) -> list[Pair]:
-    """Equalises the weights' ranges over every pair of layers, in place, and returns the pairs; the net computes what it did.
+    """Equalises the weights' ranges over every pair of layers, in place, and returns the pairs; the net computes what
+    it did.
 
-    The first layer is scaled by its BatchNorm's weight and bias where it has one, whose running statistics stay as they are, else by its
-    own. Sweeps over all pairs until no channel's scale moves by more than `tolerance`, at most `iterations` times. A channel without any
-    weight on one side is left alone, and weights that are zero stay zero.
+    The first layer is scaled by its BatchNorm's weight and bias where it has one, whose running statistics stay as they
+    are, else by its own. Sweeps over all pairs until no channel's scale moves by more than `tolerance`, at most
+    `iterations` times. A channel without any weight on one side is left alone, and weights that are zero stay zero.
     """
     pairs = find_pairs(net, example)
     modules: dict[str, Any] = dict(net.named_modules())
@@ -238,6 +258,8 @@ def _equalize(pair: Pair, modules: dict[str, Any]) -> float:
 
 
 def channel_scale(made: Tensor, read: Tensor) -> Tensor:
-    """s = sqrt(made / read) of each channel (the paper's equation 11): made / s and read * s are equal then. 1 where either is nothing."""
+    """s = sqrt(made / read) of each channel (the paper's equation 11): made / s and read * s are equal then. 1 where
+    either is nothing.
+    """
     nothing = torch.minimum(made, read) < 1e-12
     return torch.where(nothing, torch.ones_like(made), (made / read.clamp(min=1e-12)).sqrt())

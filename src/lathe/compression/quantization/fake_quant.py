@@ -1,4 +1,6 @@
-"""Fake quantization of one tensor: the float values that integers would stand for, with gradients that pass straight through."""
+"""Fake quantization of one tensor: the float values that integers would stand for, with gradients that pass straight
+through.
+"""
 
 from typing import Any, ClassVar
 
@@ -12,8 +14,9 @@ from lathe.compression.quantization.lsq import LearnedStep, Untouched, first_ste
 class StraightThrough(torch.autograd.Function):
     """(clamp(round(x / scale) + zero_point, low, high) - zero_point) * scale, in float32, given back in x's format.
 
-    The gradient passes where x lies in the range and is zero elsewhere (Bengio et al. 2013, arXiv:1308.3432). Written out,
-    because torch.fake_quantize_per_tensor_affine with tensor parameters is not vectorised on a CPU and writes a mask.
+    The gradient passes where x lies in the range and is zero elsewhere (Bengio et al. 2013, arXiv:1308.3432). Written
+    out, because torch.fake_quantize_per_tensor_affine with tensor parameters is not vectorised on a CPU and writes a
+    mask.
     """
 
     @staticmethod
@@ -49,20 +52,22 @@ def rounded(x: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high:
 class FakeQuantize(nn.Module):
     """Rounds a tensor to what `bits`-bit integers can stand for.
 
-    Weights are symmetric, [-(2^(bits-1) - 1), 2^(bits-1) - 1] with zero at zero, so that a pruned weight stays zero; activations are
-    affine, [0, 2^bits - 1]. What decides the range:
+    Weights are symmetric, [-(2^(bits-1) - 1), 2^(bits-1) - 1] with zero at zero, so that a pruned weight stays zero;
+    activations are affine, [0, 2^bits - 1]. What decides the range:
 
-    - `follows`: the tensor itself, at each call. So it is for weights, until their range is frozen, and for dynamic activations.
-    - else what was seen in training mode while observing. `forward` only widens `batch_minimum` and `batch_maximum`; `ranges.update`,
-      called once per optimizer step, makes ranges of them for all quantizers at once. So a forward that is computed again changes
-      nothing, accumulated batches count as one, and the ranks of a run can agree.
-    - with `lsq`, training: the parameter `growth` is the logarithm of the scale over its first value, from which `ranges.update` makes
-      `scale` after each step. So a step of any optimizer changes it by a share of itself, and it can't become zero.
+    - `follows`: the tensor itself, at each call. So it is for weights, until their range is frozen, and for dynamic
+      activations.
+    - else what was seen in training mode while observing. `forward` only widens `batch_minimum` and `batch_maximum`;
+      `ranges.update`, called once per optimizer step, makes ranges of them for all quantizers at once. So a forward
+      that is computed again changes nothing, accumulated batches count as one, and the ranks of a run can agree.
+    - with `lsq`, training: the parameter `growth` is the logarithm of the scale over its first value, from which
+      `ranges.update` makes `scale` after each step. So a step of any optimizer changes it by a share of itself, and it
+      can't become zero.
 
-    `scale` (float32) and `zero_point` (int32) are of shape [1] (`axis` None), [channels] (`axis` 0), or [channels, groups] with a
-    `group_size`: that many weights of an output channel share a scale. `enabled` and `observing` are buffers, so that they resume with
-    the net; Python's own copies of them decide in `forward`, because reading a tensor would wait for the device and break a compiled
-    graph: change them with `switch`.
+    `scale` (float32) and `zero_point` (int32) are of shape [1] (`axis` None), [channels] (`axis` 0), or [channels,
+    groups] with a `group_size`: that many weights of an output channel share a scale. `enabled` and `observing` are
+    buffers, so that they resume with the net; Python's own copies of them decide in `forward`, because reading a tensor
+    would wait for the device and break a compiled graph: change them with `switch`.
     """
 
     never_decayed: ClassVar[tuple[str, ...]] = ("growth",)  # parameters that no weight decay should act on
@@ -116,7 +121,13 @@ class FakeQuantize(nn.Module):
 
     def extra_repr(self) -> str:
         kind = "symmetric" if self.symmetric else "affine"
-        per = "" if self.axis is None else ", per channel" if self.group_size is None else f", groups of {self.group_size}"
+        per = (
+            ""
+            if self.axis is None
+            else ", per channel"
+            if self.group_size is None
+            else f", groups of {self.group_size}"
+        )
         return f"{self.bits} bits, {kind}{per}{', lsq' if self.lsq else ''}"
 
     # -- state
@@ -170,7 +181,9 @@ class FakeQuantize(nn.Module):
         return self.scale, self.zero_point
 
     def from_range(self, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and zero point for values between `low` <= 0 and `high` >= 0; a range of nothing but zero has the scale 1 / `self.high`."""
+        """Scale and zero point for values between `low` <= 0 and `high` >= 0; a range of nothing but zero has the scale
+        1 / `self.high`.
+        """
         if self.symmetric:
             largest = torch.maximum(high, -low)
             return (largest + (largest == 0)) / self.high, torch.zeros_like(largest)
@@ -190,11 +203,15 @@ class FakeQuantize(nn.Module):
         """LSQ's first step size of a weight."""
         with torch.no_grad():
             x = self.grouped(weight)
-            dims = list(range(x.dim())) if self.axis is None else list(range(1 if self.group_size is None else 2, x.dim()))
+            dims = (
+                list(range(x.dim())) if self.axis is None else list(range(1 if self.group_size is None else 2, x.dim()))
+            )
             self._begin(first_step(x, self.high, dims).view_as(self.scale))
 
     def restart(self) -> None:
-        """Lets learned scales go on from what they are: where an EMA has averaged them, their growth says another value."""
+        """Lets learned scales go on from what they are: where an EMA has averaged them, their growth says another
+        value.
+        """
         with torch.no_grad():
             self._begin(self.scale)
 
@@ -226,10 +243,15 @@ class FakeQuantize(nn.Module):
     def _kept(self, x: Tensor) -> Tensor:
         """x rounded, once for all layers that read it; it is kept on x itself and goes with it.
 
-        What the backward pass computes again (activation checkpointing) must not meet what the first pass has kept, nor the other
-        way round, or the two would save different tensors.
+        What the backward pass computes again (activation checkpointing) must not meet what the first pass has kept, nor
+        the other way round, or the two would save different tensors.
         """
-        place = (torch._C._current_graph_task_id(), _saving(), torch.is_grad_enabled(), None if x.is_inference() else x._version)
+        place = (
+            torch._C._current_graph_task_id(),
+            _saving(),
+            torch.is_grad_enabled(),
+            None if x.is_inference() else x._version,
+        )
         kept = x.__dict__.get("_lathe_rounded")
         if kept is None or kept[0] is not self or kept[1] != place:
             kept = (self, place, self.quantize(x))

@@ -18,12 +18,10 @@ class LayerPlan:
     """How one layer is quantized.
 
     Attributes:
-        weight_bits: 2 to 8.
-        activation_bits: 2 to 8; None leaves what the layer reads in float.
-        per_channel: a scale for each output channel (row of an embedding), else one for the whole weight.
-        lsq: scales are trained (learned step size).
-        activation: static ranges; dynamic, from each tensor when it comes; or none.
-        group_size: that many weights of an output channel share a scale, where it divides their number; None: all of them.
+        weight_bits: 2 to 8. activation_bits: 2 to 8; None leaves what the layer reads in float. per_channel: a scale
+        for each output channel (row of an embedding), else one for the whole weight. lsq: scales are trained (learned
+        step size). activation: static ranges; dynamic, from each tensor when it comes; or none. group_size: that many
+        weights of an output channel share a scale, where it divides their number; None: all of them.
 
     Raises:
         UserError: a value out of range.
@@ -62,11 +60,21 @@ def choose(
         UserError: a pattern matches none of the net's layers that can be quantized.
     """
     modules = dict(net.named_modules())
-    names = [name for name, module in modules.items() if isinstance(module, QuantLayer) or quantized_class(module) is not None]
+    names = [
+        name
+        for name, module in modules.items()
+        if isinstance(module, QuantLayer) or quantized_class(module) is not None
+    ]
     for pattern in overrides:
         if not any(fnmatchcase(name, pattern) for name in names):
             near = difflib.get_close_matches(pattern, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"layers are named like {names[0]}." if names else "it has none."
+            hint = (
+                f"did you mean {near[0]}?"
+                if near
+                else f"layers are named like {names[0]}."
+                if names
+                else "it has none."
+            )
             raise UserError(
                 f"{key}: the pattern {pattern!r} matches no layer of {type(net).__name__} that can be quantized; {hint}"
             )
@@ -86,15 +94,18 @@ def check_layer_bits(key: str, layer_bits: object) -> None:
     """Raises UserError unless `layer_bits`, of the method `key`, is a mapping or None."""
     if layer_bits is not None and not isinstance(layer_bits, Mapping):
         raise UserError(
-            f"{key}.layer_bits={layer_bits!r} names no layers: give bits by pattern, such as '{key}.layer_bits={{head: 4}}', or null."
+            f"{key}.layer_bits={layer_bits!r} names no layers: give bits by pattern, such as "
+            f"'{key}.layer_bits={{head: 4}}', or null."
         )
 
 
 def left_in_float(net: nn.Module, excluded: Iterable[str] = ()) -> tuple[float, list[str]]:
-    """Which share of the numbers in the weights of a quantized `net` stays in float, and the names of these parameters, the largest first.
+    """Which share of the numbers in the weights of a quantized `net` stays in float, and the names of these parameters,
+    the largest first.
 
-    A weight is a parameter of two dimensions or more; what begins with a dimension of 1, such as learned positions, is added to a batch
-    and counts as a bias. Parameters of modules that match one of the patterns `excluded` are asked for and don't count as left.
+    A weight is a parameter of two dimensions or more; what begins with a dimension of 1, such as learned positions, is
+    added to a batch and counts as a bias. Parameters of modules that match one of the patterns `excluded` are asked for
+    and don't count as left.
     """
     patterns = list(excluded)
     rounded = {id(layer.weight) for layer in weighted(net).values() if layer.weight_quantizer is not None}
@@ -109,11 +120,13 @@ def left_in_float(net: nn.Module, excluded: Iterable[str] = ()) -> tuple[float, 
 
 
 def float_sentence(net: nn.Module, key: str, overrides: Mapping[str, LayerPlan | None]) -> str | None:
-    """What to warn of where more than a twentieth of the weights stays in float though nobody asked for it, else None."""
+    """What to warn of where more than a twentieth of the weights stays in float though nobody asked for it, else
+    None.
+    """
     share, names = left_in_float(net, [pattern for pattern, plan in overrides.items() if plan is None])
     if share <= 0.05:
         return None
     return (
-        f"{key} leaves {share:.1%} of the weights in float, such as {names[0]}: it takes plain Conv2d, Linear and Embedding layers "
-        "that the net calls, not layers of other classes; name those that are to stay so in exclude."
+        f"{key} leaves {share:.1%} of the weights in float, such as {names[0]}: it takes plain Conv2d, Linear and "
+        "Embedding layers that the net calls, not layers of other classes; name those that are to stay so in exclude."
     )

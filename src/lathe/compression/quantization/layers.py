@@ -1,4 +1,6 @@
-"""Layers that round what they read and their weights. They are made of plain layers by a change of class: parameters keep their names."""
+"""Layers that round what they read and their weights. They are made of plain layers by a change of class: parameters
+keep their names.
+"""
 
 from typing import cast
 
@@ -40,11 +42,15 @@ class QuantEmbedding(nn.Embedding):
 
     def forward(self, input: Tensor) -> Tensor:
         weight = self.weight if self.weight_quantizer is None else self.weight_quantizer(self.weight)
-        return F.embedding(input, weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
+        return F.embedding(
+            input, weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+        )
 
 
 class QuantAdd(nn.Module):
-    """The sum of two tensors, rounded by `input_quantizer` and `other_quantizer` first; made of a module whose class is named `Add`."""
+    """The sum of two tensors, rounded by `input_quantizer` and `other_quantizer` first; made of a module whose class is
+    named `Add`.
+    """
 
     input_quantizer: FakeQuantize
     other_quantizer: FakeQuantize
@@ -59,11 +65,15 @@ WEIGHTED = {nn.Conv2d: QuantConv2d, nn.Linear: QuantLinear, nn.Embedding: QuantE
 
 
 def quantized_class(module: nn.Module) -> type[nn.Module] | None:
-    """The class that quantizes `module`, None for one that nothing does. A subclass of a layer may compute something else: it is left."""
+    """The class that quantizes `module`, None for one that nothing does. A subclass of a layer may compute something
+    else: it is left.
+    """
     kind = type(module)
     if kind in WEIGHTED:
         return WEIGHTED[kind]
-    return QuantAdd if kind.__name__ == "Add" and not list(module.children()) and not list(module.parameters()) else None
+    return (
+        QuantAdd if kind.__name__ == "Add" and not list(module.children()) and not list(module.parameters()) else None
+    )
 
 
 def to_quantized(module: nn.Module) -> None:
@@ -107,7 +117,9 @@ def quantizers(net: nn.Module) -> list[FakeQuantize]:
 def weighted(net: nn.Module) -> dict[str, QuantConv2d | QuantLinear | QuantEmbedding]:
     """The quantized layers that have a weight, by name."""
     return {
-        name: module for name, module in net.named_modules() if isinstance(module, QuantConv2d | QuantLinear | QuantEmbedding)
+        name: module
+        for name, module in net.named_modules()
+        if isinstance(module, QuantConv2d | QuantLinear | QuantEmbedding)
     }
 
 

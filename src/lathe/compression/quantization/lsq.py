@@ -11,15 +11,23 @@ TINY = 1e-9  # the least step size that back ends are given
 class LearnedStep(torch.autograd.Function):
     """Fake quantization whose scale is trained; float32 inside, the input's format outside.
 
-    `growth`, the logarithm of the scale, and `scale` are of a shape that broadcasts with x; the value comes from `scale` alone. Gradient
-    of x: straight through within the range, none outside. Gradient of the scale: sum of (rounded - exact) within the range and of the
-    bound outside, times `factor`, 1 / sqrt(n * largest integer) in the paper. That of `growth` is it over the scale, which under SGD is the
-    paper's step to first order, and under Adam a step of the learning rate's share of the scale.
+    `growth`, the logarithm of the scale, and `scale` are of a shape that broadcasts with x; the value comes from
+    `scale` alone. Gradient of x: straight through within the range, none outside. Gradient of the scale: sum of
+    (rounded - exact) within the range and of the bound outside, times `factor`, 1 / sqrt(n * largest integer) in the
+    paper. That of `growth` is it over the scale, which under SGD is the paper's step to first order, and under Adam a
+    step of the learning rate's share of the scale.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, growth: Tensor, scale: Tensor, zero_point: Tensor | None, low: int, high: int, factor: float
+        ctx: Any,
+        x: Tensor,
+        growth: Tensor,
+        scale: Tensor,
+        zero_point: Tensor | None,
+        low: int,
+        high: int,
+        factor: float,
     ) -> Tensor:
         ctx.save_for_backward(x, scale, zero_point)
         ctx.settings = low, high, factor, growth.dtype
@@ -51,7 +59,9 @@ class LearnedStep(torch.autograd.Function):
 
 
 class Untouched(torch.autograd.Function):
-    """x itself, and a gradient of zero for a scale that does not act yet: DistributedDataParallel waits for every parameter's gradient."""
+    """x itself, and a gradient of zero for a scale that does not act yet: DistributedDataParallel waits for every
+    parameter's gradient.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor) -> Tensor:
@@ -64,6 +74,8 @@ class Untouched(torch.autograd.Function):
 
 
 def first_step(weight: Tensor, high: int, dims: list[int]) -> Tensor:
-    """The paper's first step size, 2 * mean |w| / sqrt(largest integer), over `dims`; one, where all weights are zero."""
+    """The paper's first step size, 2 * mean |w| / sqrt(largest integer), over `dims`; one, where all weights are
+    zero.
+    """
     mean = weight.detach().float().abs().mean(dims, keepdim=True)
     return torch.where(mean > 0, 2 * mean / high**0.5, 1.0)

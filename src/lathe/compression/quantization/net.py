@@ -66,14 +66,17 @@ def quantize(
     percentile: float = 99.99,
     key: str = "overrides",
 ) -> list[str]:
-    """Quantizes convolutions, linear layers, embeddings and residual sums (`Add`) of a float net, in place; returns their names.
+    """Quantizes convolutions, linear layers, embeddings and residual sums (`Add`) of a float net, in place; returns
+    their names.
 
-    `example` is a batch that `net(example)` takes: one forward pass in evaluation mode shows which layers read the same tensor, which
-    then share a quantizer, and gives activations a first range. A layer follows the last of `overrides`, patterns of layer names, that
-    matches it, else `default`; None leaves it in float. `key` names `overrides` in messages. Rounding is off until `set_enabled`.
+    `example` is a batch that `net(example)` takes: one forward pass in evaluation mode shows which layers read the same
+    tensor, which then share a quantizer, and gives activations a first range. A layer follows the last of `overrides`,
+    patterns of layer names, that matches it, else `default`; None leaves it in float. `key` names `overrides` in
+    messages. Rounding is off until `set_enabled`.
 
     Raises:
-        UserError: the net is quantized already, a pattern matches no layer or layers that can't be quantized, or no layer is left.
+        UserError: the net is quantized already, a pattern matches no layer or layers that can't be quantized, or no
+        layer is left.
     """
     if quantized_layers(net):
         raise UserError(f"{type(net).__name__} is quantized already: start from its float weights.")
@@ -84,8 +87,8 @@ def quantize(
     plans = {name: plan for name, plan in plans.items() if traced.called(name)}
     if not any(quantized_class(net.get_submodule(name)) is not QuantAdd for name in plans):
         raise UserError(
-            f"No layer of {type(net).__name__} would be quantized: it has no convolution, linear layer or embedding that is "
-            f"called and not excluded; check {key} and exclude."
+            f"No layer of {type(net).__name__} would be quantized: it has no convolution, linear layer or embedding "
+            f"that is called and not excluded; check {key} and exclude."
         )
     _swap(net, plans, _sharing(net, plans, traced.group))
     for q in quantizers(net):
@@ -113,8 +116,8 @@ def _sharing(net: nn.Module, plans: dict[str, LayerPlan], group: Callable[[Slot]
                 settings: Any = (plan.weight_bits, plan.per_channel, plan.lsq, plan.group_size)
                 if marks in firsts and _weight_settings(plans[firsts[marks][0]]) != settings:
                     raise UserError(
-                        f"{name} and {firsts[marks][0]} share one weight and are to be quantized differently: give both the "
-                        "same bits."
+                        f"{name} and {firsts[marks][0]} share one weight and are to be quantized differently: give "
+                        "both the same bits."
                     )
             elif plan.reads == "none":
                 continue
@@ -152,7 +155,9 @@ def _make(module: nn.Module, role: str, plan: LayerPlan) -> FakeQuantize:
     if role != "weight_quantizer":
         assert plan.activation_bits is not None
         dynamic = plan.reads == "dynamic"
-        return FakeQuantize(plan.activation_bits, symmetric=False, follows=dynamic, lsq=plan.lsq and not dynamic, device=device)
+        return FakeQuantize(
+            plan.activation_bits, symmetric=False, follows=dynamic, lsq=plan.lsq and not dynamic, device=device
+        )
     assert isinstance(weight, Tensor)
     inner = weight[0].numel()
     groups = inner // plan.group_size if plan.group_size is not None and inner % plan.group_size == 0 else None
@@ -197,15 +202,16 @@ def rebuild(net: nn.Module, description: dict[str, Any]) -> None:
     """
     if quantized_layers(net):
         raise UserError(
-            f"{type(net).__name__} is quantized already, and otherwise than the checkpoint: start from its float weights."
+            f"{type(net).__name__} is quantized already, and otherwise than the checkpoint: start from its float "
+            "weights."
         )
     modules = dict(net.named_modules())
     plans = {name: LayerPlan(**entry["plan"]) for name, entry in description.items()}
     for name in plans:
         if name not in modules or quantized_class(modules[name]) is None:
             raise UserError(
-                f"The checkpoint's net has a quantized layer {name}, which {type(net).__name__} lacks: choose the model that "
-                "it was trained with."
+                f"The checkpoint's net has a quantized layer {name}, which {type(net).__name__} lacks: choose the "
+                "model that it was trained with."
             )
     owners: dict[Slot, Slot] = {}
     for name, entry in description.items():
@@ -232,7 +238,9 @@ def update_ranges(net: nn.Module) -> None:
 
 
 def freeze_observers(net: nn.Module, weights: bool = True) -> None:
-    """Fixes the ranges of activations, and with `weights` also those of weights, as they are now. Dynamic ones stay so."""
+    """Fixes the ranges of activations, and with `weights` also those of weights, as they are now. Dynamic ones stay
+    so.
+    """
     layers = quantized_layers(net)
     some_quantizers(net)
     for layer in layers.values():
@@ -246,8 +254,9 @@ def freeze_observers(net: nn.Module, weights: bool = True) -> None:
 
 
 def reopen(net: nn.Module) -> None:
-    """Makes a net whose ranges are fixed one that can be trained again: rounding is off and ranges are observed, from those that there are;
-    weights follow theirs. Learned scales stay, with rounding on, and are learned further. A net without quantized layers stays as it is."""
+    """Makes a net whose ranges are fixed one that can be trained again: rounding is off and ranges are observed, from
+    those that there are; weights follow theirs. Learned scales stay, with rounding on, and are learned further. A net
+    without quantized layers stays as it is."""
     for q in quantizers(net):
         if not q.lsq:
             q.switch(enabled=False, observing=True)
@@ -256,8 +265,8 @@ def reopen(net: nn.Module) -> None:
 
 
 def integer_weight(layer: nn.Module) -> tuple[Tensor, Tensor]:
-    """The integers that a layer's weight is rounded to, int8 of the weight's shape, and their scale: [channels], [1], or
-    [channels, groups]. A weight of exactly zero has the integer zero."""
+    """The integers that a layer's weight is rounded to, int8 of the weight's shape, and their scale: [channels], [1],
+    or [channels, groups]. A weight of exactly zero has the integer zero."""
     q = getattr(layer, "weight_quantizer", None)
     weight = getattr(layer, "weight", None)
     assert isinstance(q, FakeQuantize)
@@ -268,7 +277,9 @@ def integer_weight(layer: nn.Module) -> tuple[Tensor, Tensor]:
 
 
 def strip(net: nn.Module) -> nn.Module:
-    """A copy of `net` in plain float layers, whose weights are the values that the integers stand for; activations are not rounded."""
+    """A copy of `net` in plain float layers, whose weights are the values that the integers stand for; activations are
+    not rounded.
+    """
     plain = copy.deepcopy(net)
     done: set[int] = set()
     for layer in weighted(plain).values():

@@ -10,15 +10,17 @@ SAMPLE = 16384  # values of a batch that a percentile in training is taken from
 
 
 def affine(low: Tensor, high: Tensor, levels: Tensor | int) -> tuple[Tensor, Tensor]:
-    """Scale and zero point with which the integers 0 to `levels` reach from `low` <= 0 to `high` >= 0, and zero is exact."""
+    """Scale and zero point with which the integers 0 to `levels` reach from `low` <= 0 to `high` >= 0, and zero is
+    exact.
+    """
     width = high - low
     scale = (width + (width == 0)) / levels
     return scale, (-low / scale).round()
 
 
 def batch_range(x: Tensor, observer: str, percentile: float) -> tuple[Tensor, Tensor]:
-    """Smallest and largest value of x that count, each of shape [1]; with `percentile`, of at most 16384 evenly spaced values the
-    (100 - percentile)th and the percentile-th."""
+    """Smallest and largest value of x that count, each of shape [1]; with `percentile`, of at most 16384 evenly spaced
+    values the (100 - percentile)th and the percentile-th."""
     if observer != "percentile":
         low, high = torch.aminmax(x)
         return low.view(1), high.view(1)
@@ -40,7 +42,9 @@ class Histogram:
             self.counts += torch.histc(x.detach().float(), BINS, self.low, self.high).cpu().double()
 
     def range(self, method: str, percentile: float, bits: int) -> tuple[float, float]:
-        """The range by `percentile` (that share of values lies within, the rest half on each side that is not zero) or `entropy`."""
+        """The range by `percentile` (that share of values lies within, the rest half on each side that is not zero) or
+        `entropy`.
+        """
         if method == "minmax" or not self.counts.sum():
             return self.low, self.high
         return self._percentile(percentile) if method == "percentile" else self._entropy(2**bits)
@@ -55,8 +59,8 @@ class Histogram:
         return min(self.low + below * width, 0.0), max(self.low + min(above, BINS) * width, 0.0)
 
     def _entropy(self, levels: int) -> tuple[float, float]:
-        """The clipping whose quantized distribution is nearest to the clipped one in KL divergence: Migacz 2017, "8-bit Inference with
-        TensorRT". Both ends move towards zero together, as in ONNX Runtime."""
+        """The clipping whose quantized distribution is nearest to the clipped one in KL divergence: Migacz 2017, "8-bit
+        Inference with TensorRT". Both ends move towards zero together, as in ONNX Runtime."""
         width = (self.high - self.low) / BINS
         zero = round(-self.low / width)
         reach = max(zero, BINS - zero)  # bins on the longer side
@@ -70,7 +74,9 @@ class Histogram:
             if distance < best:
                 best, chosen = distance, bins
         start, stop = max(0, zero - chosen), min(BINS, zero + chosen)
-        return (self.low if start == 0 else self.low + start * width), (self.high if stop == BINS else self.low + stop * width)
+        return (self.low if start == 0 else self.low + start * width), (
+            self.high if stop == BINS else self.low + stop * width
+        )
 
     def _divergence(self, start: int, stop: int, levels: int) -> float:
         inner = self.counts[start:stop]

@@ -1,11 +1,13 @@
-"""Quantization of a trained net, without training: to static integers, to integers whose scale each batch sets, or of weights alone.
+"""Quantization of a trained net, without training: to static integers, to integers whose scale each batch sets, or of
+weights alone.
 
 ```python
 quantize_static(net, batches)      # a few batches of training inputs
 integers = integer_weight(net.head)
 ```
 
-What comes out is the net in the representation of `lathe.compression.quantization.net`: it computes what the integers will.
+What comes out is the net in the representation of `lathe.compression.quantization.net`: it computes what the integers
+will.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +29,9 @@ OBSERVERS = ("minmax", "percentile", "entropy")
 
 @dataclass
 class Quantized:
-    """What was done: the quantized layers, the pairs that were equalised, and which layers' means were corrected by what."""
+    """What was done: the quantized layers, the pairs that were equalised, and which layers' means were corrected by
+    what.
+    """
 
     layers: list[str]
     pairs: list[Pair] = field(default_factory=list)
@@ -37,7 +41,9 @@ class Quantized:
 def overrides_of(
     plan: LayerPlan, layer_bits: Mapping[str, int | None] | None = None, exclude: Sequence[str] = ()
 ) -> dict[str, LayerPlan | None]:
-    """`quantize`'s overrides for weights of `layer_bits` bits by pattern, and for layers that stay as they are (None, or `exclude`)."""
+    """`quantize`'s overrides for weights of `layer_bits` bits by pattern, and for layers that stay as they are (None,
+    or `exclude`).
+    """
     return {
         **{
             str(pattern): None if bits is None else replace(plan, weight_bits=bits)
@@ -50,7 +56,9 @@ def overrides_of(
 def refuse_quantized(net: nn.Module) -> None:
     """Raises UserError for a net that is quantized: its weights are rounded already."""
     if describe(net):
-        raise UserError("the net is quantized already, and rounding rounded weights only loses: start from the run before it.")
+        raise UserError(
+            "the net is quantized already, and rounding rounded weights only loses: start from the run before it."
+        )
 
 
 def quantize_static(
@@ -67,12 +75,14 @@ def quantize_static(
 ) -> Quantized:
     """Integer weights and activations, whose ranges come from the net's inputs `batches` `[batch, ...]`, in place.
 
-    `observer` says how: the whole range that was seen, that of the `percentile` of the values, or the one whose histogram loses the least
-    information (Migacz 2017, "8-bit Inference with TensorRT"). `equalization` comes first, while the net computes in float;
-    `bias_correction` last, on the first 1024 inputs. `key` names `overrides` in messages.
+    `observer` says how: the whole range that was seen, that of the `percentile` of the values, or the one whose
+    histogram loses the least information (Migacz 2017, "8-bit Inference with TensorRT"). `equalization` comes first,
+    while the net computes in float; `bias_correction` last, on the first 1024 inputs. `key` names `overrides` in
+    messages.
 
     Raises:
-        UserError: the net is quantized already, there are no batches, or a pattern of `overrides` or all of them match nothing.
+        UserError: the net is quantized already, there are no batches, or a pattern of `overrides` or all of them match
+        nothing.
     """
     refuse_quantized(net)
     if not batches:
@@ -100,10 +110,11 @@ def quantize_dynamic(
     *,
     key: str = "overrides",
 ) -> Quantized:
-    """Integer weights of linear layers, in place, whose inputs are rounded in the range of each batch as it comes: no calibration.
+    """Integer weights of linear layers, in place, whose inputs are rounded in the range of each batch as it comes: no
+    calibration.
 
-    Convolutions stay in float: no runtime computes them so. An embedding is quantized where it shares its weight with a linear layer.
-    `example`, the net's input, only shows which layers run; `key` names `overrides` in messages.
+    Convolutions stay in float: no runtime computes them so. An embedding is quantized where it shares its weight with a
+    linear layer. `example`, the net's input, only shows which layers run; `key` names `overrides` in messages.
 
     Raises:
         UserError: the net is quantized already, has no linear layer, or a pattern matches none.
@@ -123,14 +134,14 @@ def linear_alone(net: nn.Module, overrides: Mapping[str, LayerPlan | None], key:
     linear = {name: module for name, module in net.named_modules() if quantized_class(module) is QuantLinear}
     if not linear:
         raise UserError(
-            f"{type(net).__name__} has no linear layer, and dynamic quantization is for these alone: take static quantization "
-            "(ptq_static)."
+            f"{type(net).__name__} has no linear layer, and dynamic quantization is for these alone: take static "
+            "quantization (ptq_static)."
         )
     for pattern in overrides:
         if not any(fnmatchcase(name, pattern) for name in linear):
             raise UserError(
-                f"{key}: the pattern {pattern!r} matches no linear layer of {type(net).__name__}, which dynamic quantization "
-                f"is for; they are {', '.join(list(linear)[:5])}{', ...' if len(linear) > 5 else ''}."
+                f"{key}: the pattern {pattern!r} matches no linear layer of {type(net).__name__}, which dynamic "
+                f"quantization is for; they are {', '.join(list(linear)[:5])}{', ...' if len(linear) > 5 else ''}."
             )
     tied = {id(module.weight) for module in linear.values()}
     others = [

@@ -13,18 +13,21 @@ MEMORY = 0.01  # weight of the newest step in a moving average, as in torch's ow
 
 
 def update(quantizers: Sequence[FakeQuantize], reduce_max: Callable[[Tensor], None] | None = None) -> None:
-    """Makes ranges of what the forwards since the last call have seen, for all quantizers that observe, and scales of what LSQ has learned;
-    call once per optimizer step.
+    """Makes ranges of what the forwards since the last call have seen, for all quantizers that observe, and scales of
+    what LSQ has learned; call once per optimizer step.
 
-    A moving average starts as a plain mean: the t-th update weighs max(1/t, 0.01). Steps whose values are not finite, as fp16 has them
-    now and then, and quantizers that saw nothing keep their range. `reduce_max` replaces a tensor by its maximum over all ranks, in
-    place: ranges are then equal on all of them, and those of one process that sees the whole batch.
+    A moving average starts as a plain mean: the t-th update weighs max(1/t, 0.01). Steps whose values are not finite,
+    as fp16 has them now and then, and quantizers that saw nothing keep their range. `reduce_max` replaces a tensor by
+    its maximum over all ranks, in place: ranges are then equal on all of them, and those of one process that sees the
+    whole batch.
     """
     with torch.no_grad():
         for q in quantizers:
             if q.lsq and q.is_enabled:
                 growth: Any = q.growth  # under fsdp a DTensor, of which this process holds a part
-                q.scale.copy_(q.first * (growth.full_tensor() if hasattr(growth, "full_tensor") else growth).float().exp())
+                q.scale.copy_(
+                    q.first * (growth.full_tensor() if hasattr(growth, "full_tensor") else growth).float().exp()
+                )
         watching = [q for q in quantizers if q.is_observing and not q.follows]
         if not watching:
             return

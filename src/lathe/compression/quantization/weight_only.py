@@ -1,8 +1,9 @@
 """Quantization of weights alone: integers in the file, float in the arithmetic.
 
-A scale for each output channel or, with few bits, for each group of weights along the input, as Frantar et al. 2023, "GPTQ",
-arXiv:2210.17323, have it in section 4. Ranges reach to the largest weight: with ranges of least squared error of the weights, nets on
-digits were no nearer to the float ones at 3 and 4 bits, while bias correction halves the squared error of their outputs.
+A scale for each output channel or, with few bits, for each group of weights along the input, as Frantar et al. 2023,
+"GPTQ", arXiv:2210.17323, have it in section 4. Ranges reach to the largest weight: with ranges of least squared error
+of the weights, nets on digits were no nearer to the float ones at 3 and 4 bits, while bias correction halves the
+squared error of their outputs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +28,14 @@ def quantize_weights(
 ) -> Quantized:
     """Integer weights of convolutions, linear layers and embeddings, in place.
 
-    Of the net's inputs `batches` `[batch, ...]`, the first shows which layers run; with `bias_correction`, the first 1024 inputs say what
-    means are to be restored. A layer whose weights for one output (of a convolution: channels x kernel) do not divide by the plan's
-    `group_size` has one scale for each output channel. `key` names `overrides` in messages.
+    Of the net's inputs `batches` `[batch, ...]`, the first shows which layers run; with `bias_correction`, the first
+    1024 inputs say what means are to be restored. A layer whose weights for one output (of a convolution: channels x
+    kernel) do not divide by the plan's `group_size` has one scale for each output channel. `key` names `overrides` in
+    messages.
 
     Raises:
-        UserError: the net is quantized already, there are no batches, it has no such layer, or a pattern matches nothing.
+        UserError: the net is quantized already, there are no batches, it has no such layer, or a pattern matches
+        nothing.
     """
     refuse_quantized(net)
     if not batches:

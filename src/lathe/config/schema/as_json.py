@@ -35,7 +35,12 @@ def as_json(rule: Rule) -> Json:
 
 def _kind(rule: Rule) -> Json:
     if rule.kind in ("whole", "number"):
-        ends = {"minimum": rule.low, "maximum": rule.high, "exclusiveMinimum": rule.above, "exclusiveMaximum": rule.below}
+        ends = {
+            "minimum": rule.low,
+            "maximum": rule.high,
+            "exclusiveMinimum": rule.above,
+            "exclusiveMaximum": rule.below,
+        }
         span = {"type": "integer" if rule.kind == "whole" else "number"} | {
             name: end for name, end in ends.items() if end is not None
         }
@@ -45,7 +50,11 @@ def _kind(rule: Rule) -> Json:
     if rule.kind in ("text", "string"):
         return {"type": "string", "minLength": 1} | ({"pattern": f"^(?:{rule.form})$"} if rule.form else {})
     if rule.kind == "list":
-        size = {"minItems": rule.least or None, "maxItems": rule.most, "items": None if rule.item is None else _value(rule.item)}
+        size = {
+            "minItems": rule.least or None,
+            "maxItems": rule.most,
+            "items": None if rule.item is None else _value(rule.item),
+        }
         return {"type": "array"} | {name: value for name, value in size.items() if value is not None}
     if rule.kind == "group":
         names = {"propertyNames": {"enum": list(rule.words)}} if rule.words else {"properties": {"_target_": False}}
@@ -54,7 +63,9 @@ def _kind(rule: Rule) -> Json:
 
 
 def _value(rule: Rule, nodes: Iterable[str] = ()) -> Json:
-    """What a rule takes in a file, where a value may also follow others; `nodes` are the classes that are built there."""
+    """What a rule takes in a file, where a value may also follow others; `nodes` are the classes that are built
+    there.
+    """
     kinds = [_kind(one) for one in rule.kinds()]
     if {} in kinds:
         return {}
@@ -99,7 +110,9 @@ def schema(folder: Path) -> Json:
             known = {"propertyNames": {"enum": list(properties)}}
             defs[name] = {"type": "object", "properties": properties, "anyOf": [known, {"required": ["_target_"]}]}
 
-    groups = {key: place for key, place in TRAIN.items() if not isinstance(place, Rule)} | {"target": VERBS["export"]["target"]}
+    groups = {key: place for key, place in TRAIN.items() if not isinstance(place, Rule)} | {
+        "target": VERBS["export"]["target"]
+    }
 
     def of(place: Place, key: str, said: dict[tuple[str, str], str], inside: bool = True) -> Json:
         note = said.get(("", key))
@@ -121,7 +134,9 @@ def schema(folder: Path) -> Json:
 
     for verb, tree in VERBS.items():
         said = everything | comments([item for item in found if item.file == f"configs/{verb}.yaml"])
-        defs[f"{verb}.yaml"] = _object({"hydra": {}, **{key: of(place, key, said) for key, place in tree.items()}}, True)
+        defs[f"{verb}.yaml"] = _object(
+            {"hydra": {}, **{key: of(place, key, said) for key, place in tree.items()}}, True
+        )
     for key, place in groups.items():
         defs[f"{key}/*.yaml"] = of(place, key, everything, inside=False)
     defs["hydra/*.yaml"] = {"type": "object", "required": ["output_subdir"]}  # Hydra's own keys

@@ -1,4 +1,5 @@
-"""A resolved configuration held against the tables: by the verb's own keys, and in each part by what its `_target_` takes.
+"""A resolved configuration held against the tables: by the verb's own keys, and in each part by what its `_target_`
+takes.
 
 Classes that no table knows are left to their own constructors.
 """
@@ -55,11 +56,14 @@ def _kind(part: Mapping[str, Any]) -> str:
 Problem = tuple[str, str]  # a key, and the sentence that says what is wrong there
 
 
-def problems(cfg: Mapping[str, Any], verb: str, read: Collection[str] | None = None, saved: bool = False) -> Iterator[Problem]:
-    """Each key of a verb's resolved configuration whose value nothing takes, or that nothing reads, with the sentence that says so.
+def problems(
+    cfg: Mapping[str, Any], verb: str, read: Collection[str] | None = None, saved: bool = False
+) -> Iterator[Problem]:
+    """Each key of a verb's resolved configuration whose value nothing takes, or that nothing reads, with the sentence
+    that says so.
 
-    `read` are keys at the root that others interpolate; None where that is not known. A `saved` configuration, which an older version may
-    have written, may lack keys.
+    `read` are keys at the root that others interpolate; None where that is not known. A `saved` configuration, which an
+    older version may have written, may lack keys.
     """
     tree = VERBS[verb]
     for key, value in cfg.items():
@@ -190,7 +194,9 @@ def _part(key: str, part: Mapping[str, Any]) -> Iterator[Problem]:
 
 
 def follows(raw: Any, key: str = "") -> dict[str, set[str]]:
-    """The keys that each leaf of an unresolved configuration interpolates, by dotted path; those that interpolate none are left out."""
+    """The keys that each leaf of an unresolved configuration interpolates, by dotted path; those that interpolate none
+    are left out.
+    """
     if isinstance(raw, (Mapping, list)):
         pairs = raw.items() if isinstance(raw, Mapping) else ((key, item) for item in raw)
         below = [(f"{key}.{name}" if key and isinstance(raw, Mapping) else str(name), item) for name, item in pairs]

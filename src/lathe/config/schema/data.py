@@ -78,7 +78,14 @@ DATA: dict[str, dict[str, Rule]] = {
         "difficulty": share,
         "seed": _seed,
     },
-    "lathe.data.SyntheticTokens": {"vocab_size": _ids, "length": _length, **_sizes, "noise": share, "lag": count, "seed": _seed},
+    "lathe.data.SyntheticTokens": {
+        "vocab_size": _ids,
+        "length": _length,
+        **_sizes,
+        "noise": share,
+        "lag": count,
+        "seed": _seed,
+    },
     "lathe.data.SyntheticDocuments": {
         "vocab_size": whole(3, 2**32),
         "shortest": _length,

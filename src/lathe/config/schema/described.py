@@ -16,8 +16,8 @@ GLOBAL = "# @package _global_"  # the first line of a file that sets keys of sev
 
 @dataclass(frozen=True)
 class Written:
-    """A key as a file writes it: `key` is its dotted path in a composed configuration, `owner` the canonical name of the class that stands
-    beside it (else empty), `value` the text of its value (empty for a group of keys)."""
+    """A key as a file writes it: `key` is its dotted path in a composed configuration, `owner` the canonical name of
+    the class that stands beside it (else empty), `value` the text of its value (empty for a group of keys)."""
 
     file: str
     key: str
@@ -34,7 +34,10 @@ class Written:
 def written(folder: Path) -> list[Written]:
     """Every key of every file in a folder of configurations: first those of files at the root, then group by group."""
     found: list[Written] = []
-    for path in [*sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "train", path)), *sorted(folder.glob("*/*.yaml"))]:
+    for path in [
+        *sorted(folder.glob("*.yaml"), key=lambda path: (path.stem != "train", path)),
+        *sorted(folder.glob("*/*.yaml")),
+    ]:
         group = path.parent.name if path.parent != folder else ""
         if group not in NOT_GROUPS:
             found += _keys_of(path.read_text(encoding="utf-8"), f"configs/{path.relative_to(folder).as_posix()}", group)
@@ -54,7 +57,9 @@ def _keys_of(text: str, file: str, group: str) -> Iterator[Written]:
             start, end = value.start_mark, value.end_mark
             one_line = start.line == end.line == key.start_mark.line
             text = "" if below else lines[start.line][start.column : end.column] if one_line else "[...]"
-            yield Written(file, f"{prefix}{name}", text, _comment(lines, key, value if one_line and not below else key), owner)
+            yield Written(
+                file, f"{prefix}{name}", text, _comment(lines, key, value if one_line and not below else key), owner
+            )
             if below:
                 yield from visit(value, f"{prefix}{name}.")
 
@@ -77,7 +82,9 @@ def _comment(lines: list[str], key: yaml.Node, last: yaml.Node) -> str:
 
 
 def choices(found: list[Written]) -> dict[str, dict[str, list[Written]]]:
-    """The keys by group and file, such as ["optimizer"]["sgd"]; those of files at the root stand under the empty group."""
+    """The keys by group and file, such as ["optimizer"]["sgd"]; those of files at the root stand under the empty
+    group.
+    """
     table: dict[str, dict[str, list[Written]]] = {}
     for item in found:
         group, _, name = item.file.removeprefix("configs/").removesuffix(".yaml").rpartition("/")
@@ -86,7 +93,9 @@ def choices(found: list[Written]) -> dict[str, dict[str, list[Written]]]:
 
 
 def comments(found: list[Written]) -> dict[tuple[str, str], str]:
-    """The first comment on each argument by the class that takes it, and on each key without one by its dotted path: (owner, name)."""
+    """The first comment on each argument by the class that takes it, and on each key without one by its dotted path:
+    (owner, name).
+    """
     said: dict[tuple[str, str], str] = {}
     for item in found:
         if item.comment:

@@ -17,7 +17,8 @@ from lathe.errors import UserError, did_you_mean
 
 
 def explained(folder: Path, verb: str, keys: Sequence[str], overrides: Sequence[str]) -> str:
-    """What there is to say of some keys of a verb's configuration, composed of the files in `folder` and these `overrides`.
+    """What there is to say of some keys of a verb's configuration, composed of the files in `folder` and these
+    `overrides`.
 
     Raises:
         UserError: there is no such key.
@@ -89,7 +90,9 @@ class Page:
             return value
 
     def _written(self, key: str, value: Any) -> Written | None:
-        """The file's line that a key's value stands in: of the files of this composition, else of any with this value, else of any."""
+        """The file's line that a key's value stands in: of the files of this composition, else of any with this value,
+        else of any.
+        """
         group, own = key.split(".")[0], [item for item in self.found if item.key == key]
         files = {f"configs/{name}/{choice}.yaml" for name, chosen in self.chosen.items() for choice in _several(chosen)}
         files.add(f"configs/{self.verb}.yaml")
@@ -120,7 +123,11 @@ def _arguments(part: Any) -> dict[str, Rule]:
 
 
 def _several(choice: Any) -> list[str]:
-    return [str(item) for item in choice] if isinstance(choice, Sequence) and not isinstance(choice, str) else [str(choice)]
+    return (
+        [str(item) for item in choice]
+        if isinstance(choice, Sequence) and not isinstance(choice, str)
+        else [str(choice)]
+    )
 
 
 def _leaves(key: str, value: Any) -> list[tuple[str, Any]]:

@@ -15,8 +15,9 @@ T = TypeVar("T", bound=Callable[..., Any])
 
 
 def held(name: str, *free: str) -> Callable[[T], T]:
-    """Decorates a class or a function: a call is refused if an argument is not what the table of the class `name` says. Subclasses hand
-    their arguments on to the class's own constructor, and so are held as well. `free` arguments take more in Python than in a file.
+    """Decorates a class or a function: a call is refused if an argument is not what the table of the class `name` says.
+    Subclasses hand their arguments on to the class's own constructor, and so are held as well. `free` arguments take
+    more in Python than in a file.
 
     Raises, when it is called:
         ArgumentError: with a sentence for each argument that is wrong.
@@ -43,7 +44,9 @@ def held(name: str, *free: str) -> Callable[[T], T]:
     def _wrong(given: Mapping[str, Any]) -> Iterator[str]:
         for key, value in given.items():
             rule = rules.get(key)
-            built = rule is not None and any(one.kind == "node" for one in rule.kinds()) and not isinstance(value, Mapping)
+            built = (
+                rule is not None and any(one.kind == "node" for one in rule.kinds()) and not isinstance(value, Mapping)
+            )
             if rule is not None and not built and not rule.fits(value):  # most values are plain already
                 sentence = rule.sentence(key, _plain(value))
                 if sentence is not None:

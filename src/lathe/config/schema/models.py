@@ -14,7 +14,12 @@ _flat: dict[str, Rule] = {
     "image_size": whole(1, 65536),
     "num_classes": _classes,
 }
-_convolutions: dict[str, Rule] = {"depth": _depth, "width": _width, "in_channels": whole(1, 65536), "num_classes": _classes}
+_convolutions: dict[str, Rule] = {
+    "depth": _depth,
+    "width": _width,
+    "in_channels": whole(1, 65536),
+    "num_classes": _classes,
+}
 
 MODELS: dict[str, dict[str, Rule]] = {
     "lathe.tasks.ClassificationTask": {"net": node, "label_smoothing": number(0, below=1), "init": _init},

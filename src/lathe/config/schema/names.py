@@ -1,6 +1,7 @@
 """One name for each class and function that a configuration can build: that of its room's face, lathe.callbacks.EMA.
 
-Files inside a room may move; what stands in the config.yaml of a run that was made earlier keeps its meaning by the table here.
+Files inside a room may move; what stands in the config.yaml of a run that was made earlier keeps its meaning by the
+table here.
 """
 
 from collections.abc import Callable
@@ -83,8 +84,9 @@ RENAMED: dict[str, str] = {
 
 
 def canonical(target: str) -> str:
-    """The name in the tables of the class at a dotted path, whose file may be named or left out: lathe.callbacks.ema.EMA is
-    lathe.callbacks.EMA, lightning.pytorch.callbacks.EarlyStopping is lightning.EarlyStopping."""
+    """The name in the tables of the class at a dotted path, whose file may be named or left out:
+    lathe.callbacks.ema.EMA is lathe.callbacks.EMA, lightning.pytorch.callbacks.EarlyStopping is
+    lightning.EarlyStopping."""
     target = RENAMED.get(target, target)
     words = target.split(".")
     root, name = words[0], words[-1]
@@ -94,7 +96,9 @@ def canonical(target: str) -> str:
 
 
 def renamed(tree: Any, tell: Callable[[str, str, str], None] | None = None, key: str = "") -> Any:
-    """A copy of a configuration in which each part has its name of now. `tell` is called with the key, the older name and that of now."""
+    """A copy of a configuration in which each part has its name of now. `tell` is called with the key, the older name
+    and that of now.
+    """
     if isinstance(tree, list):
         return [renamed(item, tell, f"{key}[{number}]") for number, item in enumerate(tree)]
     if not isinstance(tree, dict):

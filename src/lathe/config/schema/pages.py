@@ -1,4 +1,6 @@
-"""The pages of docs/reference: every key by group and class, with what it takes, its value in the files and its comment."""
+"""The pages of docs/reference: every key by group and class, with what it takes, its value in the files and its
+comment.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -33,8 +35,8 @@ class Book:
         rows = "".join(f"- [{name}]({name}.md): {self.headings.get(name, '')}\n" for name in names)
         index = "- [commands](commands.md): what train.py and each script take beside the groups\n"
         pages["README.md"] = (
-            f"# Every key\n\n{NOTE}\n\n`python train.py --help <key>` says the same of one key, with its value in your composition. An "
-            f"argument without a value stands in no file: add it with a plus.\n\n{index}{rows}"
+            f"# Every key\n\n{NOTE}\n\n`python train.py --help <key>` says the same of one key, with its value in your "
+            f"composition. An argument without a value stands in no file: add it with a plus.\n\n{index}{rows}"
         )
         return pages
 
@@ -62,9 +64,13 @@ class Book:
         own = [item for item in self.found if item.owner == name]
         text = _table("".join(self._row(key, rule, (name, key), own) for key, rule in CLASSES[name].items()))
         for kind, options in OPTIMIZERS.items() if name == BUILDER else ():
-            files = {item.file for item in self.found if item.key == "optimizer.kind.path" and canonical(item.value) == kind}
+            files = {
+                item.file for item in self.found if item.key == "optimizer.kind.path" and canonical(item.value) == kind
+            }
             named = [item for item in own if item.file in files]
-            text += f"### {kind}\n\n" + _table("".join(self._row(key, rule, (name, key), named) for key, rule in options.items()))
+            text += f"### {kind}\n\n" + _table(
+                "".join(self._row(key, rule, (name, key), named) for key, rule in options.items())
+            )
         return text
 
     def _rows(self, prefix: str, keys: Mapping[str, Place], files: str) -> str:
@@ -80,7 +86,10 @@ class Book:
         return rows
 
     def _commands(self) -> str:
-        text = f"# Commands\n\n{NOTE}\n\nBeside the keys here they take those of the [groups](README.md) that `--help` lists.\n\n"
+        text = (
+            f"# Commands\n\n{NOTE}\n\nBeside the keys here they take those of the [groups](README.md) that `--help` "
+            "lists.\n\n"
+        )
         for verb, tree in VERBS.items():
             script = "train.py" if verb == "train" else f"scripts/{verb}.py"
             methods = tree.get("compression") if verb == "train" else None

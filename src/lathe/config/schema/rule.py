@@ -1,7 +1,8 @@
 """What one argument takes, and the sentence for a value that it does not.
 
-A rule is plain data: the tables beside this file are made of rules, the launch checks a composed configuration against them, and the fuzz
-of law 7 draws from them. Rules are put together by `|`, as types are: `whole(1) | None`, `whole(1) | "auto" | items(whole(0))`.
+A rule is plain data: the tables beside this file are made of rules, the launch checks a composed configuration against
+them, and the fuzz of law 7 draws from them. Rules are put together by `|`, as types are: `whole(1) | None`, `whole(1) |
+"auto" | items(whole(0))`.
 """
 
 import difflib
@@ -15,7 +16,9 @@ from lathe.errors import did_you_mean
 
 LARGEST = 2**63 - 1  # what a tensor's size and a checkpoint's counter can hold
 LONGEST = 4096  # characters of a word or a path
-_LOOKS_LIKE_ANOTHER = re.compile(r"[-+\d.].*|[\[{].*|null|~|true|false", re.IGNORECASE)  # a word that needs its quotes to be one
+_LOOKS_LIKE_ANOTHER = re.compile(
+    r"[-+\d.].*|[\[{].*|null|~|true|false", re.IGNORECASE
+)  # a word that needs its quotes to be one
 
 
 def shown(value: Any) -> str:
@@ -46,9 +49,9 @@ def kind_of(value: Any) -> str:
 class Rule:
     """One kind of values with its bounds, or any of several `others` beside it.
 
-    `low` and `high` may be taken, `above` and `below` not. `least` and `most` count a list's items, each of which follows `item`, as the
-    values of a group do. `words` are the only ones taken, where there are any, `also` is a whole number outside the bounds that has a
-    meaning of its own, and `form` a regular expression in `saying`'s words.
+    `low` and `high` may be taken, `above` and `below` not. `least` and `most` count a list's items, each of which
+    follows `item`, as the values of a group do. `words` are the only ones taken, where there are any, `also` is a whole
+    number outside the bounds that has a meaning of its own, and `form` a regular expression in `saying`'s words.
     """
 
     kind: str
@@ -102,7 +105,9 @@ class Rule:
             return f"{value}{end}"
         if any(rule.kind in KINDS.get(type(value), ()) for rule in self.kinds()) and not isinstance(value, str):
             if isinstance(value, list):
-                wrong = next((item for item in value for rule in self.kinds() if rule.item and not rule.item.fits(item)), ...)
+                wrong = next(
+                    (item for item in value for rule in self.kinds() if rule.item and not rule.item.fits(item)), ...
+                )
                 return f"a list of {len(value)}{end}" if wrong is ... else f"a list with {shown(wrong)} in it{end}"
             return f"one out of this range{end}"
         if isinstance(value, str) and not _plain(value):
@@ -163,8 +168,20 @@ def _fits(rule: Rule, value: Any) -> bool:
 
 
 def _span(rule: Rule) -> str:
-    low = f" from {rule.low:.17g}" if rule.low is not None else f" above {rule.above:.17g}" if rule.above is not None else ""
-    high = f" to {rule.high:.17g}" if rule.high is not None else f" and below {rule.below:.17g}" if rule.below is not None else ""
+    low = (
+        f" from {rule.low:.17g}"
+        if rule.low is not None
+        else f" above {rule.above:.17g}"
+        if rule.above is not None
+        else ""
+    )
+    high = (
+        f" to {rule.high:.17g}"
+        if rule.high is not None
+        else f" and below {rule.below:.17g}"
+        if rule.below is not None
+        else ""
+    )
     return low + high + "".join(f" or {number}" for number in rule.also)
 
 
@@ -172,8 +189,16 @@ def _words(rule: Rule) -> str:
     if rule.saying:
         return rule.saying
     if rule.kind == "list":
-        size = f" of {rule.least} items" if rule.least == rule.most else f" of {rule.least} or more items" if rule.least else ""
-        return f"a list{size}" + (f" (each {rule.item.expected()})" if rule.item is not None and rule.item.kind != "any" else "")
+        size = (
+            f" of {rule.least} items"
+            if rule.least == rule.most
+            else f" of {rule.least} or more items"
+            if rule.least
+            else ""
+        )
+        return f"a list{size}" + (
+            f" (each {rule.item.expected()})" if rule.item is not None and rule.item.kind != "any" else ""
+        )
     names = {
         "whole": f"a whole number{_span(rule)}",
         "number": f"a number{_span(rule)}",

@@ -51,7 +51,11 @@ STRATEGIES: dict[str, dict[str, Rule]] = {
     },
     "lathe.strategies.FSDP": {**_group, **_files, "min_params": whole(1), "cpu_offload": flag, "replicas": _ranks},
     "lathe.legacy.Horovod": _group,
-    "lathe.strategies.ModelSplit": {**_group, "devices": items(text("a device"), 1) | None, "split": items(count, 1) | None},
+    "lathe.strategies.ModelSplit": {
+        **_group,
+        "devices": items(text("a device"), 1) | None,
+        "split": items(count, 1) | None,
+    },
     "lathe.strategies.Pipeline": {**_group, **_pipeline, "stages": _ranks | None, "data": _ranks | None},
     "lathe.strategies.TensorParallel": {
         **_group,

@@ -11,7 +11,9 @@ from lathe.errors import UserError
 
 WORKERS_PER_CORE = 16  # more reading processes than this are a typing mistake, and take a machine down
 CUT = ("Pipeline", "ThreeD")  # strategies under which no process has the whole net
-Together = Callable[["Taken"], Iterable[str] | None]  # yields a sentence for each contradiction, or raises the first one
+Together = Callable[
+    ["Taken"], Iterable[str] | None
+]  # yields a sentence for each contradiction, or raises the first one
 
 
 class Refused(Exception):
@@ -19,12 +21,16 @@ class Refused(Exception):
 
 
 class Taken(dict[str, Any]):
-    """A configuration of which some keys are `refused`, by dotted path: whoever asks for the value of one gets `Refused`."""
+    """A configuration of which some keys are `refused`, by dotted path: whoever asks for the value of one gets
+    `Refused`.
+    """
 
     def __init__(self, tree: Mapping[str, Any], refused: Iterable[str]) -> None:
         own = set(refused)
         below = {key: [name.removeprefix(f"{key}.") for name in own if name.startswith(f"{key}.")] for key in tree}
-        super().__init__({key: Taken(value, below[key]) if isinstance(value, dict) else value for key, value in tree.items()})
+        super().__init__(
+            {key: Taken(value, below[key]) if isinstance(value, dict) else value for key, value in tree.items()}
+        )
         self.refused = own
 
     def __getitem__(self, key: str) -> Any:
@@ -68,8 +74,8 @@ def _shortest(unit: str, cfg: Mapping[str, Any]) -> Iterator[str]:
     number, limit = trainer.get(f"min_{unit}"), trainer.get(f"max_{unit}")
     if number is not None and limit not in (None, -1) and number > limit:
         yield (
-            f"trainer.min_{unit}={number} is above trainer.max_{unit}={limit}, which ends the run first: lower one or raise the "
-            "other."
+            f"trainer.min_{unit}={number} is above trainer.max_{unit}={limit}, which ends the run first: lower one or "
+            "raise the other."
         )
 
 
@@ -77,7 +83,8 @@ def _interval(cfg: Mapping[str, Any]) -> Iterator[str]:
     interval, every = cfg["trainer"].get("val_check_interval"), cfg["trainer"].get("check_val_every_n_epoch", 1)
     if every is None and isinstance(interval, float):
         yield (
-            f"trainer.check_val_every_n_epoch=null counts batches across epochs, and trainer.val_check_interval={interval} is a share "
+            "trainer.check_val_every_n_epoch=null counts batches across epochs, and "
+            f"trainer.val_check_interval={interval} is a share "
             "of one: give a number of batches, such as trainer.val_check_interval=100."
         )
 
@@ -86,8 +93,8 @@ def _clipping(cfg: Mapping[str, Any]) -> Iterator[str]:
     clip, how = cfg["trainer"].get("gradient_clip_val"), cfg["trainer"].get("gradient_clip_algorithm")
     if not clip and how == "value":
         yield (
-            f"trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val={shown(clip)}: set that one too, or "
-            "leave this out."
+            f"trainer.gradient_clip_algorithm=value clips nothing with trainer.gradient_clip_val={shown(clip)}: set "
+            "that one too, or leave this out."
         )
 
 
@@ -113,7 +120,9 @@ def _fused(cfg: Mapping[str, Any]) -> Iterator[str]:
 
 def _start(cfg: Mapping[str, Any]) -> Iterator[str]:
     if cfg.get("ckpt_mode") == "trainer" and cfg.get("ckpt_path") is None and cfg.get("resume") is None:
-        yield "ckpt_mode=trainer says what is taken from ckpt_path, which is null: set ckpt_path, or leave ckpt_mode out."
+        yield (
+            "ckpt_mode=trainer says what is taken from ckpt_path, which is null: set ckpt_path, or leave ckpt_mode out."
+        )
 
 
 def _devices(cfg: Mapping[str, Any]) -> Iterator[str]:
@@ -124,8 +133,8 @@ def _devices(cfg: Mapping[str, Any]) -> Iterator[str]:
     same = named == devices or (isinstance(named, list) and len(named) == devices)
     if cfg["strategy"].get("processes") == "one" and devices not in (1, -1, "auto") and not same:
         yield (
-            f"trainer.devices={shown(devices)} has no say where one process drives several devices: leave it out, and name them with "
-            "strategy.devices."
+            f"trainer.devices={shown(devices)} has no say where one process drives several devices: leave it out, and "
+            "name them with strategy.devices."
         )
 
 
@@ -133,7 +142,10 @@ def _workers(cfg: Mapping[str, Any]) -> Iterator[str]:
     workers, cores = cfg["data"].get("num_workers"), os.cpu_count() or 1
     most = max(32, WORKERS_PER_CORE * cores)
     if isinstance(workers, int) and workers > most:
-        yield f"data.num_workers={workers} would start that many processes on this machine's {cores} cores: use at most {most}."
+        yield (
+            f"data.num_workers={workers} would start that many processes on this machine's {cores} cores: use at "
+            f"most {most}."
+        )
 
 
 def _averaging(cfg: Mapping[str, Any]) -> Iterator[str]:
@@ -142,8 +154,8 @@ def _averaging(cfg: Mapping[str, Any]) -> Iterator[str]:
     averaged = [name for name, node in nodes.items() if canonical(str(node.get("_target_"))) == "lathe.callbacks.EMA"]
     if averaged and (strategy in CUT or (strategy == "DeepSpeed" and cfg["strategy"].get("stage") == 3)):
         yield (
-            f"callbacks.{averaged[0]} can't average a net that strategy {strategy} cuts between processes: leave it out, or use "
-            "strategy=fsdp or ddp."
+            f"callbacks.{averaged[0]} can't average a net that strategy {strategy} cuts between processes: leave it "
+            "out, or use strategy=fsdp or ddp."
         )
 
 
@@ -151,13 +163,19 @@ def _precisions(cfg: Mapping[str, Any]) -> Iterator[str]:
     name, taken = cfg["precision"].get("name"), cfg["strategy"].get("precisions")
     if taken is not None and name not in taken:
         strategy = str(cfg["strategy"].get("_target_")).rpartition(".")[2]
-        yield f"precision.name={name}: strategy {strategy} takes {', '.join(taken)}; choose one of them or another strategy."
+        yield (
+            f"precision.name={name}: strategy {strategy} takes {', '.join(taken)}; choose one of them or another "
+            "strategy."
+        )
 
 
 def _scaling(cfg: Mapping[str, Any]) -> Iterator[str]:
     scaling = [key for key in ("init_scale", "growth_interval") if key in cfg["precision"]]
     if scaling and cfg["precision"].get("name") != "16-mixed":
-        yield f"precision.{scaling[0]} is of the gradient scaler that precision=16-mixed alone has: leave it out, or choose that."
+        yield (
+            f"precision.{scaling[0]} is of the gradient scaler that precision=16-mixed alone has: leave it out, or "
+            "choose that."
+        )
 
 
 # Those of precision and strategy, which a job on a finished run chooses anew.

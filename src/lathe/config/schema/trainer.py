@@ -51,7 +51,8 @@ TRAINER: dict[str, Rule] = {
     "use_distributed_sampler": Rule(
         "flag",
         words=("false",),
-        saying="false, as Lathe's loaders shard exactly and Lightning's sampler would shuffle validation and count padded samples twice",
+        saying="false, as Lathe's loaders shard exactly and Lightning's sampler would shuffle validation and count "
+        "padded samples twice",
     ),
     "profiler": word("simple", "advanced", "pytorch") | None,
     "detect_anomaly": flag,

@@ -3,7 +3,21 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from lathe.config.schema.rule import Rule, anything, count, flag, group, items, none, number, path, share, text, whole, word
+from lathe.config.schema.rule import (
+    Rule,
+    anything,
+    count,
+    flag,
+    group,
+    items,
+    none,
+    number,
+    path,
+    share,
+    text,
+    whole,
+    word,
+)
 from lathe.config.schema.strategies import COMPILE, LAUNCH, PRECISION, PRECISIONS
 from lathe.config.schema.trainer import ACCELERATORS
 

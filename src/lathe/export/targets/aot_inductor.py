@@ -1,6 +1,8 @@
-"""A compiled package (`torch._inductor.aot_compile`): machine code and weights in one file, for torch without Python's net.
+"""A compiled package (`torch._inductor.aot_compile`): machine code and weights in one file, for torch without Python's
+net.
 
-The code is made for the instruction set of the machine that compiles it. Of a quantized net, integers go through oneDNN's kernels.
+The code is made for the instruction set of the machine that compiles it. Of a quantized net, integers go through
+oneDNN's kernels.
 """
 
 import mmap
@@ -30,8 +32,8 @@ suffix = ".pt2"
 computes = True
 integers: bool | None = None
 
-# In a package's metadata, which C++ reads as well: the type of the input, the smallest and largest of each of its sides, and how many
-# values token ids have; -1 for any
+# In a package's metadata, which C++ reads as well: the type of the input, the smallest and largest of each of its
+# sides, and how many values token ids have; -1 for any
 DTYPE, SMALLEST, LARGEST, VALUES = "input_dtype", "input_smallest", "input_largest", "input_values"
 ANY = -1
 
@@ -49,10 +51,12 @@ def _compiler() -> str | None:
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
-    """Compiles the net for this machine's CPU, for batches of any size; token ids `[batch, time]` for times up to the example's.
-    `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net and its modes stay as they are.
+    """Compiles the net for this machine's CPU, for batches of any size; token ids `[batch, time]` for times up to the
+    example's. `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net and its modes
+    stay as they are.
 
-    Weights are frozen into the code as constants, laid out for their kernels. The number of threads is that of the process that runs it.
+    Weights are frozen into the code as constants, laid out for their kernels. The number of threads is that of the
+    process that runs it.
 
     Raises:
         UserError: there is no compiler or it fails, a quantized net has no ranges yet, or the file can't be written.
@@ -106,7 +110,9 @@ def _compiled(program: torch.export.ExportedProgram, given: Tensor, folder: Path
         "aot_inductor.output_path": str(folder),
         "aot_inductor.metadata": _signature(program),
     }
-    if hasattr(config.aot_inductor, "enable_line_tables"):  # paths of sources, which newer torch puts into the machine code
+    if hasattr(
+        config.aot_inductor, "enable_line_tables"
+    ):  # paths of sources, which newer torch puts into the machine code
         settings["aot_inductor.enable_line_tables"] = False
     try:
         # freezing is read outside of the options' reach as well
@@ -125,7 +131,9 @@ def _compiled(program: torch.export.ExportedProgram, given: Tensor, folder: Path
 
 
 def _blank(file: Path, folder: Path, name: bytes) -> None:
-    """Puts `name` for the folder, which the messages of torch's headers tell of the source, in a text of the same length."""
+    """Puts `name` for the folder, which the messages of torch's headers tell of the source, in a text of the same
+    length.
+    """
     path = os.fsencode(folder)
     with file.open("r+b") as opened, mmap.mmap(opened.fileno(), 0) as code:
         while (place := code.find(path)) >= 0:
@@ -149,7 +157,10 @@ def _signature(program: torch.export.ExportedProgram) -> dict[str, str]:
     tables = [node.args[0].meta["val"] for node in entry.users if node.target == torch.ops.aten.embedding.default]
     values = [min(len(table) for table in tables) if tables else ANY]
     lists = {SMALLEST: smallest, LARGEST: largest, VALUES: values}
-    return {DTYPE: str(value.dtype).rpartition(".")[2], **{key: " ".join(map(str, found)) for key, found in lists.items()}}
+    return {
+        DTYPE: str(value.dtype).rpartition(".")[2],
+        **{key: " ".join(map(str, found)) for key, found in lists.items()},
+    }
 
 
 @contextmanager
@@ -163,11 +174,11 @@ def _quiet() -> Iterator[None]:
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output; several threads may call it, one runs at a time. `threads` is
-    torch's number of threads during each call, in the thread that calls; None leaves it as it is.
+    """A function of the net's input, `[batch, ...]`, that gives its output; several threads may call it, one runs at a
+    time. `threads` is torch's number of threads during each call, in the thread that calls; None leaves it as it is.
 
-    Compiled code takes what it is given for the type and shape that it was compiled for, and ends the process at a token id that the net
-    does not have, so these are checked here; the function raises UserError for others.
+    Compiled code takes what it is given for the type and shape that it was compiled for, and ends the process at a
+    token id that the net does not have, so these are checked here; the function raises UserError for others.
 
     Raises:
         UserError: there is no such file, or it can't be read on this machine.
@@ -201,7 +212,8 @@ class _Takes:
     def __init__(self, path: Path, metadata: Mapping[str, str]) -> None:
         if not {DTYPE, SMALLEST, LARGEST, VALUES} <= set(metadata):
             raise UserError(
-                f"{path} does not say what it takes, so Lathe did not make it: export the run again with scripts/export.py."
+                f"{path} does not say what it takes, so Lathe did not make it: export the run again with "
+                "scripts/export.py."
             )
         has = {
             "AVX512": torch.backends.cpu.get_cpu_capability() == "AVX512",
@@ -210,9 +222,13 @@ class _Takes:
         }
         lacking = next((name for name in metadata.get("AOTI_CPU_ISA", "").split() if not has.get(name, True)), None)
         if lacking:
-            raise UserError(f"{path} was compiled for a CPU with {lacking}, which this one lacks: export the run again, here.")
+            raise UserError(
+                f"{path} was compiled for a CPU with {lacking}, which this one lacks: export the run again, here."
+            )
         self.name, self.dtype, self.values = path.name, np.dtype(metadata[DTYPE]), int(metadata[VALUES])
-        self.sides = list(zip(*([int(word) for word in metadata[key].split()] for key in (SMALLEST, LARGEST)), strict=True))
+        self.sides = list(
+            zip(*([int(word) for word in metadata[key].split()] for key in (SMALLEST, LARGEST)), strict=True)
+        )
 
     def check(self, x: Array) -> None:
         """Raises UserError for another type or shape, and for token ids that are none."""
@@ -223,6 +239,10 @@ class _Takes:
             sides = ", ".join(
                 str(low) if low == high else f"{low} to {'any' if high == ANY else high}" for low, high in self.sides
             )
-            raise UserError(f"{self.name} takes {self.dtype} of shape [{sides}], not {x.dtype} of shape {list(x.shape)}.")
+            raise UserError(
+                f"{self.name} takes {self.dtype} of shape [{sides}], not {x.dtype} of shape {list(x.shape)}."
+            )
         if self.values != ANY and not 0 <= x.min() <= x.max() < self.values:
-            raise UserError(f"{self.name} takes token ids from 0 to {self.values - 1}, not from {x.min()} to {x.max()}.")
+            raise UserError(
+                f"{self.name} takes token ids from 0 to {self.values - 1}, not from {x.min()} to {x.max()}."
+            )

@@ -1,7 +1,8 @@
-"""ExecuTorch programs (.pte) for phones and small devices, computed by XNNPACK's kernels: float32, and 8-bit integers of quantized nets.
+"""ExecuTorch programs (.pte) for phones and small devices, computed by XNNPACK's kernels: float32, and 8-bit integers
+of quantized nets.
 
-Integers are the weights and ranges of training. A layer whose result is rounded next runs in integers from end to end; any other rounds
-each row of its input once more and gives floats (`lathe.export.targets.xnnpack_graph`).
+Integers are the weights and ranges of training. A layer whose result is rounded next runs in integers from end to end;
+any other rounds each row of its input once more and gives floats (`lathe.export.targets.xnnpack_graph`).
 """
 
 import warnings
@@ -37,15 +38,17 @@ def available() -> str | None:
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: int = 64) -> None:
-    """Writes one file with its weights, for batches of up to `max_batch_size` and sequences of up to the example's length, for which memory
-    is reserved when it is loaded. `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net and its modes
-    stay as they are.
+    """Writes one file with its weights, for batches of up to `max_batch_size` and sequences of up to the example's
+    length, for which memory is reserved when it is loaded. `example` is the net's input, `[batch, ...]`; only its shape
+    and type are used. The net and its modes stay as they are.
 
-    Layers that XNNPACK has no integer kernel for keep the values of their integers as floats: those whose activations are not rounded,
-    those with groups of weights, and convolutions that read one channel each and whose result is not rounded.
+    Layers that XNNPACK has no integer kernel for keep the values of their integers as floats: those whose activations
+    are not rounded, those with groups of weights, and convolutions that read one channel each and whose result is not
+    rounded.
 
     Raises:
-        UserError: ExecuTorch is missing, pictures of every size are to be taken, a quantized net has no ranges yet or no layer that XNNPACK
+        UserError: ExecuTorch is missing, pictures of every size are to be taken, a quantized net has no ranges yet or
+        no layer that XNNPACK
             computes in integers, too much memory would be reserved, or the file can't be written.
     """
     sentence = available()
@@ -66,7 +69,9 @@ def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: in
 
 def _traced(net: nn.Module, found: nn.Module, given: Tensor) -> ExportedProgram:
     for name, module in list(found.named_modules()):
-        if isinstance(module, nn.Dropout):  # a copy in ExecuTorch's graph, which parts a layer from what rounds its result
+        if isinstance(
+            module, nn.Dropout
+        ):  # a copy in ExecuTorch's graph, which parts a layer from what rounds its result
             found.set_submodule(name, nn.Identity().eval())
     return torch.export.export(found, (given,), dynamic_shapes=bounded_axes(net, given))
 
@@ -101,17 +106,18 @@ def _judge(found: Delegated, quantized: bool) -> None:
     """Tells of layers that run otherwise than they should, which would only be slow."""
     if quantized and not found.integers:
         raise UserError(
-            "XNNPACK would compute no layer of this net in integers, such as where weights alone are quantized: export it as floats with "
-            "target.executorch.integers=false, or quantize activations too."
+            "XNNPACK would compute no layer of this net in integers, such as where weights alone are quantized: export "
+            "it as floats with target.executorch.integers=false, or quantize activations too."
         )
     if not quantized and not found.floats:
         raise UserError(
-            "XNNPACK would compute no layer of this net, which has no convolution or linear layer that it knows: choose another target."
+            "XNNPACK would compute no layer of this net, which has no convolution or linear layer that it knows: "
+            "choose another target."
         )
     if found.left:
         warnings.warn(
-            f"XNNPACK does not take {len(found.left)} layers of this net, which ExecuTorch's slow portable kernels compute: "
-            f"{', '.join(found.left)}.",
+            f"XNNPACK does not take {len(found.left)} layers of this net, which ExecuTorch's slow portable kernels "
+            f"compute: {', '.join(found.left)}.",
             stacklevel=3,
         )
 
@@ -122,25 +128,28 @@ def _check_memory(made: Any, given: Tensor) -> None:
     planned = tuple(plan.values[plan.inputs[0]].val.sizes)
     if planned != tuple(given.shape):  # ExecuTorch narrows bounds by what it assumes of the example
         raise UserError(
-            f"target.executorch.max_batch_size={len(given)}: ExecuTorch plans memory for {list(planned)} instead of {list(given.shape)}: "
-            "choose another one."
+            f"target.executorch.max_batch_size={len(given)}: ExecuTorch plans memory for {list(planned)} instead of "
+            f"{list(given.shape)}: choose another one."
         )
     reserved = sum(plan.non_const_buffer_sizes)
     if reserved > MOST_MEMORY:
         raise UserError(
-            f"target.executorch.max_batch_size={len(given)} reserves {reserved / 2**30:.1f} GiB whenever the file is loaded: choose a "
-            "smaller one."
+            f"target.executorch.max_batch_size={len(given)} reserves {reserved / 2**30:.1f} GiB whenever the file is "
+            "loaded: choose a smaller one."
         )
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output; of batches larger than the file's largest, in parts.
+    """A function of the net's input, `[batch, ...]`, that gives its output; of batches larger than the file's largest,
+    in parts.
 
-    `threads` is the size of XNNPACK's pool, which the whole process has in common: calls wait for each other, and where functions of
-    different `threads` take turns, each change loads their files again. None leaves the pool as it is, at first one for each core.
+    `threads` is the size of XNNPACK's pool, which the whole process has in common: calls wait for each other, and where
+    functions of different `threads` take turns, each change loads their files again. None leaves the pool as it is, at
+    first one for each core.
 
     Raises:
-        UserError: ExecuTorch is missing, there is no such file, or it can't be read; the function, for an input that the file does not
+        UserError: ExecuTorch is missing, there is no such file, or it can't be read; the function, for an input that
+        the file does not
             take.
     """
     sentence = available()
@@ -152,7 +161,9 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
         with POOL.lock, quiet(), without_native_notes():
             meta = program.ready().metadata.input_tensor_meta(0)
     except (RuntimeError, ValueError) as error:
-        raise UserError(f"{path} can't be read as an ExecuTorch program ({str(error)[:200]}): export the run again.") from error
+        raise UserError(
+            f"{path} can't be read as an ExecuTorch program ({str(error)[:200]}): export the run again."
+        ) from error
     limits, dtype = tuple(meta.sizes()), DTYPES[meta.dtype()]
 
     def forward(x: Array) -> Array:
@@ -161,7 +172,8 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
         if not fits or not x.size or x.dtype != dtype:
             takes = ("up to " if sequences else "") + ", ".join(map(str, limits[1:]))
             raise UserError(
-                f"{path} takes {dtype} of shape [batch, {takes}] and nothing empty: {x.dtype} of shape {list(x.shape)} does not fit."
+                f"{path} takes {dtype} of shape [batch, {takes}] and nothing empty: {x.dtype} of shape "
+                f"{list(x.shape)} does not fit."
             )
         return in_parts(program, x, limits[0])
 

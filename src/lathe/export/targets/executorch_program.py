@@ -1,4 +1,6 @@
-"""Programs of ExecuTorch in this process: their threads, and what its runtime and its passes say that nobody asked for."""
+"""Programs of ExecuTorch in this process: their threads, and what its runtime and its passes say that nobody asked
+for.
+"""
 
 import logging
 import os
@@ -17,14 +19,17 @@ import torch
 
 from lathe.export.bounded import Array
 
-NATIVE_NOTES = (b"[cpuinfo_utils.cpp", b"[threadpool.cpp")  # what ExecuTorch's runtime says of every processor that is no phone's
+NATIVE_NOTES = (
+    b"[cpuinfo_utils.cpp",
+    b"[threadpool.cpp",
+)  # what ExecuTorch's runtime says of every processor that is no phone's
 
 
 class Pool:
     """XNNPACK's threads, of which a process has one pool, for all programs.
 
-    A program holds on to the pool that it was loaded with, and would use it after it is gone: so all are taken out before the pool
-    changes, and each is loaded again at its next call.
+    A program holds on to the pool that it was loaded with, and would use it after it is gone: so all are taken out
+    before the pool changes, and each is loaded again at its next call.
     """
 
     def __init__(self) -> None:
@@ -45,7 +50,9 @@ POOL = Pool()
 
 
 class Program:
-    """A file's method `forward`. The file's content is kept, since it may have to be loaded again after the file was replaced."""
+    """A file's method `forward`. The file's content is kept, since it may have to be loaded again after the file was
+    replaced.
+    """
 
     def __init__(self, path: Path, threads: int | None) -> None:
         self.content, self.threads = path.read_bytes(), threads
@@ -77,7 +84,9 @@ def quiet() -> Iterator[None]:
     loggers = [logging.getLogger(name) for name in ("torchao", "torch.utils._pytree")]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
-        logger.setLevel(logging.ERROR)  # libraries of other processors that can't be loaded, enumerations registered twice
+        logger.setLevel(
+            logging.ERROR
+        )  # libraries of other processors that can't be loaded, enumerations registered twice
     try:
         with warnings.catch_warnings():
             for message in (
@@ -95,7 +104,9 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def without_native_notes() -> Iterator[None]:
-    """Holds back what is written to the process's stderr, and gives it out afterwards without the lines of `NATIVE_NOTES`."""
+    """Holds back what is written to the process's stderr, and gives it out afterwards without the lines of
+    `NATIVE_NOTES`.
+    """
     sys.stderr.flush()
     with tempfile.TemporaryFile() as held:
         own = os.dup(2)

@@ -15,8 +15,8 @@ integers: bool | None = False
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
-    """Writes one self-contained file that takes batches of any size. `example` is the net's input, `[batch, ...]`; only its shape and
-    type are used. The net and its modes stay as they are.
+    """Writes one self-contained file that takes batches of any size. `example` is the net's input, `[batch, ...]`; only
+    its shape and type are used. The net and its modes stay as they are.
 
     Of a quantized net, the weights are the values that its integers stand for, and activations are not rounded.
 

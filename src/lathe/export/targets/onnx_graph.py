@@ -31,7 +31,11 @@ def require_packages() -> None:
 
 
 def write(
-    net: nn.Module, example: Tensor, path: str | Path, opset: int | None = None, properties: dict[str, str] | None = None
+    net: nn.Module,
+    example: Tensor,
+    path: str | Path,
+    opset: int | None = None,
+    properties: dict[str, str] | None = None,
 ) -> None:
     """Traces a net in eval mode to `path`, a self-contained file with inputs `input` and outputs `output`."""
     given = stand_in(example)
@@ -53,7 +57,9 @@ def write(
 
 
 def _bare(model: Any) -> None:
-    """Takes away what torch notes on each node and value: source lines with paths of this machine, half of a small file."""
+    """Takes away what torch notes on each node and value: source lines with paths of this machine, half of a small
+    file.
+    """
     for node in model.graph.all_nodes():
         node.metadata_props.clear()
         node.doc_string = None

@@ -1,7 +1,8 @@
 """Weights of convolutions in the layout that oneDNN's kernels read, once and for all, also where the batch is free.
 
-Inductor stores them so only where every shape is known; where the batch is free each call lays them out anew, which is half of the time
-of a ResNet-18 at batch 1. The layout hardly depends on the batch, and where oneDNN wants another one for some batch it makes it itself.
+Inductor stores them so only where every shape is known; where the batch is free each call lays them out anew, which is
+half of the time of a ResNet-18 at batch 1. The layout hardly depends on the batch, and where oneDNN wants another one
+for some batch it makes it itself.
 """
 
 from operator import attrgetter
@@ -15,7 +16,9 @@ BATCH = 1  # that layouts are chosen for, where the time of a call is mostly tha
 
 
 class PackConvolutions(CustomGraphPass):
-    """Inductor's hook `post_grad_custom_pre_pass`, which comes after freezing and before convolutions are fused with what follows them."""
+    """Inductor's hook `post_grad_custom_pre_pass`, which comes after freezing and before convolutions are fused with
+    what follows them.
+    """
 
     def uuid(self) -> Any:
         """Inductor's cache key."""
@@ -32,7 +35,9 @@ class PackConvolutions(CustomGraphPass):
             if weight is None or weight.is_mkldnn or not _keeps_layout(sides):
                 continue
             with torch.utils._python_dispatch._disable_current_modes():  # a tensor, not a note of its shape
-                packed = ops._reorder_convolution_weight(weight.detach(), padding, stride, dilation, groups, [BATCH, *sides])
+                packed = ops._reorder_convolution_weight(
+                    weight.detach(), padding, stride, dilation, groups, [BATCH, *sides]
+                )
             name = f"_packed_convolution_{number}"
             net.register_buffer(name, packed)  # type: ignore[union-attr]
             with graph.inserting_before(node):
@@ -44,8 +49,9 @@ class PackConvolutions(CustomGraphPass):
 
 
 def _keeps_layout(sides: Any) -> bool:
-    """Whether channels and sides are known, and tell channels-last from contiguous. Where they don't, as for a single channel, inductor
-    reckons with a contiguous answer, and a convolution with packed weights gives a channels-last one."""
+    """Whether channels and sides are known, and tell channels-last from contiguous. Where they don't, as for a single
+    channel, inductor reckons with a contiguous answer, and a convolution with packed weights gives a channels-last one.
+    """
     if not all(isinstance(side, int) for side in sides):
         return False
     channels, *pixels = sides

@@ -1,8 +1,8 @@
 """Whether a .pt2 archive of `torch.export.save` holds data alone.
 
-`torch.export.load` unpickles objects, evaluates sizes as Python expressions and looks up whatever name a graph calls: an archive from
-somebody else can run code. Files of target=torch_export need none of that but the operators of a net, so everything else is refused
-before torch reads the file.
+`torch.export.load` unpickles objects, evaluates sizes as Python expressions and looks up whatever name a graph calls:
+an archive from somebody else can run code. Files of target=torch_export need none of that but the operators of a net,
+so everything else is refused before torch reads the file.
 """
 
 import ast
@@ -48,8 +48,8 @@ ARITHMETIC = (
 
 
 def checked(path: Path) -> io.BytesIO:
-    """What `check` has looked at, in an archive of its own: in a file that is made for it, torch's reader finds other entries than
-    Python's.
+    """What `check` has looked at, in an archive of its own: in a file that is made for it, torch's reader finds other
+    entries than Python's.
 
     Raises:
         ValueError: as `check`.
@@ -114,7 +114,9 @@ def _entries(node: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_size(text: str) -> bool:
-    """Whether sympy would find arithmetic alone in an expression, such as `Mul(Integer(2), Symbol('s77', positive=True))`."""
+    """Whether sympy would find arithmetic alone in an expression, such as `Mul(Integer(2), Symbol('s77',
+    positive=True))`.
+    """
     for node in ast.walk(ast.parse(text, mode="eval")):
         if isinstance(node, ast.Name):
             if not FUNCTIONS.fullmatch(node.id) and not SYMBOLS.fullmatch(node.id):

@@ -1,6 +1,8 @@
-"""Weights alone as the Hugging Face hub has them: model.safetensors, config.json and a model card; the net's own Python code runs them.
+"""Weights alone as the Hugging Face hub has them: model.safetensors, config.json and a model card; the net's own Python
+code runs them.
 
-A file of `lathe.export.targets.weights` in another format, which holds no pickle: the same integers, structure and names.
+A file of `lathe.export.targets.weights` in another format, which holds no pickle: the same integers, structure and
+names.
 """
 
 import json
@@ -36,13 +38,19 @@ def _require(package: str, key: str) -> None:
 
 
 def export(
-    net: nn.Module, example: Tensor, path: str | Path, config: Mapping[str, Any] | None = None, push_to_hub: str | None = None
+    net: nn.Module,
+    example: Tensor,
+    path: str | Path,
+    config: Mapping[str, Any] | None = None,
+    push_to_hub: str | None = None,
 ) -> None:
-    """Writes the net's weights, and beside them config.json with `config`, the node that builds the net. `example` is not used.
+    """Writes the net's weights, and beside them config.json with `config`, the node that builds the net. `example` is
+    not used.
 
-    Tensors have their plain names. A quantized layer's weight is int8 (or uint8 with the bits of all integers one after the other, where
-    these have fewer than 8), and `<name>_scale` is its scale, of each output channel or group. The header's metadata hold the rest as
-    JSON under "lathe": `{"version", "structure", "integers": {name: {"shape", "bits"}}, "aliases"}`; `restore` puts it back.
+    Tensors have their plain names. A quantized layer's weight is int8 (or uint8 with the bits of all integers one after
+    the other, where these have fewer than 8), and `<name>_scale` is its scale, of each output channel or group. The
+    header's metadata hold the rest as JSON under "lathe": `{"version", "structure", "integers": {name: {"shape",
+    "bits"}}, "aliases"}`; `restore` puts it back.
 
     `push_to_hub` is only looked at here; `publish` uploads what has passed its comparison.
 
@@ -61,7 +69,9 @@ def export(
     kept = {
         "version": VERSION,
         "structure": content["structure"],
-        "integers": {name: {"shape": stored["shape"], "bits": stored["bits"]} for name, stored in content["integers"].items()},
+        "integers": {
+            name: {"shape": stored["shape"], "bits": stored["bits"]} for name, stored in content["integers"].items()
+        },
         "aliases": content["aliases"],
     }
     with whole(path) as temporary:
@@ -73,8 +83,8 @@ def export(
 
 
 def restore(net: nn.Module, path: str | Path) -> nn.Module:
-    """Gives `net`, as its configuration builds it, the structure and the weights of a file, in place, and returns it; as
-    `lathe.export.targets.weights.restore`.
+    """Gives `net`, as its configuration builds it, the structure and the weights of a file, in place, and returns it;
+    as `lathe.export.targets.weights.restore`.
 
     Raises:
         UserError: there is no such file, or it does not fit the net.
@@ -93,10 +103,20 @@ def _read(path: str | Path) -> dict[str, Any]:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  # it is no dict
         assert kept["version"] == VERSION
         stored = {
-            name: {"data": tensors.pop(name), "scale": tensors.pop(name + SCALE), "shape": entry["shape"], "bits": entry["bits"]}
+            name: {
+                "data": tensors.pop(name),
+                "scale": tensors.pop(name + SCALE),
+                "shape": entry["shape"],
+                "bits": entry["bits"],
+            }
             for name, entry in kept["integers"].items()
         }
-        return {"structure": dict(kept["structure"]), "aliases": dict(kept["aliases"]), "state": tensors, "integers": stored}
+        return {
+            "structure": dict(kept["structure"]),
+            "aliases": dict(kept["aliases"]),
+            "state": tensors,
+            "integers": stored,
+        }
     except Exception as error:  # whatever a torn file raises
         raise UserError(f"{path} can't be read as weights of target=safetensors: export the run again.") from error
 
@@ -104,20 +124,28 @@ def _read(path: str | Path) -> dict[str, Any]:
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
     """Raises UserError: weights alone compute nothing. See `restore`."""
     raise UserError(
-        f"{path} holds weights alone: lathe.export.get('safetensors').restore(net, path) puts them into a net; or use another target."
+        f"{path} holds weights alone: lathe.export.get('safetensors').restore(net, path) puts them into a net; or "
+        "use another target."
     )
 
 
 def complete(folder: Path) -> None:
-    """Writes the model card, README.md, of an export in `folder` from its manifest.json, parity.json and config.json."""
-    manifest, parity, config = (json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "parity", "config"))
+    """Writes the model card, README.md, of an export in `folder` from its manifest.json, parity.json and
+    config.json.
+    """
+    manifest, parity, config = (
+        json.loads((folder / f"{name}.json").read_text()) for name in ("manifest", "parity", "config")
+    )
     node = dict(config["net"])
     module, _, name = str(node.pop("_target_")).rpartition(".")
     arguments = ", ".join(f"{key}={value!r}" for key, value in node.items() if not key.startswith("_"))
     given, preprocess = manifest["input"], manifest["preprocess"]
     takes = f"{given['dtype']} `[{', '.join(map(str, given['shape']))}]`"
     if preprocess is not None:
-        takes += f": pixels on a scale from 0 to 1, minus {preprocess['mean']}, divided by {preprocess['std']}, for each channel"
+        takes += (
+            f": pixels on a scale from 0 to 1, minus {preprocess['mean']}, divided by {preprocess['std']}, for each "
+            "channel"
+        )
     metrics, kind = parity["figures"], ", as integers with their scales" if manifest["integers"] else ""
     rows = [f"| {key} | {value:.4f} | {metrics['file'][key]:.4f} |" for key, value in metrics["trained"].items()]
     lines = [
@@ -134,7 +162,8 @@ def complete(folder: Path) -> None:
         "|---|---|---|",
         *rows,
         "",
-        f"Input: {takes}. Output: {manifest['output']['dtype']} logits `[{', '.join(map(str, manifest['output']['shape']))}]`.",
+        f"Input: {takes}. Output: {manifest['output']['dtype']} logits "
+        f"`[{', '.join(map(str, manifest['output']['shape']))}]`.",
         "",
         "```python",
         f"from {module} import {name}",
@@ -162,8 +191,8 @@ def check_repository(push_to_hub: str | None) -> None:
 
 
 def publish(folder: Path, push_to_hub: str | None = None) -> None:
-    """Uploads an export that has its final name to the hub, with the token of `hf auth login` or HF_TOKEN. A repository that does not
-    exist is made, and is private.
+    """Uploads an export that has its final name to the hub, with the token of `hf auth login` or HF_TOKEN. A repository
+    that does not exist is made, and is private.
 
     Raises:
         UserError: it can't be reached, or does not let this user write. The export in `folder` stays.
@@ -176,10 +205,13 @@ def publish(folder: Path, push_to_hub: str | None = None) -> None:
     api = HfApi()
     try:
         api.create_repo(push_to_hub, private=True, exist_ok=True)
-        api.upload_folder(repo_id=push_to_hub, folder_path=folder, allow_patterns=UPLOADED, commit_message="Export of Lathe")
+        api.upload_folder(
+            repo_id=push_to_hub, folder_path=folder, allow_patterns=UPLOADED, commit_message="Export of Lathe"
+        )
     except Exception as error:  # of the package, of its HTTP client and of the operating system
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(
-            f"target.safetensors.push_to_hub={push_to_hub}: {folder} was exported but not uploaded ({line[:200].rstrip('.')}): check the "
+            f"target.safetensors.push_to_hub={push_to_hub}: {folder} was exported but not uploaded "
+            f"({line[:200].rstrip('.')}): check the "
             f"network and `hf auth login`, then export again or run: hf upload {push_to_hub} {folder}"
         ) from error

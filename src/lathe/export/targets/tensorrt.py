@@ -1,7 +1,8 @@
-"""TensorRT engines for NVIDIA's GPUs, built through torch_tensorrt or from ONNX by NVIDIA's builder, in float32, float16 or 8-bit integers.
+"""TensorRT engines for NVIDIA's GPUs, built through torch_tensorrt or from ONNX by NVIDIA's builder, in float32,
+float16 or 8-bit integers.
 
-Written against the documented interfaces of TensorRT 10 and 11 and of torch_tensorrt, on machines that have neither: not yet run. An
-engine holds for the kind of GPU and the version of TensorRT that built it.
+Written against the documented interfaces of TensorRT 10 and 11 and of torch_tensorrt, on machines that have neither:
+not yet run. An engine holds for the kind of GPU and the version of TensorRT that built it.
 
 Networks are strongly typed: TensorRT computes what the graph says, so that float16 and integers are put there.
 """
@@ -39,11 +40,14 @@ def available() -> str | None:
     """None, or the sentence that says what is missing."""
     if importlib.util.find_spec("tensorrt") is None:
         return (
-            "tensorrt can't be imported, which target=tensorrt builds and runs with: pip install tensorrt, on a machine with an NVIDIA "
-            "GPU."
+            "tensorrt can't be imported, which target=tensorrt builds and runs with: pip install tensorrt, on a "
+            "machine with an NVIDIA GPU."
         )
     if not torch.cuda.is_available():
-        return "torch finds no NVIDIA GPU, for which target=tensorrt builds: export on the machine that is to run the file."
+        return (
+            "torch finds no NVIDIA GPU, for which target=tensorrt builds: export on the machine that is to run the "
+            "file."
+        )
     return None
 
 
@@ -57,16 +61,17 @@ def export(
     typical_batch_size: int | None = None,
     workspace: int | None = None,
 ) -> None:
-    """Builds an engine for batches of up to `max_batch_size`, fastest at `typical_batch_size` (None: the largest), and sequences of up to
-    the example's length. `example` is the net's input, `[batch, ...]`; only its shape and type are used. The net and its modes stay as
-    they are.
+    """Builds an engine for batches of up to `max_batch_size`, fastest at `typical_batch_size` (None: the largest), and
+    sequences of up to the example's length. `example` is the net's input, `[batch, ...]`; only its shape and type are
+    used. The net and its modes stay as they are.
 
-    `through` auto is torch_tensorrt where that is installed and the net is of floats, else onnx. With `half`, everything behind the
-    preprocessing is float16. `workspace` are the bytes that kernels may use while they run (None: TensorRT's own limit).
-    A quantized net is written with symmetric ranges, as `lathe.export.dialects.Symmetric` says.
+    `through` auto is torch_tensorrt where that is installed and the net is of floats, else onnx. With `half`,
+    everything behind the preprocessing is float16. `workspace` are the bytes that kernels may use while they run (None:
+    TensorRT's own limit). A quantized net is written with symmetric ranges, as `lathe.export.dialects.Symmetric` says.
 
     Raises:
-        UserError: TensorRT or a GPU is missing, options do not fit each other, the net can't be built, or the file can't be written.
+        UserError: TensorRT or a GPU is missing, options do not fit each other, the net can't be built, or the file
+        can't be written.
     """
     quantized = bool(quantized_layers(net))
     check_options(net, through, half, max_batch_size, typical_batch_size, workspace)
@@ -86,17 +91,21 @@ def export(
         temporary.write_bytes(plan)
 
 
-def check_options(net: nn.Module, through: Any, half: Any, max_batch_size: Any, typical_batch_size: Any, workspace: Any) -> None:
+def check_options(
+    net: nn.Module, through: Any, half: Any, max_batch_size: Any, typical_batch_size: Any, workspace: Any
+) -> None:
     """Raises UserError for values that can't be."""
     check_bounds(net, "tensorrt", max_batch_size)
     if through not in WAYS:
         raise UserError(f"target.tensorrt.through={through}: choose {', '.join(WAYS)}.")
     if not isinstance(half, bool):
         raise UserError(f"target.tensorrt.half={half}: choose true or false.")
-    if typical_batch_size is not None and not (isinstance(typical_batch_size, int) and 1 <= typical_batch_size <= max_batch_size):
+    if typical_batch_size is not None and not (
+        isinstance(typical_batch_size, int) and 1 <= typical_batch_size <= max_batch_size
+    ):
         raise UserError(
-            f"target.tensorrt.typical_batch_size={typical_batch_size}: give a whole number from 1 to max_batch_size={max_batch_size}, "
-            "or null."
+            f"target.tensorrt.typical_batch_size={typical_batch_size}: give a whole number from 1 to "
+            f"max_batch_size={max_batch_size}, or null."
         )
     if workspace is not None and not (isinstance(workspace, int) and workspace >= 1):
         raise UserError(f"target.tensorrt.workspace={workspace}: give bytes from 1, or null for TensorRT's own limit.")
@@ -110,16 +119,16 @@ def chosen(through: str, quantized: bool, half: bool) -> str:
     """
     if quantized and half:
         raise UserError(
-            "target.tensorrt.half=true does not fit a quantized net, whose integers stand for float32: leave one of them out (as floats: "
-            "target.tensorrt.integers=false)."
+            "target.tensorrt.half=true does not fit a quantized net, whose integers stand for float32: leave one of "
+            "them out (as floats: target.tensorrt.integers=false)."
         )
     installed = importlib.util.find_spec("torch_tensorrt") is not None
     if through == "torch_tensorrt" and quantized:
         raise UserError("target.tensorrt.through=torch_tensorrt takes no quantized net: use through=onnx.")
     if through == "torch_tensorrt" and not installed:
         raise UserError(
-            "torch_tensorrt can't be imported, which target.tensorrt.through=torch_tensorrt needs: pip install torch-tensorrt, or use "
-            "through=onnx."
+            "torch_tensorrt can't be imported, which target.tensorrt.through=torch_tensorrt needs: pip install "
+            "torch-tensorrt, or use through=onnx."
         )
     if through == "auto":
         return "torch_tensorrt" if installed and not quantized else "onnx"
@@ -127,8 +136,8 @@ def chosen(through: str, quantized: bool, half: bool) -> str:
 
 
 def profile(example: Tensor, max_batch_size: int, typical_batch_size: int | None) -> Shapes:
-    """Smallest, typical and largest shape of the input: the batch differs, and the time of token ids `[batch, time]`, which is long as a
-    rule."""
+    """Smallest, typical and largest shape of the input: the batch differs, and the time of token ids `[batch, time]`,
+    which is long as a rule."""
     rest = tuple(example.shape[1:])
     least = (1,) if not example.is_floating_point() and example.dim() == 2 else rest
     return (1, *least), (typical_batch_size or max_batch_size, *rest), (max_batch_size, *rest)
@@ -148,14 +157,16 @@ def prepared(net: nn.Module, example: Tensor, half: bool) -> nn.Module:
     rounded = 0
     for name, layer in list(found.named_modules()):
         if isinstance(layer, IntegerEmbedding):  # TensorRT looks up no integers
-            found.set_submodule(name, nn.Embedding.from_pretrained(scaled(layer.integers, layer.scale).view(layer.full)).eval())
+            found.set_submodule(
+                name, nn.Embedding.from_pretrained(scaled(layer.integers, layer.scale).view(layer.full)).eval()
+            )
         elif hasattr(layer, "integers"):
             dialect.prepare(layer)
             rounded += layer.scale is not None
     if not rounded:
         raise UserError(
-            "TensorRT would compute no layer of this net in integers, such as where weights alone are quantized: export it as floats with "
-            "target.tensorrt.integers=false, or quantize activations too."
+            "TensorRT would compute no layer of this net in integers, such as where weights alone are quantized: "
+            "export it as floats with target.tensorrt.integers=false, or quantize activations too."
         )
     return found
 
@@ -198,7 +209,9 @@ def built(graph: bytes, shapes: Shapes, workspace: int | None) -> bytes:
     config.add_optimization_profile(ranges)
     plan = builder.build_serialized_network(network, config)
     if plan is None:
-        raise UserError("TensorRT built no engine for this net, for the reasons that it printed above: choose another target.")
+        raise UserError(
+            "TensorRT built no engine for this net, for the reasons that it printed above: choose another target."
+        )
     return bytes(plan)
 
 
@@ -220,12 +233,14 @@ def compiled(found: nn.Module, net: nn.Module, given: Tensor, shapes: Shapes, wo
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output; of batches larger than the engine's largest, in parts.
+    """A function of the net's input, `[batch, ...]`, that gives its output; of batches larger than the engine's
+    largest, in parts.
 
     It runs on torch's current GPU, one call after the other. `threads`, of a CPU, has no effect.
 
     Raises:
-        UserError: TensorRT or a GPU is missing, there is no such file, or it was built for another GPU or version; the function, for an
+        UserError: TensorRT or a GPU is missing, there is no such file, or it was built for another GPU or version; the
+        function, for an
             input that the engine does not take.
     """
     sentence = available()
@@ -238,7 +253,8 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
     engine = runtime.deserialize_cuda_engine(path.read_bytes())
     if engine is None:
         raise UserError(
-            f"{path} can't be loaded as an engine of TensorRT {tensorrt.__version__} on this GPU: export the run again, here."
+            f"{path} can't be loaded as an engine of TensorRT {tensorrt.__version__} on this GPU: export the run "
+            "again, here."
         )
     context = engine.create_execution_context()
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
@@ -267,7 +283,8 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
         )
         if not fits or not x.size or x.dtype != dtype:
             raise UserError(
-                f"{path} takes {dtype} of shapes from {list(least)} to {list(most)}: {x.dtype} of shape {list(x.shape)} does not fit."
+                f"{path} takes {dtype} of shapes from {list(least)} to {list(most)}: {x.dtype} of shape "
+                f"{list(x.shape)} does not fit."
             )
         return in_parts(run, x, most[0])
 

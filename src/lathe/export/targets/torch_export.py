@@ -1,4 +1,6 @@
-"""A graph of ATen operators (`torch.export.save`): for torch without the net's Python code, and what compilers of torch start from."""
+"""A graph of ATen operators (`torch.export.save`): for torch without the net's Python code, and what compilers of torch
+start from.
+"""
 
 import io
 import warnings
@@ -31,12 +33,12 @@ def available() -> str | None:
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
-    """Writes the net's graph, which takes batches of any size. `example` is the net's input, `[batch, ...]`; only its shape and type are
-    used. The net and its modes stay as they are.
+    """Writes the net's graph, which takes batches of any size. `example` is the net's input, `[batch, ...]`; only its
+    shape and type are used. The net and its modes stay as they are.
 
-    Of a quantized net, weights are stored as int8, and the graph says by the operators of PT2E where values are rounded. Torch computes
-    these one by one, in float32 on integers' values: for speed, compile the graph (`torch.compile(program.module())`), or take
-    target=aot_inductor.
+    Of a quantized net, weights are stored as int8, and the graph says by the operators of PT2E where values are
+    rounded. Torch computes these one by one, in float32 on integers' values: for speed, compile the graph
+    (`torch.compile(program.module())`), or take target=aot_inductor.
 
     Raises:
         UserError: the net can't be traced, a quantized net has no ranges yet, or the file can't be written.
@@ -72,8 +74,8 @@ def _program(net: nn.Module, given: Tensor, axes: tuple[dict[int, object]]) -> t
     except Exception as error:  # what Python code can be up to has no class in common
         line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise UserError(
-            f"target=torch_export: torch.export can't trace {type(net).__name__} for inputs of any size ({line[:200]}); where its "
-            "code makes a Python number of a size, as len(x) does, write x.shape[0]."
+            f"target=torch_export: torch.export can't trace {type(net).__name__} for inputs of any size "
+            f"({line[:200]}); where its code makes a Python number of a size, as len(x) does, write x.shape[0]."
         ) from error
     for module in program.graph_module.modules():
         for node in module.graph.nodes if isinstance(module, torch.fx.GraphModule) else ():
@@ -84,12 +86,12 @@ def _program(net: nn.Module, given: Tensor, axes: tuple[dict[int, object]]) -> t
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output. `threads` is torch's number of threads during each call; None
-    leaves it as it is.
+    """A function of the net's input, `[batch, ...]`, that gives its output. `threads` is torch's number of threads
+    during each call; None leaves it as it is.
 
-    `torch.export.load` unpickles and evaluates what it finds in an archive, and has no `weights_only`; so this refuses archives with
-    anything in them but tensors and operators, see `pt2_archive`. `torch.export.load(path)` reads the file as well, after
-    `import torch.ao.quantization.fx._decomposed` where it holds integers.
+    `torch.export.load` unpickles and evaluates what it finds in an archive, and has no `weights_only`; so this refuses
+    archives with anything in them but tensors and operators, see `pt2_archive`. `torch.export.load(path)` reads the
+    file as well, after `import torch.ao.quantization.fx._decomposed` where it holds integers.
 
     Raises:
         UserError: there is no such file, or it can't be read.
@@ -107,5 +109,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
             )  # guards are Python code; sizes are checked without them
     except Exception as error:  # a torn archive, or one of another version of torch
         reason = str(error) if type(error) is ValueError else type(error).__name__
-        raise UserError(f"{path} can't be read as a program of target=torch_export ({reason}): export the run again.") from error
+        raise UserError(
+            f"{path} can't be read as a program of target=torch_export ({reason}): export the run again."
+        ) from error
     return on_arrays(module, threads)

@@ -30,11 +30,12 @@ def available() -> str | None:
 
 
 def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
-    """Writes the net's weights and structure as `torch.load(path, weights_only=True)` reads them. `example` is not used.
+    """Writes the net's weights and structure as `torch.load(path, weights_only=True)` reads them. `example` is not
+    used.
 
-    `{"version", "structure", "state", "integers"}`: `state` are tensors by their plain names; a quantized layer's weight is not among
-    them but under `integers`, with its `data` (int8, or uint8 with the bits of all integers one after the other), `shape`, `bits` and
-    `scale`. `restore` puts them back.
+    `{"version", "structure", "state", "integers"}`: `state` are tensors by their plain names; a quantized layer's
+    weight is not among them but under `integers`, with its `data` (int8, or uint8 with the bits of all integers one
+    after the other), `shape`, `bits` and `scale`. `restore` puts them back.
 
     Raises:
         UserError: the file can't be written.
@@ -68,7 +69,11 @@ def content_of(net: nn.Module) -> dict[str, Any]:
             "bits": quantizer.bits,
             "scale": scale.detach().float().cpu().clone(),
         }
-    skipped = {name for name in _derived(net) if not name.endswith(SCALES) or f"{_layer(name)}.weight" in {**integers, **aliases}}
+    skipped = {
+        name
+        for name in _derived(net)
+        if not name.endswith(SCALES) or f"{_layer(name)}.weight" in {**integers, **aliases}
+    }
     for name, tensor in net.state_dict(keep_vars=True).items():
         if name in integers or name in aliases or name in skipped:
             continue
@@ -79,11 +84,19 @@ def content_of(net: nn.Module) -> dict[str, Any]:
         else:
             stored[id(tensor)] = name
             state[name] = tensor.detach().cpu().contiguous().clone()
-    return {"version": VERSION, "structure": structure_of(net), "state": state, "integers": integers, "aliases": aliases}
+    return {
+        "version": VERSION,
+        "structure": structure_of(net),
+        "state": state,
+        "integers": integers,
+        "aliases": aliases,
+    }
 
 
 def _read_as_floats(net: nn.Module) -> set[int]:
-    """Weights that a layer in float reads too, such as a tied head that was excluded: their integers alone would not do."""
+    """Weights that a layer in float reads too, such as a tied head that was excluded: their integers alone would not
+    do.
+    """
     rounding = {id(layer) for layer in quantized_layers(net).values()}
     return {id(p) for module in net.modules() if id(module) not in rounding for p in module.parameters(recurse=False)}
 
@@ -93,7 +106,9 @@ def _layer(name: str) -> str:
 
 
 def _derived(net: nn.Module) -> set[str]:
-    """Names of buffers that the rest of the file gives: scales of weights, which lie beside the integers, and what observers saw."""
+    """Names of buffers that the rest of the file gives: scales of weights, which lie beside the integers, and what
+    observers saw.
+    """
     names: set[str] = set()
     for name, layer in quantized_layers(net).items():
         for role in dict(layer.named_children()):
@@ -123,8 +138,8 @@ def unpack(data: Tensor, shape: list[int], bits: int) -> Tensor:
 def restore(net: nn.Module, path: str | Path) -> nn.Module:
     """Gives `net`, as its configuration builds it, the structure and the weights of a file, in place, and returns it.
 
-    A weight that was rounded comes back as what its integers stand for, and its range is fixed: the outputs are those of the net that
-    was exported.
+    A weight that was rounded comes back as what its integers stand for, and its range is fixed: the outputs are those
+    of the net that was exported.
 
     Raises:
         UserError: there is no such file, or it does not fit the net.
@@ -136,7 +151,14 @@ def fill(net: nn.Module, content: dict[str, Any], path: str | Path) -> nn.Module
     """`restore` of a file's content, as `content_of` gives it; `path` is named where it does not fit."""
     try:
         return _filled(net, content, path)
-    except (AssertionError, AttributeError, IndexError, KeyError, TypeError, ValueError) as error:  # as a stranger may write it
+    except (
+        AssertionError,
+        AttributeError,
+        IndexError,
+        KeyError,
+        TypeError,
+        ValueError,
+    ) as error:  # as a stranger may write it
         raise UserError(
             f"{path} can't be read as weights ({type(error).__name__}): it is damaged; export the run again."
         ) from error
@@ -195,5 +217,6 @@ def _read(path: str | Path) -> dict[str, Any]:
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
     """Raises UserError: weights alone compute nothing. See `restore`."""
     raise UserError(
-        f"{path} holds weights alone: lathe.export.get('weights').restore(net, path) puts them into a net; or use another target."
+        f"{path} holds weights alone: lathe.export.get('weights').restore(net, path) puts them into a net; or use "
+        "another target."
     )

@@ -1,4 +1,6 @@
-"""What stands between torch's graph of a quantized net and the patterns that ExecuTorch's partitioner for XNNPACK takes as integers."""
+"""What stands between torch's graph of a quantized net and the patterns that ExecuTorch's partitioner for XNNPACK takes
+as integers.
+"""
 
 import operator
 from collections.abc import Iterator
@@ -10,12 +12,19 @@ from torch import fx
 from torch.export import ExportedProgram
 
 GEMMS = ("aten.conv2d.default", "aten.linear.default")  # in torch's graph
-LOWERED_GEMMS = ("aten.convolution.default", "aten.linear.default", "aten.addmm.default", "aten.mm.default")  # in ExecuTorch's
+LOWERED_GEMMS = (
+    "aten.convolution.default",
+    "aten.linear.default",
+    "aten.addmm.default",
+    "aten.mm.default",
+)  # in ExecuTorch's
 
 
 @dataclass
 class Delegated:
-    """How many convolutions and linear layers XNNPACK computes in integers and in floats, and the names of those that it does not take."""
+    """How many convolutions and linear layers XNNPACK computes in integers and in floats, and the names of those that
+    it does not take.
+    """
 
     integers: int = 0
     floats: int = 0
@@ -23,8 +32,8 @@ class Delegated:
 
 
 def share_roundings(program: ExportedProgram) -> None:
-    """Lets layers that read the same tensor with the same range read the same integers: only a layer whose result is read once, by a
-    rounding, is computed in integers."""
+    """Lets layers that read the same tensor with the same range read the same integers: only a layer whose result is
+    read once, by a rounding, is computed in integers."""
     graph = program.graph_module.graph
     seen: dict[Any, fx.Node] = {}
     for node in list(graph.nodes):
@@ -47,8 +56,9 @@ def without_kernel(program: ExportedProgram) -> list[str]:
 
 
 def round_rows(program: ExportedProgram) -> None:
-    """Gives layers whose result is not rounded the pattern of XNNPACK's kernels with float results: these round each row of their input
-    a second time, to 256 values between its own lowest and highest, which are finer than those of the layer's range or the same."""
+    """Gives layers whose result is not rounded the pattern of XNNPACK's kernels with float results: these round each
+    row of their input a second time, to 256 values between its own lowest and highest, which are finer than those of
+    the layer's range or the same."""
     ops, graph = torch.ops.quantized_decomposed, program.graph_module.graph
     least = torch.finfo(torch.float32).tiny
     for node in _integer_gemms(program):

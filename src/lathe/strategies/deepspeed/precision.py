@@ -14,10 +14,12 @@ PRECISIONS = ("32-true", "bf16-mixed", "bf16-true", "16-mixed")
 
 
 class EnginePrecision(DeepSpeedPrecision):
-    """bf16-mixed is torch's autocast around float32 parameters, as under every other strategy. bf16-true and 16-mixed are DeepSpeed's
-    own formats: parameters and gradients are half as wide, and the optimizer steps on float32 copies that are split over the ranks.
+    """bf16-mixed is torch's autocast around float32 parameters, as under every other strategy. bf16-true and 16-mixed
+    are DeepSpeed's own formats: parameters and gradients are half as wide, and the optimizer steps on float32 copies
+    that are split over the ranks.
 
-    `scaler` settings, if the run's plugin brought a GradScaler, set the scale that DeepSpeed starts from and how often it grows.
+    `scaler` settings, if the run's plugin brought a GradScaler, set the scale that DeepSpeed starts from and how often
+    it grows.
     """
 
     def __init__(self, plugin: Precision) -> None:

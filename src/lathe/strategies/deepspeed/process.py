@@ -9,7 +9,9 @@ import torch
 
 
 def import_deepspeed(level: int) -> None:
-    """Imports DeepSpeed without its chatter: it warns about a missing GPU, and logs to stdout through a logger of its own."""
+    """Imports DeepSpeed without its chatter: it warns about a missing GPU, and logs to stdout through a logger of its
+    own.
+    """
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -40,11 +42,14 @@ def use_accelerator(device_type: str) -> None:
 def adopt_process_group(backend: str) -> None:
     """Lets DeepSpeed use the process group that is there already.
 
-    On CPUs DeepSpeed would first compile a shared-memory all-reduce (about a minute, and a compiler is needed); gloo does the same.
+    On CPUs DeepSpeed would first compile a shared-memory all-reduce (about a minute, and a compiler is needed); gloo
+    does the same.
     """
     import deepspeed
 
-    backends = importlib.import_module("deepspeed.comm.torch")  # as an attribute of its package the name is torch itself
+    backends = importlib.import_module(
+        "deepspeed.comm.torch"
+    )  # as an attribute of its package the name is torch itself
 
     build = getattr(backends, "build_shm_op", None)
     setattr(backends, "build_shm_op", lambda: None)  # noqa: B010

@@ -13,7 +13,9 @@ _SCALER = ("cur_scale", "cur_iter", "last_overflow_iter", "cur_hysteresis")
 
 
 def full_weights(module: nn.Module, keep: bool) -> dict[str, Any]:
-    """`module`'s state dict as whole CPU tensors, parameters in float32. Every rank takes part; those without `keep` get {}."""
+    """`module`'s state dict as whole CPU tensors, parameters in float32. Every rank takes part; those without `keep`
+    get {}.
+    """
     state: dict[str, Any] = {}
     seen: dict[int, Tensor] = {}
     for name, value in module.state_dict(keep_vars=True).items():
@@ -56,7 +58,8 @@ def _on_cpu(value: Tensor, keep: bool) -> Tensor:
 class PlainState:
     """Reads and writes what ZeRO keeps in flat pieces, parameter by parameter.
 
-    Made from the plain optimizer before the engine is, since the engine replaces its parameters by flat ones; `attach` follows.
+    Made from the plain optimizer before the engine is, since the engine replaces its parameters by flat ones; `attach`
+    follows.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -69,15 +72,17 @@ class PlainState:
         self._zero = zero
 
     def _pieces(self) -> Iterator[tuple[Tensor, list[nn.Parameter]]]:
-        """This rank's flat float32 pieces, each with the parameters that it holds parts of; the same number on every rank."""
+        """This rank's flat float32 pieces, each with the parameters that it holds parts of; the same number on every
+        rank.
+        """
         if hasattr(self._zero, "fp32_partitioned_groups_flat"):
             yield from zip(self._zero.fp32_partitioned_groups_flat, self._zero.fp16_groups, strict=True)
         else:
             yield from zip(self._zero.single_partition_of_fp32_groups, self._zero.bit16_groups, strict=True)
 
     def _link(self) -> None:
-        # DeepSpeed 0.19 ties parameters to their state (stages 1 and 2) right after its first group's first step, so those of the
-        # other groups, which have none yet, are never tied.
+        # DeepSpeed 0.19 ties parameters to their state (stages 1 and 2) right after its first group's first step, so
+        # those of the other groups, which have none yet, are never tied.
         if hasattr(self._zero, "_lazy_init_hp_params_optimizer_state"):
             self._zero._hp_optimizer_states_linked = False
             self._zero._lazy_init_hp_params_optimizer_state()
@@ -103,7 +108,9 @@ class PlainState:
         if not keep:
             return {}
         groups, first = [], 0
-        for group, options, parameters in zip(self._zero.optimizer.param_groups, self._options, self._groups, strict=True):
+        for group, options, parameters in zip(
+            self._zero.optimizer.param_groups, self._options, self._groups, strict=True
+        ):
             ids = list(range(first, first + len(parameters)))
             groups.append({**{key: group[key] for key in options}, "params": ids})
             first += len(parameters)
@@ -126,7 +133,8 @@ class PlainState:
             group.update({key: old[key] for key in options if key in old})
         ids = [n for group in saved["param_groups"] for n in group["params"]]
         by_parameter = {
-            id(p): saved["state"].get(n, {}) for n, p in zip(ids, (p for group in self._groups for p in group), strict=True)
+            id(p): saved["state"].get(n, {})
+            for n, p in zip(ids, (p for group in self._groups for p in group), strict=True)
         }
         for flat, parameters in self._pieces():
             known: dict[str, Any] = {}
@@ -148,7 +156,9 @@ class PlainState:
                         self._write(parameter, value, key)
 
     def load_weights(self, names: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
-        """Sets the float32 copies that the optimizer steps on; the parameters themselves hold the rounded values already."""
+        """Sets the float32 copies that the optimizer steps on; the parameters themselves hold the rounded values
+        already.
+        """
         for name, parameter in names.items():
             if parameter.requires_grad and name in weights:
                 self._write(parameter, weights[name], None)

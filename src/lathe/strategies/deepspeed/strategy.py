@@ -34,18 +34,21 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 
 
 class DeepSpeed(DeepSpeedStrategy):
-    """Lightning's DeepSpeedStrategy with five differences: it runs on CPUs as well; it writes and reads one plain checkpoint file
-    that every other strategy opens; gradient accumulation ends with the epoch, as under every strategy; bf16-mixed means autocast, as
-    under every strategy; and it is quiet.
+    """Lightning's DeepSpeedStrategy with five differences: it runs on CPUs as well; it writes and reads one plain
+    checkpoint file that every other strategy opens; gradient accumulation ends with the epoch, as under every strategy;
+    bf16-mixed means autocast, as under every strategy; and it is quiet.
 
-    Stage 1 splits the optimizer's state over the ranks, 2 gradients as well, 3 parameters as well. Sizes are numbers of scalars.
+    Stage 1 splits the optimizer's state over the ranks, 2 gradients as well, 3 parameters as well. Sizes are numbers of
+    scalars.
 
     Raises:
-        UserError: DeepSpeed is not installed, an unknown stage, or an offload that the stage does not have; on setting up: a
+        UserError: DeepSpeed is not installed, an unknown stage, or an offload that the stage does not have; on setting
+        up: a
             precision, a clipping or an optimizer that ZeRO does not take.
     """
 
-    reshapes = True  # after fit the net's parameters are parts of DeepSpeed's buffers, or empty: the test begins with a fresh net
+    # after fit the net's parameters are parts of DeepSpeed's buffers, or empty: the test begins with a fresh net
+    reshapes = True
 
     def __init__(
         self,
@@ -69,7 +72,8 @@ class DeepSpeed(DeepSpeedStrategy):
             raise UserError(f"strategy.stage={stage}: ZeRO has the stages 1, 2 and 3.")
         if offload_parameters and stage != 3:
             raise UserError(
-                f"strategy.offload_parameters=true: stage {stage} does not split parameters, use strategy=deepspeed_3_offload."
+                f"strategy.offload_parameters=true: stage {stage} does not split parameters, use "
+                "strategy=deepspeed_3_offload."
             )
         if log_level not in LEVELS:
             raise UserError(f"strategy.log_level={log_level!r}: {did_you_mean(str(log_level), LEVELS)}")
@@ -99,7 +103,8 @@ class DeepSpeed(DeepSpeedStrategy):
         config = {
             "zero_optimization": zero,
             "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False,  # its own CPU Adam is compiled at first use, and knows one update rule
+            # its own CPU Adam is compiled at first use, and knows one update rule
+            "zero_force_ds_cpu_optimizer": False,
         }
         import_deepspeed(LEVELS[log_level])
         super().__init__(config=config, logging_level=LEVELS[log_level])
@@ -139,7 +144,9 @@ class DeepSpeed(DeepSpeedStrategy):
     def setup(self, trainer: Trainer) -> None:
         assert self.lightning_module is not None
         if trainer.gradient_clip_algorithm == GradClipAlgorithmType.VALUE and trainer.gradient_clip_val:
-            raise UserError(f"trainer.gradient_clip_algorithm=value: {self._name} clips by the global norm alone, use norm.")
+            raise UserError(
+                f"trainer.gradient_clip_algorithm=value: {self._name} clips by the global norm alone, use norm."
+            )
         if self.root_device.type == "cpu":
             if self.precision_plugin.precision == "16-mixed":
                 raise UserError(f"precision=16-mixed: {self._name} has no float16 on CPUs, use precision=bf16-mixed.")
@@ -181,8 +188,8 @@ class DeepSpeed(DeepSpeedStrategy):
         whole = (Muon, LBFGS, Adafactor, SparseAdam, *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []))
         if isinstance(optimizer, whole):
             raise UserError(
-                f"strategy={self._name} cuts parameters into flat pieces, and {type(optimizer).__name__} needs them whole:"
-                " use optimizer=adamw or sgd, or strategy=ddp."
+                f"strategy={self._name} cuts parameters into flat pieces, and {type(optimizer).__name__} needs them "
+                "whole: use optimizer=adamw or sgd, or strategy=ddp."
             )
 
     def _setup_model_and_optimizer(
@@ -278,6 +285,9 @@ class DeepSpeed(DeepSpeedStrategy):
         assert self.lightning_module is not None
         self._plain.load_state_dict(checkpoint["optimizer_states"][0])
         if self.precision_plugin.precision not in ("32-true", "bf16-mixed"):
-            weights = {**checkpoint["state_dict"], **{f"net.{k}": v for k, v in checkpoint.get("ema", {}).get("raw", {}).items()}}
+            weights = {
+                **checkpoint["state_dict"],
+                **{f"net.{k}": v for k, v in checkpoint.get("ema", {}).get("raw", {}).items()},
+            }
             self._plain.load_weights(dict(self.lightning_module.named_parameters()), weights)
         self._plain.load_scaler_state(checkpoint.get("deepspeed"))

@@ -1,4 +1,6 @@
-"""Cutting a net at its blocks: what one pipeline stage keeps of it, and the optimizer of the whole net for that part."""
+"""Cutting a net at its blocks: what one pipeline stage keeps of it, and the optimizer of the whole net for that
+part.
+"""
 
 import copy
 from collections.abc import Callable
@@ -24,7 +26,8 @@ def chain_of(net: nn.Module, strategy: str) -> list[nn.Module]:
     missing = [part for part in ("enter", "leave") if not callable(getattr(net, part, None))]
     if not blocks or not isinstance(net._modules.get("blocks"), nn.ModuleList | nn.Sequential):
         raise UserError(
-            f"strategy={strategy} cuts a net between its repeated blocks, and {name} names no `blocks`: use strategy=ddp or fsdp."
+            f"strategy={strategy} cuts a net between its repeated blocks, and {name} names no `blocks`: use "
+            "strategy=ddp or fsdp."
         )
     if missing:
         raise UserError(
@@ -44,7 +47,8 @@ def enough_blocks(net: nn.Module, stages: int, slices: int, strategy: str) -> li
     if total > len(blocks):
         what = f"strategy.stages={stages}" + (f" x strategy.slices={slices}" if slices > 1 else "")
         raise UserError(
-            f"{what} needs at least {total} blocks, and {type(net).__name__} has {len(blocks)}: choose fewer stages or a deeper net."
+            f"{what} needs at least {total} blocks, and {type(net).__name__} has {len(blocks)}: choose fewer stages "
+            "or a deeper net."
         )
     return blocks
 
@@ -70,11 +74,12 @@ class Slice(nn.Module):
 
 
 class Cut:
-    """The part of a net that stage `stage` of `stages` runs, in `slices` pieces that take turns with those of the other stages.
+    """The part of a net that stage `stage` of `stages` runs, in `slices` pieces that take turns with those of the other
+    stages.
 
-    Blocks of other stages become `nn.Identity`, so names stay as they are. What is not in a block is kept on the first and on the last
-    stage (a tied embedding is used by both) and dropped in between. `spread` may then split the tensors of the whole net among ranks
-    that share a stage.
+    Blocks of other stages become `nn.Identity`, so names stay as they are. What is not in a block is kept on the first
+    and on the last stage (a tied embedding is used by both) and dropped in between. `spread` may then split the tensors
+    of the whole net among ranks that share a stage.
 
     Raises:
         UserError: the net can't be cut, has fewer blocks than slices, or two stages would share a weight.
@@ -129,13 +134,18 @@ class Cut:
     def shown(self) -> set[str]:
         """Of the tensors that this stage has, the names of those whose value in a checkpoint is taken from here.
 
-        What two stages have is taken from the first; of its buffers (BatchNorm's statistics) from the last, where that has used them.
+        What two stages have is taken from the first; of its buffers (BatchNorm's statistics) from the last, where that
+        has used them.
         """
         own = set(self.net.state_dict())
         if self.first or not self.last:
             return own
         buffers = {name for name, _ in self.net.named_buffers()}
-        return {name for name in own if name.startswith("blocks.") or (name in buffers and name.rpartition(".")[0] in self.used)}
+        return {
+            name
+            for name in own
+            if name.startswith("blocks.") or (name in buffers and name.rpartition(".")[0] in self.used)
+        }
 
     def make_optimizer(self, factory: Callable[[nn.Module], Optimizer], net: nn.Module) -> Optimizer:
         """The optimizer that `factory` makes for the whole net, with the parameters of other stages taken out.
@@ -176,7 +186,8 @@ def _refuse_shared(net: nn.Module, blocks: list[nn.Module], homes: list[int]) ->
             places[id(tensor)].add(-1)
         if len(places.get(id(tensor), ())) > 1:
             raise UserError(
-                f"strategy.stages cuts between two uses of the weight {name}, which a pipeline can't share: use strategy=fsdp."
+                f"strategy.stages cuts between two uses of the weight {name}, which a pipeline can't share: use "
+                "strategy=fsdp."
             )
 
 
@@ -185,7 +196,9 @@ def _skeleton(net: nn.Module) -> nn.Module:
     memo: dict[int, Any] = {}
     for tensor in [*net.parameters(), *net.buffers()]:
         stand_in = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
-        memo[id(tensor)] = nn.Parameter(stand_in, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else stand_in
+        memo[id(tensor)] = (
+            nn.Parameter(stand_in, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else stand_in
+        )
     return copy.deepcopy(net, memo)
 
 

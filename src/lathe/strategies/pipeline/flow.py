@@ -18,7 +18,8 @@ Shape = tuple[torch.Size, torch.dtype]
 
 
 def count_microbatches(net: nn.Module, asked: int | None, schedule: str, stages: int) -> int:
-    """How many micro-batches a batch is split into; null is 1 for a net with BatchNorm, which has to see the whole batch.
+    """How many micro-batches a batch is split into; null is 1 for a net with BatchNorm, which has to see the whole
+    batch.
 
     Warns, on rank 0, if BatchNorm sees less.
 
@@ -30,7 +31,8 @@ def count_microbatches(net: nn.Module, asked: int | None, schedule: str, stages:
     why = f" (null is 1 for {type(net).__name__}, which has BatchNorm)" if norm and asked is None else ""
     if norm and count > 1:
         rank_zero_warn(
-            f"strategy.microbatches={count}: BatchNorm sees one micro-batch at a time, so the result depends on this number."
+            f"strategy.microbatches={count}: BatchNorm sees one micro-batch at a time, so the result depends on this "
+            "number."
         )
     said = f"strategy.microbatches={count}{why}: strategy.schedule={schedule}"
     enough = schedule != "1f1b" or count >= stages
@@ -44,11 +46,14 @@ def count_microbatches(net: nn.Module, asked: int | None, schedule: str, stages:
 class Flow:
     """Runs a cut net with the other stages of `group`; each method is called by all of them, with the same input.
 
-    Shapes between stages are found by one forward pass over zeros in evaluation mode, which moves no statistic and draws no random
-    number; with shapes at hand torch's own inference, which calls modules and loss once more in training mode, is not needed.
+    Shapes between stages are found by one forward pass over zeros in evaluation mode, which moves no statistic and
+    draws no random number; with shapes at hand torch's own inference, which calls modules and loss once more in
+    training mode, is not needed.
     """
 
-    def __init__(self, cut: Cut, schedule: str, microbatches: int, group: dist.ProcessGroup, device: torch.device) -> None:
+    def __init__(
+        self, cut: Cut, schedule: str, microbatches: int, group: dist.ProcessGroup, device: torch.device
+    ) -> None:
         self.cut, self.kind, self.microbatches, self.group, self.device = cut, schedule, microbatches, group, device
         self._shapes: dict[Shape, list[Shape]] = {}
         self._schedules: dict[Shape, Any] = {}
@@ -81,7 +86,8 @@ class Flow:
         return self._shapes[key]
 
     def step(self, x: Tensor, part: Tensor, judge: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Forward and backward passes of all micro-batches, each shaped like `part`; gradients add up in the parameters.
+        """Forward and backward passes of all micro-batches, each shaped like `part`; gradients add up in the
+        parameters.
 
         `judge` gives the last stage's loss from outputs and, as a tensor of one element, the number of the micro-batch.
         """

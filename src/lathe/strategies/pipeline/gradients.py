@@ -17,14 +17,17 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def settle(parameter: nn.Parameter) -> None:
-    """A gradient that is split among ranks in another way than its parameter, or still a sum to be made, is from here on split alike."""
+    """A gradient that is split among ranks in another way than its parameter, or still a sum to be made, is from here
+    on split alike.
+    """
     gradient = parameter.grad
     if isinstance(parameter, DTensor) and isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
         parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def reduce_together(parameters: list[nn.Parameter], group: dist.ProcessGroup, share: float = 1.0) -> None:
-    """Gradients become `share` times their sum over `group`, where None counts as zero; a gradient that nobody has stays None.
+    """Gradients become `share` times their sum over `group`, where None counts as zero; a gradient that nobody has
+    stays None.
 
     Every rank passes the same parameters in the same order.
     """
@@ -62,8 +65,11 @@ def _buckets(parameters: list[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
             yield bucket
 
 
-def clip_by_norm(parameters: list[Tensor], limit: float, group: dist.ProcessGroup, twice: set[int], counts: bool) -> None:
-    """Scales gradients so that their norm over all of `group` is at most `limit`, as torch.nn.utils.clip_grad_norm_ does for one process.
+def clip_by_norm(
+    parameters: list[Tensor], limit: float, group: dist.ProcessGroup, twice: set[int], counts: bool
+) -> None:
+    """Scales gradients so that their norm over all of `group` is at most `limit`, as torch.nn.utils.clip_grad_norm_
+    does for one process.
 
     Args:
         parameters: this rank's.

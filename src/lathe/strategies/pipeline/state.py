@@ -11,8 +11,12 @@ from lathe.strategies.full_state import full, spread_like
 from lathe.strategies.pipeline.cut import Cut
 
 
-def tables(state: Any, names: set[str], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
-    """Every dict in a checkpoint, however deep, that gives tensors of the net by their names: weights, and callbacks' copies of them."""
+def tables(
+    state: Any, names: set[str], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], dict[str, Tensor]]]:
+    """Every dict in a checkpoint, however deep, that gives tensors of the net by their names: weights, and callbacks'
+    copies of them.
+    """
     if not isinstance(state, dict) or not state:
         return
     if all(isinstance(value, Tensor) for value in state.values()) and names.issuperset(state):
@@ -24,7 +28,8 @@ def tables(state: Any, names: set[str], path: tuple[str, ...] = ()) -> Iterator[
 
 
 def gather(checkpoint: dict[str, Any], cut: Cut, ranks: list[int], device: torch.device, send: bool = True) -> None:
-    """Completes the checkpoint of the first of `ranks` (one for each stage) with what the others hold, one stage after the other.
+    """Completes the checkpoint of the first of `ranks` (one for each stage) with what the others hold, one stage after
+    the other.
 
     Ranks that do not `send` only help to assemble tensors that are split among them.
     """
@@ -70,7 +75,9 @@ def _numbered(state: dict[str, Any], cut: Cut) -> dict[int, dict[str, Any]]:
     numbers = {name: number for number, name in enumerate(name for group in cut.groups for name in group)}
     names = cut.optimizer_names()
     return {
-        numbers[names[own]]: {key: plain(value) if isinstance(value, Tensor) else value for key, value in values.items()}
+        numbers[names[own]]: {
+            key: plain(value) if isinstance(value, Tensor) else value for key, value in values.items()
+        }
         for own, values in state["state"].items()
     }
 
@@ -81,7 +88,9 @@ def plain(tensor: Tensor) -> Tensor:
 
 
 def localise(checkpoint: dict[str, Any], cut: Cut) -> None:
-    """Leaves of a whole checkpoint what this stage holds, all but the optimizer's state, which waits for the optimizer."""
+    """Leaves of a whole checkpoint what this stage holds, all but the optimizer's state, which waits for the
+    optimizer.
+    """
     own = cut.net.state_dict()
     for _, table in list(tables(checkpoint, set(cut.tensors))):
         for name in list(table):
@@ -112,7 +121,9 @@ def local_optimizer_state(state: dict[str, Any], cut: Cut) -> dict[str, Any]:
             if name not in parameters:
                 continue
             if number in state["state"]:
-                local[own] = {key: _state_like(value, parameters[name]) for key, value in state["state"][number].items()}
+                local[own] = {
+                    key: _state_like(value, parameters[name]) for key, value in state["state"][number].items()
+                }
             kept.append(own)
             own += 1
         groups.append({**group, "params": kept})

@@ -17,7 +17,14 @@ from lathe.config.mesh import Axes, axes
 from lathe.errors import UserError, did_you_mean, require
 from lathe.strategies.pipeline.cut import Cut, enough_blocks
 from lathe.strategies.pipeline.flow import Flow, count_microbatches
-from lathe.strategies.pipeline.gradients import clip_by_norm, clip_by_value, local, reduce_together, settle, share_overflow
+from lathe.strategies.pipeline.gradients import (
+    clip_by_norm,
+    clip_by_value,
+    local,
+    reduce_together,
+    settle,
+    share_overflow,
+)
 from lathe.strategies.pipeline.state import gather, local_optimizer_state, localise
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -25,17 +32,21 @@ PRECISIONS = ("64-true", "32-true", "16-mixed", "bf16-mixed", "bf16-true")
 
 
 class Pipeline(DDPStrategy):
-    """The net's blocks cut into `stages` consecutive parts, one for each rank, times `data` replicas of the whole pipeline.
+    """The net's blocks cut into `stages` consecutive parts, one for each rank, times `data` replicas of the whole
+    pipeline.
 
-    A batch is split into micro-batches, which torch.distributed.pipelining sends through the stages: GPipe (Huang et al. 2019,
-    arXiv:1811.06965; all forward passes, then all backward ones), 1F1B (Narayanan et al. 2019, PipeDream; fewer activations are kept)
-    or interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473; `slices` parts on each rank, less idle time). Optimization stays
-    automatic: the schedule has run the backward passes when `training_step` returns, and its gradients wait for `backward`.
+    A batch is split into micro-batches, which torch.distributed.pipelining sends through the stages: GPipe (Huang et
+    al. 2019, arXiv:1811.06965; all forward passes, then all backward ones), 1F1B (Narayanan et al. 2019, PipeDream;
+    fewer activations are kept) or interleaved 1F1B (Narayanan et al. 2021, arXiv:2104.04473; `slices` parts on each
+    rank, less idle time). Optimization stays automatic: the schedule has run the backward passes when `training_step`
+    returns, and its gradients wait for `backward`.
 
-    Clipping, accumulation, optimizer and callbacks work on what is local. A checkpoint is the plain one of a single process.
+    Clipping, accumulation, optimizer and callbacks work on what is local. A checkpoint is the plain one of a single
+    process.
 
     Raises:
-        UserError: an impossible setting; once the net is known, one that can't be cut so; a precision that is not in PRECISIONS.
+        UserError: an impossible setting; once the net is known, one that can't be cut so; a precision that is not in
+        PRECISIONS.
     """
 
     reshapes = True
@@ -60,7 +71,9 @@ class Pipeline(DDPStrategy):
                 f"strategy.{key}={value!r}: give a whole number from 1{', or null' if optional else ''}.",
             )
         if schedule == "interleaved":
-            require(slices >= 2, f"strategy.slices={slices}: strategy.schedule=interleaved needs at least 2; or use 1f1b.")
+            require(
+                slices >= 2, f"strategy.slices={slices}: strategy.schedule=interleaved needs at least 2; or use 1f1b."
+            )
         self._sizes: dict[str, int | None] = {"data": data, "stages": stages}
         self._schedule = schedule
         self._slices = slices if schedule == "interleaved" else 1
@@ -93,10 +106,14 @@ class Pipeline(DDPStrategy):
         enough = self.axes.stages >= 2
         require(
             enough,
-            f"strategy.stages={stages} on {world} processes leaves nothing to cut: give at least 2 stages, or use strategy=ddp.",
+            f"strategy.stages={stages} on {world} processes leaves nothing to cut: give at least 2 stages, or use "
+            "strategy=ddp.",
         )
         precision = str(self.precision_plugin.precision)
-        require(precision in self.precisions, f"precision={precision}: strategy={self.name} takes {', '.join(self.precisions)}.")
+        require(
+            precision in self.precisions,
+            f"precision={precision}: strategy={self.name} takes {', '.join(self.precisions)}.",
+        )
         super().setup_environment()
         if self._groups:
             return
@@ -133,7 +150,8 @@ class Pipeline(DDPStrategy):
             return
         if net._compiled_call_impl is not None:
             raise UserError(
-                f"compile.enabled=true compiles the whole net, which strategy={self.name} cuts: add compile.regional=true."
+                f"compile.enabled=true compiles the whole net, which strategy={self.name} cuts: add "
+                "compile.regional=true."
             )
         self._count = count_microbatches(net, self._microbatches, self._schedule, self.axes.stages)
         module = getattr(task.trainer, "datamodule", None)
@@ -186,7 +204,9 @@ class Pipeline(DDPStrategy):
             share_overflow(self.precision_plugin)
 
     def _agree(self, cut: Cut) -> None:
-        """Whoever shares a tensor starts from the same values, even if a net draws its weights from generators of its own."""
+        """Whoever shares a tensor starts from the same values, even if a net draws its weights from generators of its
+        own.
+        """
         with torch.no_grad():
             if self.axes.data > 1:
                 for tensor in cut.net.state_dict().values():
@@ -194,7 +214,9 @@ class Pipeline(DDPStrategy):
             if cut.first or cut.last:
                 state = cut.net.state_dict()
                 for name in cut.outside:
-                    dist.broadcast(local(state[name]), dist.get_global_rank(self._groups["ends"], 0), self._groups["ends"])
+                    dist.broadcast(
+                        local(state[name]), dist.get_global_rank(self._groups["ends"], 0), self._groups["ends"]
+                    )
 
     # -- steps
 
@@ -231,7 +253,9 @@ class Pipeline(DDPStrategy):
         return loss
 
     def backward(self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any) -> Tensor:
-        """Adds what `training_step` put aside; after the last batch of an optimizer step, gradients are reduced between ranks."""
+        """Adds what `training_step` put aside; after the last batch of an optimizer step, gradients are reduced between
+        ranks.
+        """
         task = self.lightning_module
         assert task is not None
         self.pre_backward(closure_loss)
@@ -253,7 +277,9 @@ class Pipeline(DDPStrategy):
         if cut.first or cut.last:
             reduce_together(cut.shared(), self._groups["ends"])
         if self.axes.data > 1:
-            reduce_together([p for p in cut.net.parameters() if p.requires_grad], self._groups["data"], 1.0 / self.axes.data)
+            reduce_together(
+                [p for p in cut.net.parameters() if p.requires_grad], self._groups["data"], 1.0 / self.axes.data
+            )
 
     def _clip_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
         cut, _ = self._parts

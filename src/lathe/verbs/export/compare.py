@@ -16,9 +16,10 @@ from lathe.verbs.export import parity
 
 PROBE, RELOAD = "lathe.export.probe", "lathe.verbs.export.reload"
 
-# Largest difference of a logit as a share of the largest logit, and share of equal predictions, by the file's arithmetic. Measured of nets
-# of 8 to 56 layers: 3e-6 in float32, where sums are added in another order. In integers 2e-2, and 5e-2 where channels were removed before:
-# biases are rounded to whole units, so that some activations fall on the other side of a rounding boundary, each by a step.
+# Largest difference of a logit as a share of the largest logit, and share of equal predictions, by the file's
+# arithmetic. Measured of nets of 8 to 56 layers: 3e-6 in float32, where sums are added in another order. In integers
+# 2e-2, and 5e-2 where channels were removed before: biases are rounded to whole units, so that some activations fall on
+# the other side of a rounding boundary, each by a step.
 TOLERANCES = {"float32": (5e-5, 0.999), "float16": (2e-2, 0.99), "int8": (0.1, 0.97)}
 WIDEST = 0.5  # of few bits, whose steps are larger: their predictions are what can be compared
 
@@ -26,8 +27,8 @@ WIDEST = 0.5  # of few bits, whose steps are larger: their predictions are what 
 def compared(
     run: Path, ready: Shippable, folder: Path, name: str, options: Mapping[str, Any], shared: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The parity report of the export to target `name` in `folder`, made of the run directory `run`. `shared` are the keys of the target
-    group that hold for every target.
+    """The parity report of the export to target `name` in `folder`, made of the run directory `run`. `shared` are the
+    keys of the target group that hold for every target.
 
     Raises:
         UserError: it is outside its tolerance.
@@ -65,15 +66,17 @@ def compared(
 
 
 def arithmetic_of(ready: Shippable, options: Mapping[str, Any]) -> str:
-    """What the file computes in: `half` is the option of targets that can halve floats. Integers that only weights are stored as become
-    floats again, which rounds nothing."""
+    """What the file computes in: `half` is the option of targets that can halve floats. Integers that only weights are
+    stored as become floats again, which rounds nothing."""
     if ready.activation_bits is not None:
         return "int8"
     return "float16" if options.get("half") else "float32"
 
 
 def tolerances(ready: Shippable, arithmetic: str) -> tuple[float, float]:
-    """The largest difference and the least agreement. A step of fewer than 8 bits is as much larger, and so is what one of them makes."""
+    """The largest difference and the least agreement. A step of fewer than 8 bits is as much larger, and so is what one
+    of them makes.
+    """
     largest, least = TOLERANCES[arithmetic]
     if arithmetic == "int8" and ready.activation_bits is not None:
         largest = min(largest * 255 / (2**ready.activation_bits - 1), WIDEST)
@@ -87,14 +90,15 @@ def judge(report: Mapping[str, Any]) -> None:
         found = report[what]["relative"]
         require(
             found <= report["tolerance"],
-            f"{start} logits on {what.replace('_', '-')} data differ from the module's by {found:.2g} of the largest, above the "
+            f"{start} logits on {what.replace('_', '-')} data differ from the module's by {found:.2g} of the "
+            "largest, above the "
             f"tolerance of {report['tolerance']:g}, so nothing was exported; target.tolerance=<share> allows more.",
         )
     agreement = report["held_out"]["agreement"]
     require(
         agreement >= report["least_agreement"],
-        f"{start} {agreement:.4f} of the held-out predictions equal the module's, below {report['least_agreement']:g}, so nothing was "
-        "exported; target.agreement=<share> allows less.",
+        f"{start} {agreement:.4f} of the held-out predictions equal the module's, below {report['least_agreement']:g}, "
+        "so nothing was exported; target.agreement=<share> allows less.",
     )
 
 
@@ -116,9 +120,12 @@ def metrics_of(
     }
 
 
-def drop_of(ready: Shippable, metrics: Mapping[str, Mapping[str, float]], most: float | None, name: str) -> dict[str, Any]:
-    """The metrics, which of them is judged, and by how much of itself it is worse in the file than in the run's own net: what
-    calibration, or other arithmetic than in training, has cost. Pictures of another size are another input, and judged by nobody.
+def drop_of(
+    ready: Shippable, metrics: Mapping[str, Mapping[str, float]], most: float | None, name: str
+) -> dict[str, Any]:
+    """The metrics, which of them is judged, and by how much of itself it is worse in the file than in the run's own
+    net: what calibration, or other arithmetic than in training, has cost. Pictures of another size are another input,
+    and judged by nobody.
 
     Raises:
         UserError: it is worse by more than `most`; None allows anything.
@@ -132,10 +139,13 @@ def drop_of(ready: Shippable, metrics: Mapping[str, Mapping[str, float]], most: 
     judged = most is not None and ready.other_size is None
     require(
         not judged or drop <= most,  # type: ignore[operator]  # which is a number then
-        f"target={name}: {metric} on held-out data is {found:.4f} and that of the run's own net {own:.4f}, worse by {drop:.2g} of it, "
-        f"above target.max_drop={most}, so nothing was exported: {_way_out(ready)}.",
+        f"target={name}: {metric} on held-out data is {found:.4f} and that of the run's own net {own:.4f}, worse by "
+        f"{drop:.2g} of it, above target.max_drop={most}, so nothing was exported: {_way_out(ready)}.",
     )
-    plain = {which: {key: value if math.isfinite(value) else None for key, value in of.items()} for which, of in metrics.items()}
+    plain = {
+        which: {key: value if math.isfinite(value) else None for key, value in of.items()}
+        for which, of in metrics.items()
+    }
     return {
         "figures": plain,
         "metric": metric,

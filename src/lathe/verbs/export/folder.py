@@ -20,8 +20,8 @@ SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 @contextmanager
 def fresh_folder(path: Path) -> Iterator[Path]:
-    """A folder beside `path` that takes its place in the end, whole; after an error or a signal nothing is left of it, and what was at
-    `path` is untouched. What killed processes have left there is cleaned up.
+    """A folder beside `path` that takes its place in the end, whole; after an error or a signal nothing is left of it,
+    and what was at `path` is untouched. What killed processes have left there is cleaned up.
 
     Raises:
         UserError: the disk is full or can't be written to.
@@ -34,7 +34,9 @@ def fresh_folder(path: Path) -> Iterator[Path]:
         yield temporary
         _put(temporary, path, old)
     except OSError as error:
-        reasons = {code: reason for code, reason in REASONS.items() if code != errno.ENOENT}  # a missing file is a bug here
+        reasons = {
+            code: reason for code, reason in REASONS.items() if code != errno.ENOENT
+        }  # a missing file is a bug here
         if error.errno not in reasons:
             raise
         raise UserError(f"{path} can't be written, {reasons[error.errno]}.") from error

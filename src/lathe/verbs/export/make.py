@@ -59,7 +59,9 @@ def make(ready: Shippable, name: str, options: Mapping[str, Any], folder: Path) 
         "versions": measure.versions(),
     }
     given = taken(target.export, {"facts": facts, "config": ready.cfg["model"].get("net")})
-    own = {option: value for option, value in options.items() if option != "integers"}  # which has decided what `ready` is
+    own = {
+        option: value for option, value in options.items() if option != "integers"
+    }  # which has decided what `ready` is
     try:
         with silent():
             target.export(ready.net, ready.example, folder / file, **own, **given)
@@ -68,8 +70,8 @@ def make(ready: Shippable, name: str, options: Mapping[str, Any], folder: Path) 
     except Exception as error:  # whatever a tracer or a compiler finds wrong with a net
         lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
         raise UserError(
-            f"target={name} can't take this net ({type(error).__name__}: {lines[0][:200].rstrip('.')}): choose another target; "
-            "HYDRA_FULL_ERROR=1 shows where."
+            f"target={name} can't take this net ({type(error).__name__}: {lines[0][:200].rstrip('.')}): choose another "
+            "target; HYDRA_FULL_ERROR=1 shows where."
         ) from error
     manifests.write(folder, facts, files_in(folder))
     return facts

@@ -1,4 +1,6 @@
-"""Whether a file computes what was trained: reloaded in a fresh process, on held-out data and on inputs of odd shapes."""
+"""Whether a file computes what was trained: reloaded in a fresh process, on held-out data and on inputs of odd
+shapes.
+"""
 
 import json
 import subprocess
@@ -40,8 +42,8 @@ class Held:
 
 
 def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
-    """The first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow, without rows that only fill up a batch; pictures are
-    scaled to the size that the file takes.
+    """The first `samples` of a split, or as many as `LOGITS` and `INPUTS` allow, without rows that only fill up a
+    batch; pictures are scaled to the size that the file takes.
 
     Raises:
         UserError: normalising the pixels gives other values than training saw.
@@ -50,7 +52,11 @@ def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
     size, logits, inputs = ready.other_size, 0, 0
     for batch in ready.data.eval_loader(split):
         for part in _pieces(_counted(batch), most_of(ready)):
-            part = tuple(item[: samples - held.n] if _rows(item) else item for item in part) if samples is not None else part
+            part = (
+                tuple(item[: samples - held.n] if _rows(item) else item for item in part)
+                if samples is not None
+                else part
+            )
             if not len(part[0]):
                 continue
             x = ready.inputs_of(part[0])
@@ -58,8 +64,8 @@ def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
                 own = make_preprocess(ready.cfg)  # the bits that training saw
                 if not torch.equal(own(x), part[0]):
                     raise UserError(
-                        "target.preprocess=true: the run's pixels, normalised again, are not what the net was trained on; export with "
-                        "target.preprocess=false."
+                        "target.preprocess=true: the run's pixels, normalised again, are not what the net was trained "
+                        "on; export with target.preprocess=false."
                     )
                 if size is not None:
                     x = inside(x, size)
@@ -73,7 +79,9 @@ def held_out(ready: Shippable, split: str, samples: int | None) -> Held:
 
 
 def inside(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """Pictures of `size` whose middle, which is what `Preprocess` sees, are the pictures `x`, scaled; their border goes on outwards."""
+    """Pictures of `size` whose middle, which is what `Preprocess` sees, are the pictures `x`, scaled; their border goes
+    on outwards.
+    """
     ratio = min(side / own for side, own in zip(size, x.shape[2:], strict=True))
     tall, wide = (min(side, max(1, round(own * ratio))) for side, own in zip(size, x.shape[2:], strict=True))
     top, left = (size[0] - tall) // 2, (size[1] - wide) // 2
@@ -105,8 +113,8 @@ def most_of(ready: Shippable) -> int:
 
 
 def odd_inputs(ready: Shippable) -> list[Tensor]:
-    """Batches of sizes that the file was not traced with, of noise and of the extremes of its type; token ids of other lengths, and
-    pictures of other sizes where the file takes these."""
+    """Batches of sizes that the file was not traced with, of noise and of the extremes of its type; token ids of other
+    lengths, and pictures of other sizes where the file takes these."""
     draw = torch.Generator().manual_seed(0)
     shape = ready.example.shape[1:]
     found = []
@@ -130,7 +138,9 @@ def odd_inputs(ready: Shippable) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two sets of logits: the largest difference, the largest of the reference's logits, and equal predictions among `n`."""
+    """Of two sets of logits: the largest difference, the largest of the reference's logits, and equal predictions among
+    `n`.
+    """
 
     largest: float
     scale: float
@@ -168,7 +178,8 @@ def differences(inputs: Sequence[Tensor], answers: Sequence[Tensor], references:
     for x, answer, reference in zip(inputs, answers, references, strict=True):
         if answer.shape != reference.shape:
             raise UserError(
-                f"an input of shape {list(x.shape)} is answered with {list(answer.shape)} instead of {list(reference.shape)}"
+                f"an input of shape {list(x.shape)} is answered with {list(answer.shape)} instead of "
+                f"{list(reference.shape)}"
             )
         meter.add(answer, reference)
         scale = max(scale, float(reference.abs().max()))

@@ -33,7 +33,8 @@ def targets_of(group: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> None:
-    """Holds options against the arguments of the target's `export`; `integers` is the verb's own, for targets that take both.
+    """Holds options against the arguments of the target's `export`; `integers` is the verb's own, for targets that take
+    both.
 
     Raises:
         UserError: there is no such option, or `integers` is neither true, false nor null.

@@ -22,12 +22,12 @@ from lathe.verbs.export.request import check_request, taken, targets_of
 
 
 def ship(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Exports the run of `cfg["request"]` to each of its targets, into the run's exports/<target>, and returns their parity reports by
-    target. Targets after one that fails are still made.
+    """Exports the run of `cfg["request"]` to each of its targets, into the run's exports/<target>, and returns their
+    parity reports by target. Targets after one that fails are still made.
 
     Raises:
-        UserError: an unknown target or option, a run without a checkpoint, or a target that failed; of that nothing is left.
-        Stopped: a signal came.
+        UserError: an unknown target or option, a run without a checkpoint, or a target that failed; of that nothing is
+        left. Stopped: a signal came.
     """
     quiet()
     run = RunDir(cfg["paths"]["run_dir"])
@@ -80,8 +80,8 @@ def ship_one(run: RunDir, request: Mapping[str, Any], name: str, options: Mappin
 
 
 def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) -> None:
-    """Prints a line for each target, within 80 columns: the largest difference of a logit as a share of the largest, the share of equal
-    predictions, and the metrics of the run's own net and of the file."""
+    """Prints a line for each target, within 80 columns: the largest difference of a logit as a share of the largest,
+    the share of equal predictions, and the metrics of the run's own net and of the file."""
     if not reports:
         return
     first = next(iter(reports.values()))
