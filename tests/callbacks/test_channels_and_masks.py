@@ -11,7 +11,8 @@ from support.net_state import assert_same, copy_of
 from support.ranks import on_ranks
 
 from lathe.callbacks.methods.channels import PruneChannels
-from lathe.callbacks.methods.pruning import Prune, PruneNM
+from lathe.callbacks.methods.pruning import Prune
+from lathe.callbacks.methods.pruning_patterns import PruneNM
 from lathe.callbacks.methods.rigl import RigL
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError

@@ -10,7 +10,8 @@ from lightning.pytorch import Callback, Trainer
 from support.prune_fit import WEIGHTS, Task, Watch, fit
 from torch import Tensor, nn
 
-from lathe.callbacks.methods.pruning import Prune, PruneNM, PruneStructured
+from lathe.callbacks.methods.pruning import Prune
+from lathe.callbacks.methods.pruning_patterns import PruneNM, PruneStructured
 from lathe.compression.masks import make_masks
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
 from lathe.errors import UserError

@@ -20,6 +20,7 @@ from lathe.callbacks import Throughput, skip_empty_hooks
 from lathe.files import write_atomically
 from lathe.launch.telling import sentence_for
 from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
+from lathe.measure.processes import everyones
 from lathe.runs import score
 from lathe.runs.build import make_data, make_task
 from lathe.runs.methods import make_methods
@@ -188,9 +189,6 @@ def _memory(case: dict[str, Any]) -> dict[str, Any]:
     with PeakMemory(device) as memory:  # from before the net is made, so that all of it is seen
         probe = _Probe(case["steps"], memory)
         _fit(cfg, [probe])
-    everyone: list[Any] = [probe.found]
-    if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        everyone = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(everyone, probe.found)
+    everyone = everyones(probe.found)
     fullest = max(everyone, key=lambda found: found["parameters"] + found["optimizer"])
     return {**fullest, "peak": max(found["peak"] for found in everyone), "ranks": everyone}

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from lathe.callbacks.methods.channels import PruneChannels
     from lathe.callbacks.methods.distill import Distill
     from lathe.callbacks.methods.lottery import Lottery
-    from lathe.callbacks.methods.pruning import Prune, PruneNM, PruneStructured
+    from lathe.callbacks.methods.pruning import Prune
+    from lathe.callbacks.methods.pruning_patterns import PruneNM, PruneStructured
     from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
     from lathe.callbacks.methods.qat import QAT
     from lathe.callbacks.methods.rigl import RigL
@@ -32,8 +33,8 @@ else:
             "Distill": "methods.distill",
             "Lottery": "methods.lottery",
             "Prune": "methods.pruning",
-            "PruneNM": "methods.pruning",
-            "PruneStructured": "methods.pruning",
+            "PruneNM": "methods.pruning_patterns",
+            "PruneStructured": "methods.pruning_patterns",
             "PTQDynamic": "methods.ptq",
             "PTQStatic": "methods.ptq",
             "WeightOnly": "methods.ptq",

@@ -9,7 +9,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.errors import UserError
-from lathe.measure.shards import is_sharded, joined, local, part_of
+from lathe.measure.processes import everyones, processes
+from lathe.measure.shards import is_sharded, joined, local, part_of, whole
 
 
 class EMA(Callback):
@@ -99,9 +100,9 @@ class EMA(Callback):
                 self._average[i].masked_fill_(~part_of(mask, self._owners[i]), 0.0)
 
     def _widened(self) -> list[Tensor]:
-        return (
-            self._live if not self._narrow else [t.to(a.dtype) for t, a in zip(self._live, self._average, strict=True)]
-        )
+        if not self._narrow:
+            return self._live
+        return [t.to(a.dtype) for t, a in zip(self._live, self._average, strict=True)]
 
     def _bind(self, net: nn.Module) -> None:
         """Find the tensors to average. Done again each epoch: another callback may have put new ones in the place of
@@ -131,9 +132,8 @@ class EMA(Callback):
     def _show_average(self) -> None:
         if not self._average or self._raw:
             return
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
         with torch.no_grad():
-            if distributed and torch.distributed.get_world_size() > 1:
+            if processes() > 1:
                 for tensor, average in zip(self._owners, self._average, strict=True):
                     if not isinstance(tensor, nn.Parameter) and not is_sharded(tensor):
                         torch.distributed.broadcast(average, src=0)
@@ -160,14 +160,13 @@ class EMA(Callback):
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         net = pl_module.get_submodule("net")
-        _refuse_parts(trainer, net)
+        _refuse_parts(net)
         self._bind(net)
         self._install()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        steps = (
-            trainer.estimated_stepping_batches
-        )  # not sooner: it makes the loader, which then misses its restored position
+        # Not sooner: it makes the loader, which then misses its restored position.
+        steps = trainer.estimated_stepping_batches
         if 0 < steps < self.start_step and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
             raise UserError(
                 f"callbacks.ema.start_step={self.start_step} is above the run's {steps:g} optimizer steps, nothing "
@@ -233,13 +232,10 @@ class EMA(Callback):
         """The tensor at position `i`, of which this process holds `part`: spread still, or gathered on the CPU where it
         is kept.
         """
-        owner = self._owners[i]
-        if not is_sharded(owner):
-            return part
-        whole = joined(part, owner)
-        if spread:
-            return whole
-        full: Tensor = whole.full_tensor()  # type: ignore[attr-defined]
+        tensor = joined(part, self._owners[i])
+        if spread or not is_sharded(tensor):
+            return tensor
+        full = whole(tensor)
         return full.cpu() if kept else full.new_empty(0)
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -283,21 +279,19 @@ class EMA(Callback):
         self._restored = {}
 
 
-def _refuse_parts(trainer: Trainer, net: nn.Module) -> None:
+def _refuse_parts(net: nn.Module) -> None:
     """Raises where a process does not hold its share of every tensor of the net."""
     if any(hasattr(parameter, "ds_id") for parameter in net.parameters()):
         raise UserError(
             "callbacks.ema cannot average weights that DeepSpeed keeps in parts (stage 3): drop ema from callbacks, or "
             "use strategy=fsdp, deepspeed_2 or ddp."
         )
-    if trainer.world_size > 1:
-        everyone: list[Any] = [None] * trainer.world_size
-        torch.distributed.all_gather_object(everyone, list(net.state_dict()))
-        if any(names != everyone[0] for names in everyone):
-            raise UserError(
-                "callbacks.ema cannot average a net that is cut between processes: drop ema from callbacks, or use "
-                "strategy=fsdp or ddp."
-            )
+    names, *others = everyones(list(net.state_dict()))
+    if any(other != names for other in others):
+        raise UserError(
+            "callbacks.ema cannot average a net that is cut between processes: drop ema from callbacks, or use "
+            "strategy=fsdp or ddp."
+        )
 
 
 def _wide(tensor: Tensor) -> torch.dtype:

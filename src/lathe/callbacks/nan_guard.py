@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
+from lathe.measure.processes import everyones
 from lathe.measure.shards import local
 
 
@@ -128,7 +129,7 @@ class NanGuard(Callback):
             gradient=next((f"{n} is {_kind_of(g)}" for n, g in _gradients(net).items() if not _finite(g)), ""),
             state=_first_bad_state(net),
         )
-        findings = _gather(trainer, mine)
+        findings = everyones(mine)
         # The first bad loss counts; of processes that saw it in the same step (all do, if they share a batch), one that
         # knows a name.
         rank, found = min(
@@ -150,14 +151,14 @@ class NanGuard(Callback):
             )
         elif found.step == now and self._batch is not None:
             # All processes run it, not only the one with the bad loss: the net may hold collectives.
-            parts = _gather(trainer, [name for name, _ in net.named_parameters()])
+            parts = everyones([name for name, _ in net.named_parameters()])
             if any(names != parts[0] for names in parts):
                 what = (
                     f"in optimizer step {now} the loss is {found.value}{where}, and each process has a part of the "
                     "net only"
                 )
             else:
-                culprits = _gather(trainer, _first_bad_output(trainer, net, net_input(self._batch)))
+                culprits = everyones(_first_bad_output(trainer, net, net_input(self._batch)))
                 what = f"in optimizer step {now} the loss is {found.value}{where}: {culprits[rank]}"
         else:
             what = (
@@ -234,11 +235,3 @@ def _any_process(trainer: Trainer, flag: bool) -> bool:
     shared = torch.tensor(float(flag), device=trainer.strategy.root_device)
     torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
     return bool(shared.item())
-
-
-def _gather(trainer: Trainer, value: Any) -> list[Any]:
-    if trainer.world_size == 1:
-        return [value]
-    everyone: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(everyone, value)
-    return everyone

@@ -10,6 +10,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 
+from lathe.measure.processes import everyones
+
 
 class ExactResume(Callback):
     """Makes a continued run go on exactly where its checkpoint was written.
@@ -50,11 +52,7 @@ class ExactResume(Callback):
             torch.manual_seed(word)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        states = [_get_state()]
-        if trainer.world_size > 1:
-            states = [{}] * trainer.world_size
-            torch.distributed.all_gather_object(states, _get_state())
-        checkpoint["random_state"] = states
+        checkpoint["random_state"] = everyones(_get_state())
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._states = checkpoint.get("random_state")

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def is_sharded(tensor: Tensor) -> bool:
@@ -26,9 +26,11 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:
-    """The tensor of which each process holds a `part` that is placed as its part of `like`, a DTensor. Nothing is
-    sent.
+    """The tensor of which each process holds a `part` that is placed as its part of `like`: a DTensor where `like` is
+    one, else the part itself. Nothing is sent.
     """
+    if not is_sharded(like):
+        return part
     from torch.distributed.tensor import DTensor
 
     assert isinstance(like, DTensor)
@@ -54,3 +56,11 @@ def whole(tensor: Tensor) -> Tensor:
     """All of a tensor, detached, on every process: a collective where it is a DTensor."""
     full: Tensor = tensor.detach().full_tensor() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
     return full
+
+
+def parameters_of(net: nn.Module) -> dict[str, Tensor]:
+    """The parameters of a net by name, spread as they are trained: under fsdp, `state_dict` puts those that are
+    gathered back into shards.
+    """
+    names = {name for name, _ in net.named_parameters()}
+    return {name: tensor for name, tensor in net.state_dict(keep_vars=True).items() if name in names}

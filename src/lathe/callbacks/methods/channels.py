@@ -3,8 +3,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,6 +14,7 @@ from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.base import Compression
+from lathe.callbacks.methods.samples import an_input, first_batches, rewind
 from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.channels import budget, slices
 from lathe.compression.channels.fade import Fade, fading, silence
@@ -22,10 +22,10 @@ from lathe.compression.channels.groups import find_groups, require_packages
 from lathe.compression.channels.penalty import PENALTIES, add_penalty
 from lathe.compression.channels.prune import Options, at_least_one, one_of, require, shares, sizes
 from lathe.compression.channels.scores import loss_change
-from lathe.data.base import ExactDataModule
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
-from lathe.measure.shards import local, part_of, whole
+from lathe.measure.processes import everyones
+from lathe.measure.shards import local, parameters_of, part_of, whole
 
 KEY = "compression.prune_channels"
 MODES = ("gradual", "one_shot")
@@ -95,9 +95,8 @@ class PruneChannels(Compression):
         self._step = -1  # the last optimizer step that was looked at; -1 before training
         self._sensitivity: dict[str, Tensor] = {}
         self._groups: list[slices.Group] = []
-        self._dense: tuple[nn.Module, Tensor] | None = (
-            None  # the net before, without values where its time does not count
-        )
+        # The net before, without values where its time does not count.
+        self._dense: tuple[nn.Module, Tensor] | None = None
         self._fade: Fade | None = None
         self._stays: dict[str, Tensor] = {}  # by parameter, where weights do not fade
 
@@ -116,7 +115,7 @@ class PruneChannels(Compression):
         )
         if self.mode == "one_shot" and slices.describe(net):  # a resumed run: run.py has given the net its structure
             return
-        example = self._example(trainer, pl_module)
+        example = an_input(trainer, pl_module, self.latency_batch)
         self._groups = find_groups(net, example, self.options.exclude)
         if self.mode == "one_shot":
             self._remove_now(trainer, pl_module, net, example)
@@ -128,9 +127,8 @@ class PruneChannels(Compression):
     def _refuse(self, trainer: Trainer) -> None:
         """Raises UserError for a strategy under which a process does not hold its weights under the net's own names."""
         strategy: Any = trainer.strategy
-        reshapes = getattr(
-            strategy, "reshapes", hasattr(strategy, "deepspeed_engine")
-        )  # Lightning's own declare nothing
+        # Lightning's own declare nothing.
+        reshapes = getattr(strategy, "reshapes", hasattr(strategy, "deepspeed_engine"))
         if reshapes and not getattr(strategy, "keeps_parameters", False):
             name = type(strategy).__name__
             raise UserError(
@@ -141,24 +139,6 @@ class PruneChannels(Compression):
                 f"{KEY}.regularise={self.regularise} needs whole weights in each process: use strategy=ddp, or null."
             )
 
-    def _example(self, trainer: Trainer, pl_module: LightningModule) -> Tensor:
-        """An input of `latency_batch` samples on the trainer's device."""
-        data: Any = trainer.datamodule if getattr(trainer, "datamodule", None) is not None else pl_module  # type: ignore[attr-defined]
-        batch = net_input(next(iter(data.val_dataloader())))
-        return batch[: self.latency_batch].to(trainer.strategy.root_device)
-
-    def _batches(self, trainer: Trainer, pl_module: LightningModule) -> Iterator[Any]:
-        """Training batches of epoch 0, on the trainer's device; `_rewind` follows."""
-        loader: Any = (getattr(trainer, "datamodule", None) or pl_module).train_dataloader()
-        for batch in islice(iter(loader), BATCHES):
-            yield pl_module.transfer_batch_to_device(batch, trainer.strategy.root_device, 0)
-
-    def _rewind(self, trainer: Trainer) -> None:
-        """Lets training begin at the first batch again."""
-        datamodule: Any = getattr(trainer, "datamodule", None)
-        if isinstance(datamodule, ExactDataModule):
-            datamodule.setup("fit")
-
     def _remove_now(self, trainer: Trainer, pl_module: LightningModule, net: nn.Module, example: Tensor) -> None:
         home, device = next(net.parameters()).device, trainer.strategy.root_device
         net.to(device)
@@ -167,8 +147,8 @@ class PruneChannels(Compression):
         self._dense = net, example
         self._choose(trainer, net)
         slices.remove(net, self._groups, self.chosen or {})
-        reestimate_batchnorm(net, (net_input(batch) for batch in self._batches(trainer, pl_module)), BATCHES)
-        self._rewind(trainer)
+        reestimate_batchnorm(net, (net_input(batch) for batch in first_batches(trainer, pl_module, BATCHES)), BATCHES)
+        rewind(trainer)
         if trainer.world_size > 1:
             for buffer in net.buffers():
                 torch.distributed.broadcast(buffer, src=0)
@@ -177,12 +157,12 @@ class PruneChannels(Compression):
     def _measure_sensitivity(self, trainer: Trainer, pl_module: Any, net: nn.Module) -> None:
         modes = [(module, module.training) for module in net.modules()]
         net.eval()
-        for batch in self._batches(trainer, pl_module):
+        for batch in first_batches(trainer, pl_module, BATCHES):
             loss = torch.stack(list(pl_module.losses(net(net_input(batch)), batch).values())).sum()
             loss.backward()
             self._add_sensitivity(net)
             net.zero_grad(set_to_none=True)
-        self._rewind(trainer)
+        rewind(trainer)
         for module, training in modes:
             module.training = training
 
@@ -192,7 +172,7 @@ class PruneChannels(Compression):
         """Process 0 decides for all."""
         assert self._dense is not None
         (dense, example), message = self._dense, None
-        tensors = {name: whole(parameter) for name, parameter in _parameters(net).items()}
+        tensors = {name: whole(parameter) for name, parameter in parameters_of(net).items()}
         if trainer.is_global_zero:
             try:
                 self.chosen = self.options.pick(
@@ -212,7 +192,7 @@ class PruneChannels(Compression):
         self._dense, self._sensitivity = None, {}
 
     def _add_sensitivity(self, net: nn.Module) -> None:
-        named = _parameters(net)
+        named = parameters_of(net)
         tensors = {name: whole(parameter) for name, parameter in named.items()}
         gradients = {name: whole(parameter.grad) for name, parameter in named.items() if parameter.grad is not None}
         for name, change in loss_change(self._groups, tensors, gradients).items():
@@ -257,10 +237,8 @@ class PruneChannels(Compression):
         if self.chosen is None:
             self._choose(trainer, net)
             self._bind(net)
-        before, self.factor = (
-            self.factor,
-            max(self._end - step, 0) / max(self._end - self._begin, 1) if step < self._end else 0.0,
-        )
+        before = self.factor
+        self.factor = max(self._end - step, 0) / max(self._end - self._begin, 1)
         assert self._fade is not None
         self._fade.scale(self.factor / before if before else 0.0)
         if before > self.factor == 0.0:
@@ -271,7 +249,7 @@ class PruneChannels(Compression):
     def _bind(self, net: nn.Module) -> None:
         """Finds the weights that fade."""
         assert self.chosen is not None
-        named = _parameters(net)
+        named = parameters_of(net)
         masks = {name: mask.to(named[name].device) for name, mask in fading(self._groups, self.chosen, net).items()}
         self._stays = {name: ~mask for name, mask in masks.items()}
         self._fade = Fade(
@@ -279,13 +257,9 @@ class PruneChannels(Compression):
         )
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.world_size > 1:
-            told = json.dumps(
-                [self.chosen, self.factor, slices.describe(pl_module.get_submodule("net"))], sort_keys=True
-            )
-            everyone: list[Any] = [None] * trainer.world_size
-            torch.distributed.all_gather_object(everyone, hashlib.sha256(told.encode()).hexdigest())
-            assert len(set(everyone)) == 1, "ranks removed different channels"
+        removed = [self.chosen, self.factor, slices.describe(pl_module.get_submodule("net"))]
+        digest = hashlib.sha256(json.dumps(removed, sort_keys=True).encode()).hexdigest()
+        assert len(set(everyones(digest))) == 1, "ranks removed different channels"
 
     # -- after training
 
@@ -319,9 +293,3 @@ class PruneChannels(Compression):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.chosen, self.factor, self.shares = state["chosen"], state["factor"], state["shares"]
         self._step, self._sensitivity = state["step"], state["sensitivity"]
-
-
-def _parameters(net: nn.Module) -> dict[str, Tensor]:
-    """By name; under fsdp, a net's `state_dict` puts parameters that are gathered back into shards."""
-    names = {name for name, _ in net.named_parameters()}
-    return {name: tensor for name, tensor in net.state_dict(keep_vars=True).items() if name in names}

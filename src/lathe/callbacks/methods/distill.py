@@ -15,6 +15,7 @@ from lathe.callbacks.methods.distill_teachers import Teachers, validation
 from lathe.callbacks.methods.distill_terms import FEATURES, Comparison, Settings, counted, weights_of
 from lathe.callbacks.methods.teachers import OpenRun
 from lathe.errors import UserError
+from lathe.measure.processes import everyones_tensors
 
 
 class Distill(Compression):
@@ -278,14 +279,8 @@ class Distill(Compression):
         state["comparisons"] = [comparison.state_dict() for comparison in self.comparisons]
         if self.teachers.average is not None:
             state["average"] = self.teachers.average.state_dict()
-        distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-        world = torch.distributed.get_world_size() if distributed else 1
         mine = torch.zeros(3, device=self._trainer.strategy.root_device) if self._sums is None else self._sums
-        rows = [mine]
-        if world > 1:  # each rank's own, as the task keeps them
-            rows = [torch.empty_like(mine) for _ in range(world)]
-            torch.distributed.all_gather(rows, mine)
-        return {**state, "sums": [row.tolist() for row in rows]}
+        return {**state, "sums": [row.tolist() for row in everyones_tensors(mine)]}  # as the task keeps them
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._step, self.teachers.metrics, self.best = state_dict["step"], state_dict["figures"], state_dict["best"]

@@ -13,6 +13,7 @@ from lathe.compression.distillation.losses import dist, dkd, kd
 from lathe.compression.distillation.relations import Projections, Queue, crd, rkd
 from lathe.data.order import IGNORE
 from lathe.errors import UserError, did_you_mean
+from lathe.measure.processes import everyones_tensors, processes
 
 # What each method's term is multiplied by: 1 in DKD's and DIST's papers, the values of the CRD repository for the
 # others.
@@ -243,10 +244,6 @@ def _everyones(embeddings: Tensor, labels: Tensor | None) -> tuple[Tensor, Tenso
     """
     embeddings = embeddings.detach().contiguous()
     labels = torch.full((len(embeddings),), -2, device=embeddings.device) if labels is None else labels.contiguous()
-    if torch.distributed.is_initialized() and (world := torch.distributed.get_world_size()) > 1:
-        everyone = [torch.empty_like(embeddings) for _ in range(world)]
-        classes = [torch.empty_like(labels) for _ in range(world)]
-        torch.distributed.all_gather(everyone, embeddings)
-        torch.distributed.all_gather(classes, labels)
-        embeddings, labels = torch.cat(everyone), torch.cat(classes)
+    if processes() > 1:
+        embeddings, labels = torch.cat(everyones_tensors(embeddings)), torch.cat(everyones_tensors(labels))
     return embeddings, torch.where(labels == IGNORE, -1, labels)  # a row that fills up leaves its place empty

@@ -15,7 +15,8 @@ from lathe.callbacks.methods.masking import Masking
 from lathe.compression.masks.lottery import copy_state, rewind, round_sparsities
 from lathe.compression.masks.masks import Scope, make_masks
 from lathe.errors import UserError
-from lathe.measure.shards import is_sharded, local, part_of
+from lathe.measure.processes import processes
+from lathe.measure.shards import is_sharded, local, part_of, whole
 
 
 class Lottery(Masking):
@@ -179,15 +180,8 @@ def _whole(tensor: Tensor) -> Tensor:
     """The full tensor, the same on every process: BatchNorm's statistics differ between them, and process 0's are those
     that count.
     """
-    if is_sharded(tensor):
-        full: Tensor = tensor.detach().full_tensor()  # type: ignore[attr-defined]
-        return full
-    value = tensor.detach()
-    if (
-        torch.distributed.is_available()
-        and torch.distributed.is_initialized()
-        and torch.distributed.get_world_size() > 1
-    ):
+    value = whole(tensor)
+    if not is_sharded(tensor) and processes() > 1:
         value = value.clone()
         torch.distributed.broadcast(value, src=0)
     return value

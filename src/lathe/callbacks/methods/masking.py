@@ -15,7 +15,8 @@ from lathe.callbacks.methods.base import Compression, compressions
 from lathe.compression.channels.slices import staying
 from lathe.compression.masks.masks import HEAD_RULE, Masks, make_masks, maskable
 from lathe.errors import UserError
-from lathe.measure.shards import is_sharded, local, part_of
+from lathe.measure.processes import everyones, processes
+from lathe.measure.shards import is_sharded, local, parameters_of, part_of
 
 
 class Masking(Compression):
@@ -133,9 +134,8 @@ class Masking(Compression):
         if self._live:
             with torch.no_grad():
                 torch._foreach_mul_(self._live, self._factors)
-                torch._foreach_add_(
-                    self._live, 0.0
-                )  # -0.0 becomes 0.0: a file of zeros with random signs does not compress
+                # -0.0 becomes 0.0: a file of zeros with random signs does not compress.
+                torch._foreach_add_(self._live, 0.0)
 
     # -- when
 
@@ -158,9 +158,8 @@ class Masking(Compression):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         net = pl_module.get_submodule("net")
-        state = net.state_dict(keep_vars=True)  # under fsdp this puts parameters that are gathered back into shards
-        names = self.choose(net)
-        self.parameters = {name: state[name] for name in names}
+        spread = parameters_of(net)
+        self.parameters = {name: spread[name] for name in self.choose(net)}
         self._averages = [callback for callback in trainer.callbacks if isinstance(callback, EMA)]  # type: ignore[attr-defined]
         self._optimizers = list(trainer.optimizers)
         self._handles = [optimizer.register_step_post_hook(lambda *_: self.apply()) for optimizer in self._optimizers]
@@ -268,11 +267,9 @@ class Masking(Compression):
                             local(value).mul_(part_of(kept.to(value.dtype), value if is_sharded(value) else owner))
 
     def _assert_same(self) -> None:
-        if _processes() < 2 or not self.masks:
+        if processes() < 2 or not self.masks:
             return
-        mine = checksum(self.masks)
-        everyone: list[Any] = [None] * _processes()
-        torch.distributed.all_gather_object(everyone, mine)
+        everyone = everyones(checksum(self.masks))
         if any(other != everyone[0] for other in everyone):
             raise UserError(
                 f"compression.{self.name}: the processes hold different masks ({everyone}): report this with your "
@@ -290,14 +287,9 @@ def checksum(masks: Masks) -> int:
     return total
 
 
-def _processes() -> int:
-    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    return torch.distributed.get_world_size() if distributed else 1
-
-
 def _from_process_0(masks: Masks) -> Masks:
     """The masks of process 0, whose names and shapes are those of this one."""
-    if _processes() < 2:
+    if processes() < 2:
         return masks
     for mask in masks.values():
         torch.distributed.broadcast(mask.view(torch.uint8), src=0)

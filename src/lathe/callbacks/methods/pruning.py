@@ -14,7 +14,7 @@ from lathe.compression.masks.masks import check_options, divides
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
-from lathe.measure.shards import is_sharded, joined, local, part_of, whole
+from lathe.measure.shards import joined, local, part_of, whole
 
 GRADIENT_CRITERIA = ("taylor", "movement")
 CRITERIA = ("magnitude", "random", "batchnorm", "taylor", "movement", "wanda")
@@ -259,11 +259,7 @@ class Prune(Masking):
             self._sums[name] = self._sums[name] + square if name in self._sums else square
 
     def _gathered(self) -> dict[str, Tensor]:
-        found = {}
-        for name, part in self._sums.items():
-            owner = self.parameters[name]
-            found[name] = joined(part, owner).full_tensor() if is_sharded(owner) else part  # type: ignore[attr-defined]
-        return found
+        return {name: whole(joined(part, self.parameters[name])) for name, part in self._sums.items()}
 
     def _take_over(self) -> None:
         """Restored sums, once the net is spread and on its device."""
@@ -283,44 +279,3 @@ class Prune(Masking):
         super().load_state_dict(state_dict)
         self._begun = True
         self._restored = dict(state_dict["sums"])
-
-
-class PruneStructured(Prune):
-    """Prune whole rows: the output channels of convolutions, the output features of linear layers."""
-
-    name = "prune_structured"
-
-    def __init__(
-        self,
-        sparsity: float = 0.5,
-        scope: str = "layer",
-        criterion: str = "magnitude",
-        norm: float = 2.0,
-        schedule: str = "cubic",
-        initial_sparsity: float = 0.0,
-        start: float = 0.1,
-        end: float = 0.6,
-        every_n_steps: int | None = None,
-        **options: Any,
-    ) -> None:
-        shared: dict[str, Any] = {
-            "schedule": schedule,
-            "initial_sparsity": initial_sparsity,
-            "start": start,
-            "end": end,
-        }
-        super().__init__(
-            sparsity, "structured", scope, criterion, norm, every_n_steps=every_n_steps, **shared, **options
-        )
-
-
-class PruneNM(Prune):
-    """Prune to N:M sparsity: of every `m` consecutive inputs of a weight at most `n` stay. The sparsity that is reached
-    is 1 - n / m.
-    """
-
-    name = "prune_nm"
-
-    def __init__(self, n: int = 2, m: int = 4, criterion: str = "magnitude", **options: Any) -> None:
-        check_options(0.0, "n_m", "global", n, m, (1, 1), prefix=f"compression.{self.name}")
-        super().__init__(1 - n / m, "n_m", criterion=criterion, n=n, m=m, **options)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lathe.compression.quantization.net import describe
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError
+from lathe.measure.processes import processes
 from lathe.measure.shards import whole
 
 KEY = "compression.distill.teacher"
@@ -155,7 +156,7 @@ class Average:
         """Accounts for one optimizer step. Collective where parameters are spread, and where there are buffers."""
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
         live = [whole(tensor).to(average) for tensor, average in zip(self._live, self._average, strict=True)]
-        if self._buffers and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
+        if self._buffers and processes() > 1:
             flat = torch.cat([live[i].flatten() for i in self._buffers])
             torch.distributed.broadcast(flat, src=0)
             parts = flat.split([live[i].numel() for i in self._buffers])
