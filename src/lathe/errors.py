@@ -59,13 +59,14 @@ def refuse(sentences: Iterable[str]) -> None:
         raise UserError(*found)
 
 
-def did_you_mean(word: str, options: Iterable[str]) -> str:
-    """A clause that proposes the nearest of `options`, and lists them where there are few; empty if there are none."""
-    names = sorted(str(option) for option in options)
-    close = difflib.get_close_matches(word, names, n=1, cutoff=0.5)
+def did_you_mean(word: object, options: Iterable[object], otherwise: str | None = None) -> str:
+    """A clause that proposes the nearest of `options`; where none is near `otherwise`, or without it a list of them if they are few."""
+    names = sorted(map(str, options))
+    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     if close:
         return f"did you mean {close[0]}?"
-    return f"choose one of {', '.join(names)}" if 0 < len(names) <= 40 else ""
+    listed = f"choose one of {', '.join(names)}" if 0 < len(names) <= 40 else ""
+    return listed if otherwise is None else otherwise
 
 
 @contextmanager

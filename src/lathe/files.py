@@ -17,37 +17,37 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from lathe.errors import naming
-
 _MACHINE = re.sub(r"\W", "_", platform.node()) or "machine"
 _BESIDE = re.compile(r"\.tmp-(\w+)-(\d+)\.(.+?)(\.old)?")
 _ELSEWHERE = re.compile(r"lathe-(\w+)-(\d+)-.+")
 _BEGAN = time.time()
+_REASONS = {
+    errno.ENOSPC: "the disk is full: free some space",
+    errno.EDQUOT: "the disk quota is used up: free some space",
+    errno.EROFS: "the disk is read-only: choose another place",
+    errno.EACCES: "writing there is not permitted: choose another place",
+    errno.EPERM: "writing there is not permitted: choose another place",
+    errno.ENOENT: "the folder above it can't hold it: choose another place",
+    errno.ENOTDIR: "a part of that path is a file: choose another place",
+    errno.EEXIST: "something that is no folder stands there: choose another place",
+    errno.ELOOP: "its links lead round in a circle: choose another place",
+    errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
+}
 DAY = 86400.0  # seconds after which what another machine has left is nobody's: its processes can't be asked
+
+
+def disk_reason(error: OSError) -> str | None:
+    """Why a full, read-only or forbidden disk takes nothing, and the way out; None for any other error."""
+    if error.errno == errno.ENOENT and not str(error.filename).startswith(("/proc", "/dev", "/sys")):
+        return None  # elsewhere a missing file is a bug
+    return _REASONS.get(error.errno or 0)
 
 
 def disk_sentence(error: OSError) -> str | None:
     """One sentence for a full, read-only or forbidden disk; None for any other error."""
-    if error.errno == errno.ENOENT and not str(error.filename).startswith(("/proc", "/dev", "/sys")):
-        return None  # elsewhere a missing file is a bug
-    reasons = {
-        errno.ENOSPC: "the disk is full: free some space",
-        errno.EDQUOT: "the disk quota is used up: free some space",
-        errno.EROFS: "the disk is read-only: choose another place",
-        errno.EACCES: "writing there is not permitted: choose another place",
-        errno.EPERM: "writing there is not permitted: choose another place",
-        errno.ENOENT: "the folder above it can't hold it: choose another place",
-        errno.ENOTDIR: "a part of that path is a file: choose another place",
-        errno.EEXIST: "something that is no folder stands there: choose another place",
-        errno.ELOOP: "its links lead round in a circle: choose another place",
-        errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
-    }
-    if error.errno not in reasons:
-        return None
-    return (
-        f"{error.filename or 'a file'} can't be written, {reasons[error.errno]} (paths.log_dir and paths.data_dir "
-        "say where things go)."
-    )
+    reason = disk_reason(error)
+    hint = "(paths.log_dir and paths.data_dir say where things go)"
+    return None if reason is None else f"{error.filename or 'a file'} can't be written, {reason} {hint}."
 
 
 def beside(path: Path) -> Path:
@@ -55,24 +55,51 @@ def beside(path: Path) -> Path:
     return path.with_name(f".tmp-{_MACHINE}-{os.getpid()}.{path.name}")
 
 
-def aside(path: Path) -> Path:
-    """Where this process puts what stands at `path` for the moment between two names; it comes back if nothing takes
-    its place.
+@contextmanager
+def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
+    """A name beside `path`, with its suffix, for a file, a folder or a link; what stands there at the end is brought to the disk and
+    takes the place of `path` in one step. A folder that stands at `path` gives way only with `replace_folder`.
+
+    After an error nothing is left, what was at `path` is untouched, and an OSError names `path`. What killed processes have left in that
+    folder goes.
     """
-    return path.with_name(f"{beside(path).name}.old")
+    temporary = beside(path)
+    sweep(path.parent)
+    try:
+        yield temporary
+        put(temporary, path, replace_folder)
+    except OSError as error:
+        if error.errno is not None:
+            error.filename = str(error.filename or path).replace(temporary.name, path.name)
+        raise
+    finally:
+        _delete(temporary)
+        _settle(path, _aside(path))
+
+
+def put(temporary: Path, path: Path, replace_folder: bool = False) -> None:
+    """Brings a file, a folder or a link to the disk, and moves it to `path` as `whole` does."""
+    for part in () if temporary.is_symlink() else (temporary, *temporary.rglob("*")):
+        if part.is_file() and not part.is_symlink():
+            with open(part, "rb+") as file:
+                os.fsync(file.fileno())
+    while True:
+        if replace_folder and (_is_folder(path) or _is_folder(temporary)):  # which no file system replaces in one step
+            with suppress(FileNotFoundError):
+                os.replace(path, _aside(path))
+        try:
+            os.replace(temporary, path)
+            return
+        except OSError as error:  # another process has put its own there since
+            if not replace_folder or error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR):
+                raise
+            _delete(_aside(path))
 
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes the whole of `text` or nothing: readers never see half a file, whatever kills the writer."""
-    temporary = beside(path)
-    try:
-        with naming(path), open(temporary, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with whole(path) as temporary:
+        temporary.write_text(text)
 
 
 @contextmanager
@@ -101,7 +128,12 @@ def sweep(*folders: Path) -> None:
                     _remove(Path(entry.path))
 
 
-def settle(path: Path, aside: Path) -> None:
+def _aside(path: Path) -> Path:
+    """Where this process puts what stands at `path` for the moment between two names; it comes back if nothing takes its place."""
+    return path.with_name(f"{beside(path).name}.old")
+
+
+def _settle(path: Path, aside: Path) -> None:
     """Brings back what was put aside from `path` if nothing took its place, and else removes it."""
     if os.path.lexists(aside) and not os.path.lexists(path):
         with suppress(OSError):  # another process has done so meanwhile
@@ -112,13 +144,17 @@ def settle(path: Path, aside: Path) -> None:
 def _remove(path: Path) -> None:
     match = _BESIDE.fullmatch(path.name)
     if match is not None and match.group(4):
-        settle(path.with_name(match.group(3)), path)
+        _settle(path.with_name(match.group(3)), path)
     else:
         _delete(path)
 
 
+def _is_folder(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
 def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
+    if _is_folder(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):

@@ -71,7 +71,7 @@ def targets_of(given: Sequence[str] | None, configured: Sequence[str]) -> list[s
         UserError: one is unknown or computes nothing by itself.
     """
     for name in given or ():
-        require(name in export.TARGETS and name in configured, f"targets={name}: {did_you_mean(str(name), configured)}")
+        require(name in export.TARGETS and name in configured, f"targets={name}: {did_you_mean(name, configured)}")
         require(name not in ARCHIVES, f"targets={name} holds another target's file: name that one.")
         require(
             export.get(name).computes,

@@ -276,7 +276,7 @@ def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
         run.
     """
     suite = request["suite"]
-    require(suite in DEFAULTS, f"suite={suite}: {did_you_mean(str(suite), DEFAULTS)}")
+    require(suite in DEFAULTS, f"suite={suite}: {did_you_mean(suite, DEFAULTS)}")
     full = {**request, **{key: value for key, value in DEFAULTS[suite].items() if request.get(key) is None}}
     for key in TRAINING_KEYS if suite == INFERENCE else INFERENCE_KEYS:
         require(request.get(key) is None, f"{key}={request.get(key)} has no meaning for suite={suite}: leave it null.")

@@ -14,8 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
 
-from lathe.errors import naming
-from lathe.files import aside, beside
+from lathe.files import whole
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -36,23 +35,17 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = beside(target)
-        try:
-            with naming(target), open(temporary, "wb") as file:
-                torch.save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            folder = _put_aside(target)
-            os.replace(temporary, target)
-            if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
-        except RuntimeError as error:
-            if isinstance(error.__context__, OSError):
-                error.__context__.filename = str(target)
-                raise error.__context__ from None  # torch hides a full disk behind a complaint about positions
-            raise
-        finally:
-            temporary.unlink(missing_ok=True)
+        folder = target.parent / os.readlink(target) if target.is_symlink() else None
+        with whole(target, replace_folder=True) as temporary:
+            try:
+                with open(temporary, "wb") as file:
+                    torch.save(checkpoint, file)
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None  # torch hides a full disk behind a complaint about positions
+                raise
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class AsyncCheckpointIO(AtomicCheckpointIO):
@@ -95,19 +88,6 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = None
-
-
-def _put_aside(target: Path) -> Path | None:
-    """The folder of a sharded checkpoint under the name `target`, out of the way of a file: a link is replaced in one
-    step as it is.
-    """
-    if target.is_symlink():
-        return target.parent / os.readlink(target)
-    if not target.is_dir():
-        return None
-    old = aside(target)
-    os.replace(target, old)
-    return old
 
 
 def snapshot(tree: Any, storages: dict[Any, Any] | None = None) -> Any:

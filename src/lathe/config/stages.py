@@ -99,7 +99,7 @@ def windows(compression: dict[str, Any]) -> dict[str, tuple[float, float]]:
         for name in stage if isinstance(stage, list) else [stage]:
             require(
                 name in names,
-                f"compression.stages names {name}, which the run does not have; {did_you_mean(str(name), names)}",
+                f"compression.stages names {name}, which the run does not have; {did_you_mean(name, names)}",
             )
             require(name not in found, f"compression.stages names {name} twice: a method has one stage.")
             found[name] = (index / len(stages), (index + 1) / len(stages))

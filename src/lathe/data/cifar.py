@@ -1,7 +1,5 @@
 """CIFAR-10 and CIFAR-100 (A. Krizhevsky, "Learning Multiple Layers of Features from Tiny Images", 2009)."""
 
-import contextlib
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,8 +10,8 @@ from lathe.config.schema.held import held
 from lathe.data.archive import ARCHIVES, PIXELS, Archive, read_archive
 from lathe.data.download import check, download, locked
 from lathe.data.splits import Images, Split, Splits, stratified_split
-from lathe.errors import UserError, naming
-from lathe.files import beside, sweep
+from lathe.errors import UserError
+from lathe.files import whole
 
 BASE_URL = "https://www.cs.toronto.edu/~kriz/"
 
@@ -121,13 +119,5 @@ class Cifar:
         return records if records.dtype == np.uint8 and records.ndim == 2 and records.shape[1] == 1 + PIXELS else None
 
     def _save(self, split: str, records: Images) -> None:
-        sweep(self.data_dir)
-        temporary = beside(self._path(split))
-        try:
-            with naming(self._path(split)), open(temporary, "wb") as file:
-                np.save(file, records)
-            os.replace(temporary, self._path(split))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(temporary)
-            raise
+        with whole(self._path(split)) as temporary, open(temporary, "wb") as file:
+            np.save(file, records)

@@ -5,13 +5,13 @@ before use.
 import contextlib
 import hashlib
 import http.client
-import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 from lathe.errors import UserError, naming
+from lathe.files import put
 
 BLOCK = 2**20
 TRIES = 3  # connections that may break off before the user is told
@@ -80,7 +80,7 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
             reason = getattr(error, "reason", None) or error
             raise UserError(f"{url} cannot be fetched ({reason}): {by_hand}.") from error
         if complete and md5(part) == expected:
-            os.replace(part, path)
+            put(part, path)
             return
         if complete:
             part.unlink()

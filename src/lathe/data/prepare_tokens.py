@@ -1,8 +1,7 @@
 """From a folder of text to token files: `prepare` is what scripts/prepare_tokens.py runs."""
 
+import contextlib
 import hashlib
-import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from lathe.data.checks import check_number
 from lathe.data.text import find_files, make_tokenizer, read_documents
 from lathe.data.token_file import TokenWriter, write_meta
 from lathe.errors import UserError
-from lathe.files import beside, sweep
+from lathe.files import whole
 
 
 def split_of(digest: bytes, seed: int, val_share: float, test_share: float) -> str:
@@ -75,13 +74,12 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
     files = find_files(folder, cfg["suffixes"])
     tokenizer = make_tokenizer(cfg["tokenizer"])
     output.parent.mkdir(parents=True, exist_ok=True)
-    sweep(output.parent)
-    temporary = beside(output)
-    writers: dict[str, TokenWriter] = {}
-    try:
+    with contextlib.ExitStack() as stack:
+        temporary = stack.enter_context(whole(output, replace_folder=True))
         temporary.mkdir()
-        for name in SPLITS:
-            writers[name] = TokenWriter(temporary / f"{name}.npy", tokenizer.vocab_size)
+        writers = {name: TokenWriter(temporary / f"{name}.npy", tokenizer.vocab_size) for name in SPLITS}
+        for writer in writers.values():
+            stack.callback(writer.close)
         for path in files:
             for document in read_documents(path, separator):
                 writer = writers[split_of(document.digest, cfg["split_seed"], cfg["val_share"], cfg["test_share"])]
@@ -113,24 +111,7 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
             bytes=sum(sizes),
             **about,
         )
-        _put(temporary, output)
-    finally:
-        for writer in writers.values():
-            writer.close()
-        shutil.rmtree(temporary, ignore_errors=True)
     return meta
-
-
-def _put(temporary: Path, output: Path) -> None:
-    """Renames the finished folder to its place; an old one there goes away only once the new one stands."""
-    for path in temporary.iterdir():
-        with open(path, "rb") as file:
-            os.fsync(file.fileno())
-    old = temporary.with_suffix(".old")
-    if output.exists():
-        os.rename(output, old)
-    os.rename(temporary, output)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def report(cfg: dict[str, Any]) -> None:

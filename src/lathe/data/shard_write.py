@@ -2,7 +2,6 @@
 already.
 """
 
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +12,8 @@ from numpy.typing import NDArray
 from lathe.data.checks import check_number
 from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
 from lathe.data.splits import Source, stratified_split
-from lathe.errors import UserError, naming
-from lathe.files import beside, sweep
+from lathe.errors import UserError
+from lathe.files import whole
 from lathe.images.files import file_kind
 from lathe.images.pictures import COLOURS, MOST, SUFFIXES, PictureError, read_picture, scaled
 
@@ -154,10 +153,9 @@ def write_shards(
         from webdataset import ShardWriter
     except ImportError as error:
         raise UserError("writing shards needs webdataset: install it with pip install -e .[shards].") from error
-    sweep(output.parent)
-    partial = beside(output)
-    partial.mkdir(parents=True)
-    try:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    with whole(output, replace_folder=True) as partial:
+        partial.mkdir()
         paths: dict[str, list[Path]] = {}
         facts: dict[str, Any] = {"num_classes": num_classes, "encoding": encoding}
         shape: tuple[int, ...] | None = None
@@ -167,7 +165,6 @@ def write_shards(
             count = 0
             stats = Statistics()
             with (
-                naming(output),
                 ShardWriter(
                     pattern,
                     maxcount=shard_size,
@@ -190,12 +187,6 @@ def write_shards(
             facts |= stats.facts() if name == "train" else {}
         assert shape is not None
         index = write_index(partial, paths, facts | {"image": list(shape)})
-        if output.exists():
-            shutil.rmtree(output)
-        partial.rename(output)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
     return index
 
 

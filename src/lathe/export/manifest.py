@@ -4,13 +4,13 @@ what was exported.
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import UserError, naming
+from lathe.errors import UserError
+from lathe.files import write_atomically
 from lathe.trust.made import signature
 
 NAME = "manifest.json"
@@ -25,13 +25,7 @@ def write(folder: Path, content: dict[str, Any], files: Sequence[str]) -> dict[s
     hashes = {name: {"bytes": (folder / name).stat().st_size, "sha256": sha256(folder / name)} for name in files}
     made = signature(str(content.get("target")), str(content.get("file")), hashes)
     manifest = {"version": VERSION, **content, "files": hashes, "made": made}
-    temporary = folder / f".{os.getpid()}.{NAME}"
-    try:
-        with naming(folder / NAME):
-            temporary.write_text(json.dumps(manifest, indent=2, allow_nan=False) + "\n")
-        os.replace(temporary, folder / NAME)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(folder / NAME, json.dumps(manifest, indent=2, allow_nan=False) + "\n")
     return manifest
 
 

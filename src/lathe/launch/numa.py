@@ -24,7 +24,7 @@ def numa_mode(cfg: dict[str, Any], mode: str) -> str | None:
     Raises:
         UserError: an unknown mode, or one that torch can't follow here.
     """
-    require(mode in MODES, f"launch.numa={mode!r}: {did_you_mean(str(mode), MODES)}")
+    require(mode in MODES, f"launch.numa={mode!r}: {did_you_mean(mode, MODES)}")
     if mode == "none":
         return None
     require(sys.platform.startswith("linux"), f"launch.numa={mode} needs Linux: use launch.numa=none.")

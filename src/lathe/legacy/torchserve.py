@@ -29,7 +29,7 @@ from lathe import export as exports
 from lathe.compression.quantization.net import quantized_layers
 from lathe.errors import UserError, uninstalled
 from lathe.export.files import readable, whole
-from lathe.files import scratch, scratch_prefix
+from lathe.files import put, scratch, scratch_prefix
 
 suffix = ".mar"
 computes = True
@@ -136,7 +136,7 @@ def export(
         for name, text in sources().items():
             (folder / name).write_text(text)
         archive(folder, file)
-        os.replace(folder / f"model{suffix}", temporary)
+        put(folder / f"model{suffix}", temporary)
 
 
 def sources() -> dict[str, str]:

@@ -1,7 +1,6 @@
 """metrics.csv: one line per logged step, and the same lines whether or not the run was interrupted."""
 
 import csv
-import os
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.errors import naming
-from lathe.files import beside
+from lathe.files import whole
 
 
 class CSVLogger(Logger):
@@ -113,17 +112,12 @@ class CSVLogger(Logger):
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         """Writes all lines; the last stays open."""
-        temporary = beside(self._path)
-        try:
-            with naming(self._path), open(temporary, "w", newline="") as file:
-                writer = csv.DictWriter(file, self._columns, restval="")
-                writer.writeheader()
-                writer.writerows(rows[:-1])
-                self._offset = file.tell()
-                writer.writerows(rows[-1:])
-            os.replace(temporary, self._path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with whole(self._path) as temporary, open(temporary, "w", newline="") as file:
+            writer = csv.DictWriter(file, self._columns, restval="")
+            writer.writeheader()
+            writer.writerows(rows[:-1])
+            self._offset = file.tell()
+            writer.writerows(rows[-1:])
         self._open = {key: value for key, value in rows[-1].items() if value} if rows else {}
 
 

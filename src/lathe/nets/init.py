@@ -4,7 +4,6 @@ A name of the table, a dotted path to a function of your own (`my_project.init.f
 order: `model.init=[kaiming_normal,zero_gamma]`. Biases of the layers that an init touches are set to zero.
 """
 
-import difflib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
@@ -12,7 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 Init = Callable[[nn.Module], None]
@@ -90,12 +89,7 @@ def _resolve(name: str) -> Init:
         if not callable(found):
             raise UserError(f"model.init={name} is not a function: name one that takes the net.")
         return found  # a user's own function; what it does is theirs
-    near = difflib.get_close_matches(name, INITS, n=1)
-    hint = (
-        f"did you mean {near[0]}?"
-        if near
-        else f"choose from {', '.join(INITS)}, a dotted path to your own function, or null."
-    )
+    hint = did_you_mean(name, INITS, f"choose from {', '.join(INITS)}, a dotted path to your own function, or null.")
     raise UserError(f"model.init={name} is unknown: {hint}")
 
 

@@ -5,7 +5,6 @@ Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06
 net that keeps everything; a step costs up to one more forward pass.
 """
 
-import difflib
 import functools
 import re
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 from lathe.nets.blocks import Blocks, blocks_of, own_blocks, recomputed
 
 KEY = "trainer.activation_checkpointing"
@@ -65,8 +64,7 @@ def _every(word: str) -> int | None:
         return int(word.removeprefix("every_"))
     if re.fullmatch(r"every_-?\d+(\.\d+)?", word):
         raise UserError(f"{KEY}={word}: n must be a whole number of at least 1, such as every_2.")
-    near = difflib.get_close_matches(word, WORDS, n=1)
-    hint = f"did you mean {near[0]}?" if near else "choose none, blocks, every_<n> (such as every_2) or sqrt."
+    hint = did_you_mean(word, WORDS, "choose none, blocks, every_<n> (such as every_2) or sqrt.")
     raise UserError(f"{KEY}={word}: {hint}")
 
 

@@ -2,7 +2,6 @@
 batch.
 """
 
-import difflib
 import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 from lathe.optim.foreign import refused, try_out
 from lathe.optim.rules import matching_names
 
@@ -101,8 +100,7 @@ def _check_known(kind: type[Optimizer], keys: Iterable[str]) -> None:
                 f"{key} is not an option of {kind.__name__}, and every group of parameters is given it: choose "
                 "another class."
             )
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"its options are {', '.join(known)}."
+        hint = did_you_mean(unknown[0], known, f"its options are {', '.join(known)}.")
         raise UserError(f"{key}: {kind.__name__} takes no such option; leave it out with {key}=null; {hint}")
 
 

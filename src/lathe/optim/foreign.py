@@ -2,7 +2,6 @@
 training.
 """
 
-import difflib
 import inspect
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 
 LENGTH = "total_steps"  # the parameter that gets the run's number of optimizer steps
 
@@ -70,8 +69,7 @@ def check_scheduler(factory: Any) -> None:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for key in given:
         if key not in names and not takes_any:
-            near = difflib.get_close_matches(key, names, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"its keys are {', '.join(names)}."
+            hint = did_you_mean(key, names, f"its keys are {', '.join(names)}.")
             raise UserError(f"scheduler.{key} is not a key of {name}: {hint}")
     if LENGTH in given:
         raise UserError(f"scheduler.{LENGTH}={given[LENGTH]} is known from the run: leave it out.")

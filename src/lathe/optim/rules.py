@@ -1,13 +1,12 @@
 """Which parameters a rule such as `no_decay: [norm, bias, head.*]` means."""
 
-import difflib
 import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
 from torch import nn
 
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 
 # By name, because torch has no common base class of its norms, and a cloner's own `ScaleNorm` or `RMSNorm` is meant
 # too.
@@ -45,14 +44,8 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
             continue
         matched = {name for name in names if fnmatchcase(name, str(rule))}
         if not matched:
-            near = difflib.get_close_matches(str(rule), ["norm", "bias", *names], n=1)
-            hint = (
-                f"did you mean {near[0]}?"
-                if near
-                else f"parameters are named like {names[0]}."
-                if names
-                else "it has none."
-            )
+            like = f"parameters are named like {names[0]}." if names else "it has none."
+            hint = did_you_mean(rule, ["norm", "bias", *names], like)
             raise UserError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
         found |= matched
     return found

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from lathe import trust
 from lathe.config.composed import changes
 from lathe.errors import UserError, require
-from lathe.files import beside, disk_sentence, sweep, write_atomically
+from lathe.files import disk_sentence, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
 
 # What every configuration of a run has, as groups of keys.
@@ -205,21 +205,17 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
         path = parent / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
         if not os.path.lexists(path):
             break
-    making = RunDir(beside(path))  # a kill leaves no run directory without its files
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        sweep(parent)
-        making.path.mkdir()
-        cfg["paths"]["run_dir"] = str(path)
-        making.save_config(cfg)
-        write_atomically(making.path / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
-        write_atomically(making.path / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
-        os.rename(making.path, path)
+        with whole(path) as making:  # a kill leaves no run directory without its files
+            making.mkdir()
+            cfg["paths"]["run_dir"] = str(path)
+            RunDir(making).save_config(cfg)
+            write_atomically(making / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
+            write_atomically(making / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
     except OSError as error:
-        if making.path.exists():
-            making.remove()
-        if error.filename is not None:
-            error.filename = str(error.filename).replace(making.path.name, path.name)
+        with suppress(OSError):
+            parent.rmdir()
         sentence = disk_sentence(error)
         if sentence is None:
             raise
@@ -229,14 +225,9 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
 
 def point_latest(log_dir: Path, target: Path) -> None:
     """Makes `<log_dir>/latest` a link to `target`, in one step, so that it always leads somewhere."""
-    temporary = beside(log_dir / "latest")
-    sweep(log_dir)
-    try:
-        temporary.unlink(missing_ok=True)
-        temporary.symlink_to(os.path.relpath(target, log_dir.absolute()), target_is_directory=True)
-        os.replace(temporary, log_dir / "latest")
-    except OSError:  # a file system without links, or a folder of that name: the run itself is not hurt
-        temporary.unlink(missing_ok=True)
+    # a file system without links, or a folder of that name: the run itself is not hurt
+    with suppress(OSError), whole(log_dir / "latest") as link:
+        link.symlink_to(os.path.relpath(target, log_dir.absolute()), target_is_directory=True)
 
 
 def open_run(path: str | Path, key: str) -> RunDir:

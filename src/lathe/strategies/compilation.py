@@ -35,9 +35,9 @@ def compile_net(
     if not enabled:
         return
     if mode not in MODES:
-        raise UserError(f"compile.mode={mode!r}: {did_you_mean(str(mode), MODES)}")
+        raise UserError(f"compile.mode={mode!r}: {did_you_mean(mode, MODES)}")
     if backend not in BACKENDS:
-        raise UserError(f"compile.backend={backend!r}: {did_you_mean(str(backend), BACKENDS)}")
+        raise UserError(f"compile.backend={backend!r}: {did_you_mean(backend, BACKENDS)}")
     if mode != "default" and backend != "inductor":
         raise UserError(f"compile.mode={mode} is inductor's: use compile.mode=default with compile.backend={backend}.")
     if mode == "reduce-overhead" and device_type == "cpu":

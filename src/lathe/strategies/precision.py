@@ -22,9 +22,9 @@ def precision_plugin(
         UserError: an unknown format, or one that this device can't do.
     """
     if name not in FORMATS:
-        raise UserError(f"precision.name={name!r}: {did_you_mean(str(name), FORMATS)}")
+        raise UserError(f"precision.name={name!r}: {did_you_mean(name, FORMATS)}")
     if matmul not in ("highest", "high", "medium"):
-        raise UserError(f"precision.matmul={matmul!r}: {did_you_mean(str(matmul), ('highest', 'high', 'medium'))}")
+        raise UserError(f"precision.matmul={matmul!r}: {did_you_mean(matmul, ('highest', 'high', 'medium'))}")
     if device_type == "mps" and name == "64-true":
         raise UserError(
             "precision=64-true: Apple's GPUs have no float64; use trainer.accelerator=cpu or precision=32-true."

@@ -39,7 +39,7 @@ class ShardedStrategy(ModelParallelStrategy):
 
     def __init__(self, checkpoint: str = "full") -> None:
         if checkpoint not in CHECKPOINTS:
-            raise UserError(f"strategy.checkpoint={checkpoint!r}: {did_you_mean(str(checkpoint), CHECKPOINTS)}")
+            raise UserError(f"strategy.checkpoint={checkpoint!r}: {did_you_mean(checkpoint, CHECKPOINTS)}")
         super().__init__(save_distributed_checkpoint=checkpoint == "sharded")
         self._spread_net: Any = None
 

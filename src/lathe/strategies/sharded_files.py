@@ -26,7 +26,8 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lathe.errors import UserError, naming
+from lathe.errors import UserError
+from lathe.files import whole
 from lathe.strategies.full_state import map_spread, parameters_by_id
 
 META = "meta.pt"
@@ -72,23 +73,13 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
         sweep(path)
     dcp.save(dict(spread), storage_writer=FileSystemWriter(str(folder)))  # returns once every rank has written
     if writes:
-        with naming(folder / META), open(folder / META, "wb") as file:
+        with whole(folder / META) as temporary, open(temporary, "wb") as file:
             torch.save({"checkpoint": rest, "spread": paths}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        _switch(path, folder)
+        with whole(path, replace_folder=True) as link:  # no copy of it, which has followed the link, stays either
+            link.symlink_to(folder.name, target_is_directory=True)
+        sweep(path)
     if several:
         torch.distributed.barrier()
-
-
-def _switch(path: Path, folder: Path) -> None:
-    if path.is_dir() and not path.is_symlink():  # a copy that followed the link: not ours to replace in one step
-        os.replace(path, path.with_name(f".{path.name}.{secrets.token_hex(4)}"))
-    link = path.with_name(f".{path.name}.link")
-    link.unlink(missing_ok=True)
-    link.symlink_to(folder.name, target_is_directory=True)
-    os.replace(link, path)
-    sweep(path)
 
 
 def sweep(path: Path) -> None:

@@ -43,7 +43,7 @@ def plan_of(net: nn.Module) -> dict[str, str]:
     words: dict[str, str] = {}
     for pattern, word in plan.items():
         if word not in WORDS:
-            raise UserError(f"{name}.tensor_plan[{pattern!r}]={word!r}: {did_you_mean(str(word), WORDS)}")
+            raise UserError(f"{name}.tensor_plan[{pattern!r}]={word!r}: {did_you_mean(word, WORDS)}")
         expression = re.compile(re.escape(pattern).replace(r"\*", "[^.]+"))
         found = [module_name for module_name in modules if expression.fullmatch(module_name)]
         if not found:

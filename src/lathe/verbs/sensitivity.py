@@ -43,9 +43,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
     )
     metrics = (*task.metrics, *task.computed)
     metric = request["metric"]
-    require(
-        metric in metrics, f"metric={metric}: the task reports no such metric; {did_you_mean(str(metric), metrics)}"
-    )
+    require(metric in metrics, f"metric={metric}: the task reports no such metric; {did_you_mean(metric, metrics)}")
     chosen = layers(task.net, request["layers"])
     bench = _Bench(task, cfg, request)
     baseline = bench.score()

@@ -66,7 +66,7 @@ def weights_of(method: Any, weight: Any) -> dict[str, float]:
     names = method.split("+") if isinstance(method, str) else list(method or [])
     for name in names:
         if name not in WEIGHTS:
-            raise UserError(f"{KEY}.method={name}: {did_you_mean(str(name), list(WEIGHTS))}")
+            raise UserError(f"{KEY}.method={name}: {did_you_mean(name, list(WEIGHTS))}")
     if not names or len(set(names)) != len(names):
         raise UserError(f"{KEY}.method={method}: name one method or several different ones of {', '.join(WEIGHTS)}.")
     given = dict(weight) if isinstance(weight, Mapping) else dict.fromkeys(names, weight) if weight is not None else {}

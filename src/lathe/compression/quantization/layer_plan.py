@@ -1,6 +1,5 @@
 """Which layers of a net are quantized, and how."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -8,7 +7,7 @@ from fnmatch import fnmatchcase
 from torch import nn
 
 from lathe.compression.quantization.layers import QuantAdd, QuantLayer, quantized_class, weighted
-from lathe.errors import UserError
+from lathe.errors import UserError, did_you_mean
 
 ACTIVATIONS = ("static", "dynamic", "none")
 
@@ -67,14 +66,8 @@ def choose(
     ]
     for pattern in overrides:
         if not any(fnmatchcase(name, pattern) for name in names):
-            near = difflib.get_close_matches(pattern, names, n=1)
-            hint = (
-                f"did you mean {near[0]}?"
-                if near
-                else f"layers are named like {names[0]}."
-                if names
-                else "it has none."
-            )
+            like = f"layers are named like {names[0]}." if names else "it has none."
+            hint = did_you_mean(pattern, names, like)
             raise UserError(
                 f"{key}: the pattern {pattern!r} matches no layer of {type(net).__name__} that can be quantized; {hint}"
             )

@@ -142,7 +142,7 @@ def _keys(place: Keys, key: str, value: Mapping[str, Any], saved: bool) -> Itera
         if name in place.keys:
             yield from _place(place.keys[name], below, item, saved)
         else:
-            way = f"there is no such key in {key}; {did_you_mean(str(name), place.keys)}"
+            way = f"there is no such key in {key}; {did_you_mean(name, place.keys)}"
             yield below, _filled_in(below, item) or f"{below}: {way}"
     if not saved:
         yield from _missing(key, [name for name in place.keys if name not in value and name not in place.optional])
@@ -183,7 +183,7 @@ def _part(key: str, part: Mapping[str, Any]) -> Iterator[Problem]:
                 yield below, found
                 continue
         elif rules is not None and not (name in ("_partial_", "_args_") and not value):
-            hint = did_you_mean(str(name), rules)
+            hint = did_you_mean(name, rules)
             if canonical(target) != _BUILDER:
                 yield below, _filled_in(below, value) or f"{below}: {target} takes no such argument; {hint}"
             elif value is not None:

@@ -5,7 +5,6 @@ them, and the fuzz of law 7 draws from them. Rules are put together by `|`, as t
 "auto" | items(whole(0))`.
 """
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -97,10 +96,9 @@ class Rule:
         return f"{key}={shown(value)}: expected {self.expected()}, got {self._got(value)}"
 
     def _got(self, value: Any) -> str:
-        end = "."
         words = [name for rule in self.kinds() if rule.kind == "word" for name in rule.words]
-        if isinstance(value, str) and difflib.get_close_matches(value, words, n=1, cutoff=0.5):
-            end = f"; {did_you_mean(value, words)}"
+        hint = did_you_mean(value, words, "") if isinstance(value, str) else ""
+        end = f"; {hint}" if hint else "."
         if isinstance(value, float) and not math.isfinite(value):
             return f"{value}{end}"
         if any(rule.kind in KINDS.get(type(value), ()) for rule in self.kinds()) and not isinstance(value, str):

@@ -76,7 +76,7 @@ class DeepSpeed(DeepSpeedStrategy):
                 "strategy=deepspeed_3_offload."
             )
         if log_level not in LEVELS:
-            raise UserError(f"strategy.log_level={log_level!r}: {did_you_mean(str(log_level), LEVELS)}")
+            raise UserError(f"strategy.log_level={log_level!r}: {did_you_mean(log_level, LEVELS)}")
         if importlib.util.find_spec("deepspeed") is None:
             raise UserError(f"strategy={name} needs DeepSpeed: pip install -e .[deepspeed]")
         self._name = name

@@ -62,7 +62,7 @@ class Pipeline(DDPStrategy):
         slices: int = 2,
     ) -> None:
         super().__init__()
-        require(schedule in SCHEDULES, f"strategy.schedule={schedule!r}: {did_you_mean(str(schedule), SCHEDULES)}")
+        require(schedule in SCHEDULES, f"strategy.schedule={schedule!r}: {did_you_mean(schedule, SCHEDULES)}")
         for key, value in (("microbatches", microbatches), ("slices", slices)):
             whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
             optional = key == "microbatches"

@@ -1,7 +1,6 @@
 """The folder of an export: there whole or not at all, whatever ends the process that makes it."""
 
 import errno
-import os
 import shutil
 import signal
 import threading
@@ -11,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lathe.errors import Stopped, UserError
-from lathe.export.files import REASONS
-from lathe.files import aside, beside, settle, sweep
+from lathe.export.files import refused
+from lathe.files import disk_reason, whole
 
 SPARE = 2**20  # bytes: with less than this left, whatever a writer says, the disk is full
 SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
@@ -26,27 +25,20 @@ def fresh_folder(path: Path) -> Iterator[Path]:
     Raises:
         UserError: the disk is full or can't be written to.
     """
-    temporary, old = beside(path), aside(path)
     first = not path.parent.exists()
     try:
-        sweep(path.parent)
-        temporary.mkdir(parents=True)
-        yield temporary
-        _put(temporary, path, old)
-    except OSError as error:
-        reasons = {
-            code: reason for code, reason in REASONS.items() if code != errno.ENOENT
-        }  # a missing file is a bug here
-        if error.errno not in reasons:
-            raise
-        raise UserError(f"{path} can't be written, {reasons[error.errno]}.") from error
+        with refused(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with whole(path, replace_folder=True) as temporary:
+                temporary.mkdir()
+                yield temporary
     except Exception as error:
-        if disk_is_full(path):  # exporters raise errors of their own for it
-            raise UserError(f"{path} can't be written, {REASONS[errno.ENOSPC]}.") from error
+        if not isinstance(error, UserError | OSError) and disk_is_full(
+            path
+        ):  # exporters raise errors of their own for it
+            raise UserError(f"{path} can't be written, {disk_reason(OSError(errno.ENOSPC, ''))}.") from error
         raise
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        settle(path, old)
         if first:
             with suppress(OSError):  # another export is there by now
                 path.parent.rmdir()
@@ -56,20 +48,6 @@ def disk_is_full(path: Path) -> bool:
     """Whether nothing more can be written there."""
     there = next((folder for folder in path.parents if folder.exists()), None)
     return there is not None and shutil.disk_usage(there).free < SPARE
-
-
-def _put(temporary: Path, path: Path, old: Path) -> None:
-    """Gives the new folder its name; no file system replaces a folder that is not empty in one step."""
-    while True:
-        with suppress(FileNotFoundError):
-            os.replace(path, old)
-        try:
-            os.replace(temporary, path)
-            return
-        except OSError as error:  # another process has put its own there since
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-            shutil.rmtree(old)
 
 
 class _Signalled(BaseException):

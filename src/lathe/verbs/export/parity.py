@@ -17,8 +17,7 @@ from torch.nn.functional import interpolate, pad
 
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
-from lathe.export.files import REASONS
-from lathe.files import scratch
+from lathe.files import disk_reason, scratch
 from lathe.measure import AgreementMeter
 from lathe.runs.shippable import Shippable, make_preprocess
 
@@ -201,9 +200,9 @@ def answered(command: Sequence[str], job: dict[str, Any], inputs: Sequence[Tenso
             _run([sys.executable, "-m", *command, str(folder)])
             return [torch.from_numpy(np.load(folder / f"out_{number}.npy")).float() for number in range(len(inputs))]
     except OSError as error:
-        if error.errno not in REASONS:
+        reason = disk_reason(error)
+        if reason is None:
             raise
-        reason = REASONS[error.errno]
         raise UserError(
             f"the folder for temporary files, {tempfile.gettempdir()}, can't be used ({reason}; TMPDIR names another)"
         ) from error
