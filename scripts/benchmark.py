@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from lathe import trust
-from lathe.benchmark import crew, report, suites
+from lathe.benchmark import crew, suites
 from lathe.config.composed import check, resolve
 from lathe.errors import refuse, require
 from lathe.launch.devices import count_processes
@@ -72,6 +72,8 @@ def benchmark(cfg: DictConfig) -> None:
         composed[case.name] = resolved
     began = time.monotonic()
     results = crew.run(cases, composed, request, lambda line: print(line, flush=True))
+    from lathe.benchmark import report  # here: it imports torch, once nothing is measured any more
+
     output.mkdir(parents=True, exist_ok=True)
     report.write(output, cases, results, request, time.monotonic() - began)
 

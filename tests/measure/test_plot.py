@@ -4,7 +4,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from lathe.measure.plot import lines, round_values, scatter
+from lathe.measure.plot import beside, lines, round_values, scatter, stacks
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -48,7 +48,51 @@ def test_scatter_names_points_and_groups_and_no_name_hides_another() -> None:
     assert len(colours) == 2
 
 
-@pytest.mark.parametrize("make", [lambda: lines("t", "x", "y", {}), lambda: scatter("t", "x", "y", [])])
+def marked(svg: str) -> list[str]:
+    """Values beside the axis x."""
+    return [str(node.text) for node in ET.fromstring(svg).iter(f"{SVG}text") if node.get("text-anchor") == "middle"][
+        :-2
+    ]
+
+
+def test_bars_stand_at_their_points_beside_the_diagonal() -> None:
+    svg = lines("t", "n", "gain", {"a": [(1.0, 1.0, 1.0, 1.0), (4.0, 3.0, 2.0, 4.0)]}, diagonal=True)
+    root = ET.fromstring(svg)
+    (way,) = [line for line in root.iter(f"{SVG}line") if line.get("stroke-dasharray") == "4 4"]
+    (x1, y1), (x2, y2) = dots(svg)["a: 1, 1"], dots(svg)["a: 4, 3"]
+    assert [float(way.attrib[at]) for at in ("x1", "y1", "x2")] == [x1, y1, x2]
+    assert y1 - float(way.attrib["y2"]) == pytest.approx(1.5 * (y1 - y2), abs=0.2)  # at (4, 4)
+    bars = [line for line in root.iter(f"{SVG}line") if line.get("x1") == line.get("x2") == f"{x2:.1f}"]
+    low, high = (float(bars[-1].attrib[at]) for at in ("y1", "y2"))
+    assert low - y2 == pytest.approx(y2 - high, abs=0.2)
+    assert marked(svg) == ["1", "4"]
+
+
+def test_columns_stand_on_the_axis_and_are_as_high_as_their_values() -> None:
+    svg = stacks("t", "MiB", {"ddp": {"parameters": 1.0, "activations": 3.0}, "fsdp": {"parameters": 2.0}})
+    root = ET.fromstring(svg)
+    _, *rest = root.iter(f"{SVG}rect")
+    pieces = [{key: float(value) for key, value in piece.attrib.items() if key != "fill"} for piece in rest]
+    first, second, third = pieces
+    assert [piece["height"] / first["height"] for piece in pieces] == pytest.approx([1, 3, 2], rel=0.01)
+    assert second["y"] + second["height"] == pytest.approx(first["y"], abs=0.2)
+    assert first["y"] + first["height"] == third["y"] + third["height"] == pytest.approx(420 - 52, abs=0.2)  # the axis
+    assert first["x"] == second["x"] < third["x"]
+    assert marked(svg) == ["1", "2"]
+    assert {"parameters", "activations", "1: ddp", "2: fsdp"} <= {node.text for node in root.iter(f"{SVG}text")}
+
+
+def test_plots_stand_beside_each_other() -> None:
+    plot = lines("t", "x", "y", {})
+    whole, *parts = list(ET.fromstring(beside([plot, plot])).iter(f"{SVG}svg"))
+    assert [part.attrib["x"] for part in parts] == ["0", parts[0].attrib["width"]]
+    assert int(whole.attrib["width"]) == 2 * int(parts[0].attrib["width"])
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: lines("t", "x", "y", {}, diagonal=True), lambda: scatter("t", "x", "y", []), lambda: stacks("t", "y", {})],
+)
 def test_nothing_to_show_is_an_empty_figure(make) -> None:
     assert ET.fromstring(make()).tag == f"{SVG}svg"
 

@@ -1,4 +1,4 @@
-"""Tables, bars and a plot from the figures of a suite. No torch here."""
+"""Tables, bars and a plot from what a suite has measured."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lathe.benchmark import plot
 from lathe.benchmark.suites import Case
 from lathe.files import write_atomically
+from lathe.measure import plot
 from lathe.runs.environment import describe_environment
 
 Results = dict[str, list[dict[str, Any]]]
@@ -117,7 +117,9 @@ def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         "waiting for gradients",
     ]
     text = [table(head, rows), table(["bar", "measured", ""], bars)]
-    return text, plot.lines("Speed-up over one process of the same strategy", "processes", "speed-up", lines)
+    return text, plot.lines(
+        "Speed-up over one process of the same strategy", "processes", "speed-up", lines, diagonal=True
+    )
 
 
 def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:

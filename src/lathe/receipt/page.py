@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from lathe.measure.plot import scatter
+from lathe.measure.plot import beside, scatter
 from lathe.receipt import runtimes
 
 Rows = Sequence[Sequence[str]]
@@ -188,7 +188,7 @@ def figure(receipt: Mapping[str, Any]) -> str:
         scatter(f"{split}/{metric} against latency", f"ms, batch {least}, 1 thread", metric, points),
         scatter(f"{split}/{metric} against size", "MB of the file", metric, sizes),
     ]
-    return runtimes.beside(plots)
+    return beside(plots)
 
 
 def _measured(section: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from itertools import groupby
 from typing import Any
 
 from lathe.measure import Latency, verdict
-from lathe.measure.plot import lines
+from lathe.measure.plot import beside, lines
 
 Row = Mapping[str, Any]
 
@@ -110,17 +110,6 @@ def figure(rows: Sequence[Row]) -> str:
             for threads in sorted({row["threads"] for row in rows})
         ]
     )
-
-
-def beside(plots: Sequence[str]) -> str:
-    """Plots beside each other in one SVG."""
-    sizes = [[int(plot.split(f'{side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")] for plot in plots]
-    parts, left = [], 0
-    for plot, (width, _) in zip(plots, sizes, strict=True):
-        parts.append(plot.replace("<svg ", f'<svg x="{left}" ', 1))
-        left += width
-    height = max((height for _, height in sizes), default=0)
-    return f'<svg xmlns="http://www.w3.org/2000/svg" width="{left}" height="{height}">\n{"".join(parts)}</svg>\n'
 
 
 def _series(rows: Sequence[Row]) -> dict[str, list[tuple[float, float]]]:
