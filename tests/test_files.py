@@ -136,6 +136,63 @@ def test_a_kill_leaves_a_whole_run_directory_or_none(tmp_path: Path, moment: int
     assert [str(path) for path in (tmp_path / "train").iterdir()] == [cfg["paths"]["run_dir"]]
 
 
+def stand(path: Path, kind: str, text: str) -> None:
+    """Puts a file, a folder with a file, or a link to a file there that holds `text`."""
+    if kind == "folder":
+        path.mkdir()
+        (path / "inside").write_text(text)
+    elif kind == "link":
+        (path.parent / f"target-{text}").write_text(text)
+        path.symlink_to(f"target-{text}")
+    else:
+        path.write_text(text)
+
+
+def read(path: Path) -> str:
+    return (path / "inside" if path.is_dir() else path).read_text()
+
+
+@pytest.mark.parametrize("old", ["nothing", "file", "folder", "link"])
+@pytest.mark.parametrize("new", ["file", "folder", "link"])
+def test_a_whole_takes_the_place_of_anything(tmp_path: Path, new: str, old: str) -> None:
+    place = tmp_path / "place"
+    if old != "nothing":
+        stand(place, old, "old")
+    with files.whole(place, replace_folder=True) as temporary:
+        stand(temporary, new, "new")
+        assert not place.exists() or read(place) == "old"
+    assert read(place) == "new"
+    assert place.is_symlink() == (new == "link")
+    assert {name for name in os.listdir(tmp_path) if not name.startswith("target-")} == {"place"}
+
+
+@pytest.mark.parametrize("new", ["file", "folder", "link"])
+def test_a_folder_stays_unless_it_may_go(tmp_path: Path, new: str) -> None:
+    place = tmp_path / "place"
+    stand(place, "folder", "old")
+    with pytest.raises(OSError, match=r"place'$") as caught, files.whole(place) as temporary:
+        stand(temporary, new, "new")
+    assert caught.value.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR)
+    assert read(place) == "old"
+    assert {name for name in os.listdir(tmp_path) if not name.startswith("target-")} == {"place"}
+
+
+def test_an_error_inside_leaves_what_was_there_and_names_the_place(tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    stand(place, "folder", "old")
+
+    def half() -> None:
+        with files.whole(place, replace_folder=True) as temporary:
+            stand(temporary, "folder", "half")
+            raise OSError(errno.ENOSPC, "full", str(temporary / "inside"))
+
+    with pytest.raises(OSError, match="full") as caught:
+        half()
+    assert caught.value.filename == str(place / "inside")
+    assert read(place) == "old"
+    assert os.listdir(tmp_path) == ["place"]
+
+
 @pytest.mark.parametrize(
     ("number", "words"),
     [

@@ -60,7 +60,8 @@ def refuse(sentences: Iterable[str]) -> None:
 
 
 def did_you_mean(word: object, options: Iterable[object], otherwise: str | None = None) -> str:
-    """A clause that proposes the nearest of `options`; where none is near `otherwise`, or without it a list of them if they are few."""
+    """A clause that proposes the nearest of `options`; where none is near `otherwise`, or without it a list of them if
+    they are few."""
     names = sorted(map(str, options))
     close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5)
     if close:

@@ -57,11 +57,12 @@ def beside(path: Path) -> Path:
 
 @contextmanager
 def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
-    """A name beside `path`, with its suffix, for a file, a folder or a link; what stands there at the end is brought to the disk and
-    takes the place of `path` in one step. A folder that stands at `path` gives way only with `replace_folder`.
+    """A name beside `path`, with its suffix, for a file, a folder or a link; what stands there at the end is brought to
+    the disk and takes the place of `path` in one step. A folder that stands at `path` gives way only with
+    `replace_folder`.
 
-    After an error nothing is left, what was at `path` is untouched, and an OSError names `path`. What killed processes have left in that
-    folder goes.
+    After an error nothing is left, what was at `path` is untouched, and an OSError names `path`. What killed processes
+    have left in that folder goes.
     """
     temporary = beside(path)
     sweep(path.parent)
@@ -129,7 +130,8 @@ def sweep(*folders: Path) -> None:
 
 
 def _aside(path: Path) -> Path:
-    """Where this process puts what stands at `path` for the moment between two names; it comes back if nothing takes its place."""
+    """Where this process puts what stands at `path` for the moment between two names; it comes back if nothing takes
+    its place."""
     return path.with_name(f"{beside(path).name}.old")
 
 

@@ -13,7 +13,8 @@ def whole(path: str | Path) -> Iterator[Path]:
     """`files.whole` for a place that a user has named.
 
     Raises:
-        UserError: the disk is full or can't be written to, which is told before minutes of work where it is known by then.
+        UserError: the disk is full or can't be written to, which is told before minutes of work where it is known by
+        then.
     """
     path = Path(path)
     if not path.parent.exists():

@@ -13,8 +13,9 @@ Point = tuple[float, ...]  # x, y, and where a bar shows them the lowest and the
 
 
 def lines(title: str, x_name: str, y_name: str, series: Mapping[str, Sequence[Point]], diagonal: bool = False) -> str:
-    """An SVG with one line for each name in `series`, through its points, whose bars stand beside each other. Points that are not finite
-    are left out. With `diagonal` the dashed line y = x lies behind them, and x is marked where points are."""
+    """An SVG with one line for each name in `series`, through its points, whose bars stand beside each other. Points
+    that are not finite are left out. With `diagonal` the dashed line y = x lies behind them, and x is marked where
+    points are."""
     series = {name: [point for point in some if all(map(math.isfinite, point))] for name, some in series.items()}
     points = [(point[0], y) for some in series.values() for point in some for y in point[1:]]
     xs = sorted({x for x, _ in points})
@@ -44,8 +45,8 @@ def lines(title: str, x_name: str, y_name: str, series: Mapping[str, Sequence[Po
 
 
 def scatter(title: str, x_name: str, y_name: str, points: Sequence[tuple[str, float, float, str]]) -> str:
-    """An SVG with a dot for each (name, x, y, group): names beside the dots, a colour for each group, which the key explains.
-    Points that are not finite are left out."""
+    """An SVG with a dot for each (name, x, y, group): names beside the dots, a colour for each group, which the key
+    explains. Points that are not finite are left out."""
     points = [point for point in points if math.isfinite(point[1]) and math.isfinite(point[2])]
     groups = list(dict.fromkeys(group for _, _, _, group in points))
     frame = _Frame([(x, y) for _, x, y, _ in points], groups)
@@ -65,7 +66,8 @@ def scatter(title: str, x_name: str, y_name: str, points: Sequence[tuple[str, fl
 
 
 def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -> str:
-    """An SVG with a column for each name in `series`, of one piece for each of its parts; the key has the columns' names by number."""
+    """An SVG with a column for each name in `series`, of one piece for each of its parts; the key has the columns'
+    names by number."""
     kinds = list(dict.fromkeys(kind for parts in series.values() for kind in parts))
     names = [f"{i}: {name}" for i, name in enumerate(series, 1)]
     tallest = max((sum(parts.values()) for parts in series.values()), default=0.0)
@@ -96,7 +98,8 @@ def beside(plots: Sequence[str]) -> str:
 
 def _dot(frame: "_Frame", x: float, y: float, colour: str, name: str, radius: float) -> str:
     words = escape(f"{name}: {x:.5g}, {y:.5g}")  # shown under the pointer
-    return f'<circle cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{radius:g}" fill="{colour}"><title>{words}</title></circle>'
+    place = f'cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="{radius:g}"'
+    return f'<circle {place} fill="{colour}"><title>{words}</title></circle>'
 
 
 class _Frame:
@@ -136,6 +139,7 @@ class _Frame:
             marks.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{self.right}" y2="{at:.1f}" stroke="#ddd"/>')
             marks.append(f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{value:g}</text>')
         size = f'width="{self.width}" height="{self.height}"'
+        centre, turned = (LEFT + self.right) / 2, f'transform="rotate(-90 14 {middle})"'
         lines = [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
             '<rect width="100%" height="100%" fill="white"/>',
@@ -144,8 +148,8 @@ class _Frame:
             *inside,
             f'<line x1="{LEFT}" y1="{self.bottom}" x2="{self.right}" y2="{self.bottom}" stroke="black"/>',
             f'<line x1="{LEFT}" y1="{TOP}" x2="{LEFT}" y2="{self.bottom}" stroke="black"/>',
-            f'<text x="{(LEFT + self.right) / 2:.0f}" y="{self.height - 12}" text-anchor="middle">{escape(x_name)}</text>',
-            f'<text x="14" y="{middle}" text-anchor="middle" transform="rotate(-90 14 {middle})">{escape(y_name)}</text>',
+            f'<text x="{centre:.0f}" y="{self.height - 12}" text-anchor="middle">{escape(x_name)}</text>',
+            f'<text x="14" y="{middle}" text-anchor="middle" {turned}>{escape(y_name)}</text>',
             "</svg>",
         ]
         return "\n".join(lines) + "\n"
