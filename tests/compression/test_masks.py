@@ -8,13 +8,11 @@ from torch import Tensor, nn
 
 from lathe.compression.masks.masks import (
     apply_masks,
-    head_of,
     magnitude_masks,
     make_masks,
-    maskable,
     sparsity_of,
-    zero_share,
 )
+from lathe.compression.masks.parameters import head_of, maskable, zero_share
 from lathe.errors import UserError
 from lathe.nets import GPT, CifarResNet, ViT
 

@@ -18,7 +18,8 @@ from lathe.callbacks.methods.ptq import inputs_of
 from lathe.compression import quantization
 from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.channels.prune import prune_channels
-from lathe.compression.masks.masks import HEAD_RULE, apply_masks, make_masks
+from lathe.compression.masks.masks import apply_masks, make_masks
+from lathe.compression.masks.parameters import HEAD_RULE
 from lathe.config.stages import check_compression, methods
 from lathe.errors import require
 from lathe.runs import rundir, score

@@ -10,7 +10,7 @@ from torch import nn
 
 from lathe import export, receipt
 from lathe.callbacks import AtomicCheckpointIO, Compression
-from lathe.compression.masks.masks import zero_share
+from lathe.compression.masks.parameters import zero_share
 from lathe.compression.structure import structure_of
 from lathe.config.stages import methods
 from lathe.runs import score

@@ -13,7 +13,8 @@ from torch.optim import Optimizer
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.base import Compression, compressions
 from lathe.compression.channels.slices import staying
-from lathe.compression.masks.masks import HEAD_RULE, Masks, make_masks, maskable
+from lathe.compression.masks.masks import Masks, make_masks
+from lathe.compression.masks.parameters import HEAD_RULE, maskable
 from lathe.errors import UserError
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, local, parameters_of, part_of

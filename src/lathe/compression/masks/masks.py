@@ -8,13 +8,13 @@ apply_masks(net, masks)
 A mask zeroes weights; shapes, and with them dense speed, stay as they are.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from lathe.compression.masks.parameters import HEAD_RULE, maskable
 from lathe.errors import UserError
 
 Masks = dict[str, Tensor]
@@ -22,88 +22,6 @@ Granularity = Literal["unstructured", "structured", "n_m", "block"]
 Scope = Literal["global", "layer", "output"]
 GRANULARITIES = ("unstructured", "structured", "n_m", "block")
 SCOPES = ("global", "layer", "output")
-HEAD_RULE = (
-    "the head (the attribute `head` of the net, else its last linear layer) stays dense unless head=true, and "
-    "embeddings, norms and biases unless types name them."
-)
-
-_CONV = (nn.Conv1d, nn.Conv2d, nn.Conv3d)  # a transposed convolution has its inputs first
-_NORM = (nn.modules.batchnorm._BatchNorm, nn.LayerNorm, nn.GroupNorm, nn.modules.instancenorm._InstanceNorm)
-_TYPES: dict[str, tuple[type[nn.Module], ...]] = {
-    "linear": (nn.Linear,),
-    "conv": _CONV,
-    "embedding": (nn.Embedding,),
-    "norm": _NORM,
-}
-
-
-# -- which parameters
-
-
-def maskable(
-    net: nn.Module,
-    layers: Sequence[str] | None = None,
-    exclude: Sequence[str] = (),
-    types: Sequence[str] = ("linear", "conv"),
-    head: bool = False,
-    prefix: str = "masks",
-) -> dict[str, nn.Parameter]:
-    """The parameters that may be masked, by their names in `net.named_parameters()`.
-
-    Patterns are those of a shell (`blocks.*.conv1`), matched with names of modules. `types` are linear, conv,
-    embedding, norm (their weights) and bias (the biases of the layers that the others choose). The head makes the
-    logits: it stays dense unless `head` is true. It is the last linear layer (or convolution, where there is no linear
-    one) of the attribute `head`, or of the whole net where there is no such attribute. Tied parameters are chosen once.
-
-    Raises:
-        UserError: a pattern or a type that matches nothing.
-    """
-    unknown = [kind for kind in types if kind not in (*_TYPES, "bias")]
-    if unknown:
-        raise UserError(
-            f"{prefix}.types={list(types)}: {unknown[0]} is unknown: choose from {', '.join(_TYPES)} and bias."
-        )
-    kinds = tuple(kind for name in types if name != "bias" for kind in _TYPES[name])
-    modules = {name: module for name, module in net.named_modules() if isinstance(module, kinds)}
-    last = head_of(net)
-    for key, patterns in (("layers", layers or ()), ("exclude", exclude)):
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for name in modules):
-                near = ", ".join(list(modules)[:6]) or "none"
-                raise UserError(
-                    f"{prefix}.{key}: {pattern} matches no layer of the types {', '.join(types)}: layers are {near}, "
-                    "..."
-                )
-    names = {id(parameter): name for name, parameter in net.named_parameters()}
-    found: dict[str, nn.Parameter] = {}
-    for name, module in modules.items():
-        if layers is not None and not _matches(name, layers):
-            continue
-        if _matches(name, exclude) or (module is last and not head):
-            continue
-        for own in ("weight", "bias") if "bias" in types else ("weight",):
-            parameter = getattr(module, own, None)
-            if isinstance(parameter, nn.Parameter):
-                found[names[id(parameter)]] = parameter
-    return found
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def head_of(net: nn.Module) -> nn.Module | None:
-    """The layer that makes the logits: the last linear layer, or else convolution, of `net.head` or of the net."""
-    head = getattr(net, "head", None)
-    within = list((head if isinstance(head, nn.Module) else net).modules())
-    for kinds in ((nn.Linear,), _CONV):
-        found = [module for module in within if isinstance(module, kinds)]
-        if found:
-            return found[-1]
-    return None
-
-
-# -- which weights
 
 
 def make_masks(
@@ -291,14 +209,6 @@ def apply_masks(net: nn.Module, masks: Mapping[str, Tensor]) -> None:
             )
     for name, mask in masks.items():
         parameters[name].masked_fill_(~mask.to(parameters[name].device).bool(), 0.0)
-
-
-def zero_share(net: nn.Module) -> float:
-    """The share of exact zeros among the weights that may be masked: what pruning has left in a net whose masks are
-    gone.
-    """
-    weights = maskable(net).values()
-    return sum(int((weight == 0).sum()) for weight in weights) / max(sum(weight.numel() for weight in weights), 1)
 
 
 def sparsity_of(masks: Mapping[str, Tensor]) -> float:

@@ -20,11 +20,11 @@ from lathe.strategies.pipeline.flow import Flow, count_microbatches
 from lathe.strategies.pipeline.gradients import (
     clip_by_norm,
     clip_by_value,
-    local,
     reduce_together,
     settle,
     share_overflow,
 )
+from lathe.strategies.pipeline.groups import agree, make_groups
 from lathe.strategies.pipeline.state import gather, local_optimizer_state, localise
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved")
@@ -117,22 +117,7 @@ class Pipeline(DDPStrategy):
         super().setup_environment()
         if self._groups:
             return
-        shape = self.axes
-        mesh = dist.device_mesh.init_device_mesh(
-            self.root_device.type, (shape.data, shape.stages, shape.tensor), mesh_dim_names=("data", "stages", "tensor")
-        )
-        self._groups = {name: mesh[name].get_group() for name in ("data", "stages", "tensor")} | {"mesh": mesh}
-        # Both of these are made by every rank for every place of the mesh, in the same order, as torch asks.
-        ranks = mesh.mesh
-        mine, _, tensor = self.place
-        for data in range(shape.data):
-            model = dist.new_group(ranks[data].flatten().tolist())
-            if data == mine:
-                self._groups["model"] = model
-            for t in range(shape.tensor):
-                ends = dist.new_group([int(ranks[data, 0, t]), int(ranks[data, -1, t])])
-                if (data, t) == (mine, tensor):
-                    self._groups["ends"] = ends
+        self._groups = make_groups(self.root_device.type, self.axes, self.place)
 
     # -- the net
 
@@ -193,7 +178,7 @@ class Pipeline(DDPStrategy):
                 nn.SyncBatchNorm.convert_sync_batchnorm(task.net, self._groups["data"])
         self.precision_plugin.convert_module(self.model)
         self.model_to_device()
-        self._agree(cut)
+        agree(cut, self._groups, self.axes.data)
         if fitting:
             self.setup_optimizers(trainer)
         self.setup_precision_plugin()
@@ -202,21 +187,6 @@ class Pipeline(DDPStrategy):
             clipping.clip_grad_by_norm = self._clip_by_norm
             clipping.clip_grad_by_value = self._clip_by_value
             share_overflow(self.precision_plugin)
-
-    def _agree(self, cut: Cut) -> None:
-        """Whoever shares a tensor starts from the same values, even if a net draws its weights from generators of its
-        own.
-        """
-        with torch.no_grad():
-            if self.axes.data > 1:
-                for tensor in cut.net.state_dict().values():
-                    dist.broadcast(local(tensor), dist.get_global_rank(self._groups["data"], 0), self._groups["data"])
-            if cut.first or cut.last:
-                state = cut.net.state_dict()
-                for name in cut.outside:
-                    dist.broadcast(
-                        local(state[name]), dist.get_global_rank(self._groups["ends"], 0), self._groups["ends"]
-                    )
 
     # -- steps
 

@@ -1,0 +1,46 @@
+"""Groups of ranks on the mesh of a pipeline: who reduces together, and who starts from the same values."""
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from lathe.config.mesh import Axes
+from lathe.strategies.pipeline.cut import Cut
+from lathe.strategies.pipeline.gradients import local
+
+
+def make_groups(device_type: str, shape: Axes, place: tuple[int, int, int]) -> dict[str, Any]:
+    """The `mesh` and the groups of the rank at `place` (data replica, stage, tensor rank): along `data`, `stages` and
+    `tensor`, all of its `model`, and the two `ends` of its pipeline.
+    """
+    mesh = dist.device_mesh.init_device_mesh(
+        device_type, (shape.data, shape.stages, shape.tensor), mesh_dim_names=("data", "stages", "tensor")
+    )
+    groups = {name: mesh[name].get_group() for name in ("data", "stages", "tensor")} | {"mesh": mesh}
+    # Both of these are made by every rank for every place of the mesh, in the same order, as torch asks.
+    ranks = mesh.mesh
+    mine, _, tensor = place
+    for data in range(shape.data):
+        model = dist.new_group(ranks[data].flatten().tolist())
+        if data == mine:
+            groups["model"] = model
+        for t in range(shape.tensor):
+            ends = dist.new_group([int(ranks[data, 0, t]), int(ranks[data, -1, t])])
+            if (data, t) == (mine, tensor):
+                groups["ends"] = ends
+    return groups
+
+
+def agree(cut: Cut, groups: dict[str, Any], replicas: int) -> None:
+    """Whoever shares a tensor starts from the same values, even if a net draws its weights from generators of its
+    own.
+    """
+    with torch.no_grad():
+        if replicas > 1:
+            for tensor in cut.net.state_dict().values():
+                dist.broadcast(local(tensor), dist.get_global_rank(groups["data"], 0), groups["data"])
+        if cut.first or cut.last:
+            state = cut.net.state_dict()
+            for name in cut.outside:
+                dist.broadcast(local(state[name]), dist.get_global_rank(groups["ends"], 0), groups["ends"])
