@@ -96,7 +96,7 @@ def fit(folder: str, strategy: Any = "auto", resume: str | None = None) -> tuple
 
     class Looks(Callback):
         def on_train_epoch_end(self, *args: Any) -> None:
-            held[:] = [average.clone() for average in ema._average]
+            held[:] = [average.clone() for average in ema._average.tensors]
 
     ema, task = EMA(decay=0.5, warmup=False), Task()
     trainer = Trainer(

@@ -8,6 +8,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from lathe.callbacks.averaging import MovingAverage, wide
 from lathe.errors import UserError
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, joined, local, part_of, whole
@@ -61,48 +62,41 @@ class EMA(Callback):
         self._reset()
 
     def _reset(self) -> None:
-        self.updates = 0
+        self._average = MovingAverage(self.decay, self.warmup)  # of what this process holds, from the first update on
         self._step = -1  # the last optimizer step that was looked at; -1 before training
         self._index: dict[str, int] = {}  # name in the net's state_dict -> position below; tied weights share one
         self._owners: list[Tensor] = []  # the net's own tensors, which may be DTensors
         self._live: list[Tensor] = []  # what this process holds of each, in the same memory
-        self._average: list[Tensor] = []  # empty until the first update
         self._raw: list[Tensor] = []  # the training weights while the net shows the average
         self._restored: dict[str, Tensor] = {}
 
     # -- the average
+
+    @property
+    def updates(self) -> int:
+        """Updates so far."""
+        return self._average.updates
 
     def update(self, step: int) -> None:
         """Account for the weights after optimizer step `step`, counted from 1."""
         before, self._step = max(self._step, self.start_step), step
         if (step - self.start_step) // self.every_n_steps <= (before - self.start_step) // self.every_n_steps:
             return
-        with torch.no_grad():
-            if not self._average:
-                self._average = [t.detach().to(_wide(t), copy=True) for t in self._live]
-            else:
-                decay = min(self.decay, (1 + self.updates) / (10 + self.updates)) if self.warmup else self.decay
-                torch._foreach_lerp_(self._average, self._widened(), 1 - decay)
-        self.updates += 1
+        self._average.update(self._live if not self._narrow else [tensor.to(wide(tensor)) for tensor in self._live])
 
     def restart(self) -> None:
         """Forget the past: the next update copies the weights."""
-        self.updates, self._average = 0, []
+        self._average = MovingAverage(self.decay, self.warmup)
 
     def mask(self, masks: dict[str, Tensor]) -> None:
         """Zero the average where masks (True where a weight stays; by parameter name, of the full shape) have just been
         laid on the weights: those stay zero, and so does their average from here on."""
-        if not self._average:
+        if not self._average.tensors:
             return
         with torch.no_grad():
             for name, mask in masks.items():
                 i = self._index[name]
-                self._average[i].masked_fill_(~part_of(mask, self._owners[i]), 0.0)
-
-    def _widened(self) -> list[Tensor]:
-        if not self._narrow:
-            return self._live
-        return [t.to(a.dtype) for t, a in zip(self._live, self._average, strict=True)]
+                self._average.tensors[i].masked_fill_(~part_of(mask, self._owners[i]), 0.0)
 
     def _bind(self, net: nn.Module) -> None:
         """Find the tensors to average. Done again each epoch: another callback may have put new ones in the place of
@@ -121,24 +115,24 @@ class EMA(Callback):
                 owners.append(tensor)
             index[name] = seen[id(tensor)]
         live = [local(tensor) for tensor in owners]
-        if self._average and (index != self._index or shapes != [t.shape for t in live]):
+        if self._average.tensors and (index != self._index or shapes != [t.shape for t in live]):
             raise UserError(
                 f"callbacks.ema.start_step={self.start_step} lies before a change of the net's tensors: set it past "
                 "that change."
             )
         self._index, self._owners, self._live = index, owners, live
-        self._narrow = any(t.dtype != _wide(t) for t in live)
+        self._narrow = any(t.dtype != wide(t) for t in live)
 
     def _show_average(self) -> None:
-        if not self._average or self._raw:
+        if not self._average.tensors or self._raw:
             return
         with torch.no_grad():
             if processes() > 1:
-                for tensor, average in zip(self._owners, self._average, strict=True):
+                for tensor, average in zip(self._owners, self._average.tensors, strict=True):
                     if not isinstance(tensor, nn.Parameter) and not is_sharded(tensor):
                         torch.distributed.broadcast(average, src=0)
             self._raw = [t.detach().clone() for t in self._live]
-            torch._foreach_copy_(self._live, self._average)
+            torch._foreach_copy_(self._live, self._average.tensors)
 
     def _show_raw(self) -> None:
         if self._raw:
@@ -198,22 +192,22 @@ class EMA(Callback):
         self._show_raw()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit" and self._average:
+        if stage == "fit" and self._average.tensors:
             self._show_average()
-            self._owners, self._live, self._average, self._raw = [], [], [], []
+            self._owners, self._live, self._average.tensors, self._raw = [], [], [], []
 
     # -- checkpoints
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         ema: dict[str, Any] = {"updates": self.updates, "step": self._step}
         checkpoint["ema"] = ema
-        if not self._average:
+        if not self._average.tensors:
             return
         # A strategy hands over its state whole, perhaps to process 0 alone, or spread as the net is; the average
         # follows it.
         state = dict(checkpoint["state_dict"])
         spread = any(is_sharded(tensor) for tensor in state.values())
-        averages = [self._full(i, part, spread, bool(state)) for i, part in enumerate(self._average)]
+        averages = [self._full(i, part, spread, bool(state)) for i, part in enumerate(self._average.tensors)]
         raws = [self._full(i, part, spread, bool(state)) for i, part in enumerate(self._raw)]
         if not state:
             return
@@ -245,7 +239,7 @@ class EMA(Callback):
             rank_zero_warn("The checkpoint holds no moving average: averaging starts from its weights.")
             return
         ema = checkpoint["ema"]
-        self.updates, self._step = ema["updates"], ema["step"]
+        self._average.updates, self._step = ema["updates"], ema["step"]
         if "raw" not in ema:
             return
         # Lightning has just loaded `state_dict`, the average, into the net.
@@ -275,7 +269,7 @@ class EMA(Callback):
                 f"callbacks.ema.buffers={self.buffers} differs from the run that wrote the checkpoint: use its value."
             )
         by_position = {i: self._restored[name] for name, i in self._index.items()}
-        self._average = [by_position[i].to(t.device, _wide(t), copy=True) for i, t in enumerate(self._live)]
+        self._average.tensors = [by_position[i].to(t.device, wide(t), copy=True) for i, t in enumerate(self._live)]
         self._restored = {}
 
 
@@ -292,7 +286,3 @@ def _refuse_parts(net: nn.Module) -> None:
             "callbacks.ema cannot average a net that is cut between processes: drop ema from callbacks, or use "
             "strategy=fsdp or ddp."
         )
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)

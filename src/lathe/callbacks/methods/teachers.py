@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lathe.callbacks.averaging import MovingAverage
 from lathe.compression.quantization.net import describe
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError
@@ -115,9 +116,7 @@ class Average:
             from lathe.compression.quantization.net import set_enabled  # type: ignore[attr-defined,unused-ignore]
 
             set_enabled(self.net, False)
-        self.decay = decay
-        self.updates = 0
-        self._average: list[Tensor] = []
+        self._average = MovingAverage(decay)
         self._live: list[Tensor] = []
         self._buffers: list[int] = []
 
@@ -148,31 +147,29 @@ class Average:
                     "finished run as teacher."
                 )
         self._live = [live[name] for name in names]
-        self._average = [own[name].detach() for name in names]
+        self._average.tensors = [own[name].detach() for name in names]
         self._buffers = [i for i, tensor in enumerate(self._live) if not isinstance(tensor, nn.Parameter)]
 
     @torch.no_grad()
     def update(self) -> None:
         """Accounts for one optimizer step. Collective where parameters are spread, and where there are buffers."""
-        decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        live = [whole(tensor).to(average) for tensor, average in zip(self._live, self._average, strict=True)]
+        live = [whole(tensor).to(average) for tensor, average in zip(self._live, self._average.tensors, strict=True)]
         if self._buffers and processes() > 1:
             flat = torch.cat([live[i].flatten() for i in self._buffers])
             torch.distributed.broadcast(flat, src=0)
             parts = flat.split([live[i].numel() for i in self._buffers])
             for i, part in zip(self._buffers, parts, strict=True):
                 live[i] = part.view(live[i].shape)
-        torch._foreach_lerp_(self._average, live, 1 - decay)
-        self.updates += 1
+        self._average.update(live)
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "updates": self.updates,
+            "updates": self._average.updates,
             "average": {name: tensor.detach().clone() for name, tensor in self.tensors().items()},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.updates = state["updates"]
+        self._average.updates = state["updates"]
         with torch.no_grad():
             for name, tensor in self.tensors().items():
                 tensor.detach().copy_(state["average"][name])
