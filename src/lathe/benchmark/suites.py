@@ -273,7 +273,7 @@ def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
 
     Raises:
         UserError: an unknown suite, a number out of range, a key of another suite, or a suite that this machine can't
-        run.
+            run.
     """
     suite = request["suite"]
     require(suite in DEFAULTS, f"suite={suite}: {did_you_mean(suite, DEFAULTS)}")

@@ -29,8 +29,8 @@ class Checkpoint(CheckpointBase):
 
     Raises:
         UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known,
-        `async` with a
-            checkpoint that ranks write together, or a metric that the first epoch with a validation does not report.
+            `async` with a checkpoint that ranks write together, or a metric that the first epoch with a validation does
+            not report.
     """
 
     def __init__(

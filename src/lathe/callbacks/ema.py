@@ -29,10 +29,13 @@ class EMA(Callback):
     wherever they are shown.
 
     Args:
-        decay: weight of the past per update, in [0, 1). every_n_steps: optimizer steps per update; the average then
-        forgets `every_n_steps` times more slowly. start_step: optimizer steps before averaging begins. warmup: begin
-        with a short memory: update t uses min(decay, (1 + t) / (10 + t)), as TensorFlow's and timm's EMA do. buffers:
-        floating-point buffers (BatchNorm's running statistics) are averaged like weights; "copy" shows the raw ones.
+        decay: weight of the past per update, in [0, 1).
+        every_n_steps: optimizer steps per update; the average then forgets `every_n_steps` times more slowly.
+        start_step: optimizer steps before averaging begins.
+        warmup: begin with a short memory: update t uses min(decay, (1 + t) / (10 + t)), as TensorFlow's and timm's EMA
+            do.
+        buffers: floating-point buffers (BatchNorm's running statistics) are averaged like weights; "copy" shows the raw
+            ones.
 
     Raises UserError for values out of range, for a checkpoint callback that saves weights only (Lightning then skips
     this callback, and the file would hold raw weights), if the net changes shape once averaging has begun, and where a

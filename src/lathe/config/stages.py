@@ -86,7 +86,7 @@ def windows(compression: dict[str, Any]) -> dict[str, tuple[float, float]]:
 
     Raises:
         UserError: a stage names no method of the run, or a method has no stage or two, or methods are against their
-        order.
+            order.
     """
     names, stages = list(methods(compression)), compression.get("stages")
     if stages is None:

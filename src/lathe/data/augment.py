@@ -20,17 +20,17 @@ class Augment:
     """What is done to training images, in this order: crop, flip, cutout, normalisation, mixup or cutmix.
 
     Args:
-        crop: pixels of padding on each side, from which a window of the original size is cut; 0 is off. crop_fill: what
-        the padding holds: black pixels, or the image mirrored at its edge. flip: left-right. "random" tosses a coin for
-        each sample and epoch; "alternating" tosses one for each sample in epoch 0
-            and then turns at every epoch, so that two epochs in a row show both sides (K. Jordan, arXiv:2404.00498).
+        crop: pixels of padding on each side, from which a window of the original size is cut; 0 is off.
+        crop_fill: what the padding holds: black pixels, or the image mirrored at its edge.
+        flip: left-right. "random" tosses a coin for each sample and epoch; "alternating" tosses one for each sample in
+            epoch 0 and then turns at every epoch, so that two epochs in a row show both sides (K. Jordan,
+            arXiv:2404.00498).
         cutout: side in pixels of a square at a random centre, cut off at the border, that is set to the mean colour; 0
-        is off
-            (DeVries and Taylor, arXiv:1708.04552).
+            is off (DeVries and Taylor, arXiv:1708.04552).
         mixup: alpha of the Beta(alpha, alpha) from which each sample's share is drawn; 0 is off (Zhang et al.,
-        arXiv:1710.09412). cutmix: the same for a box pasted from the partner (Yun et al., arXiv:1905.04899). With both
-        on, each sample takes either
-            with probability one half.
+            arXiv:1710.09412).
+        cutmix: the same for a box pasted from the partner (Yun et al., arXiv:1905.04899). With both on, each sample
+            takes either with probability one half.
 
     Raises:
         UserError: for a negative value, a part of a pixel, or an unknown name.

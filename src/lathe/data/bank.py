@@ -22,9 +22,12 @@ class Bank:
     padding) bytes, twice with flips, and four times that with float32.
 
     Args:
-        images: [n, channels, height, width], uint8, on the device where batches are wanted. padding: pixels on each
-        side; 0 gives no crops. fill: "zero" or "reflect". flips: whether mirror images are wanted. convert: applied to
-        all images, padding included, as [n, channels, height, width]; keeps the shape. None keeps uint8.
+        images: [n, channels, height, width], uint8, on the device where batches are wanted.
+        padding: pixels on each side; 0 gives no crops.
+        fill: "zero" or "reflect".
+        flips: whether mirror images are wanted.
+        convert: applied to all images, padding included, as [n, channels, height, width]; keeps the shape. None keeps
+            uint8.
     """
 
     def __init__(

@@ -34,8 +34,7 @@ class Cifar:
 
     Raises:
         UserError: for an unknown name; in `prepare`, without data and network, for an archive with another hash or cut
-        short, and
-            for a folder that cannot be written; in `load`, if `prepare` has not run.
+            short, and for a folder that cannot be written; in `load`, if `prepare` has not run.
     """
 
     def __init__(

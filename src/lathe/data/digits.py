@@ -20,9 +20,11 @@ class Digits:
     more).
 
     Args:
-        image_size: side in pixels; above 8 the images are enlarged bilinearly. val_size: samples kept for validation.
-        test_size: samples kept for the test. split_seed: draws the three stratified splits; apart from the run's seed,
-        so that runs of different seeds compare.
+        image_size: side in pixels; above 8 the images are enlarged bilinearly.
+        val_size: samples kept for validation.
+        test_size: samples kept for the test.
+        split_seed: draws the three stratified splits; apart from the run's seed, so that runs of different seeds
+            compare.
 
     Raises:
         UserError: for a side below 8, or sizes that leave nothing to train on.

@@ -113,11 +113,15 @@ class DocumentLoader(EpochLoader):
     Evaluation goes from the longest document to the shortest.
 
     Args:
-        documents: at least one. max_tokens: of a global batch, padding included; filled-up rows, of which a rank has
-        one at most for `row_multiple` 1, not. max_batch_size: documents of a global batch at most. growth: of the
-        buckets' lengths, at least 1; None makes one bucket of all lengths. pad_multiple: `time` is a multiple of this.
-        row_multiple: the rows of each rank's batch are filled up to a multiple of this. device: where batches are
-        wanted. train, shuffle, seed, rank, world_size, limit: as `EpochLoader` has them.
+        documents: at least one.
+        max_tokens: of a global batch, padding included; filled-up rows, of which a rank has one at most for
+            `row_multiple` 1, not.
+        max_batch_size: documents of a global batch at most.
+        growth: of the buckets' lengths, at least 1; None makes one bucket of all lengths.
+        pad_multiple: `time` is a multiple of this.
+        row_multiple: the rows of each rank's batch are filled up to a multiple of this.
+        device: where batches are wanted.
+        train, shuffle, seed, rank, world_size, limit: as `EpochLoader` has them.
     """
 
     def __init__(
@@ -181,20 +185,25 @@ class DocumentDataModule(ExactDataModule[Documents]):
     """Train, validation and test loaders over the documents of a source, equal on one device and on many.
 
     Args:
-        source: where the documents come from. vocab_size: declared, and checked against the source, so that a net can
-        be configured before any data is touched. length: the longest sample that the net takes, in tokens. max_tokens:
-        of a batch over all devices together, padding included. max_batch_size: documents of a batch at most, over all
-        devices together. batch_size: another name of `max_batch_size`, under which other groups of the configuration
-        read it; None or equal. eval_batch_size: the same as `max_batch_size` for validation and test; None takes it.
+        source: where the documents come from.
+        vocab_size: declared, and checked against the source, so that a net can be configured before any data is
+            touched.
+        length: the longest sample that the net takes, in tokens.
+        max_tokens: of a batch over all devices together, padding included.
+        max_batch_size: documents of a batch at most, over all devices together.
+        batch_size: another name of `max_batch_size`, under which other groups of the configuration read it; None or
+            equal.
+        eval_batch_size: the same as `max_batch_size` for validation and test; None takes it.
         long: what happens to a document with more than `length` targets: "refuse" it, "cut" what is over, or "split" it
-        into several. bucket_growth: a bucket's longest length divided by its shortest; None makes one bucket.
-        pad_multiple: batches are padded to a multiple of this many tokens; it divides `length`. row_multiple: the rows
-        of each replica's batch are filled up to a multiple of this. seed: of the order; 0 is a seed.
+            into several.
+        bucket_growth: a bucket's longest length divided by its shortest; None makes one bucket.
+        pad_multiple: batches are padded to a multiple of this many tokens; it divides `length`.
+        row_multiple: the rows of each replica's batch are filled up to a multiple of this.
+        seed: of the order; 0 is a seed.
 
     Raises:
         UserError: for a value out of its range here; for facts that the source contradicts, an empty split and a
-        document over `length`
-            or `max_tokens` in `setup`.
+            document over `length` or `max_tokens` in `setup`.
     """
 
     def __init__(

@@ -96,9 +96,10 @@ class ResidentLoader(ImageLoader):
     """Batches out of images that live on the training device, in a few index operations for several batches at a time.
 
     Args:
-        images: uint8 [n, channels, height, width]. labels: int64 [n]. normalize: "batch" keeps uint8 images and
-        normalises each batch; "folded" normalises once and keeps float32 images, which
-            takes four times the memory and spares that step. Same bits.
+        images: uint8 [n, channels, height, width].
+        labels: int64 [n].
+        normalize: "batch" keeps uint8 images and normalises each batch; "folded" normalises once and keeps float32
+            images, which takes four times the memory and spares that step. Same bits.
         settings: as `ImageLoader` has them.
 
     Raises:

@@ -21,21 +21,29 @@ class ImageDataModule(ExactDataModule[Split]):
     """Train, validation and test loaders over a source of images, equal on one device and on many.
 
     Args:
-        source: where the images come from. num_classes: declared, and checked against the source, so that a net can be
-        configured before any data is touched. channels: likewise. image_size: side in pixels, likewise. mean: of each
-        channel, on a scale from 0 to 1. std: of each channel, on the same scale. batch_size: training samples per step,
-        over all devices together. eval_batch_size: the same for validation and test; None takes `batch_size`. seed: of
-        order and augmentation; 0 is a seed. augment: of training images; None is none. normalize: "batch" or "folded",
-        as `ResidentLoader` has it. loader: "resident" keeps images on the device; "workers" streams them with the
-        DataLoader settings below. num_workers: reading processes of "workers". pin_memory: page-locked batches of
-        "workers", on a GPU. prefetch_factor: batches each worker reads ahead; None is torch's choice.
-        persistent_workers: keep workers between epochs. class_names: in the order of the labels, for people who read
-        answers; None leaves them as numbers.
+        source: where the images come from.
+        num_classes: declared, and checked against the source, so that a net can be configured before any data is
+            touched.
+        channels: likewise.
+        image_size: side in pixels, likewise.
+        mean: of each channel, on a scale from 0 to 1.
+        std: of each channel, on the same scale.
+        batch_size: training samples per step, over all devices together.
+        eval_batch_size: the same for validation and test; None takes `batch_size`.
+        seed: of order and augmentation; 0 is a seed.
+        augment: of training images; None is none.
+        normalize: "batch" or "folded", as `ResidentLoader` has it.
+        loader: "resident" keeps images on the device; "workers" streams them with the DataLoader settings below.
+        num_workers: reading processes of "workers".
+        pin_memory: page-locked batches of "workers", on a GPU.
+        prefetch_factor: batches each worker reads ahead; None is torch's choice.
+        persistent_workers: keep workers between epochs.
+        class_names: in the order of the labels, for people who read answers; None leaves them as numbers.
 
     Raises:
         UserError: for an unknown name, a size that is none, names that are none, or a wrong `mean` or `std` here; for
-        facts that the source
-            contradicts in `setup`; for batch sizes that do not fit the devices or the data when a loader is asked for.
+            facts that the source contradicts in `setup`; for batch sizes that do not fit the devices or the data when a
+            loader is asked for.
     """
 
     def __init__(

@@ -27,16 +27,20 @@ class EpochLoader(ABC):
     where the state says. An iterator that was never asked for a batch has no effect.
 
     Args:
-        n: samples. batch_size: over all ranks together. seed: of the order and the augmentation. rank: this process.
-        world_size: processes that share the batches. train: see above. shuffle: False keeps the stored order in
-        training too. limit: where a trainer that ends its epochs early does so, in batches or (a float) as a share, as
-        Lightning reads its
-            `limit_train_batches`; a state that is loaded there continues with the next epoch. None is the whole epoch.
+        n: samples.
+        batch_size: over all ranks together.
+        seed: of the order and the augmentation.
+        rank: this process.
+        world_size: processes that share the batches.
+        train: see above.
+        shuffle: False keeps the stored order in training too.
+        limit: where a trainer that ends its epochs early does so, in batches or (a float) as a share, as Lightning
+            reads its `limit_train_batches`; a state that is loaded there continues with the next epoch. None is the
+            whole epoch.
 
     Raises:
         UserError: if a training batch does not divide by the ranks or is larger than the training set, or an evaluation
-        batch has
-            fewer samples than there are ranks.
+            batch has fewer samples than there are ranks.
     """
 
     def __init__(

@@ -56,7 +56,7 @@ def prepare(cfg: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         UserError: a value that can't be used, no text, an output that is there already, or a split that got no
-        document.
+            document.
     """
     check(cfg)
     folder, output = Path(cfg["input"]), Path(cfg["paths"]["data_dir"]) / cfg["output"]

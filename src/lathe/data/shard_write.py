@@ -28,16 +28,18 @@ class ImageFolder:
     drawn, stratified. Images are read one at a time.
 
     Args:
-        folder: see above. channels: 1 makes them grey, 3 RGB. image_size: side in pixels of the square that the middle
-        of each image is brought to; None takes images as they are, which must
-            then have one size. Files are read and scaled as predictions and requests are, `lathe.images.pictures`.
+        folder: see above.
+        channels: 1 makes them grey, 3 RGB.
+        image_size: side in pixels of the square that the middle of each image is brought to; None takes images as they
+            are, which must then have one size. Files are read and scaled as predictions and requests are,
+            `lathe.images.pictures`.
         val_size: images for validation, where the folder has no splits.
         test_size: images for the test, likewise.
         split_seed: draws them.
 
     Raises:
         UserError: there is no such folder, a class has no images, splits have other classes than train, or a file is no
-        image.
+            image.
     """
 
     def __init__(
@@ -137,7 +139,7 @@ def write_shards(
 
     Raises:
         UserError: `output` exists, webdataset is missing, images are of different shapes or cannot be encoded, or a
-        split is empty.
+            split is empty.
     """
     check_number("shard_size", shard_size, 1)
     if encoding not in ("png", "npy"):

@@ -212,10 +212,10 @@ class ShardDataModule(ImageDataModule):
     """`ImageDataModule` over a source of shards.
 
     Args:
-        source: of shards. window: shards whose samples are shuffled among each other in training. settings: as
-        `ImageDataModule` has them; `loader` "workers" streams, "resident" reads all shards into memory, in the order
-        that
-            data in memory has.
+        source: of shards.
+        window: shards whose samples are shuffled among each other in training.
+        settings: as `ImageDataModule` has them; `loader` "workers" streams, "resident" reads all shards into memory, in
+            the order that data in memory has.
     """
 
     source: Shards

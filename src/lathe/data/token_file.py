@@ -148,8 +148,10 @@ class TokenFiles:
     """The source of tokens that scripts/prepare_tokens.py wrote.
 
     Args:
-        data_dir: folder of data sets. name: the folder in it, or an absolute path. verify: compare every file with its
-        SHA-256 in `prepare`, which reads all of it; sizes and headers are always compared.
+        data_dir: folder of data sets.
+        name: the folder in it, or an absolute path.
+        verify: compare every file with its SHA-256 in `prepare`, which reads all of it; sizes and headers are always
+            compared.
 
     Raises:
         UserError: on use, for anything that is missing, cut, foreign or of another version.

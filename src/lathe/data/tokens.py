@@ -99,16 +99,18 @@ class TokenDataModule(ExactDataModule[Tokens]):
     """Train, validation and test loaders over a source of tokens, equal on one device and on many.
 
     Args:
-        source: where the tokens come from. vocab_size: declared, and checked against the source, so that a net can be
-        configured before any data is touched. length: tokens that a net sees at a time, and targets of a sample.
-        batch_size: training samples per step, over all devices together. eval_batch_size: the same for validation and
-        test; None takes `batch_size`. seed: of the order; 0 is a seed.
+        source: where the tokens come from.
+        vocab_size: declared, and checked against the source, so that a net can be configured before any data is
+            touched.
+        length: tokens that a net sees at a time, and targets of a sample.
+        batch_size: training samples per step, over all devices together.
+        eval_batch_size: the same for validation and test; None takes `batch_size`.
+        seed: of the order; 0 is a seed.
 
     Raises:
         UserError: for a size that is none here; for facts that the source contradicts, and a split shorter than `length
-        + 1` tokens, in
-            `prepare_data` or `setup`; for batch sizes that do not fit the devices or the data when a loader is asked
-            for.
+            + 1` tokens, in `prepare_data` or `setup`; for batch sizes that do not fit the devices or the data when a
+            loader is asked for.
     """
 
     def __init__(

@@ -37,8 +37,7 @@ def open_bundle(folder: str | Path, threads: int | None = None, key: str = "targ
 
     Raises:
         UserError: there is no export, it was changed since, its target can't be used here, it computes nothing, or it
-        is a program from
-            elsewhere that is not trusted.
+            is a program from elsewhere that is not trusted.
     """
     folder = Path(folder)
     manifest = manifests.read(folder, key)

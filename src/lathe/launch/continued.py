@@ -37,7 +37,7 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         UserError: the command would change anything else, or an end that is not the one that counts; or there is
-        nothing to go on from.
+            nothing to go on from.
     """
     saved = run.config
     raised = []

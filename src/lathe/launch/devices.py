@@ -14,8 +14,7 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Node
 
     Raises:
         UserError: more devices are asked for than there are, an accelerator that is not there, or numbers of machines
-        that contradict
-            each other.
+            that contradict each other.
     """
     nodes = nodes or Nodes()
     trainer = cfg["trainer"]

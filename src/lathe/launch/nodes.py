@@ -52,7 +52,7 @@ def read_nodes(options: dict[str, Any], outer: Outer | None = None) -> Nodes:
 
     Raises:
         UserError: a number of nodes that is none, several without a place to meet or a name, or a setting that would do
-        nothing.
+            nothing.
     """
     nodes, endpoint, launch_id = options["nodes"], options["endpoint"], options["id"]
     match = re.fullmatch(r"(\d+)(?::(\d+))?", str(nodes)) if not isinstance(nodes, bool) else None

@@ -69,8 +69,7 @@ def detect_outer() -> Outer | None:
 
     Raises:
         UserError: a launch over several nodes that has no name, so that its ranks could not find one directory; or a
-        launcher that was
-            given options with which the ranks can't be told apart.
+            launcher that was given options with which the ranks can't be told apart.
     """
     env = os.environ
     if "TORCHELASTIC_RUN_ID" in env and "RANK" in env:

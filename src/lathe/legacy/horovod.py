@@ -31,7 +31,7 @@ class Horovod(DDPStrategy):
 
     Raises:
         UserError: Horovod is not installed, or horovodrun has not started this process's rank; in a step: a sparse
-        gradient.
+            gradient.
     """
 
     def __init__(self) -> None:

@@ -75,7 +75,7 @@ def export(
 
     Raises:
         UserError: an option that can't be, a package is missing, what the payload's target raises, or the file can't be
-        written.
+            written.
     """
     whole_numbers = {
         "workers": (workers, 1),

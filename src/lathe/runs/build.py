@@ -22,7 +22,7 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
 
     Raises:
         UserError: the target does not exist or does not take these arguments; or what the target itself raised, if that
-        is one.
+            is one.
     """
     try:
         return hydra.utils.instantiate(node, *args, **kwargs)
@@ -116,7 +116,7 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
 
     Raises:
         UserError: a part can't be built, or its keys can't work; what can be known without data and devices is told
-        here.
+            here.
     """
     if not isinstance(cfg["model"].get("_target_"), str):
         raise UserError(f"model={cfg['model']!r}: expected a node whose _target_ names {_named(Task)}.")

@@ -13,9 +13,10 @@ def answer(logits: Array, facts: dict[str, Any], top_k: int, single: bool) -> di
 
     Args:
         logits: `[n, classes]`, or `[n, time, vocabulary]`, of which the last position counts: the token that comes
-        next. facts: the export's manifest; without names of classes, their numbers are the names. top_k: how many
-        classes, from 1; all if there are fewer. Of equal ones the lower index comes first. single: whether the request
-        was a single sample.
+            next.
+        facts: the export's manifest; without names of classes, their numbers are the names.
+        top_k: how many classes, from 1; all if there are fewer. Of equal ones the lower index comes first.
+        single: whether the request was a single sample.
 
     Raises:
         ValueError: a logit is NaN or infinity, or all are -infinity.

@@ -92,7 +92,7 @@ class Engine:
 
         Raises:
             BadRequest: 503 the queue is full or the worker died, 504 it took longer than `timeout` seconds, 500 the net
-            raised an error.
+                raised an error.
         """
         if self.full and not urgent:
             raise BadRequest(503, f"{len(self.waiting)} requests wait already: send it again later.")

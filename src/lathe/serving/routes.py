@@ -100,7 +100,7 @@ class App:
 
         Raises:
             BadRequest: it is not meant for this server, for a path that is not there or by another method, or lacks the
-            key.
+                key.
         """
         self.hosts.check(request.scope)
         path, method = request.scope["path"], request.method

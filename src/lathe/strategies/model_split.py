@@ -25,7 +25,7 @@ class ModelSplit(SingleDeviceStrategy):
     Args:
         devices: such as ["cuda:0", "cuda:1"]; null takes every GPU of this machine. One device may be named twice.
         split: how many blocks each device gets; null makes the largest number of parameters on a device as small as can
-        be.
+            be.
 
     Raises:
         UserError: no such device, a net without blocks, or a split that does not fit its blocks.

@@ -31,7 +31,7 @@ class TensorParallel(ShardedStrategy):
 
     Raises:
         UserError: sizes that do not multiply to the number of processes, a net that can't be cut so, or as
-        `ShardedStrategy`.
+            `ShardedStrategy`.
     """
 
     name = "tensor"

@@ -40,7 +40,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         UserError: no method, one that has to train, a run that is quantized already, or what a method itself raises.
-        Nothing is written.
+            Nothing is written.
     """
     quiet()
     began = time.monotonic()

@@ -36,7 +36,7 @@ def predict(cfg: dict[str, Any]) -> int:
 
     Raises:
         UserError: images that can't be read or do not fit the net, an export that is not there, or what `rebuild`
-        raises.
+            raises.
     """
     request, facts = cfg["request"], cfg["data"]
     devices, target = cfg["trainer"]["devices"], request["export"] or MODULE

@@ -43,10 +43,12 @@ class PruneChannels(Compression):
 
     Args:
         budget, share, importance, scope, round_to, min_channels, exclude: see
-        `lathe.compression.channels.prune.Options`. mode: `gradual` or `one_shot`. start, end: shares of the window at
-        which fading begins and is over. regularise: `group_norm`, `group_lasso`, `bn_scale`, or null: pushes weak units
-        towards zero up to `start`. strength: of that push, added to gradients. latency_batch: samples in the batch that
-        latency is measured with.
+            `lathe.compression.channels.prune.Options`.
+        mode: `gradual` or `one_shot`.
+        start, end: shares of the window at which fading begins and is over.
+        regularise: `group_norm`, `group_lasso`, `bn_scale`, or null: pushes weak units towards zero up to `start`.
+        strength: of that push, added to gradients.
+        latency_batch: samples in the batch that latency is measured with.
 
     Raises UserError without torch-pruning, for a value out of range, a net that can't be followed, a budget that can't
     be met, and strategies under which a process does not hold its weights under the net's own names (pipeline,

@@ -35,8 +35,7 @@ class Distill(Compression):
 
     Raises:
         UserError: values out of range; a teacher that can't be opened or has other outputs; layers that can't be
-        compared; connectors
-            under a strategy that spreads the net.
+            compared; connectors under a strategy that spreads the net.
     """
 
     def __init__(

@@ -31,10 +31,12 @@ class Lottery(Masking):
 
     Args:
         sparsity: share of zeros among the maskable weights in the last round; rounds before it approach it
-        geometrically. rounds: trainings, the dense one counted: the run should be that many times as long as a plain
-        one. rewind: where the first round is kept for rewinding: a share of a round below 1, optimizer steps from 1 on;
-        0 is the initial net. scope: "global" compares all layers' weights, "layer" those of each. layers, exclude,
-        types, head: which weights, as in `Masking`.
+            geometrically.
+        rounds: trainings, the dense one counted: the run should be that many times as long as a plain one.
+        rewind: where the first round is kept for rewinding: a share of a round below 1, optimizer steps from 1 on; 0 is
+            the initial net.
+        scope: "global" compares all layers' weights, "layer" those of each.
+        layers, exclude, types, head: which weights, as in `Masking`.
 
     Raises UserError for values out of range, and for rounds or a rewind that do not fit the run's number of steps.
     """

@@ -35,15 +35,19 @@ class QAT(Compression):
     buffers of the net and resumes with it.
 
     Args:
-        bits: of weights, 2 to 8. activation_bits: of activations, 2 to 8; None leaves them in float. per_channel: a
-        scale for each output channel of a weight, else one for all of it. lsq: scales are trained from `start` on
-        (learned step size, Esser et al. 2020, arXiv:1902.08153). layer_bits: {pattern of layer names: bits of the
-        weights, or None for layers that stay in float}; the last that matches counts. exclude: patterns of layer names
-        that stay in float. start, freeze_observers, freeze_batchnorm: shares of the window at which rounding begins,
-        ranges of activations are fixed, and
-            BatchNorm layers go over to their running statistics and leave these alone; None: never (the last two).
+        bits: of weights, 2 to 8.
+        activation_bits: of activations, 2 to 8; None leaves them in float.
+        per_channel: a scale for each output channel of a weight, else one for all of it.
+        lsq: scales are trained from `start` on (learned step size, Esser et al. 2020, arXiv:1902.08153).
+        layer_bits: {pattern of layer names: bits of the weights, or None for layers that stay in float}; the last that
+            matches counts.
+        exclude: patterns of layer names that stay in float.
+        start, freeze_observers, freeze_batchnorm: shares of the window at which rounding begins, ranges of activations
+            are fixed, and BatchNorm layers go over to their running statistics and leave these alone; None: never (the
+            last two).
         observer: minmax (the widest so far), moving_average (of each step's extremes) or percentile (moving average of
-        percentiles). percentile: share of values within the range, in percent; read by observer=percentile alone.
+            percentiles).
+        percentile: share of values within the range, in percent; read by observer=percentile alone.
 
     Raises:
         UserError: a value out of range, a pattern without a layer, or a net without a layer to quantize.

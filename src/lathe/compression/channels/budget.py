@@ -32,11 +32,11 @@ def choose(
     order.
 
     Args:
-        net: what copies are made of; on the meta device where `cost` reads shapes alone. It is not changed. cost: what
-        a copy costs, as a share of the dense net. scope: `global` ranks the units of all groups together; `local` takes
-        the same share of each group. round_to: channels that remain of a layer are a multiple of it, which kernels
-        like; heads are not rounded. None takes 8 for
-            layers of at least 32 channels, 4 from 16 channels on.
+        net: what copies are made of; on the meta device where `cost` reads shapes alone. It is not changed.
+        cost: what a copy costs, as a share of the dense net.
+        scope: `global` ranks the units of all groups together; `local` takes the same share of each group.
+        round_to: channels that remain of a layer are a multiple of it, which kernels like; heads are not rounded. None
+            takes 8 for layers of at least 32 channels, 4 from 16 channels on.
         min_units: at least as many channels remain in each group; of heads, one.
 
     Raises:

@@ -40,8 +40,7 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
 
     Raises:
         UserError: a pattern matches no layer, nothing can be removed, the net joins channels in a way that can't be
-        followed, or
-            torch-pruning is not installed.
+            followed, or torch-pruning is not installed.
     """
     require_packages()
     example = example[:2].detach().cpu()

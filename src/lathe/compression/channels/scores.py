@@ -22,11 +22,12 @@ def scores(
     """A score `[units]` for each group by name, with mean 1 in each, so that groups can be compared.
 
     Args:
-        tensors: a net's parameters by name, whole. importance: `group_norm`, mean square of everything that belongs to
-        a unit (Fang et al. 2023, DepGraph, arXiv:2301.12900); `l1` or
-            `l2`, norm of the weights that make it (Li et al. 2017, arXiv:1608.08710); `bn_scale`, size of its BatchNorm
-            weights (Liu et al. 2017, Network Slimming, arXiv:1708.06519); `taylor`, the change of the loss without it,
-            to first order (Molchanov et al. 2019, arXiv:1906.10771), given as `sensitivity`; `random`.
+        tensors: a net's parameters by name, whole.
+        importance: `group_norm`, mean square of everything that belongs to a unit (Fang et al. 2023, DepGraph,
+            arXiv:2301.12900); `l1` or `l2`, norm of the weights that make it (Li et al. 2017, arXiv:1608.08710);
+            `bn_scale`, size of its BatchNorm weights (Liu et al. 2017, Network Slimming, arXiv:1708.06519); `taylor`,
+            the change of the loss without it, to first order (Molchanov et al. 2019, arXiv:1906.10771), given as
+            `sensitivity`; `random`.
 
     Raises:
         UserError: for another name, or a group that has nothing of the kind.

@@ -38,8 +38,7 @@ def dkd(
 
     Args:
         target: int64 [...], the class of each row; or class probabilities [..., classes], of which the largest is
-        taken. Where `rows` is
-            0, any number will do.
+            taken. Where `rows` is 0, any number will do.
     """
     ours, theirs = _softened(student, teacher, temperature)
     classes = target.argmax(-1) if target.is_floating_point() else target

@@ -38,8 +38,7 @@ def allocate(options: Mapping[str, Sequence[Option]], budget: float, said: str |
 
     Raises:
         UserError: even the cheapest options cost more than the budget, or there is nothing to choose from; `said` is
-        the budget as the
-            user wrote it.
+            the budget as the user wrote it.
     """
     said = said or f"budget={budget:g}"
     if not options or not all(options.values()):

@@ -17,10 +17,13 @@ class LayerPlan:
     """How one layer is quantized.
 
     Attributes:
-        weight_bits: 2 to 8. activation_bits: 2 to 8; None leaves what the layer reads in float. per_channel: a scale
-        for each output channel (row of an embedding), else one for the whole weight. lsq: scales are trained (learned
-        step size). activation: static ranges; dynamic, from each tensor when it comes; or none. group_size: that many
-        weights of an output channel share a scale, where it divides their number; None: all of them.
+        weight_bits: 2 to 8.
+        activation_bits: 2 to 8; None leaves what the layer reads in float.
+        per_channel: a scale for each output channel (row of an embedding), else one for the whole weight.
+        lsq: scales are trained (learned step size).
+        activation: static ranges; dynamic, from each tensor when it comes; or none.
+        group_size: that many weights of an output channel share a scale, where it divides their number; None: all of
+            them.
 
     Raises:
         UserError: a value out of range.

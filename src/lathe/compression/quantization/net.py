@@ -76,7 +76,7 @@ def quantize(
 
     Raises:
         UserError: the net is quantized already, a pattern matches no layer or layers that can't be quantized, or no
-        layer is left.
+            layer is left.
     """
     if quantized_layers(net):
         raise UserError(f"{type(net).__name__} is quantized already: start from its float weights.")

@@ -82,7 +82,7 @@ def quantize_static(
 
     Raises:
         UserError: the net is quantized already, there are no batches, or a pattern of `overrides` or all of them match
-        nothing.
+            nothing.
     """
     refuse_quantized(net)
     if not batches:

@@ -35,7 +35,7 @@ def quantize_weights(
 
     Raises:
         UserError: the net is quantized already, there are no batches, it has no such layer, or a pattern matches
-        nothing.
+            nothing.
     """
     refuse_quantized(net)
     if not batches:

@@ -48,8 +48,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: in
 
     Raises:
         UserError: ExecuTorch is missing, pictures of every size are to be taken, a quantized net has no ranges yet or
-        no layer that XNNPACK
-            computes in integers, too much memory would be reserved, or the file can't be written.
+            no layer that XNNPACK computes in integers, too much memory would be reserved, or the file can't be written.
     """
     sentence = available()
     if sentence:
@@ -149,8 +148,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
 
     Raises:
         UserError: ExecuTorch is missing, there is no such file, or it can't be read; the function, for an input that
-        the file does not
-            take.
+            the file does not take.
     """
     sentence = available()
     if sentence:

@@ -71,7 +71,7 @@ def export(
 
     Raises:
         UserError: TensorRT or a GPU is missing, options do not fit each other, the net can't be built, or the file
-        can't be written.
+            can't be written.
     """
     quantized = bool(quantized_layers(net))
     check_options(net, through, half, max_batch_size, typical_batch_size, workspace)
@@ -240,8 +240,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
 
     Raises:
         UserError: TensorRT or a GPU is missing, there is no such file, or it was built for another GPU or version; the
-        function, for an
-            input that the engine does not take.
+            function, for an input that the engine does not take.
     """
     sentence = available()
     if sentence:

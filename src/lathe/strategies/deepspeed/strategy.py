@@ -43,8 +43,7 @@ class DeepSpeed(DeepSpeedStrategy):
 
     Raises:
         UserError: DeepSpeed is not installed, an unknown stage, or an offload that the stage does not have; on setting
-        up: a
-            precision, a clipping or an optimizer that ZeRO does not take.
+            up: a precision, a clipping or an optimizer that ZeRO does not take.
     """
 
     # after fit the net's parameters are parts of DeepSpeed's buffers, or empty: the test begins with a fresh net

@@ -46,7 +46,7 @@ class Pipeline(DDPStrategy):
 
     Raises:
         UserError: an impossible setting; once the net is known, one that can't be cut so; a precision that is not in
-        PRECISIONS.
+            PRECISIONS.
     """
 
     reshapes = True

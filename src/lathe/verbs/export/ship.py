@@ -27,7 +27,8 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         UserError: an unknown target or option, a run without a checkpoint, or a target that failed; of that nothing is
-        left. Stopped: a signal came.
+            left.
+        Stopped: a signal came.
     """
     quiet()
     run = RunDir(cfg["paths"]["run_dir"])
