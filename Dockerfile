@@ -8,7 +8,8 @@ FROM nvcr.io/nvidia/pytorch:26.05-py3
 
 WORKDIR /lathe
 COPY requirements.txt ./
-# The image's own torch and numpy belong to its CUDA libraries and stay. The image constrains everything else as well (PIP_CONSTRAINT);
+# The image's own torch and numpy belong to its CUDA libraries and stay. The image constrains everything else as well
+# (PIP_CONSTRAINT);
 # here only those two are held, and requirements.txt chooses the rest.
 RUN pip list --format=freeze | grep -E '^(torch|numpy)==' > /tmp/keep.txt \
     && grep -vE '^(torch==|numpy==|setuptools==|-e )' requirements.txt > /tmp/rest.txt \

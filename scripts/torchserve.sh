@@ -6,10 +6,11 @@
 #     bash scripts/torchserve.sh predict run=<run directory> [input=<file>]   a PNG, JPEG, .npy, .json or .bin; a blank sample without it
 #     bash scripts/torchserve.sh stop run=<run directory>
 #
-# A run without an archive is exported first; target.<key>=<value> and checkpoint=<which> go to scripts/export.py and export it again.
-# It needs Java 17 and: pip install torchserve torch-model-archiver pyyaml. While it runs, <run directory>/torchserve holds its
-# configuration, its keys, readable by their owner alone, and its logs. TorchServe's maintainers no longer maintain it: for anything
-# that others can reach, scripts/serve.py is the better choice.
+# A run without an archive is exported first; target.<key>=<value> and checkpoint=<which> go to scripts/export.py and
+# export it again.
+# It needs Java 17 and: pip install torchserve torch-model-archiver pyyaml. While it runs, <run directory>/torchserve
+# holds its configuration, its keys, readable by their owner alone, and its logs. TorchServe's maintainers no longer
+# maintain it: for anything that others can reach, scripts/serve.py is the better choice.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -69,7 +70,8 @@ require_torchserve() {
     local version
     version=$("$java" -version 2>&1 | sed -n 's/.* version "\([0-9]*\).*/\1/p' | head -n 1)
     ((${version:-0} >= 17)) || fail "Java ${version:-of an unknown version} is too old for TorchServe: install Java 17, or set JAVA_HOME to it."
-    # TorchServe does not name pyyaml and numpy itself; without them its workers die over and over while /ping says Healthy
+    # TorchServe does not name pyyaml and numpy itself; without them its workers die over and over while /ping says
+    # Healthy
     "$PYTHON" -c "import ts, yaml, numpy, PIL, torch" 2>/dev/null ||
         fail "TorchServe or what it needs is not installed here: pip install torchserve torch-model-archiver pyyaml numpy pillow."
 }
@@ -109,8 +111,8 @@ else:
 CODE
 }
 
-# Sends a file, writes what comes back to $state/answer and prints the status; "000" for none. The key is read from a file, since
-# words of a command can be read by others on the machine.
+# Sends a file, writes what comes back to $state/answer and prints the status; "000" for none. The key is read from a
+# file, since words of a command can be read by others on the machine.
 send() {
     local file=$1 type=()
     shift

@@ -136,6 +136,11 @@ def test_keys_without_comment_are_found() -> None:
 
 
 @pytest.mark.parametrize("name", YAML_FILES)
+def test_no_line_of_a_configuration_is_longer_than_120_columns(name: str) -> None:
+    assert [line for line in (ROOT / name).read_text().splitlines() if len(line) > 120] == []
+
+
+@pytest.mark.parametrize("name", YAML_FILES)
 def test_every_key_has_a_comment(name: str) -> None:
     assert keys_without_comment((ROOT / name).read_text()) == []
 

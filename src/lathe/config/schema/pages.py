@@ -2,12 +2,13 @@
 comment.
 """
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
 from lathe.config.schema.as_json import BUILDER
 from lathe.config.schema.check import CLASSES
-from lathe.config.schema.described import Written, choices, comments, headings, parts, written
+from lathe.config.schema.described import GLOBAL, Written, choices, comments, headings, parts, written
 from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZERS
 from lathe.config.schema.rule import Rule
@@ -57,8 +58,8 @@ class Book:
 
     def _first_words(self, group: str, name: str) -> str:
         lines = (self.folder / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-        said = [line.lstrip("# ") for line in lines if line.startswith("#") and not line.startswith("# @package")]
-        return said[0] if said and lines[0].startswith("#") else ""
+        head = itertools.takewhile(lambda line: line.startswith("#"), lines)
+        return " ".join(line.lstrip("# ") for line in head if not line.startswith(GLOBAL))
 
     def _class(self, name: str) -> str:
         own = [item for item in self.found if item.owner == name]
