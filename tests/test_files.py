@@ -17,6 +17,7 @@ from support.runs import SMALL, new_run
 from lathe import files
 from lathe.files import disk_sentence
 from lathe.runs import rundir
+from lathe.runs.find import find_runs
 
 
 def dead() -> int:
@@ -130,7 +131,7 @@ create(Path(sys.argv[1]), {"name": "train", "paths": {}}, [])
 def test_a_kill_leaves_a_whole_run_directory_or_none(tmp_path: Path, moment: int) -> None:
     killed = subprocess.run([sys.executable, "-c", CREATE, str(tmp_path), str(moment)], check=False)
     assert killed.returncode == -signal.SIGKILL
-    assert rundir.find_runs(tmp_path, "train") == []
+    assert find_runs(tmp_path, "train") == []
     assert len(list((tmp_path / "train").iterdir())) == 1
     cfg = new_run(tmp_path)
     assert [str(path) for path in (tmp_path / "train").iterdir()] == [cfg["paths"]["run_dir"]]

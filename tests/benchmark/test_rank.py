@@ -9,6 +9,7 @@ from support.runs import config
 
 from lathe.benchmark import crew as crew_module
 from lathe.benchmark import rank, suites
+from lathe.benchmark.cases import Case
 from lathe.benchmark.crew import Crew, run
 from lathe.errors import UserError
 
@@ -34,11 +35,11 @@ REQUEST: dict[str, Any] = {
 }
 
 
-def case(name: str, *overrides: str, processes: int = 1, **options: Any) -> suites.Case:
-    return suites.Case(name, (*SMALL, f"trainer.devices={processes}", *overrides), processes, **options)
+def case(name: str, *overrides: str, processes: int = 1, **options: Any) -> Case:
+    return Case(name, (*SMALL, f"trainer.devices={processes}", *overrides), processes, **options)
 
 
-def composed(*cases: suites.Case, **request: Any) -> dict[str, dict[str, Any]]:
+def composed(*cases: Case, **request: Any) -> dict[str, dict[str, Any]]:
     return {item.name: config(*suites.overrides_of(item, {**REQUEST, **request})) for item in cases}
 
 

@@ -7,7 +7,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lathe.benchmark import report, suites
+from lathe.benchmark import report
+from lathe.benchmark.cases import memory, scaling
 from lathe.measure import plot
 
 REQUEST: dict[str, Any] = {
@@ -42,7 +43,7 @@ def cells(text: str, *first: str) -> list[str]:
 def test_ratios_are_taken_round_by_round_though_the_machine_drifts(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cases = suites.scaling(REQUEST)
+    cases = scaling(REQUEST)
     text = report.write(tmp_path, cases, RESULTS, REQUEST, 61.0)
     assert cells(text, "ddp", "1")[4:] == ["21.00 (10.50 to 42.00)", "4,762", "1.050 (1.050 to 1.050)", "", ""]
     # Of 2 x 21/25, 2 x 42/50 and 2 x 10.5/10, half.
@@ -73,7 +74,7 @@ def test_ratios_are_taken_round_by_round_though_the_machine_drifts(
 
 def test_memory_is_held_against_the_dense_run_and_the_kept_activations() -> None:
     request = {**REQUEST, "suite": "memory", "strategies": ["fsdp", "deepspeed_3"]}
-    cases = suites.memory(request)
+    cases = memory(request)
     names = ("parameters", "gradients", "optimizer", "activations", "peak")
 
     def counted(*mebibytes: float) -> list[dict[str, Any]]:

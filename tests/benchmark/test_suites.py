@@ -8,6 +8,7 @@ import torch
 from support.runs import ROOT, config
 
 from lathe.benchmark import suites
+from lathe.benchmark.cases import PRECISIONS, scaling
 from lathe.config.composed import check
 from lathe.errors import UserError, refuse
 
@@ -45,7 +46,7 @@ def test_weak_batches_grow_and_strong_ones_do_not() -> None:
 
 
 def test_each_round_begins_with_another_case_and_has_all() -> None:
-    cases = suites.scaling({"processes": [2], "batch_size": 4, "strategies": ["ddp"]})
+    cases = scaling({"processes": [2], "batch_size": 4, "strategies": ["ddp"]})
     rounds = [suites.order(cases, number) for number in range(len(cases) + 1)]
     assert [turns[0] for turns in rounds] == [*cases, cases[0]]
     assert all(len(turns) == len(cases) and set(map(id, turns)) == set(map(id, cases)) for turns in rounds)
@@ -92,7 +93,7 @@ def test_the_gpu_suite_composes_where_there_is_one(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     cases, full = suites.plan(request("gpu"))
     assert len(cases) == 2 * 4 * 4
-    for case in cases[:: len(suites.PRECISIONS)]:
+    for case in cases[:: len(PRECISIONS)]:
         cfg = config(*suites.overrides_of(case, full))
         refuse(check(cfg))
         assert cfg["trainer"]["accelerator"] == "gpu"

@@ -14,7 +14,8 @@ from support.hostile_runs import CANARY, NOWHERE, SECRET, TEXTS, gadgets, plant,
 from support.runs import ROOT
 
 from lathe.errors import UserError
-from lathe.runs.rundir import RunDir, find_unfinished, open_run
+from lathe.runs.find import find_unfinished
+from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.check import findings, kind_at
 
 Refusal = Callable[[RunDir], str]

@@ -18,6 +18,7 @@ from lathe.errors import UserError
 from lathe.launch.nodes import Nodes, arriving, read_nodes
 from lathe.launch.outer import Outer
 from lathe.runs import rundir
+from lathe.runs.find import find_launch
 from lathe.runs.rundir import RunDir
 
 
@@ -131,15 +132,15 @@ def test_the_machines_of_a_launch_share_a_directory_and_others_are_kept_out(tmp_
 def test_a_launch_is_found_by_its_name_complete_or_not(tmp_path: Path) -> None:
     made = [rundir.create(tmp_path, {"name": "train", "paths": {}}, [], name) for name in ("a", "b")]
     for unfinished in (True, False):
-        found = rundir.find_launch(tmp_path, "train", "b", unfinished=unfinished)
+        found = find_launch(tmp_path, "train", "b", unfinished=unfinished)
         assert found is not None
         assert found.path == made[1].path
     made[1].finish({})
-    assert rundir.find_launch(tmp_path, "train", "b") is None
-    found = rundir.find_launch(tmp_path, "train", "b", unfinished=False)
+    assert find_launch(tmp_path, "train", "b") is None
+    found = find_launch(tmp_path, "train", "b", unfinished=False)
     assert found is not None
     assert found.path == made[1].path
-    assert rundir.find_launch(tmp_path, "train", "c", unfinished=False) is None
+    assert find_launch(tmp_path, "train", "c", unfinished=False) is None
 
 
 # real agents

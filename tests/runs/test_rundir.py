@@ -15,12 +15,10 @@ from support.ranks import on_ranks
 
 from lathe.errors import UserError
 from lathe.runs import rundir
+from lathe.runs.find import find_launch, find_runs, find_unfinished
 from lathe.runs.rundir import (
     RunDir,
     create,
-    find_launch,
-    find_runs,
-    find_unfinished,
     open_run,
     point_latest,
     write_atomically,

@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lathe.benchmark.suites import Case, order
+from lathe.benchmark.cases import Case
+from lathe.benchmark.suites import order
 from lathe.files import scratch_prefix, write_atomically
 from lathe.launch.devices import count_processes
 

@@ -9,31 +9,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lathe import export, measure
+from lathe.benchmark.forms import Bundled, arithmetic, guard
 from lathe.benchmark.report import table
-from lathe.errors import UserError, did_you_mean, require
+from lathe.errors import did_you_mean, require
 from lathe.export import manifest as manifests
-from lathe.export.bundle import open_bundle
 from lathe.files import disk_sentence, scratch, write_atomically
 from lathe.receipt import kept, runtimes, words
-from lathe.receipt.forms import CPU, Compiled, Eager, Form, Opened, reason
+from lathe.receipt.forms import CPU, Compiled, Eager, Form, reason
 from lathe.receipt.timing import time_forms
 from lathe.runs.rundir import RunDir, open_run
-from lathe.runs.shippable import Shippable, open_shippable
+from lathe.runs.shippable import open_shippable
 from lathe.verbs.export.compare import arithmetic_of
 from lathe.verbs.export.make import make, ready_for
 from lathe.verbs.export.request import targets_of as options_of
 
 ARCHIVES = ("torchserve",)  # they hold another target's file, which is measured by itself
 BESIDE = {"eager": "this eager", "bf16": "this compiled_bf16"}
-GUARD, LOGITS = 32, 2**24  # samples, and logits at most, on which a form is held against the module before it is timed
-# Norm of the difference from the module's logits as a share of their norm, above which a form is wrong.
-# scripts/export.py is stricter.
-LOOSE = {"float32": 1e-2, "bfloat16": 0.1, "float16": 0.1, "int8": 0.3}
 
 
 @dataclass(frozen=True)
@@ -43,25 +38,6 @@ class Limits:
     repeats: int
     warmup: int
     seconds: float
-
-
-class Bundled(Form):
-    """An export in a folder. `source` says where its file comes from, `arithmetic` what it computes in."""
-
-    def __init__(self, folder: Path, source: str, arithmetic: str) -> None:
-        manifest = manifests.read(folder, "targets")
-        super().__init__("this", str(manifest["target"]))
-        self.folder, self.source, self.arithmetic, self.integers = (
-            folder,
-            source,
-            arithmetic,
-            bool(manifest["integers"]),
-        )
-        self.bytes = int(manifest["files"][manifest["file"]]["bytes"])
-
-    def open(self, x: Tensor, threads: int) -> Opened:
-        bundle, inside = open_bundle(self.folder, threads, "targets"), x.numpy()
-        return Opened(lambda: bundle(inside), lambda batch: torch.from_numpy(np.asarray(bundle(batch.numpy()))).float())
 
 
 def targets_of(given: Sequence[str] | None, configured: Sequence[str]) -> list[str]:
@@ -180,11 +156,11 @@ class _Comparison:
             limits,
             self.left_out,
             lambda form: BESIDE,
-            _guard(plain, trained, sample),
+            guard(plain, trained, sample),
         )
         for row in rows:
             form = forms[row["backend"]]
-            row["arithmetic"] = _arithmetic(form)
+            row["arithmetic"] = arithmetic(form)
             row["samples_per_s"] = row["batch"] / row["median_ms"] * 1e3
             row["bytes"], row["source"] = (form.bytes, form.source) if isinstance(form, Bundled) else (None, "module")
         require(
@@ -258,33 +234,6 @@ def _differs(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> str | Non
     if there != here:
         return f"takes inputs of {there} instead of {here}"
     return None
-
-
-def _arithmetic(form: Form) -> str:
-    return form.arithmetic if isinstance(form, Bundled) else "bfloat16" if form.backend.endswith("bf16") else "float32"
-
-
-def _guard(plain: Shippable, trained: Shippable, sample: Callable[[int], Tensor]) -> Callable[[Form, Opened], None]:
-    """A check that a form computes what the module does; of files with integers, what the module does that was trained
-    with them.
-    """
-    x = sample(max(1, min(GUARD, LOGITS // plain.logits_of(sample(1)))))
-    references = {integers: ready.net(x).float() for integers, ready in ((False, plain), (True, trained))}
-
-    def check(form: Form, opened: Opened) -> None:
-        integers = isinstance(form, Bundled) and form.integers
-        limit = LOOSE[_arithmetic(form)]
-        reference, answer = references[integers], opened.forward(x)
-        if answer.shape != reference.shape:
-            raise UserError(f"wrong: it answers {list(answer.shape)} where the module answers {list(reference.shape)}.")
-        far = float((answer - reference).norm() / reference.norm().clamp_min(1e-12))
-        if not far <= limit:  # of a nan too
-            raise UserError(
-                f"wrong: its logits lie {far:.2g} of their norm from the module's, more than {limit:g}; "
-                "scripts/export.py makes the file anew and compares it."
-            )
-
-    return check
 
 
 def write(output: Path, found: Mapping[str, Any], request: Mapping[str, Any], tell: Callable[[str], None]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from lathe.benchmark.suites import Case
+from lathe.benchmark.cases import Case
 from lathe.files import write_atomically
 from lathe.measure import plot
 from lathe.runs.environment import describe_environment

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe import trust
-from lathe.config.composed import changes, check, differences, flatten, mistyped, pinned, resolve
+from lathe.config.composed import check, differences, flatten, mistyped, pinned, resolve
 from lathe.config.direction import check_direction
 from lathe.config.mesh import data_replicas
 from lathe.config.schema import Taken, Together, rules
@@ -26,8 +26,9 @@ from lathe.config.stages import check_compression
 from lathe.config.words import key_of
 from lathe.errors import Stopped, refuse, require
 from lathe.launch.agent import call, execute
-from lathe.launch.continued import at_home, continued, end_of, owes_receipt, typed_words
+from lathe.launch.continued import end_of, owes_receipt, typed_words
 from lathe.launch.devices import count_processes
+from lathe.launch.found import find_run
 from lathe.launch.nodes import Nodes, arriving, read_nodes
 from lathe.launch.outer import Outer, detect_outer
 from lathe.launch.telling import one_sentence, tell, tell_older_names
@@ -72,7 +73,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     # The first node makes the directory that the others find; of two commands with resume=auto one starts the run.
     with ExitStack() as held:
         with arriving(log_dir) if nodes.launch_id or typed["resume"] == "auto" else nullcontext():
-            run, resolved = _find_run(typed, outer, nodes)
+            run, resolved = find_run(typed, outer, nodes)
             if run is not None:
                 refuse(check(resolved, "train", _together(around), saved="run"))
             elif alone:
@@ -257,48 +258,3 @@ def check_batch_size(cfg: dict[str, Any], world: int) -> None:
         f"{shared if replicas == world else f'the {replicas} data replicas that {shared} makes'}: choose a multiple "
         f"of {replicas}.",
     )
-
-
-def _find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[rundir.RunDir | None, dict[str, Any]]:
-    """The run to continue or to join, if there is one, and the configuration to go by."""
-    log_dir, resume = Path(cfg["paths"]["log_dir"]), cfg["resume"]
-    found = None
-    if resume == "auto":
-        require(
-            nodes.launch_id is None,
-            f"resume=auto and launch.id={nodes.launch_id} both look for a run: leave resume out.",
-        )
-        found = rundir.find_unfinished(log_dir, cfg) or _complete_already(log_dir, cfg)
-    elif resume is not None:
-        run = rundir.open_run(resume, "resume")
-        return run, continued(run, cfg)
-    elif nodes.launch_id is not None:
-        found = rundir.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)
-        changed = changes(found.config, cfg, str(found.path), rundir.NOT_THE_EXPERIMENT) if found else []
-        if found and changed:
-            require(
-                not found.complete,
-                f"launch.id={nodes.launch_id} is the name of {found.path}, which is complete: choose another.",
-            )
-            print(f"{found.path} keeps its own configuration; this command differs in {'; '.join(changed)}")
-    elif outer is not None and outer.restarted:
-        found = rundir.find_launch(log_dir, str(cfg["name"]), outer.launch_id)
-    if found is None:
-        return None, cfg
-    if not found.complete:
-        print(f"{'Continuing' if found.last.exists() or not nodes.several else 'Joining'} {found.path}")
-    return found, at_home(found, found.config, cfg)
-
-
-def _complete_already(log_dir: Path, cfg: dict[str, Any]) -> rundir.RunDir | None:
-    """A sweep that is started again keeps its finished jobs: a second run of the same seed would count twice in an
-    average.
-    """
-    found = rundir.find_complete(log_dir, cfg)
-    if found is None or HydraConfig.get().mode == RunMode.MULTIRUN or owes_receipt(found, cfg):
-        return found
-    print(
-        f"{found.path} is a complete run of this configuration; resume=auto starts another (under -m it keeps the "
-        "complete one)."
-    )
-    return None

@@ -1,4 +1,4 @@
-"""What a run leaves on disk, and how it is found again. Imports no torch.
+"""What a run leaves on disk. Imports no torch.
 
 A run directory holds config.yaml, overrides.yaml, environment.json, checkpoints/, metrics.csv and, once the run is
 complete, result.json. One process at a time may write to it; a lock says so.
@@ -18,7 +18,6 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from lathe import trust
-from lathe.config.composed import changes
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
@@ -132,9 +131,8 @@ class RunDir:
         by writing metrics.csv anew."""
         kept = [self.path / name for name in ("config.yaml", "result.json") if (self.path / name).exists()]
         before, lines = {path: path.read_text() for path in kept}, self.path / "metrics.csv"
-        mark = (
-            lines.exists() and lines.stat().st_mtime_ns
-        )  # not its inode, which a file that takes its place may be given again
+        # Not its inode, which a file that takes its place may be given again.
+        mark = lines.exists() and lines.stat().st_mtime_ns
         self.reopen(cfg)
         try:
             yield
@@ -241,11 +239,7 @@ def open_run(path: str | Path, key: str) -> RunDir:
     try:
         run = RunDir(Path(path).resolve(), f"{key}={path}")
         there = run.path.exists()
-    except (
-        OSError,
-        RuntimeError,
-        ValueError,
-    ) as error:  # a loop of links, a name that is too long or holds a null byte
+    except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long or with a null byte
         raise UserError(
             f"{key}={str(path)[:200]!r} leads nowhere: {_reason(error)}; logs/latest is the newest run."
         ) from error
@@ -271,42 +265,3 @@ def open_run(path: str | Path, key: str) -> RunDir:
 
 def _reason(error: Exception) -> str:
     return str(error.strerror if isinstance(error, OSError) else error)[:200]
-
-
-def find_runs(log_dir: Path, name: str) -> list[RunDir]:
-    """All runs called `name`, newest first."""
-    paths = sorted(
-        (path.parent for path in (log_dir / name).glob("[!.]*/config.yaml")), key=lambda path: path.name, reverse=True
-    )
-    return [RunDir(path.absolute()) for path in paths]
-
-
-def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
-    """The newest run of exactly this configuration that has no result yet.
-
-    Raises:
-        UserError: a live process is at it: another run of the same would be a duplicate.
-    """
-    for run in find_runs(log_dir, str(cfg["name"])):
-        if not run.complete and run.readable and not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT):
-            require(not run.busy, f"resume=auto: another process is at {run.path}: wait for it, or leave resume out.")
-            return run
-    return None
-
-
-def find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
-    """The newest complete run of exactly this configuration."""
-    for run in find_runs(log_dir, str(cfg["name"])):
-        if run.complete and run.readable and not changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT):
-            return run
-    return None
-
-
-def find_launch(log_dir: Path, name: str, launch_id: str, unfinished: bool = True) -> RunDir | None:
-    """The newest run that was started under `launch_id`; of the `unfinished` ones, it is the one that a restart
-    continues.
-    """
-    for run in find_runs(log_dir, name):
-        if not (unfinished and run.complete) and run.readable and run.environment.get("launch_id") == launch_id:
-            return run
-    return None

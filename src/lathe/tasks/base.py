@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
 from lathe.errors import UserError
-from lathe.optim.foreign import build_scheduler, counted_in_steps, wants_length
-from lathe.tasks import logged
+from lathe.tasks import logged, ranks
 from lathe.tasks.older import refuse_older_names
+from lathe.tasks.scheduler import make_scheduler
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
 SPLITS = ("train", "val", "test")
@@ -113,9 +113,8 @@ class Task(LightningModule):
         step.
         """
         logged.install(self.trainer)
-        names = "|".join(
-            map(re.escape, self.metric_names)
-        )  # whose ranks' sums are added up already; a user's own are not
+        # Of those whose ranks' sums are added up already; a user's own are not.
+        names = "|".join(map(re.escape, self.metric_names))
         warnings.filterwarnings("ignore", message=rf".*recommended to use `self\.log\('({names})', .*sync_dist=True")
         return []
 
@@ -159,7 +158,15 @@ class Task(LightningModule):
         """What a rank that sees no outputs adds (all but the last stage of a pipeline), so that every rank has a sum to
         report.
         """
-        self._add(split, torch.zeros(len(self.metrics) + 1, dtype=torch.float32, device=self.device))
+        self._add(split, self._nothing())
+
+    def _nothing(self) -> Tensor:
+        return torch.zeros(len(self.metrics) + 1, dtype=torch.float32, device=self.device)
+
+    @property
+    def _tables(self) -> dict[str, dict[str, Tensor]]:
+        """The sums under way, by what they are reset after, and by split."""
+        return {"window": self._sums, "epoch": self._epoch_sums}
 
     def split_batch(self, batch: Any, n: int) -> list[Any]:
         """A batch as `n` micro-batches along the first dimension; numbers, such as a count of targets, are shared out.
@@ -243,19 +250,7 @@ class Task(LightningModule):
         optimizer = self._make_optimizer(self.net)
         if self._make_scheduler is None:
             return optimizer
-        steps = None
-        if wants_length(self._make_scheduler):
-            total = self.trainer.estimated_stepping_batches
-            if total == float("inf"):
-                raise UserError(
-                    "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set "
-                    "one of them."
-                )
-            steps = int(total) // self.schedule_repeats
-        scheduler = build_scheduler(self._make_scheduler, optimizer, steps)
-        line = counted_in_steps(self._make_scheduler)
-        if line is not None and self.trainer.is_global_zero:
-            print(line)
+        scheduler = make_scheduler(self._make_scheduler, optimizer, self.trainer, self.schedule_repeats)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -265,39 +260,21 @@ class Task(LightningModule):
         turn comes, and a continued run does not log the step again.
         """
         self._log_step()
-        own = self._own_log()
+        own = ranks.logs(self.trainer, self)
         for logger in self.trainer.loggers:
             logger.save()
         checkpoint["state_dict"] = {
             name.removeprefix("net."): value for name, value in checkpoint["state_dict"].items()
         }
-        sums = {}
-        for kind, table in (("window", self._sums), ("epoch", self._epoch_sums)):
-            if "train" in table or self.trainer.world_size > 1:
-                mine = table.get("train", torch.zeros(len(self.metrics) + 1, dtype=torch.float32, device=self.device))
-                # Each rank's own: their total on one rank would add up in another order, and differ in the last digit.
-                rows = [mine] * self.trainer.world_size
-                if self.trainer.world_size > 1:
-                    rows = [torch.empty_like(mine) for _ in rows]
-                    torch.distributed.all_gather(rows, mine)
-                sums[kind] = [row.tolist() for row in rows]
+        sums = {
+            kind: ranks.sums(table.get("train", self._nothing()), self.trainer)
+            for kind, table in self._tables.items()
+            if "train" in table or self.trainer.world_size > 1
+        }
         structure = structure_of(self.net)
         if structure:
             checkpoint["structure"] = structure
         checkpoint["task"] = {"sums": sums, "logged_step": self._logged_step, "log": own}
-
-    def _own_log(self) -> list[dict[str, Any]]:
-        """What `self.log` was given and has not reported yet, of each rank, after writing what is due."""
-        connector = self.trainer._logger_connector
-        if self.trainer.state.fn != "fit" or not hasattr(connector, "flush"):
-            return []
-        connector.flush()
-        mine = logged.states(self.trainer, self)
-        if self.trainer.world_size == 1:
-            return [mine]
-        each: list[Any] = [None] * self.trainer.world_size
-        torch.distributed.all_gather_object(each, mine)
-        return each
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = {f"net.{name}": value for name, value in checkpoint["state_dict"].items()}
@@ -307,14 +284,8 @@ class Task(LightningModule):
             self._restored_log = state.get("log", [])
 
     def on_train_start(self) -> None:
-        tables = {"window": self._sums, "epoch": self._epoch_sums}
-        for kind, values in self._restored.items():
-            rows = torch.tensor(values, dtype=torch.float32, device=self.device)
-            if len(rows) != self.trainer.world_size:  # other devices than before: one rank goes on with the total
-                rows = torch.cat(
-                    (rows.sum(0, keepdim=True), torch.zeros_like(rows[:1]).expand(self.trainer.world_size - 1, -1))
-                )
-            tables[kind]["train"] = rows[self.trainer.global_rank].clone()
+        for kind, rows in self._restored.items():
+            self._tables[kind]["train"] = ranks.own_sums(rows, self.trainer, self.device)
         self._restored = {}
         if len(self._restored_log) == self.trainer.world_size:  # of another number of ranks, they fit nobody
             logged.restore(self.trainer, self, self._restored_log[self.trainer.global_rank])

@@ -9,8 +9,9 @@ from typing import Any
 from lathe.config.schema.check import CLASSES
 from lathe.config.schema.described import comments, parts, written
 from lathe.config.schema.optim import OPTIMIZERS
+from lathe.config.schema.places import Part, Parts, Place
 from lathe.config.schema.rule import Rule
-from lathe.config.schema.verbs import TRAIN, VERBS, Part, Parts, Place
+from lathe.config.schema.verbs import TRAIN, VERBS
 
 Json = dict[str, Any]
 BUILDER = "lathe.optim.build_optimizer"

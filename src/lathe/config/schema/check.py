@@ -15,10 +15,11 @@ from lathe.config.schema.loggers import LOGGERS
 from lathe.config.schema.models import MODELS
 from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZER, OPTIMIZERS, SCHEDULERS
+from lathe.config.schema.places import Keys, Part, Parts, Place
 from lathe.config.schema.rule import Rule, flag, path, shown, text, word
 from lathe.config.schema.strategies import STRATEGIES
 from lathe.config.schema.trainer import FILLED_IN, TRAINER
-from lathe.config.schema.verbs import VERBS, Keys, Part, Parts, Place
+from lathe.config.schema.verbs import VERBS
 from lathe.errors import did_you_mean
 
 CLASSES: dict[str, dict[str, Rule]] = {

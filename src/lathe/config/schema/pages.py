@@ -11,8 +11,9 @@ from lathe.config.schema.check import CLASSES
 from lathe.config.schema.described import GLOBAL, Written, choices, comments, headings, parts, written
 from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZERS
+from lathe.config.schema.places import Keys, Parts, Place
 from lathe.config.schema.rule import Rule
-from lathe.config.schema.verbs import TRAIN, VERBS, Keys, Parts, Place
+from lathe.config.schema.verbs import TRAIN, VERBS
 
 NOTE = "<!-- Written by `python scripts/schema.py` from src/lathe/config/schema and the comments in configs/. -->"
 

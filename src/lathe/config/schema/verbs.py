@@ -1,8 +1,6 @@
 """The keys of train.yaml and of the other verbs' YAML files: what stands where."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
+from lathe.config.schema.places import Keys, Part, Parts, Place
 from lathe.config.schema.rule import (
     Rule,
     anything,
@@ -20,34 +18,6 @@ from lathe.config.schema.rule import (
 )
 from lathe.config.schema.strategies import COMPILE, LAUNCH, PRECISION, PRECISIONS
 from lathe.config.schema.trainer import ACCELERATORS
-
-
-@dataclass(frozen=True)
-class Part:
-    """A group with a `_target_`, whose class says what else it takes; `needs` are keys that the launch reads itself."""
-
-    null: bool = False
-    needs: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Parts:
-    """Parts by name, beside `settings` of the group itself; null leaves one out. `noun` is what one is called."""
-
-    noun: str
-    settings: "Mapping[str, Place]" = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Keys:
-    """A group of these keys and no others; all of them have to be there but the `optional` ones."""
-
-    keys: "Mapping[str, Place]"
-    optional: tuple[str, ...] = ()
-    null: bool = False
-
-
-Place = Rule | Part | Parts | Keys
 
 _RUN = text("a run directory")
 # It becomes a folder below paths.log_dir, where Lathe makes these folders itself.

@@ -1,0 +1,206 @@
+"""Cases of a benchmark: overrides of the training configuration, each measured as a run of its own."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from lathe.errors import require
+
+# With the sizes of `scaling`: 0.25 M parameters, about 20 ms a step for 768 samples on one core of a server.
+NET = ("model=deep_mlp", "data=synthetic", "optimizer=adamw")
+SPLIT = "model_split"  # names its devices itself, two at least
+
+
+@dataclass(frozen=True)
+class Case:
+    """One configuration to measure, on as many devices as `processes` says: in a process for each, or in one where the
+    strategy drives several, as a training run has it.
+
+    `alone` cases get fresh processes for each turn: a peak of memory in processes that stay would include what other
+    cases left. `facts` go into the tables: strategy, mode, and what else tells cases apart. `kind` is time or memory.
+    `sync` false leaves out the summing of gradients, to tell what it costs (ddp alone; such weights are of no use).
+    """
+
+    name: str
+    overrides: tuple[str, ...]
+    processes: int
+    kind: str = "time"
+    sync: bool = True
+    alone: bool = False
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def scaling(request: dict[str, Any]) -> list[Case]:
+    """Each strategy in one process and in several; weak (the batch grows with the processes) and strong (it does
+    not).
+    """
+    counts = sorted({1, *request["processes"]})
+    batch = request["batch_size"]
+    require(
+        all(isinstance(n, int) and n >= 1 for n in counts),
+        f"processes={request['processes']}: give whole numbers from 1.",
+    )
+    require(
+        all(batch % n == 0 for n in counts),
+        f"batch_size={batch} does not divide by each of processes={counts}: change either.",
+    )
+    width, depth = "model.net.width=160", "model.net.depth=8"
+    cases = []
+    for n in counts:
+        for strategy in (
+            ["auto", *(name for name in request["strategies"] if name != SPLIT)] if n == 1 else request["strategies"]
+        ):
+            for mode in ("weak", "strong") if n > 1 else ("weak",):
+                for sync in (True, False) if n > 1 and strategy == "ddp" and mode == "weak" else (True,):
+                    total = batch * n if mode == "weak" else batch
+                    name = f"{strategy}, {n}, {mode}{'' if sync else ', no sync'}"
+                    sizes = (
+                        f"data.batch_size={total}",
+                        f"data.source.train_size={8 * batch * max(counts)}",
+                        _devices(strategy, n, request),
+                    )
+                    cases.append(
+                        Case(
+                            name,
+                            (*NET, width, depth, f"strategy={strategy}", *sizes),
+                            n,
+                            sync=sync,
+                            facts={"strategy": strategy, "mode": mode, "batch_size": total, "sync": sync},
+                        )
+                    )
+    return cases
+
+
+def _devices(strategy: str, count: int, request: dict[str, Any]) -> str:
+    """The override that brings a strategy to so many devices."""
+    require(
+        strategy != "dp" or request["accelerator"] != "cpu",
+        "strategies=[dp] drives GPUs: leave it out, or set accelerator=gpu.",
+    )
+    if strategy != SPLIT:
+        return f"trainer.devices={count}"
+    names = [f"cuda:{index}" if request["accelerator"] != "cpu" else "cpu:0" for index in range(count)]
+    return f"strategy.devices=[{','.join(names)}]"
+
+
+CHECKPOINTING = ("none", "blocks", "every_2", "sqrt")
+
+
+def memory(request: dict[str, Any]) -> list[Case]:
+    """Each strategy on the most processes asked for, beside one process; and activation checkpointing on a net of 64
+    blocks.
+    """
+    n, batch = max(request["processes"]), request["batch_size"]
+    require(batch % n == 0, f"batch_size={batch} does not divide by processes={n}: change either.")
+    cases = []
+    wide = ("model.net.width=512", "model.net.depth=8", "data.batch_size=64", "data.source.train_size=256")
+    for strategy in ("auto", *request["strategies"]):
+        processes = 1 if strategy == "auto" else n
+        # DeepSpeed allocates its buckets whole: they would be many times this net.
+        small = (
+            [f"strategy.{key}_bucket_size=500000" for key in ("reduce", "allgather")]
+            if strategy.startswith("deepspeed")
+            else []
+        )
+        cases.append(
+            Case(
+                f"{strategy}, {processes}",
+                (*NET, *wide, f"strategy={strategy}", _devices(strategy, processes, request), *small),
+                processes,
+                "memory",
+                alone=True,
+                facts={"part": "strategy", "strategy": strategy},
+            )
+        )
+    deep = (
+        "model.net.width=128",
+        "model.net.depth=64",
+        f"data.batch_size={batch}",
+        f"data.source.train_size={2 * batch}",
+    )
+    for how in CHECKPOINTING:
+        cases.append(
+            Case(
+                f"auto, 1, {how}",
+                (*NET, *deep, "trainer.devices=1", f"trainer.activation_checkpointing={how}"),
+                1,
+                "memory",
+                alone=True,
+                facts={"part": "checkpointing", "activation_checkpointing": how},
+            )
+        )
+    return cases
+
+
+PRECISIONS = ("32-true", "bf16-mixed", "16-mixed", "bf16-true")
+GPU_NETS = {
+    "gpt2_small": (
+        "model=gpt2_small",
+        "data=synthetic_tokens",
+        "data.vocab_size=50257",
+        "data.length=1024",
+        "data.batch_size=8",
+        "data.source.train_size=64",
+        "data.source.val_size=8",
+        "data.source.test_size=8",
+        "optimizer=adamw",
+    ),
+    "resnet50": (
+        "model=resnet50",
+        "data=synthetic",
+        "data.channels=3",
+        "data.image_size=128",
+        "data.mean=[0.5,0.5,0.5]",
+        "data.std=[0.25,0.25,0.25]",
+        "data.batch_size=64",
+        "data.source.train_size=512",
+        "data.source.val_size=64",
+        "data.source.test_size=64",
+        "optimizer=sgd",
+    ),
+}
+
+
+def gpu(request: dict[str, Any]) -> list[Case]:
+    """Nets in each precision under each strategy on one GPU. What a strategy does not take is told in its row."""
+    import torch
+
+    require(
+        torch.cuda.is_available(),
+        "suite=gpu needs an NVIDIA GPU and none is visible here: take suite=scaling or suite=memory.",
+    )
+    cases = []
+    for net, overrides in GPU_NETS.items():
+        for strategy in ("auto", *request["strategies"]):
+            for precision in PRECISIONS:
+                cases.append(
+                    Case(
+                        f"{net}, {strategy}, {precision}",
+                        (*overrides, f"strategy={strategy}", f"precision={precision}"),
+                        1,
+                        alone=True,
+                        facts={"net": net, "strategy": strategy, "precision": precision},
+                    )
+                )
+    return cases
+
+
+# What each method adds to a step, in its full course: masks that move, ranges that are observed, a teacher as large as
+# the student. By default masks move about a hundred times in a run; every tenth step is a short run of 1000 steps.
+MOVING = ("compression.prune.start=0", "compression.prune.end=1", "compression.prune.every_n_steps=10")
+METHODS = {
+    "prune": (*MOVING, "compression=prune"),
+    "prune, new masks at each step": (*MOVING, "compression=prune", "compression.prune.every_n_steps=1"),
+    "qat": ("compression=qat",),
+    "qat, learned steps": ("compression=qat", "compression.qat.lsq=true"),
+    "distill": ("compression=distill", "compression.distill.teacher=ema"),
+    "distill, prune, qat": (*MOVING, "compression=[distill,prune,qat]", "compression.distill.teacher=ema"),
+}
+
+
+def overhead(request: dict[str, Any]) -> list[Case]:
+    """A training step of ResNet-20 under each method of compression, beside the plain one."""
+    net = ("model=resnet20", "data=digits", "data.image_size=32", f"data.batch_size={request['batch_size']}")
+    return [
+        Case(name, (*net, *overrides), 1, facts={"method": name})
+        for name, overrides in {"plain": ("compression=none",), **METHODS}.items()
+    ]

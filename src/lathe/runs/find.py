@@ -1,0 +1,47 @@
+"""Runs found by what they are: their name, their configuration, their launch. Imports no torch."""
+
+from pathlib import Path
+from typing import Any
+
+from lathe.config.composed import changes
+from lathe.errors import require
+from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir
+
+
+def find_runs(log_dir: Path, name: str) -> list[RunDir]:
+    """All runs called `name`, newest first."""
+    paths = sorted(
+        (path.parent for path in (log_dir / name).glob("[!.]*/config.yaml")), key=lambda path: path.name, reverse=True
+    )
+    return [RunDir(path.absolute()) for path in paths]
+
+
+def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
+    """The newest run of exactly this configuration that has no result yet.
+
+    Raises:
+        UserError: a live process is at it: another run of the same would be a duplicate.
+    """
+    for run in find_runs(log_dir, str(cfg["name"])):
+        if not run.complete and run.readable and not changes(run.known_config, cfg, str(run.path), NOT_THE_EXPERIMENT):
+            require(not run.busy, f"resume=auto: another process is at {run.path}: wait for it, or leave resume out.")
+            return run
+    return None
+
+
+def find_complete(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:
+    """The newest complete run of exactly this configuration."""
+    for run in find_runs(log_dir, str(cfg["name"])):
+        if run.complete and run.readable and not changes(run.config, cfg, str(run.path), NOT_THE_EXPERIMENT):
+            return run
+    return None
+
+
+def find_launch(log_dir: Path, name: str, launch_id: str, unfinished: bool = True) -> RunDir | None:
+    """The newest run that was started under `launch_id`; of the `unfinished` ones, it is the one that a restart
+    continues.
+    """
+    for run in find_runs(log_dir, name):
+        if not (unfinished and run.complete) and run.readable and run.environment.get("launch_id") == launch_id:
+            return run
+    return None

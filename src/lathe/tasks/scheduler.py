@@ -1,0 +1,34 @@
+"""The scheduler of a run, which is stepped after every optimizer step."""
+
+from collections.abc import Callable
+
+from lightning.pytorch import Trainer
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lathe.errors import UserError
+from lathe.optim.foreign import build_scheduler, counted_in_steps, wants_length
+
+
+def make_scheduler(
+    make: Callable[..., LRScheduler], optimizer: Optimizer, trainer: Trainer, repeats: int
+) -> LRScheduler:
+    """What `make` makes of the optimizer, planned for the run's steps, or for each of `repeats` equal parts of them.
+
+    Raises:
+        UserError: the scheduler plans for an end, and the run has none.
+    """
+    steps = None
+    if wants_length(make):
+        total = trainer.estimated_stepping_batches
+        if total == float("inf"):
+            raise UserError(
+                "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of "
+                "them."
+            )
+        steps = int(total) // repeats
+    scheduler = build_scheduler(make, optimizer, steps)
+    line = counted_in_steps(make)
+    if line is not None and trainer.is_global_zero:
+        print(line)
+    return scheduler
