@@ -55,12 +55,6 @@ def test_ratios_are_taken_round_by_round_though_the_machine_drifts(
         "12.0%",
     ]
     assert cells(text, "ddp", "2", "strong")[4] == "no result within timeout=300 seconds"
-    assert cells(text, "ddp, 1 process: step time over auto's at most 1.05")[1:] == ["1.050 (1.050 to 1.050)", "met"]
-    assert cells(text, "ddp, 2 processes, weak: efficiency at least 0.90")[1:] == ["0.840 (0.840 to 1.050)", "missed"]
-    assert (
-        cells(text, "the same over two processes that sum no gradients: what the machine leaves to ddp")[1]
-        == "1.000 (0.800 to 1.000)"
-    )
     assert "n = 3 rounds" in text
     assert "61 s" in text
     assert text in capsys.readouterr().out
@@ -93,12 +87,6 @@ def test_memory_is_held_against_the_dense_run_and_the_kept_activations() -> None
     assert cells(text, "fsdp", "2")[2:] == ["5.00", "5.00", "10.00", "5.00", "30.00", "0.500"]
     assert cells(text, "deepspeed_3", "2")[2].startswith("strategy=deepspeed_3 needs DeepSpeed")
     assert cells(text, "sqrt", "1")[-2:] == ["0.100", "0.400"]
-    verdicts = [line.split("|")[2:4] for line in text.splitlines() if " at most " in line]
-    assert [[cell.strip() for cell in verdict] for verdict in verdicts] == [
-        ["0.500", "met"],
-        ["0.100", "met"],
-        ["0.400", "missed"],
-    ]
     drawing = ElementTree.fromstring(report.memory(cases, results)[1])
     assert len(drawing.findall(".//{*}rect")) == 1 + 4 * 6  # the ground, and four pieces of each of six columns
 

@@ -1,7 +1,8 @@
-"""Tables, bars and a plot from what a suite has measured."""
+"""Tables and a plot from what a suite has measured."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -50,20 +51,23 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
 
 
-def bar(sentence: str, measured: Spread | None, limit: float, at_most: bool) -> tuple[str, str, str]:
-    """A row: what was asked for, what was measured, whether the median meets it."""
-    if measured is None:
-        return sentence, "not measured", "-"
-    met = measured.median <= limit if at_most else measured.median >= limit
-    return f"{sentence} {'at most' if at_most else 'at least'} {limit:.2f}", str(measured), "met" if met else "missed"
+def rate(result: Mapping[str, Any]) -> float:
+    """Samples a second."""
+    return float(result["samples_per_s"])
+
+
+def state(result: Mapping[str, Any]) -> float:
+    """Bytes of what a process holds of parameters and the optimizer."""
+    return float(result["parameters"] + result["optimizer"])
+
+
+def rest(result: Mapping[str, Any]) -> float:
+    """Bytes of all but parameters, gradients and optimizer at the peak."""
+    return float(result["peak"]) - result["gradients"] - state(result)
 
 
 def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
-    def rate(result: dict[str, Any]) -> float:
-        return float(result["samples_per_s"])
-
     rows: list[list[str]] = []
-    bars: list[Sequence[str]] = []
     lines = dict[str, list[plot.Point]]()
     for case in cases:
         n, strategy, facts = case.processes, case.facts["strategy"], case.facts
@@ -90,18 +94,6 @@ def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
                 f"{sync.median:.1%}" if sync else "",
             ]
         )
-        if n == 1 and strategy in ("ddp", "fsdp"):
-            bars.append(bar(f"{strategy}, 1 process: step time over auto's", to_auto, 1.05, at_most=True))
-        if n == 2 and strategy == "ddp" and facts["mode"] == "weak" and case.sync:
-            bars.append(bar("ddp, 2 processes, weak: efficiency", efficiency, 0.90, at_most=False))
-            limit = ratio(results, case.name, f"{case.name}, no sync", rate)
-            bars.append(
-                [
-                    "the same over two processes that sum no gradients: what the machine leaves to ddp",
-                    str(limit or "not measured"),
-                    "",
-                ]
-            )
         if gain and n > 1:
             points = lines.setdefault(f"{what}, {facts['mode']}", [(1.0, 1.0, 1.0, 1.0)])
             points.append((float(n), gain.median, gain.low, gain.high))
@@ -116,29 +108,21 @@ def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         "efficiency",
         "waiting for gradients",
     ]
-    text = [table(head, rows), table(["bar", "measured", ""], bars)]
-    return text, plot.lines(
-        "Speed-up over one process of the same strategy", "processes", "speed-up", lines, diagonal=True
-    )
+    title = "Speed-up over one process of the same strategy"
+    return [table(head, rows)], plot.lines(title, "processes", "speed-up", lines, diagonal=True)
 
 
 def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
-    def state(result: dict[str, Any]) -> float:
-        return float(result["parameters"] + result["optimizer"])
-
-    def rest(result: dict[str, Any]) -> float:
-        return float(result["peak"] - result["parameters"] - result["gradients"] - result["optimizer"])
-
     parts = ("parameters", "gradients", "optimizer", "activations", "peak")
     rows: dict[str, list[list[str]]] = {"strategy": [], "checkpointing": []}
-    bars, stacks = [], dict[str, dict[str, float]]()
+    stacks = dict[str, dict[str, float]]()
     for case in cases:
         part, found = case.facts["part"], results[case.name][0]
         who = case.facts.get("strategy") or case.facts["activation_checkpointing"]
         if "error" in found:
             rows[part].append([who, str(case.processes), _error(results, case), *[""] * 5])
             continue
-        against, of = ("auto, 1", state) if part == "strategy" else ("auto, 1, none", lambda r: float(r["activations"]))
+        against, of = ("auto, 1", state) if part == "strategy" else ("auto, 1, none", itemgetter("activations"))
         share = ratio(results, case.name, against, of)
         beside = ratio(results, case.name, against, rest) if part == "checkpointing" else None
         cells = [
@@ -149,27 +133,6 @@ def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         ]
         rows[part].append([*cells, f"{beside.median:.3f}" if beside else ""] if part == "checkpointing" else cells)
         stacks[case.name] = {name: found[name] / MIB for name in parts[:4]}
-        if who in ("fsdp", "deepspeed_3") and case.processes == 2:
-            bars.append(
-                bar(
-                    f"{who}, 2 processes: parameters and optimizer of a process over the dense ones,",
-                    share,
-                    0.60,
-                    at_most=True,
-                )
-            )
-        if who == "sqrt":
-            bars.append(
-                bar("sqrt, 64 blocks: activations kept for backward over those of none,", share, 0.35, at_most=True)
-            )
-            bars.append(
-                bar(
-                    "sqrt, 64 blocks: all but parameters, gradients and optimizer at the peak, over that of none,",
-                    beside,
-                    0.35,
-                    at_most=True,
-                )
-            )
     head = ["processes", *(f"{name}, MiB" for name in parts)]
     text = [
         "Counted in one process, the fullest, in the last step of a short run: by storage, DTensors and partitions as "
@@ -180,7 +143,6 @@ def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
             ["activation checkpointing", *head, "activations over none's", "rest at the peak over none's"],
             rows["checkpointing"],
         ),
-        table(["bar", "measured", ""], bars),
     ]
     return text, plot.stacks("Memory of a process", "MiB", stacks)
 
@@ -212,29 +174,28 @@ def overhead(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
     """Means over a turn's steps, since what a method does every few steps counts as well; on a CPU of the process's CPU
     time.
     """
-
-    def step(result: dict[str, Any]) -> float:
-        return float(result["mean_step_ms"])
-
-    rows, bars, heights = [], [], dict[str, dict[str, float]]()
-    shares = [r["forward_ms"] / r["mean_step_ms"] for r in results.get("plain", []) if "error" not in r]
+    rows, heights = [], dict[str, dict[str, float]]()
+    shares = forward_shares(results)
     for case in cases:
-        mean, over = spread(results, case.name, "mean_step_ms"), ratio(results, case.name, "plain", step)
+        mean, over = (
+            spread(results, case.name, "mean_step_ms"),
+            ratio(results, case.name, "plain", itemgetter("mean_step_ms")),
+        )
         if mean is None or over is None:
             rows.append([case.name, _error(results, case), ""])
             continue
         rows.append([case.name, mean.short, str(over)])
         heights[case.name] = {"step, ms": mean.median}
-        limits = {"prune": 1.03, "qat": 1.60}
         if shares and case.name == "distill":
-            limits["distill"] = 1.05 + Spread(shares).median
-            rows.append(["a forward pass of the plain net, as its teacher runs it", "", f"{Spread(shares)} of a step"])
-        if case.name in limits:
-            bars.append(bar(f"{case.name}: step over the plain one's,", over, limits[case.name], at_most=True))
+            share = f"{Spread(shares)} of a step"
+            rows.append(["a forward pass of the plain net, as its teacher runs it", "", share])
     head = ["method", "step, ms (CPU time on a CPU)", "over the plain step"]
-    return [table(head, rows), table(["bar", "measured", ""], bars)], plot.stacks(
-        "Time of a training step", "ms", heights
-    )
+    return [table(head, rows)], plot.stacks("Time of a training step", "ms", heights)
+
+
+def forward_shares(results: Results) -> list[float]:
+    """What a forward pass is of the plain net's step, round by round."""
+    return [r["forward_ms"] / r["mean_step_ms"] for r in results.get("plain", []) if "error" not in r]
 
 
 def _error(results: Results, case: Case) -> str:
