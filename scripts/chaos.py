@@ -10,13 +10,10 @@ metrics.csv but what a clock says, receipts, and what lies about. `--case` repea
 """
 
 import argparse
-import csv
-import itertools
 import json
 import multiprocessing
 import os
 import random
-import re
 import runpy
 import signal
 import sys
@@ -35,6 +32,7 @@ from typing import Any
 import torch
 
 import lathe.verbs.finalise
+from lathe.runs.alike import differences, rows
 from lathe.tasks import Task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -69,8 +67,6 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "fsdp": (*TWO, "strategy=fsdp", "callbacks.checkpoint.async=false"),
 }
 SEVERAL = ("ddp", "fsdp")  # ranks are processes of their own, which die from outside alone
-RESULT_TIMES = re.compile(r"seconds|.*_per_s|step_ms|data_wait|grad_sync|mfu|peak_.*")
-LINE_TIMES = ("throughput/",)
 PATIENCE = 300.0  # seconds after which a process counts as hung
 
 
@@ -163,35 +159,6 @@ def runs(folder: Path) -> list[Path]:
     return sorted({path.parent.resolve() for path in (folder / "logs").glob("*/[!.]*/config.yaml")})
 
 
-def rows(directory: Path) -> list[dict[str, str]]:
-    with open(directory / "metrics.csv", newline="") as file:
-        lines = list(csv.DictReader(file))
-    return [{key: "" if key.startswith(LINE_TIMES) else value for key, value in row.items() if value} for row in lines]
-
-
-def differences(directory: Path, alone: Path) -> list[str]:
-    """What two complete runs do not share, in words."""
-    found = []
-    for name in ("last", "best"):
-        files = (path / "checkpoints" / f"{name}.ckpt" for path in (directory, alone))
-        mine, theirs = (torch.load(path, map_location="cpu", weights_only=True)["state_dict"] for path in files)
-        if mine.keys() != theirs.keys() or not all(torch.equal(mine[key], theirs[key]) for key in mine):
-            found.append(f"weights of {name}.ckpt")
-    ours, other = _metrics(directory), _metrics(alone)
-    unlike = sorted(key for key in ours | other if ours.get(key) != other.get(key))
-    found += [f"result.json: {key} {ours.get(key)} in place of {other.get(key)}" for key in unlike]
-    pairs = list(itertools.zip_longest(rows(directory), rows(alone)))
-    found += [f"metrics.csv: {mine} in place of {theirs}" for mine, theirs in pairs if mine != theirs][:2]
-    there = [{path.name for path in folder.glob("receipt.*")} for folder in (directory, alone)]
-    found += [f"no {name}" for name in sorted(there[1] - there[0])]
-    return found + [f"left: {path.relative_to(directory)}" for path in directory.rglob(".*") if path.name != ".lock"]
-
-
-def _metrics(directory: Path) -> dict[str, Any]:
-    result = json.loads((directory / "result.json").read_text())
-    return {key: repr(value) for key, value in result.items() if not RESULT_TIMES.fullmatch(key.rpartition("/")[2])}
-
-
 @dataclass
 class Alone:
     """A variant's run that nobody disturbs, and how often each moment came."""
@@ -221,11 +188,8 @@ class Case:
 
 def disturb(case: Case, arguments: list[str], folder: Path, alone: Alone, chance: random.Random) -> int:
     """Starts the command and ends it at a moment drawn from `chance`; returns its exit code."""
-    inside = [
-        event
-        for event in ("step", "step", "write", "write", "validation", "test", "receipt")
-        if alone.counts.get(event)
-    ]
+    drawn = ("step", "step", "write", "write", "validation", "test", "receipt")  # as often as they stand here
+    inside = [event for event in drawn if alone.counts.get(event)]
     inside, outside = ([], ["kill", "rank", "term"]) if case.variant in SEVERAL else (inside, ["kill", "kill", "term"])
     kind = chance.choice([*inside, *outside])
     if kind in inside:
@@ -283,11 +247,8 @@ def play(number: int, variant: str, seed: int, alone: Alone, folder: Path) -> Ca
             case.wrong += differences(runs(place)[0], alone.directory)
     except Exception as error:
         case.wrong.append(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
-    print(
-        f"{number}: {variant}: {'; '.join(case.deaths)}: {'; '.join(case.wrong) or 'equal'}",
-        file=sys.stderr,
-        flush=True,
-    )
+    line = f"{number}: {variant}: {'; '.join(case.deaths)}: {'; '.join(case.wrong) or 'equal'}"
+    print(line, file=sys.stderr, flush=True)
     return case
 
 

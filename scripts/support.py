@@ -80,29 +80,17 @@ def all_cases(request: dict[str, Any]) -> list[dict[str, Any]]:
     """Every combination that the request's parts ask for."""
     strategies, cases = ["auto", *request["strategies"]], []
     if request["part"] in ("all", "plain"):
-        for strategy, model, compiled, precision in product(
-            strategies, request["models"], request["compiles"], request["precisions"]
-        ):
-            cases.append(
-                {
-                    "strategy": strategy,
-                    "precision": precision,
-                    "compile": compiled,
-                    "model": model,
-                    "compression": "none",
-                }
-            )
+        plain = product(strategies, request["models"], request["compiles"], request["precisions"])
+        cases += [
+            {"strategy": strategy, "precision": precision, "compile": compiled, "model": model, "compression": "none"}
+            for strategy, model, compiled, precision in plain
+        ]
     if request["part"] in ("all", "compression"):
-        for strategy, method, precision in product(strategies, request["compressions"], request["precisions"]):
-            cases.append(
-                {
-                    "strategy": strategy,
-                    "precision": precision,
-                    "compile": "none",
-                    "model": "resnet",
-                    "compression": method,
-                }
-            )
+        compressed = product(strategies, request["compressions"], request["precisions"])
+        cases += [
+            {"strategy": strategy, "precision": precision, "compile": "none", "model": "resnet", "compression": method}
+            for strategy, method, precision in compressed
+        ]
     return cases
 
 

@@ -3,7 +3,6 @@
 import os
 import pickle
 import tracemalloc
-from collections.abc import Callable
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.shards import pixels, write
+from support.shards import EVERYTHING, loader, pixels, split, write
 
 from lathe.data import shards as module
-from lathe.data.augment import Augment
 from lathe.data.loader import ResidentLoader
 from lathe.data.normalize import Normalizer
 from lathe.data.random import epoch_permutation
 from lathe.data.shard_index import read_index
 from lathe.data.shards import ShardDataModule, ShardImages, ShardLoader, Shards, window_order
-from lathe.data.splits import Split
 from lathe.errors import UserError
 
 pytestmark = pytest.mark.law2
-
-EVERYTHING = Augment(crop=2, crop_fill="reflect", flip="alternating", cutout=3, mixup=0.4, cutmix=1.0)
 
 
 @pytest.fixture(params=["png", "npy"])
@@ -37,23 +32,6 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 @pytest.fixture
 def npy(tmp_path: Path) -> Path:
     return write(tmp_path / "set", encoding="npy")
-
-
-def split(path: Path, max_open: int = 16) -> Split:
-    return Shards("", str(path), max_open=max_open).load().train
-
-
-def loader(path: Path, window: int = 3, **settings: Any) -> ShardLoader:
-    train = split(path)
-    normalizer = Normalizer((0.4, 0.5, 0.6), (0.2, 0.25, 0.3), 3)
-    defaults = {
-        "num_classes": 5,
-        "normalizer": normalizer,
-        "augment": EVERYTHING,
-        "device": torch.device("cpu"),
-        "train": True,
-    }
-    return ShardLoader(train, train.images.sizes, window, **(defaults | {"batch_size": 12} | settings))  # type: ignore[attr-defined]
 
 
 def same(left: list[Any], right: list[Any]) -> bool:
@@ -215,87 +193,6 @@ def test_memory_and_open_files_do_not_grow_with_the_data(tmp_path: Path, monkeyp
     images.close()
     assert images.open_shards == 0
     assert not os.path.isdir("/proc/self/fd") or len(os.listdir("/proc/self/fd")) == files - 2
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def flip(path: Path) -> None:
-    data = bytearray(path.read_bytes())
-    data[600] ^= 1
-    path.write_bytes(data)
-
-
-@pytest.mark.parametrize(
-    ("file", "harm", "verify", "says"),
-    [
-        (
-            "train-000003.tar",
-            cut,
-            False,
-            r"train-000003\.tar has \d+ bytes and index\.json says \d+: it was cut or changed",
-        ),
-        ("train-000003.tar", Path.unlink, False, r"train-000003\.tar is missing, but index\.json names it"),
-        ("val.index.npy", cut, False, r"val\.index\.npy has \d+ bytes and index\.json says"),
-        ("test-000000.tar", flip, True, r"test-000000\.tar differs from its SHA-256"),
-        ("other.tar", Path.touch, False, r"other\.tar is not in index\.json.*tars\.folder="),
-        ("index.json", cut, False, r"index\.json is not version 1"),
-        ("index.json", Path.unlink, False, r"data\.source\.name=.* holds no shards"),
-        (
-            "index.json",
-            lambda path: path.write_text('{"format": "lathe shards", "version": 2}'),
-            False,
-            r"is not version 1",
-        ),
-        ("index.json", lambda path: path.write_text("[]"), False, r"is not version 1"),
-    ],
-)
-def test_damage_is_named_before_training(
-    npy: Path, file: str, harm: Callable[[Path], Any], verify: bool, says: str
-) -> None:
-    harm(npy / file)
-    with pytest.raises(UserError, match=says):
-        Shards("", str(npy), verify=verify).prepare()
-    if not verify:
-        with pytest.raises(UserError, match=says):
-            Shards("", str(npy)).load()
-
-
-def test_a_shard_of_another_content_and_equal_size_is_found_when_it_is_read(npy: Path) -> None:
-    shard = npy / "train-000000.tar"
-    shard.write_bytes(b"x" * shard.stat().st_size)
-    with pytest.raises(UserError, match=r"train-000000\.tar has no image at byte \d+.*data\.source\.verify=true"):
-        split(npy).read()
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_one_sentence_tells_it_also_from_a_worker(npy: Path, workers: int) -> None:
-    for shard in npy.glob("train-*.tar"):
-        shard.write_bytes(b"x" * shard.stat().st_size)
-    with pytest.raises(UserError) as told:
-        list(loader(npy, num_workers=workers))
-    assert str(told.value).startswith(str(npy / "train-00000"))
-    assert "\n" not in str(told.value)
-
-
-def test_a_pickle_in_a_shard_is_not_obeyed(npy: Path, malicious_pickle: tuple[bytes, Path]) -> None:
-    """Neither as a member's bytes nor as an array of objects."""
-    payload, obeyed = malicious_pickle
-    images: Any = split(npy).images
-    shard, start, size, _ = images.table[0]
-    data = bytearray(images.paths[shard].read_bytes())
-    spoilt = (
-        np.lib.format.magic(1, 0)
-        + b"\x76\x00{'descr': '|O', 'fortran_order': False, 'shape': (1,), }".ljust(120)
-        + payload
-    )
-    for harm in (payload, spoilt):
-        data[start : start + size] = harm.ljust(size, b"\0")[:size]
-        images.paths[shard].write_bytes(data)
-        with pytest.raises(UserError, match="has no image at byte"):
-            split(npy).images[np.array([0])]
-    assert not obeyed.exists()
 
 
 @pytest.mark.parametrize("kind", ["workers", "resident"])

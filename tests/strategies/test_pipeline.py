@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from support.pipeline_fit import BATCH, adam, build, data, fit, plain, sgd
+from support.pipeline_fit import BATCH, adam, build, data, fit, plain
 from support.ranks import on_ranks
-from torch import Tensor, nn
 
 from lathe.errors import UserError
-from lathe.strategies.pipeline.cut import Cut
 from lathe.strategies.pipeline.strategy import Pipeline
 from lathe.strategies.precision import precision_plugin
 
@@ -161,64 +159,6 @@ def test_calling_the_cut_net_gives_outputs_everywhere(ranks: list[dict[str, Any]
     net.eval()
     for rank in ranks:
         torch.testing.assert_close(rank["outputs"], net(data("tied", 7)[0][0]), rtol=1e-6, atol=1e-6)
-
-
-class NoEnter(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
-
-    def leave(self, x: Tensor) -> Tensor:
-        return x
-
-
-class SharedBlock(NoEnter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks[1].weight = self.blocks[0].weight
-
-    def enter(self, x: Tensor) -> Tensor:
-        return x
-
-
-@pytest.mark.parametrize(
-    ("net", "sentence"),
-    [
-        (
-            nn.Linear(2, 2),
-            "strategy=pipeline cuts a net between its repeated blocks, and Linear names no `blocks`: use strategy=ddp",
-        ),
-        (NoEnter(), "NoEnter has no `enter` for what is before them: add that method, or use strategy=ddp or fsdp."),
-        (
-            SharedBlock(),
-            "strategy.stages cuts between two uses of the weight blocks.0.weight, which a pipeline can't share",
-        ),
-    ],
-)
-def test_nets_that_cannot_be_cut_are_refused(net: nn.Module, sentence: str) -> None:
-    with pytest.raises(UserError, match=re.escape(sentence)):
-        Cut(net, 2, 0, 1)
-
-
-def test_more_stages_than_blocks_are_refused() -> None:
-    with pytest.raises(
-        UserError, match=r"strategy\.stages=3 x strategy\.slices=2 needs at least 6 blocks, and MLP has 5"
-    ):
-        Cut(build("mlp"), 3, 0, 2)
-
-
-@pytest.mark.parametrize("stage", [0, 1, 2])
-def test_a_middle_stage_holds_nothing_outside_the_blocks(stage: int) -> None:
-    cut = Cut(build("tied"), 3, stage, 1)
-    blocks = {0: [0], 1: [1], 2: [2, 3]}[stage]
-    outside = [] if stage == 1 else ["shift", "embed.weight", "norm.weight", "norm.bias"]
-    own = {f"blocks.{i}.0.{kind}" for i in blocks for kind in ("weight", "bias")}
-    assert {name for name, _ in cut.net.named_parameters()} == own.union(outside)
-    optimizer = cut.make_optimizer(sgd, cut.net)
-    whole = sgd(build("tied"))
-    assert [len(group) for group in cut.groups] == [len(group["params"]) for group in whole.param_groups]
-    assert [group["name"] for group in optimizer.param_groups] == ["decay", "no_decay"]
-    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == {id(p) for p in cut.net.parameters()}
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from support.request_bodies import bomb
+from support.strange_words import BODIES, FRAMINGS
 
 RIGHT, REFUSED, EITHER = "right", "refused", "either"
 Array = np.ndarray[Any, Any]
@@ -119,37 +120,10 @@ class Requests:
             return self.request("POST", path, body, ("content-type", kind), *more)
 
         binary, text, good = "application/octet-stream", "application/json", bytes(64)
-        bodies = [
-            b"[" * 3000,
-            b'{"image":' * 500,
-            b'{"image": NaN}',
-            b'{"image": [[-1e999]]}',
-            b'{"image": [[1e400]]}',
-            b'{"images": []}',
-            b'{"image": "\xff"}',
-            b"null",
-            b'{"image": [[' + b"9" * 5000 + b"]]}",
-            b'{"image": [[-1]]}',
-            b'{"image": [[1.5]]}',
-            b'{"image": [[true]]}',
-            b'{"image": ""}',
-            b'{"image": {}}',
-            b'{"image": [[]]}',
-            b'{"images": [[[[[[1]]]]]]}',
-            b"\x00" * 50,
-            '{"image": "\u202e\ud83d\ude00"}'.encode("utf-8", "surrogatepass"),
-            b"{}",
-            b'{"image": [[1]], "image": [[2]]}',
-            b'"',
-            b"\xef\xbb\xbf{}",
-            json.dumps({"image": np.zeros((8, 8)).tolist()}).encode(),
-            b'{"tokens": [1]}',
-            b"1" * 10_000,
-        ]
         return Sent(
             self.random.choice(
                 [
-                    lambda: post(self.random.choice(bodies), text),
+                    lambda: post(self.random.choice(BODIES), text),
                     lambda: post(
                         good,
                         self.random.choice(
@@ -243,31 +217,11 @@ class Requests:
         connection.
         """
         post = b"POST /predict HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/octet-stream\r\n"
-        framings = [
-            b"content-length: 64\r\ncontent-length: 64",
-            b"content-length: 64\r\ntransfer-encoding: chunked",
-            b"content-length: -1",
-            b"transfer-encoding: chunked, gzip",
-            b"transfer-encoding: gzip, chunked",
-            b"transfer-encoding: xchunked",
-            b"transfer-encoding:\x0bchunked",
-            b"content-length: 6 4",
-            b"content-length: 0x40",
-            b"content-length: 1e3",
-            b"content-length: " + b"9" * 40,
-            b"x: a\r\n b",
-            b"x\x00: a",
-            b"x : a",
-            b": a",
-            b"x: a\x00b",
-            b"x: a\rb",
-            b"x",
-        ]
         sizes = [b"-1", b"g", b"0x40", b"40 ", b"f" * 20, b"", b";a", b"40\n", b"+40"]
         return Sent(
             self.random.choice(
                 [
-                    lambda: post + self.random.choice(framings) + b"\r\n\r\n" + bytes(64),
+                    lambda: post + self.random.choice(FRAMINGS) + b"\r\n\r\n" + bytes(64),
                     lambda: (
                         post
                         + b"transfer-encoding: chunked\r\n\r\n"

@@ -1,0 +1,91 @@
+"""What Hydra raises becomes one sentence; a bug does not."""
+
+import pytest
+from support.runs import config
+
+from lathe.config.words import explain
+from lathe.errors import UserError
+
+GROUPS = {
+    "model": [],
+    "data": [],
+    "optimizer": [],
+    "scheduler": [],
+    "trainer": [],
+    "logger": ["csv", "wandb"],
+    "seed": [],
+    "resume": [],
+}
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("model=rsnet20", "model=rsnet20: there is no such choice; did you mean resnet20?"),
+        (
+            "optimizer.rl=1",
+            "optimizer.rl: there is no such key in optimizer; did you mean lr? (to add a new key, put a + before it)",
+        ),
+        ("modle=mlp", "modle: there is no such key; did you mean model? (to add a new key, put a + before it)"),
+        ("model.net.widht=3", "model.net.widht: there is no such key in model.net; did you mean width?"),
+        (
+            "callbacks.chekpoint.monitor=x",
+            "callbacks.chekpoint: there is no such key in callbacks; did you mean checkpoint?",
+        ),
+        ("optimizer.lr=[1", "'optimizer.lr=[1' can't be read as an override: write key=value, and quote"),
+        ("foo bar", "'foo bar' can't be read as an override"),
+        ("+optimizer.lr=3", "Could not append to config. An item is already at 'optimizer.lr'."),
+        ("~optimizer.rl", "Could not delete from config. 'optimizer.rl' does not exist."),
+        ("seed=1,2", "Ambiguous value for argument 'seed=1,2'"),
+        ("data.batch_size=${nope}", "data.batch_size: Interpolation key 'nope' not found"),
+        (
+            "model=gpt_nano",
+            "model.net.vocab_size follows data.vocab_size, which this data set does not declare: choose data for this",
+        ),
+        ("data=synthetic_tokens", "model.net.in_channels follows data.channels, which this data set does not declare"),
+    ],
+)
+def test_hydras_errors_are_one_sentence(override: str, sentence: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of several kinds
+        config(override)
+    told = explain(caught.value, GROUPS)
+    assert told is not None
+    assert told.startswith(sentence)
+    assert "\n" not in told
+
+
+def test_an_unknown_group_is_named() -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config("optimiser@x=sgd")
+    told = str(explain(caught.value, GROUPS))
+    assert "'optimiser'" in told
+
+
+def test_a_missing_value_is_named() -> None:
+    with pytest.raises(UserError, match=r"^run: Missing mandatory value: run$"):
+        config(name="evaluate")
+
+
+def test_a_sentence_without_options_ends_well() -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config("seed.x=1")
+    assert explain(caught.value, GROUPS) == "seed.x: there is no such key in seed (to add a new key, put a + before it)"
+
+
+def test_an_unknown_choice_in_a_list_is_compared_with_the_choices() -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config("logger=[csv,wandbb]")
+    assert "did you mean wandb?" in str(explain(caught.value, GROUPS))
+
+
+@pytest.mark.parametrize("override", ["model=null", "=3"])
+def test_a_value_that_hydra_chokes_on_is_a_sentence(override: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config(override)
+    assert explain(caught.value, GROUPS) is not None
+
+
+def test_a_bug_is_not_explained() -> None:
+    assert explain(ValueError("a bug")) is None
+    assert explain(KeyError("a bug")) is None
+    assert explain(UserError("a sentence")) == "a sentence"

@@ -1,0 +1,101 @@
+"""Law 7 of several mistakes in one command: all are told at once, a line each."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.runs import runs
+
+Cli = Callable[..., tuple[int, str]]
+# What is typed, and what each line of the answer begins with: a line for each mistake, those of keys together after
+# those of single keys.
+SEVERAL = {
+    "three values": (
+        ["optimizer.lr=-1", "data.batch_size=0", "trainer.max_epochs=x"],
+        ["data.batch_size=0: ", "optimizer.lr=-1: ", "trainer.max_epochs=x: "],
+    ),
+    "a value that others follow is one mistake": (
+        ["seed=-1", "optimizer.reference_batch_size=0"],
+        ["seed=-1: ", "optimizer.reference_batch_size=0: "],
+    ),
+    "keys that nothing reads": (
+        ["+foo=1", "+trainer.bar=2", "+model.net.widht=3", "+launch.x=1", "name=latest"],
+        ["name=latest", "model.net.widht: ", "trainer.bar: ", "launch.x: ", "foo: "],
+    ),
+    "a part that no table knows": (
+        ["model.net._target_=mine.Net", "model.net.width=wide", "optimizer.lr=-1"],
+        ["optimizer.lr=-1: ", "model.net.width='wide' is a word"],
+    ),
+    "keys together, after single ones": (
+        [
+            "seed=-1",
+            "optimizer.momentum=0",
+            "trainer.min_epochs=9",
+            "trainer.accelerator=cpu",
+            "data.batch_size=33",
+            "trainer.devices=2",
+        ],
+        ["seed=-1", "trainer.min_epochs=9 is above", "optimizer.nesterov=true", "data.batch_size=33"],
+    ),
+    "what was refused is not held against others": (
+        [
+            "trainer.min_epochs=9",
+            "trainer.max_epochs=x",
+            "compression=[qat,prune]",
+            "compression.qat.bits=1",
+            "trainer.accelerator=cpu",
+            "trainer.devices=0",
+        ],
+        [
+            "trainer.max_epochs=x",
+            "trainer.devices=0",
+            "compression.qat.bits=1",
+            "compression=[qat,prune] is out of order",
+        ],
+    ),
+    "keys that Hydra does not know": (
+        ["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],
+        ["model=rsnet20: ", "optimizer.lrr: ", "sed: ", "optmizer: "],
+    ),
+    "two that can't be read": (["optimizer.lr=[", "data.batch_size={"], ["'optimizer.lr=['", "'data.batch_size={'"]),
+    "keys of other templates": (["gpus=2", "epochs=3"], ["gpus=2: ", "epochs=3: "]),
+    "interpolations that lead nowhere": (
+        ["data.batch_size=${nope}", "seed=${neither}"],
+        ["data.batch_size: Interpolation key 'nope'", "seed: Interpolation key 'neither'"],
+    ),
+    "what lies below a refused key is told with it": (
+        ["model.net.width=16", "model.net=/dev/null"],
+        ["model.net=/dev/null: "],
+    ),
+    "what follows a missing value is told with it": (
+        ["model=gpt_nano", "data=documents", "data.length=???"],
+        ["data.length: "],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_all_mistakes_are_told_at_once(cli: Cli, tmp_path: Path, name: str) -> None:
+    typed, begins = SEVERAL[name]
+    code, errors = cli("trainer.max_epochs=1", *typed)
+    lines = [line.removeprefix("Error: ") for line in errors.splitlines()]
+    assert (code, len(lines)) == (1, len(begins)), errors
+    for begin in begins:
+        assert [line for line in lines if line.startswith(begin)], (begin, errors)
+    assert errors.count("Error: ") == len(begins)
+    assert runs(tmp_path / "logs") == []
+    assert not (tmp_path / "logs" / "latest").is_symlink()
+
+
+def test_all_mistakes_of_another_verb_are_told_at_once(cli: Cli, tmp_path: Path) -> None:
+    code, errors = cli("run=nowhere", "split=tset", "trainer.devices=0", "+foo=1", script="scripts/evaluate.py")
+    assert code == 1
+    assert [line.split("=")[0].split(":")[1].strip() for line in errors.splitlines()] == [
+        "split",
+        "trainer.devices",
+        "foo",
+    ]
+    code, errors = cli(script="scripts/predict.py")
+    assert [line.split(":")[1].strip() for line in errors.splitlines()] == ["run", "input", "output"]
+    code, errors = cli("shard_size=0", "encoding=jpg", script="scripts/make_shards.py")
+    assert [line.split("=")[0] for line in errors.splitlines()] == ["Error: shard_size", "Error: encoding"]
