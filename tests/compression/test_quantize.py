@@ -197,8 +197,8 @@ def test_what_can_not_be_quantized_is_refused() -> None:
 
 def test_a_layer_of_the_users_own_kind_is_left_alone() -> None:
     class Standardized(nn.Conv2d):
-        def forward(self, input: Tensor) -> Tensor:
-            return self._conv_forward(input, self.weight - self.weight.mean(), self.bias)
+        def forward(self, x: Tensor) -> Tensor:
+            return self._conv_forward(x, self.weight - self.weight.mean(), self.bias)
 
     net = nn.Sequential(Standardized(1, 2, 3), nn.Conv2d(2, 2, 3), nn.Linear(4, 4))
     net.register_forward_pre_hook(lambda module, args: None)

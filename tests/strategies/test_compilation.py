@@ -22,11 +22,11 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[nn.Module, dict[str,
     """What torch.compile is asked to compile, in order; nothing is."""
     asked: list[tuple[nn.Module, dict[str, Any]]] = []
 
-    def compile(call: Any, **options: Any) -> Any:
+    def note(call: Any, **options: Any) -> Any:
         asked.append((call.__self__, options))
         return call
 
-    monkeypatch.setattr(torch, "compile", compile)
+    monkeypatch.setattr(torch, "compile", note)
     return asked
 
 

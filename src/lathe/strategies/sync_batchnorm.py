@@ -60,20 +60,20 @@ class _GlobalBatchNorm(_BatchNorm):
     lose the digits of a variance that is small beside the mean.
     """
 
-    def _check_input_dim(self, input: Tensor) -> None:
-        if input.dim() < 2:
-            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+    def _check_input_dim(self, x: Tensor) -> None:
+        if x.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {x.dim()}")
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         synchronised = self.training and torch.distributed.is_available() and torch.distributed.is_initialized()
         group: torch.distributed.ProcessGroup | None = self.__dict__["_group"]
         if not synchronised or torch.distributed.get_world_size(group) == 1:
-            return super().forward(input)
-        self._check_input_dim(input)
-        dims = [0, *range(2, input.dim())]
-        shape = [1, -1] + [1] * (input.dim() - 2)
-        dtype = torch.promote_types(input.dtype, torch.float32)
-        x = input.to(dtype)
+            return super().forward(x)
+        self._check_input_dim(x)
+        dims = [0, *range(2, x.dim())]
+        shape = [1, -1] + [1] * (x.dim() - 2)
+        given, dtype = x.dtype, torch.promote_types(x.dtype, torch.float32)
+        x = x.to(dtype)
         local = x.numel() // max(x.shape[1], 1)
         own_mean = x.sum(dims) / max(local, 1)
         own_squares = (x - own_mean.view(shape)).square().sum(dims)
@@ -95,4 +95,4 @@ class _GlobalBatchNorm(_BatchNorm):
         normal = (x - mean.view(shape)) * scale.view(shape)
         if self.affine:
             normal = normal * self.weight.to(dtype).view(shape) + self.bias.to(dtype).view(shape)
-        return normal.to(input.dtype)
+        return normal.to(given)

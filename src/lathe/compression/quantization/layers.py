@@ -17,8 +17,8 @@ class QuantConv2d(nn.Conv2d):
     weight_quantizer: FakeQuantize | None
     input_quantizer: FakeQuantize | None
 
-    def forward(self, input: Tensor) -> Tensor:
-        x = input if self.input_quantizer is None else self.input_quantizer(input)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.input_quantizer is None else self.input_quantizer(x)
         weight = self.weight if self.weight_quantizer is None else self.weight_quantizer(self.weight)
         return self._conv_forward(x, weight, self.bias)
 
@@ -29,8 +29,8 @@ class QuantLinear(nn.Linear):
     weight_quantizer: FakeQuantize | None
     input_quantizer: FakeQuantize | None
 
-    def forward(self, input: Tensor) -> Tensor:
-        x = input if self.input_quantizer is None else self.input_quantizer(input)
+    def forward(self, x: Tensor) -> Tensor:
+        x = x if self.input_quantizer is None else self.input_quantizer(x)
         weight = self.weight if self.weight_quantizer is None else self.weight_quantizer(self.weight)
         return F.linear(x, weight, self.bias)
 
@@ -40,10 +40,10 @@ class QuantEmbedding(nn.Embedding):
 
     weight_quantizer: FakeQuantize | None
 
-    def forward(self, input: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         weight = self.weight if self.weight_quantizer is None else self.weight_quantizer(self.weight)
         return F.embedding(
-            input, weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+            x, weight, self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
         )
 
 
