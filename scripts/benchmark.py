@@ -62,7 +62,9 @@ def benchmark(cfg: DictConfig) -> None:
             f"target=[{','.join(names)}]",
             *inference.check_overrides(request["overrides"], names),
         ]
-        inference.compare(request, resolve(compose("export", overrides=words))["target"], output)
+        asked = resolve(compose("export", overrides=words))
+        refuse(check(asked, "export"))
+        inference.compare(request, asked["target"], output)
         return
     composed = {}
     for case in cases:

@@ -56,7 +56,6 @@ def main(cfg: DictConfig) -> None:
         request["processes"] >= 2,
         f"processes={request['processes']}: give at least 2, one is what they are compared with.",
     )
-    require(request["part"] in PARTS, f"part={request['part']}: choose one of {', '.join(PARTS)}.")
     Path(request["paths"]["log_dir"]).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=request["paths"]["log_dir"], prefix="support-") as folder:
         cases = all_cases(request)

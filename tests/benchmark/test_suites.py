@@ -55,12 +55,8 @@ def test_each_round_begins_with_another_case_and_has_all() -> None:
 @pytest.mark.parametrize(
     ("suite", "changes", "sentence"),
     [
-        ("scalling", {}, r"suite=scalling: did you mean scaling\?"),
         ("scaling", {"batch_size": 5}, r"batch_size=5 does not divide by each of processes=\[1, 2\]: change either\."),
         ("memory", {"batch_size": 5}, r"batch_size=5 does not divide by processes=2: change either\."),
-        ("scaling", {"processes": [0]}, r"processes=\[0\]: give whole numbers from 1\."),
-        ("scaling", {"steps": 1}, r"steps=1: give a whole number from 3\."),
-        ("memory", {"rounds": 0}, r"rounds=0: give a whole number from 1\."),
     ],
 )
 def test_mistakes_cost_a_sentence(suite: str, changes: dict[str, Any], sentence: str) -> None:

@@ -166,17 +166,11 @@ def test_a_failure_leaves_nothing_and_keeps_what_was_there(corpus: Path, monkeyp
     [
         ({"input": "nowhere"}, "input=nowhere is not a folder: name one with text files"),
         ({"suffixes": [".tex", "rst"]}, r"input=.* has no file that ends in \.rst or \.tex: give others by suffixes"),
-        ({"suffixes": []}, r"suffixes=\[\] can't be used: give a list"),
-        ({"suffixes": ".txt"}, r"suffixes=\.txt can't be used: give a list"),
         (
             {"separator": "<|end|>"},
             r"separator='<\|end\|>' divides none of the 41 files in input=.*: give what stands between",
         ),
-        ({"separator": ""}, "separator='' can't be used: give the text between two documents, or null"),
-        ({"val_share": 0}, "val_share=0 leaves a split without tokens"),
-        ({"test_share": -0.5}, r"test_share=-0\.5 cannot be used: choose a number from 0 to 1"),
         ({"val_share": 0.5, "test_share": 0.5}, r"val_share=0\.5 and test_share=0\.5 leave nothing to train on"),
-        ({"split_seed": 1.5}, r"split_seed=1\.5 cannot be used: choose a whole number"),
         (
             {"val_share": 1e-9},
             r"the val split got none of the 40 documents in input=.*: divide files into more documents by separator",

@@ -193,8 +193,6 @@ def test_a_back_end_that_fails_is_listed_and_the_others_are_measured(
 
 @pytest.mark.usefixtures("no_onnx")
 def test_mistakes(run: RunDir, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^effort=all: choose one of quick, full\.$"):
-        receipt(request(run, "effort=all"))
     with pytest.raises(UserError, match=r"^trainer\.devices=2: a receipt is measured on one device\.$"):
         receipt(request(run, "trainer.devices=2"))
     with pytest.raises(UserError, match=r"^baseline=.*no: there is no such directory"):

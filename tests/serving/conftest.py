@@ -11,6 +11,8 @@ from support.browser import open_browser, open_tab
 from support.runs import ROOT, SMALL, new_run
 
 from lathe import export
+from lathe.config.schema import problems
+from lathe.errors import refuse
 from lathe.export import manifest
 from lathe.export.bundle import open_bundle
 from lathe.runs.shippable import open_shippable
@@ -48,10 +50,16 @@ def digits() -> np.ndarray:
 
 @pytest.fixture(scope="session")
 def options() -> Callable[..., Any]:
-    """The options of configs/serve.yaml with some of them changed."""
+    """The options of configs/serve.yaml with some of them changed, held against the table as the launch does it."""
     given = OmegaConf.to_container(OmegaConf.load(ROOT / "configs/serve.yaml"))
     assert isinstance(given, dict)
-    return lambda **changes: read({**given, "export": "onnx", **changes}, "a_run")
+
+    def changed(**changes: Any) -> Any:
+        asked = {**given, "export": "onnx", **changes}
+        refuse(sentence for key, sentence in problems(asked, "serve", saved=True) if key.split(".")[0] in changes)
+        return read(asked, "a_run")
+
+    return changed
 
 
 @pytest.fixture(scope="module")

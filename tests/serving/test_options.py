@@ -9,9 +9,10 @@ import pytest
 from omegaconf import OmegaConf
 from support.runs import ROOT
 
+from lathe.config.schema import problems
 from lathe.errors import UserError
 from lathe.serving.limits import Limits
-from lathe.serving.options import KEY, SECONDS, check_batch, read
+from lathe.serving.options import KEY, SECONDS, check_batch
 
 
 def test_the_limits_of_the_configuration_are_those_of_the_code(options: Callable[..., Any]) -> None:
@@ -67,16 +68,8 @@ TAKEN = {
     "batch_size": [None],
     "hosts": [[]],
     "host": ["abc", "1"],
-    "api_key": ["abc", "1", None, -1, 0, 10**400],
-    "export": ["abc", "1", "ü", "a\nb"],
-    "max_queue": [10**400],
-    "top_k": [10**400],
-    "max_connections": [10**400],
-    "max_body_bytes": [10**400],
-    "max_pixels": [10**400],
-    "max_samples": [10**400],
-    "max_tokens": [10**400],
-    "max_batch_size": [10**400],
+    "api_key": ["abc", "1", None, -1, 0],
+    "export": ["abc", "1", "ü"],
 }
 ELSEWHERE = ("defaults", "run", "trainer", "paths")  # read by the launch
 
@@ -92,36 +85,35 @@ def test_every_key_takes_what_it_can_be_alone(options: Callable[..., Any], name:
             continue
         with pytest.raises(UserError) as caught:
             options(**{name: value})
-        word = "target" if name == "export" else name
+        word = "(target|export)" if name == "export" else name
         assert re.match(rf"{word}\b[^\n]+\.$", str(caught.value)), (value, str(caught.value))
     given = dict(OmegaConf.to_container(OmegaConf.load(ROOT / "configs/serve.yaml")), export="onnx")
     del given[name]
-    with pytest.raises(UserError, match=f"^{name} is left out"):
-        read(given, "a_run")
+    assert dict(problems(given, "serve"))[name] == f"{name} is missing: leave ~{name} out."
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"workers": 0}, "workers=0: give a whole number from 1"),
-        ({"max_batch_size": True}, "max_batch_size=True"),
-        ({"port": 70000}, "port=70000: give a number from 0"),
+        ({"workers": 0}, "workers=0: expected a whole number from 1"),
+        ({"max_batch_size": True}, "max_batch_size=true"),
+        ({"port": 70000}, "port=70000: expected a whole number from 0 to 65535"),
         ({"batch_timeout": -1}, "batch_timeout=-1"),
         ({"batch_timeout": 31}, "below request_timeout=30"),
-        ({"body_timeout": 0}, "body_timeout=0: give a number of seconds above 0"),
+        ({"body_timeout": 0}, "body_timeout=0: expected a number above 0"),
         ({"threads": 0}, "threads=0"),
-        ({"checkpoint": "newest"}, "choose best or last"),
+        ({"checkpoint": "newest"}, "expected best or last"),
         ({"api_key": "zwölf"}, "characters that a header can't carry"),
-        ({"api_key": ""}, "api_key is empty"),
-        ({"export": "[onnx,onnx_int8]", "host": ""}, "host=''"),
+        ({"api_key": ""}, "api_key='': expected a key"),
+        ({"host": "a b"}, "host='a b'"),
         ({"export": None}, "name one export"),
-        ({"workers": 100_000}, "workers=100000: give at most"),
-        ({"trainer": {"devices": 2}}, "trainer.devices=2: one process listens"),
+        ({"workers": 1024}, "workers=1024: give at most"),
+        ({"trainer": {"devices": 2}}, "trainer.devices=2: expected a whole number from 1 to 1"),
         ({"trainer": {"accelerator": "gpu"}}, "trainer.accelerator=gpu"),
         ({"strategy": {"_target_": "lathe.strategies.FSDP"}}, "strategy is for training"),
         ({"hosts": ["example.org:80"]}, "without ports"),
         ({"hosts": ["http://example.org"]}, "without ports"),
-        ({"hosts": "example.org"}, "hosts='example.org': give a list"),
+        ({"hosts": "example.org"}, "hosts=example.org: expected a list"),
     ],
 )
 def test_mistakes(options: Callable[..., Any], changes: dict[str, Any], words: str) -> None:

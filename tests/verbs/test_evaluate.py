@@ -121,11 +121,6 @@ def test_evaluation_leaves_the_run_as_it_was(run: RunDir) -> None:
     assert state() == before
 
 
-def test_a_wrong_split_is_refused(run: RunDir) -> None:
-    with pytest.raises(UserError, match=r"^split=valid: choose one of train, val, test\.$"):
-        evaluate(request(run, "split=valid"))
-
-
 def test_a_missing_checkpoint_is_refused(run: RunDir) -> None:
     with pytest.raises(UserError, match=r"has no checkpoint 'newest': it has best, last\.$"):
         evaluate(request(run, "checkpoint=newest"))
@@ -137,8 +132,6 @@ def test_mistakes_are_told_before_the_work(run: RunDir, tmp_path: Path, monkeypa
         evaluate(request(run, f"output={tmp_path / 'no' / 'figures.json'}"))
     with pytest.raises(UserError, match=r"^output=.* is a folder: name a file\.$"):
         evaluate(request(run, f"output={tmp_path}"))
-    with pytest.raises(UserError, match=r"^batch_size=0: give a whole number from 1, or null for the run's\.$"):
-        evaluate(request(run, "batch_size=0"))
 
 
 def test_a_configuration_of_other_sizes_does_not_fit(run: RunDir) -> None:

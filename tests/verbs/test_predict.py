@@ -260,8 +260,6 @@ def test_mistakes_are_told_before_the_net_is_built(
         predict(request(run, source, tmp_path / "no" / "out.csv"))
     with pytest.raises(UserError, match=r"^trainer\.devices=2: prediction runs on one device\.$"):
         predict(request(run, source, tmp_path / "out.csv", "trainer.devices=2"))
-    with pytest.raises(UserError, match=r"^batch_size=0: give a whole number from 1"):
-        predict(request(run, source, tmp_path / "out.csv", "batch_size=0"))
 
 
 def test_a_full_disk_leaves_the_old_output(

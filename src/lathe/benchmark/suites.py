@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lathe.benchmark.cases import Case, gpu, memory, overhead, scaling
-from lathe.errors import did_you_mean, require
+from lathe.errors import require
 
 # What no benchmark wants of a run: files, validation, a screen.
 QUIET = (
@@ -69,27 +69,19 @@ def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
     cases.
 
     Raises:
-        UserError: an unknown suite, a number out of range, a key of another suite, or a suite that this machine can't
-            run.
+        UserError: a key of another suite, or a suite that this machine can't run.
     """
     suite = request["suite"]
-    require(suite in DEFAULTS, f"suite={suite}: {did_you_mean(suite, DEFAULTS)}")
     full = {**request, **{key: value for key, value in DEFAULTS[suite].items() if request.get(key) is None}}
     for key in TRAINING_KEYS if suite == INFERENCE else INFERENCE_KEYS:
         require(request.get(key) is None, f"{key}={request.get(key)} has no meaning for suite={suite}: leave it null.")
     taken = "processes" in DEFAULTS[suite] or request.get("processes") is None
     require(taken, f"processes={request.get('processes')} has no meaning for suite={suite}: leave it null.")
-    least_of = (
-        {"rounds": 1, "warmup": 0} if suite == INFERENCE else {"rounds": 1, "steps": 3, "warmup": 0, "threads": 1}
-    )
-    for key, least in least_of.items():
-        require(
-            isinstance(full[key], int) and full[key] >= least, f"{key}={full[key]}: give a whole number from {least}."
-        )
     if suite != INFERENCE:
+        threads = full["threads"]
+        require(isinstance(threads, int), f"threads={threads}: a suite of training runs takes one number of threads.")
         return SUITES[suite](full), full
     require(full.get("run") is not None, "suite=inference measures a finished run: name it with run=<run directory>.")
-    require(full["seconds"] > 0, f"seconds={full['seconds']}: give a number above 0.")
     if full["threads"] is None:
         from lathe.measure import usable_cores  # here: it imports torch
 
@@ -97,8 +89,6 @@ def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
     for key in ("targets", "batches", "threads"):
         full[key] = full[key] if isinstance(full[key], list) or full[key] is None else [full[key]]
     for key in ("batches", "threads"):
-        whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in full[key])
-        require(whole and bool(full[key]), f"{key}={request[key]}: give whole numbers from 1, such as [1,8].")
         full[key] = sorted(set(full[key]))
     return [], full
 

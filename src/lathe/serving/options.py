@@ -10,22 +10,9 @@ from lathe.serving.hosts import ANY, NAME, address, plain
 from lathe.serving.limits import Limits
 
 KEY = "LATHE_API_KEY"
-WHOLE = {
-    "workers": 1,
-    "max_batch_size": 1,
-    "top_k": 1,
-    "max_body_bytes": 1,
-    "max_pixels": 1,
-    "max_samples": 1,
-    "max_tokens": 1,
-    "max_queue": 1,
-    "max_connections": 1,
-    "port": 0,
-}
 PROCESSES = 256  # workers, or threads of one, at most: the machine's cores, if it has more
 AUTO = "lathe.strategies.auto"
 BATCH_BYTES = 2**30  # of a batch of inputs
-LONGEST = 1e6  # seconds
 SECONDS = (
     "request_timeout",
     "header_timeout",
@@ -66,57 +53,25 @@ class Options:
 
 
 def read(request: Mapping[str, Any], run: str) -> Options:
-    """The options of a resolved configs/serve.yaml, with the API key from the environment where it names none.
+    """The options of a resolved configs/serve.yaml, whose values are such as their keys take, with the API key from the
+    environment where it names none.
 
     Raises:
         UserError: a value that can't be.
     """
-    for name in (
-        "export",
-        "host",
-        "hosts",
-        "checkpoint",
-        "batch_size",
-        "batch_timeout",
-        "threads",
-        "api_key",
-        *WHOLE,
-        *SECONDS,
-    ):
-        require(name in request, f"{name} is left out: give it a value, as configs/serve.yaml does.")
-    _check_alone(request)
+    strategy = (request.get("strategy") or {}).get("_target_", AUTO)
+    require(strategy == AUTO, "strategy is for training: the server has workers; leave it out.")
     target, host = request["export"], request["host"]
-    require(
-        isinstance(target, str) and bool(target), "target is none or several: name one export of the run, or module."
-    )
-    require(isinstance(host, str) and bool(host), f"host={host!r}: give a name or an address, such as 127.0.0.1.")
+    require(target is not None, "target is none or several: name one export of the run, or module.")
     require(_printable(host), f"host={host!r}: give a name or an address, such as 127.0.0.1.")
-    hosts = request["hosts"]
-    names = hosts if isinstance(hosts, list) else [hosts]
     require(
-        isinstance(hosts, list) and all(isinstance(name, str) and _host(name) for name in names),
-        f"hosts={hosts!r}: give a list of names or addresses without ports, such as hosts=[example.org], or "
+        all(map(_host, request["hosts"])),
+        f"hosts={request['hosts']!r}: give a list of names or addresses without ports, such as hosts=[example.org], or "
         "hosts=['*'] for any.",
     )
-    require(request["checkpoint"] in ("best", "last"), f"checkpoint={request['checkpoint']!r}: choose best or last.")
-    require(
-        request["batch_size"] is None,
-        f"batch_size={request['batch_size']!r}: what comes together is computed together; set max_batch_size for the "
-        "most.",
-    )
-    for name, least in WHOLE.items():
-        value = request[name]
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        require(whole and value >= least, f"{name}={value!r}: give a whole number from {least}.")
-    require(request["port"] < 65536, f"port={request['port']}: give a number from 0 (any free port) to 65535.")
-    for name in SECONDS:
-        require(
-            _number(request[name]) and 0 < request[name] <= LONGEST,
-            f"{name}={request[name]!r}: give a number of seconds above 0, at most {LONGEST:g}.",
-        )
     wait, longest = request["batch_timeout"], request["request_timeout"]
     require(
-        _number(wait) and 0 <= wait < longest,
+        wait < longest,
         f"batch_timeout={wait!r}: give a number of seconds from 0, below request_timeout={longest}.",
     )
     threads = request["threads"]
@@ -126,15 +81,11 @@ def read(request: Mapping[str, Any], run: str) -> Options:
         request["workers"] <= most, f"workers={request['workers']}: give at most {most}, the machine has {cores} cores."
     )
     require(
-        threads is None or (isinstance(threads, int) and not isinstance(threads, bool) and 1 <= threads <= most),
+        threads is None or threads <= most,
         f"threads={threads!r}: give a whole number from 1 to {most}, or null for the cores that each worker has.",
     )
     given = request["api_key"]
     where = "api_key" if given is not None else KEY
-    require(
-        given is None or (isinstance(given, (str, int)) and not isinstance(given, bool)),
-        f"{where} is no text: quote it.",
-    )
     key = os.environ.get(KEY) if given is None else str(given)
     require(
         key is None or (key.isascii() and key.isprintable() and key.strip() == key and key != ""),
@@ -160,21 +111,11 @@ def read(request: Mapping[str, Any], run: str) -> Options:
         target=target,
         threads=threads or max(1, cores // request["workers"]),
         batch_timeout=float(wait),
-        hosts=tuple(hosts),
+        hosts=tuple(request["hosts"]),
         limits=limits,
         api_key=key,
         **same,
     )
-
-
-def _check_alone(request: Mapping[str, Any]) -> None:
-    """One process listens, on the CPU: its workers are no ranks."""
-    trainer = request["trainer"]
-    device, count = trainer.get("accelerator", "cpu"), trainer.get("devices", 1)
-    require(device == "cpu", f"trainer.accelerator={device}: the server computes on the CPU; leave it out.")
-    require(count == 1, f"trainer.devices={count}: one process listens; say by workers how many compute.")
-    strategy = (request.get("strategy") or {}).get("_target_", AUTO)
-    require(strategy == AUTO, "strategy is for training: the server has workers; leave it out.")
 
 
 def check_batch(options: Options, sample: int) -> None:
@@ -196,7 +137,3 @@ def _printable(text: str) -> bool:
 
 def _host(name: str) -> bool:
     return name == ANY or NAME.fullmatch(plain(name)) is not None or address(plain(name)) is not None
-
-
-def _number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)

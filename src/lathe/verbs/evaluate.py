@@ -19,7 +19,7 @@ from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import OWN_FILES, RunDir
 from lathe.runs.trainer import make_trainer, quiet
-from lathe.tasks import SPLITS, Task
+from lathe.tasks import Task
 
 IMAGES = (*SUFFIXES, ".npy")
 
@@ -44,13 +44,9 @@ def check_request(request: dict[str, Any]) -> None:
     """What both verbs ask of a request before the net is built.
 
     Raises:
-        UserError: a batch of nothing, or an output that can't be a file.
+        UserError: an output that can't be a file.
     """
-    batch_size, output = request["batch_size"], request["output"]
-    require(
-        batch_size is None or (isinstance(batch_size, int) and batch_size >= 1),
-        f"batch_size={batch_size}: give a whole number from 1, or null for the run's.",
-    )
+    output = request["output"]
     if output is not None:
         require(Path(output).absolute().parent.is_dir(), f"output={output}: its folder does not exist.")
         require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
@@ -82,11 +78,10 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     """Metrics of a split, keyed by `split/metric`; rank 0 prints them and writes them to `output` if that is given.
 
     Raises:
-        UserError: an unknown split, a metric that is no number, or what `check_request` and `rebuild` raise.
+        UserError: data without this split, a metric that is no number, or what `check_request` and `rebuild` raise.
     """
     request = cfg["request"]
     split = request["split"]
-    require(split in SPLITS, f"split={split}: choose one of {', '.join(SPLITS)}.")
     check_request(request)
     task, datamodule, trainer = rebuild(cfg)
     has = is_overridden(f"{split}_dataloader", datamodule, LightningDataModule)

@@ -5,7 +5,7 @@ from typing import Any
 
 from lathe.errors import require
 from lathe.receipt import page
-from lathe.receipt.measured import EFFORTS, write
+from lathe.receipt.measured import write
 from lathe.runs.rundir import RunDir
 
 
@@ -16,7 +16,6 @@ def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
         UserError: the run is under way, has no best checkpoint, or the baseline is none.
     """
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
-    require(request["effort"] in EFFORTS, f"effort={request['effort']}: choose one of {', '.join(EFFORTS)}.")
     require(
         cfg["trainer"]["devices"] in (1, "auto"),
         f"trainer.devices={cfg['trainer']['devices']}: a receipt is measured on one device.",

@@ -211,7 +211,7 @@ VERBS: dict[str, dict[str, Place]] = {
                 "stop_timeout",
                 "load_timeout",
             ),
-            _seconds,
+            number(above=0, high=1e6),
         ),
         "trainer": Keys({"accelerator": word("cpu"), "devices": whole(1, 1)}),  # one process listens
     },
@@ -224,7 +224,8 @@ VERBS: dict[str, dict[str, Place]] = {
         "seconds": _seconds | None,
         "processes": items(whole(1, 1024), 1) | None,
         "strategies": items(text("a strategy")) | None,
-        **dict.fromkeys(("rounds", "steps", "batch_size"), count | None),
+        **dict.fromkeys(("rounds", "batch_size"), count | None),
+        "steps": whole(3) | None,
         "warmup": whole(0) | None,
         "threads": whole(1, 1024) | items(whole(1, 1024), 1) | None,
         "accelerator": word("cpu", "gpu") | None,
