@@ -1,6 +1,7 @@
 """What the tests stand on: composing once gives what Hydra gives each time."""
 
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import OmegaConf
 from support import composing
+from support.commands import command, environment, start
+from support.processes import Command
 from support.runs import ROOT
 
 
@@ -59,3 +62,14 @@ def test_mistakes_are_found_each_time() -> None:
             composed("train", "model=nosuch")
         with pytest.raises(ConfigCompositionException, match="sedd"):
             composed("train", "sedd=1")
+
+
+def test_what_a_launcher_left_behind_does_not_make_commands_start_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch's agent leaves this one in its process; each command after it took seconds of imports."""
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
+    for extra, kind in (({}, Command), ({"OMP_NUM_THREADS": "2"}, subprocess.Popen)):
+        with start(command("--help"), tmp_path, environment(**extra)) as process:
+            assert isinstance(process, kind)
+            assert "train.py" in process.communicate(timeout=60)[0]

@@ -14,6 +14,8 @@ from support.runs import ROOT
 Started = Command | subprocess.Popen[str]
 # What the names begin with of variables that count when something is imported.
 AT_START = ("PYTHON", "OMP_", "TORCH", "CUDA_", "LD_")
+# What those of a launcher begin with, which count later; torch's agent leaves one of them in a process that it ran in.
+LAUNCHERS = ("TORCHELASTIC", "SLURM_", "HOROVOD")
 
 
 def command(*arguments: str, script: str = "train.py") -> list[str]:
@@ -23,11 +25,7 @@ def command(*arguments: str, script: str = "train.py") -> list[str]:
 def environment(**extra: str) -> dict[str, str]:
     """This process's environment without what a launcher or CI may have left in it."""
     drop = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "HYDRA_FULL_ERROR", "LATHE_FULL_ERROR")
-    kept = {
-        key: value
-        for key, value in os.environ.items()
-        if key not in drop and not key.startswith(("TORCHELASTIC", "SLURM_", "HOROVOD"))
-    }
+    kept = {key: value for key, value in os.environ.items() if key not in drop and not key.startswith(LAUNCHERS)}
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "", **extra}
 
 
@@ -50,9 +48,8 @@ def start(
     """Starts a command line with its output piped: forked, or by Python anew where the environment says what Python or
     a package does when it is imported. For `merged` and `session` see `Command`."""
     env = environment() if env is None else env
-    same = all(
-        env.get(name, "") == os.environ.get(name, "") for name in {*env, *os.environ} if name.startswith(AT_START)
-    )
+    at_start = {name for name in {*env, *os.environ} if name.startswith(AT_START) and not name.startswith(LAUNCHERS)}
+    same = all(env.get(name, "") == os.environ.get(name, "") for name in at_start)
     if same and line[0] == sys.executable and line[1].endswith(".py"):
         return Command(line, cwd, env, merged, session)
     errors = subprocess.STDOUT if merged else subprocess.PIPE
