@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lathe.compression.modes import evaluated
+
 
 def reestimate_batchnorm(net: nn.Module, batches: Iterable[Tensor], limit: int | None = 15) -> int:
     """Sets the running mean and variance of each BatchNorm of `net` to their plain averages over `batches`, in place.
@@ -21,15 +23,13 @@ def reestimate_batchnorm(net: nn.Module, batches: Iterable[Tensor], limit: int |
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm) and module.track_running_stats]
     if not norms:
         return 0
-    modes = {module: module.training for module in net.modules()}
     momenta = {norm: norm.momentum for norm in norms}
-    net.eval()
     count = 0
     try:
-        for norm in norms:
-            norm.train()
-            norm.momentum = None  # a cumulative average
-        with torch.no_grad():
+        with evaluated(net), torch.no_grad():
+            for norm in norms:
+                norm.train()
+                norm.momentum = None  # a cumulative average
             for batch in islice(batches, limit):
                 if count == 0:
                     for norm in norms:
@@ -39,6 +39,4 @@ def reestimate_batchnorm(net: nn.Module, batches: Iterable[Tensor], limit: int |
     finally:
         for norm, momentum in momenta.items():
             norm.momentum = momentum
-        for module, training in modes.items():
-            module.training = training
     return count

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lathe.compression.modes import evaluated
+
 Slot = tuple[str, str]  # a layer's name, and which of its inputs: input_quantizer, or other_quantizer for the second
 
 
@@ -66,7 +68,6 @@ def tensors_read(net: nn.Module, example: Any, layers: dict[str, nn.Module]) -> 
     were.
     """
     trace = Trace()
-    modes = [(module, module.training) for module in net.modules()]
     handles = []
     for name, layer in layers.items():
 
@@ -74,13 +75,6 @@ def tensors_read(net: nn.Module, example: Any, layers: dict[str, nn.Module]) -> 
             trace.see(name, args)
 
         handles.append(layer.register_forward_pre_hook(hook))
-    net.eval()
-    try:
-        with torch.no_grad(), uncompiled(net):
-            net(example)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes:
-            module.training = training
+    with evaluated(net, handles), torch.no_grad(), uncompiled(net):
+        net(example)
     return trace

@@ -1,11 +1,13 @@
 """Floating-point operations: of a net's forward pass, and per second at the peak of a device."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
+from torch.utils.hooks import RemovableHandle
 
 # Dense peak rates in TFLOP/s, without sparsity, accumulating in float32, from NVIDIA's data sheets and architecture
 # white papers (a data sheet that prints "with sparsity" is halved here). The pattern has to match the whole device
@@ -40,7 +42,7 @@ def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> i
     return int(sdpa_flop_count(query, key, value))
 
 
-_ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
+ATTENTION = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention}
 
 
 def net_input(batch: Any) -> Tensor:
@@ -67,6 +69,13 @@ def count_flops(net: nn.Module, example: Tensor) -> int:
     state are left as found. A training step costs about three times a forward pass: backward computes two products for
     each one of forward.
     """
+    return run_counted(net, example, FlopCounterMode(display=False, custom_mapping=ATTENTION))
+
+
+def run_counted(
+    net: nn.Module, example: Tensor, counter: FlopCounterMode, hooks: Iterable[RemovableHandle] = ()
+) -> int:
+    """`count_flops` with a counter that others may read on the way, whose `hooks` are removed in the end."""
     modes = [(module, module.training) for module in net.modules()]
     devices = [example.device] if example.is_cuda else []
     net.eval()
@@ -76,10 +85,12 @@ def count_flops(net: nn.Module, example: Tensor) -> int:
             torch.random.fork_rng(devices=devices),
             torch.no_grad(),
             torch.compiler.set_stance("force_eager"),
-            FlopCounterMode(display=False, custom_mapping=_ATTENTION) as counter,
+            counter,
         ):
             net(example)
     finally:
+        for hook in hooks:
+            hook.remove()
         for module, training in modes:
             module.training = training
     return int(counter.get_total_flops())

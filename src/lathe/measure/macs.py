@@ -2,11 +2,10 @@
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from lathe.measure.flops import _ATTENTION
+from lathe.measure.flops import ATTENTION, run_counted
 
 
 @dataclass(frozen=True)
@@ -53,10 +52,8 @@ def count_macs(net: nn.Module, example: Tensor) -> Macs:
 
     Modes, gradients and the random state of `net` are left as found.
     """
-    modes = [(module, module.training) for module in net.modules()]
-    devices = [example.device] if example.is_cuda else []
     layers = {name: module for name, module in net.named_modules() if _weight(module) is not None}
-    counter = FlopCounterMode(display=False, custom_mapping=_ATTENTION)
+    counter = FlopCounterMode(display=False, custom_mapping=ATTENTION)
     meters = {name: _Meter(counter) for name in layers}
     handles = []
     for name, module in layers.items():
@@ -64,21 +61,7 @@ def count_macs(net: nn.Module, example: Tensor) -> Macs:
             module.register_forward_pre_hook(meters[name].start),
             module.register_forward_hook(meters[name].stop),
         ]
-    net.eval()
-    try:
-        with (
-            torch.random.fork_rng(devices=devices),
-            torch.no_grad(),
-            torch.compiler.set_stance("force_eager"),  # a fused graph can't be seen into
-            counter,
-        ):
-            net(example)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes:
-            module.training = training
-    total = counter.get_total_flops() // 2
+    total = run_counted(net, example, counter, handles) // 2
     found = {
         name: LayerMacs(meters[name].flops // 2, _density(module))
         for name, module in layers.items()

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lathe.compression.modes import evaluated
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.nets.init import apply_init
@@ -55,14 +56,11 @@ class ClassificationTask(Task):
         sizes = [facts.get(name) for name in ("channels", "image_size", "image_size")]
         if not all(isinstance(size, int) for size in (*sizes, facts.get("num_classes"))):
             return
-        modes = {module: module.training for module in self.net.modules()}
         try:
-            logits = self.net.eval()(torch.zeros(1, *sizes))  # type: ignore[arg-type]  # ints, as asked above
+            with evaluated(self.net):
+                logits = self.net(torch.zeros(1, *sizes))  # type: ignore[arg-type]  # ints, as asked above
         except Exception:
             return  # a net for other images, or another device: its own words come with its first batch
-        finally:
-            for module, mode in modes.items():
-                module.training = mode
         found, wanted = (logits.shape[-1] if isinstance(logits, Tensor) else None), facts["num_classes"]
         if found is not None and found != wanted:
             raise UserError(

@@ -22,6 +22,7 @@ from lathe.compression.channels.groups import find_groups, require_packages
 from lathe.compression.channels.penalty import PENALTIES, add_penalty
 from lathe.compression.channels.prune import Options, at_least_one, one_of, require, shares, sizes
 from lathe.compression.channels.scores import loss_change
+from lathe.compression.modes import evaluated
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
@@ -157,16 +158,13 @@ class PruneChannels(Compression):
         net.to(home)
 
     def _measure_sensitivity(self, trainer: Trainer, pl_module: Any, net: nn.Module) -> None:
-        modes = [(module, module.training) for module in net.modules()]
-        net.eval()
-        for batch in first_batches(trainer, pl_module, BATCHES):
-            loss = torch.stack(list(pl_module.losses(net(net_input(batch)), batch).values())).sum()
-            loss.backward()
-            self._add_sensitivity(net)
-            net.zero_grad(set_to_none=True)
-        rewind(trainer)
-        for module, training in modes:
-            module.training = training
+        with evaluated(net):
+            for batch in first_batches(trainer, pl_module, BATCHES):
+                loss = torch.stack(list(pl_module.losses(net(net_input(batch)), batch).values())).sum()
+                loss.backward()
+                self._add_sensitivity(net)
+                net.zero_grad(set_to_none=True)
+            rewind(trainer)
 
     # -- choosing
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from lathe.compression.modes import evaluated
 from lathe.errors import UserError
 
 KEY = "compression.distill"
@@ -31,7 +32,6 @@ def probe(net: nn.Module, x: Tensor) -> Probe:
     """Runs `net` on `x` [batch, ...] once, in eval mode and uncompiled, and leaves it as it was."""
     found = Probe(torch.empty(0))
     handles = []
-    modes = {module: module.training for module in net.modules()}
 
     def look(name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         if isinstance(output, Tensor) and name:
@@ -41,15 +41,8 @@ def probe(net: nn.Module, x: Tensor) -> Probe:
 
     for name, module in net.named_modules():
         handles.append(module.register_forward_hook(lambda m, i, o, name=name: look(name, m, i, o)))
-    try:
-        with torch.no_grad(), torch.compiler.set_stance("force_eager"):
-            net.eval()
-            found.output = net(x)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluated(net, handles), torch.no_grad(), torch.compiler.set_stance("force_eager"):
+        found.output = net(x)
     return found
 
 

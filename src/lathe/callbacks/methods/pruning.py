@@ -12,6 +12,7 @@ from lathe.callbacks.methods.masking import Masking
 from lathe.compression.masks import criteria
 from lathe.compression.masks.masks import check_options, divides
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
+from lathe.compression.modes import evaluated
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
 from lathe.measure.shards import joined, local, part_of, whole
@@ -236,22 +237,18 @@ class Prune(Masking):
         return any(self.schedule.due(later) for later in range(step, step + self.batches))
 
     def _measure(self, net: nn.Module, trainer: Trainer) -> None:
-        training = [(module, module.training) for module in net.modules()]
-        net.eval()
-        try:
-            with (
-                torch.no_grad(),
-                trainer.precision_plugin.forward_context(),
-                torch.compiler.set_stance("force_eager"),
-                criteria.input_squares(net, self.parameters) as squares,
-            ):
-                net(net_input(self._batch))
-        finally:
-            for module, mode in training:
-                module.training = mode
-                reshard: Any = getattr(module, "reshard", None)
-                if reshard is not None:  # fsdp: a root that stays gathered would not see new masks
-                    reshard()
+        with (
+            evaluated(net),
+            torch.no_grad(),
+            trainer.precision_plugin.forward_context(),
+            torch.compiler.set_stance("force_eager"),
+            criteria.input_squares(net, self.parameters) as squares,
+        ):
+            net(net_input(self._batch))
+        for module in net.modules():
+            reshard: Any = getattr(module, "reshard", None)
+            if reshard is not None:  # fsdp: a root that stays gathered would not see new masks
+                reshard()
         for name, total in squares.items():
             square = whole(total)  # under tensor parallelism each process sees a part of the features
             if trainer.world_size > 1:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from lathe.compression.channels.slices import Group, remove
+from lathe.compression.modes import evaluated
 from lathe.errors import UserError
 
 BUDGETS = ("macs", "parameters", "latency")
@@ -90,14 +91,8 @@ def macs(net: nn.Module, example: Tensor) -> int:
     """Multiply-adds of a forward pass on `example`, on the same device as the net; on the meta device nothing is
     computed.
     """
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
-    try:
-        with torch.no_grad(), FlopCounterMode(display=False) as counter:
-            net(example)
-    finally:
-        for module, training in modes:
-            module.training = training
+    with evaluated(net), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        net(example)
     return int(counter.get_total_flops()) // 2
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lathe.compression.modes import evaluated
 from lathe.compression.quantization.equalize import LAYERS, followers
 
 SAMPLES = (
@@ -126,12 +127,5 @@ def _run(net: nn.Module, inputs: Tensor, act: Callable[[str, nn.Module, Tensor],
     handles = [
         layer.register_forward_hook(hook(name)) for name, layer in net.named_modules() if isinstance(layer, LAYERS)
     ]
-    modes = {module: module.training for module in net.modules()}
-    try:
-        net.eval()
+    with evaluated(net, handles):
         net(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lathe.compression.modes import evaluated
 from lathe.compression.quantization import observers
 from lathe.compression.quantization.fake_quant import FakeQuantize
 from lathe.compression.quantization.layers import some_quantizers
@@ -30,8 +31,6 @@ def calibrate(net: nn.Module, batches: Iterable[Any], method: str = "minmax", pe
     every = some_quantizers(net)
     watched = [q for q in every if not q.symmetric and not q.follows]
     data = batches if method == "minmax" or not hasattr(batches, "__next__") else list(batches)
-    modes = [(module, module.training) for module in net.modules()]
-    net.eval()
     for q in every:
         q.switch(enabled=False)
     extremes = {id(q): (torch.zeros(1), torch.zeros(1)) for q in watched}
@@ -41,7 +40,7 @@ def calibrate(net: nn.Module, batches: Iterable[Any], method: str = "minmax", pe
         was = extremes[id(q)]
         extremes[id(q)] = torch.minimum(was[0], low.cpu()), torch.maximum(was[1], high.cpu())
 
-    try:
+    with evaluated(net):
         seen = _passes(net, data, watched, widen)
         if not seen:
             raise UserError("Calibration was given no batch: give at least one.")
@@ -51,9 +50,6 @@ def calibrate(net: nn.Module, batches: Iterable[Any], method: str = "minmax", pe
             for q in watched:
                 low, high = found[id(q)].range(method, percentile, q.bits)
                 extremes[id(q)] = torch.tensor([low]), torch.tensor([high])
-    finally:
-        for module, training in modes:
-            module.training = training
     for q in watched:
         q.set_range(*extremes[id(q)])
         q.switch(observing=False)

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from lathe.compression.modes import evaluated
+
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 LAYERS = (*CONVOLUTIONS, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -120,16 +122,8 @@ def trace(net: nn.Module, example: Tensor) -> Flow:
     ]
     handles = [module.register_forward_pre_hook(lambda module, _: stack.append(module)) for module in modules]
     handles += [module.register_forward_hook(lambda *_: _pop(stack)) for module in modules]
-    modes = {module: module.training for module in net.modules()}
-    try:
-        net.eval()
-        with _Recorder(flow, stack):
-            result = net(example)
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes.items():
-            module.training = mode
+    with evaluated(net, handles), _Recorder(flow, stack):
+        result = net(example)
     flow.kept.append(result)
     flow.results.update(id(tensor) for tensor in tensors(result))
     return flow
