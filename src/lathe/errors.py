@@ -20,7 +20,20 @@ class UserError(Exception):
 
 class ArgumentError(UserError):
     """An argument of a part is wrong: the sentences begin with its name, before which whoever built the part from a
-    configuration puts the key."""
+    configuration puts the key, by `under`."""
+
+    def under(self, key: str) -> UserError:
+        """The same of arguments that stand below `key` of a configuration."""
+        return UserError(*(f"{key}.{sentence}" for sentence in self.args))
+
+
+@contextmanager
+def under(key: str) -> Iterator[None]:
+    """Puts `key` before the sentences of an ArgumentError that passes through."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise error.under(key) from error
 
 
 class Stopped(UserError):

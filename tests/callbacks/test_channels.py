@@ -156,16 +156,12 @@ def test_a_window_moves_the_schedule():
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"mode": "slow"}, r"mode=slow is unknown: choose one of gradual, one_shot\."),
-        ({"regularise": "l1"}, r"regularise=l1 is unknown: choose one of null, group_norm"),
         (
             {"mode": "one_shot", "regularise": "bn_scale"},
             r"regularise=bn_scale acts before channels are chosen: use mode=gradual",
         ),
-        ({"start": 0.8, "end": 0.5}, r"start=0\.8 and end=0\.5: give shares of the run"),
+        ({"start": 0.8, "end": 0.5}, r"^start=0\.8 lies behind end=0\.5: fade later"),
         ({"importance": "taylor", "start": 0.0}, r"importance=taylor reads gradients before channels are chosen"),
-        ({"strength": 0.0}, r"strength=0\.0 is not above 0"),
-        ({"latency_batch": 0}, r"latency_batch=0 is below 1"),
     ],
 )
 def test_a_mistake_is_named(options, sentence):

@@ -210,13 +210,6 @@ def test_an_exception_inside_validation_leaves_the_raw_weights(tiny: SimpleNames
     assert_same(copy_of(task.net), recorder.trained[6])
 
 
-@pytest.mark.parametrize("options", [{"decay": 1.0}, {"every_n_steps": 0}, {"start_step": -1}, {"buffers": "no"}])
-def test_values_out_of_range_are_named(options: dict[str, Any]) -> None:
-    ((key, value),) = options.items()
-    with pytest.raises(UserError, match=rf"callbacks\.ema\.{key}={value}"):
-        EMA(**options)
-
-
 def test_weights_only_checkpoints_are_refused(tiny: SimpleNamespace, tmp_path: Path) -> None:
     trainer = tiny.trainer(EMA(), ModelCheckpoint(tmp_path, save_weights_only=True))
     with pytest.raises(UserError, match=r"callbacks\.checkpoint\.save_weights_only=true"):

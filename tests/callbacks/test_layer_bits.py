@@ -7,7 +7,6 @@ from torch import nn
 
 from lathe.callbacks.methods.ptq import PTQStatic
 from lathe.compression.quantization.layer_plan import LayerPlan
-from lathe.errors import UserError
 from lathe.runs.build import make
 
 METHODS = ("qat", "ptq_static", "ptq_dynamic", "weight_only")
@@ -24,16 +23,6 @@ def test_bits_are_typed_without_a_plus(name: str) -> None:
     overrides = method.overrides if name == "qat" else method.overrides()
     assert overrides["blocks.0.*"] is None
     assert overrides["head"].weight_bits == 4
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_what_names_no_layers_is_refused(name: str) -> None:
-    node = config(f"compression={name}", f"compression.{name}.layer_bits=4")["compression"][name]
-    node.pop("kind")
-    with pytest.raises(
-        UserError, match=rf"^compression\.{name}\.layer_bits=4 names no layers: give bits by pattern, such as "
-    ):
-        make(node, f"compression.{name}")
 
 
 def test_names_that_are_numbers() -> None:

@@ -182,20 +182,6 @@ def test_with_stages_the_schedule_goes_on_repeating(tiny: SimpleNamespace) -> No
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"sparsity": 1.2}, "compression.lottery.sparsity=1.2 is not between 0 and 1"),
-        ({"rounds": 1}, "compression.lottery.rounds=1: a ticket takes a round"),
-        ({"rewind": 1.5}, "compression.lottery.rewind=1.5 is neither a share below 1 nor a number of steps"),
-        ({"scope": "net"}, "compression.lottery.scope=net is unknown"),
-    ],
-)
-def test_refuses_values(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        Lottery(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
         ({"rounds": 30}, "compression.lottery.rounds=30 do not fit into 18 optimizer steps"),
         ({"rounds": 3, "rewind": 6}, "compression.lottery.rewind=6 is not below a round's 6 optimizer steps"),
         ({"layers": ["nothing"]}, "compression.lottery.layers: nothing matches no layer"),

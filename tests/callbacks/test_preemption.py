@@ -18,7 +18,7 @@ from support.runs import SMALL, column, new_run, runs, weights
 from torch.utils.data import DataLoader
 
 from lathe.callbacks import Checkpoint, Preemption
-from lathe.errors import Stopped, UserError
+from lathe.errors import Stopped
 from lathe.runs.rundir import RunDir
 from lathe.strategies import DDP
 from lathe.verbs.train import train
@@ -79,11 +79,6 @@ def test_a_step_of_accumulated_batches_is_not_cut(tiny: SimpleNamespace, tmp_pat
     state = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
     batches = state["loops"]["fit_loop"]["epoch_loop.batch_progress"]["current"]["completed"]
     assert batches == 2 * state["global_step"]  # gradients of half a step are in no checkpoint
-
-
-def test_every_n_steps_is_positive() -> None:
-    with pytest.raises(UserError, match=r"^callbacks\.preemption\.every_n_steps=0: give a whole number from 1\.$"):
-        Preemption(every_n_steps=0)
 
 
 def one_rank_is_told(rank: int, folder: str, batches: int, every: int) -> tuple[int, int, bool]:

@@ -9,7 +9,6 @@ import pytest
 import rich
 
 from lathe.callbacks.progress import Progress
-from lathe.errors import UserError
 
 
 class Terminal(io.StringIO):
@@ -96,8 +95,3 @@ def test_plain_overrules_the_terminal(
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     tiny.trainer(Progress(plain=True), enable_progress_bar=True, max_epochs=1).fit(tiny.Task(), tiny.Loader())
     assert capsys.readouterr().out.startswith("epoch 1/1 | step 6 |")
-
-
-def test_refresh_rate_below_one_is_refused() -> None:
-    with pytest.raises(UserError, match=r"callbacks\.progress_bar\.refresh_rate=0"):
-        Progress(refresh_rate=0)

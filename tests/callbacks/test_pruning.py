@@ -22,7 +22,7 @@ def test_zeros_follow_the_schedule(kind: Any) -> None:
     prune = Prune(0.7, schedule=kind, start=0.25, end=0.75, every_n_steps=3, initial_sparsity=0.1)
     watch = Watch(prune)
     fit(prune, watch)
-    schedule = SparsitySchedule(0.7, kind, 0.1, start=6, end=18, every=3)
+    schedule = SparsitySchedule(0.7, kind, 0.1, start=6, end=18, every_n_steps=3)
     expected, now = {}, 0
     for step in range(1, 25):
         now = round(schedule.at(step) * WEIGHTS) if schedule.due(step) else now
@@ -144,23 +144,15 @@ def test_layers_that_do_not_divide() -> None:
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        ({"sparsity": 1.5}, r"compression\.prune\.sparsity=1\.5 is not in \[0, 1\)"),
-        ({"sparsity": 0.0}, r"compression\.prune\.sparsity=0\.0 is not between 0 and 1"),
-        ({"criterion": "hessian"}, r"compression\.prune\.criterion=hessian is unknown: choose magnitude"),
-        ({"criterion": "batchnorm"}, r"compression\.prune\.criterion=batchnorm scores whole channels"),
+        ({"criterion": "batchnorm"}, r"^criterion=batchnorm scores whole channels"),
         (
             {"granularity": "n_m", "sparsity": 0.8},
-            r"compression\.prune\.sparsity=0\.8 is more than 2 of 4 leaves: at most 0\.5",
+            r"^sparsity=0\.8 is more than 2 of 4 leaves: at most 0\.5",
         ),
-        ({"schedule": "square"}, r"compression\.prune\.schedule=square is unknown"),
-        ({"start": 0.7, "end": 0.6}, r"compression\.prune\.start=0\.7 and end=0\.6 are no shares"),
-        ({"every_n_steps": 0}, r"compression\.prune\.every_n_steps=0 is below 1"),
-        ({"norm": 0.0}, r"compression\.prune\.norm=0\.0 is no norm"),
-        ({"batches": 0}, r"compression\.prune\.batches=0 is below 1"),
-        ({"scope": "all"}, r"compression\.prune\.scope=all is unknown"),
+        ({"start": 0.7, "end": 0.6}, r"^start=0\.7 and end=0\.6 are no shares"),
     ],
 )
-def test_values_out_of_range_are_named(options: dict[str, Any], sentence: str) -> None:
+def test_values_that_do_not_go_together_are_named(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         Prune(**options)
 

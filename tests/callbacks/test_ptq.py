@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.ranks import on_ranks
-from support.runs import SMALL, config, new_run
+from support.runs import SMALL, new_run
 from torch import Tensor, nn
 
 from lathe.callbacks.methods.ptq import PTQDynamic, PTQStatic, WeightOnly
@@ -15,7 +15,6 @@ from lathe.compression.quantization.net import integer_weight, quantized_layers
 from lathe.errors import UserError
 from lathe.nets import MLP, CifarResNet, ViT
 from lathe.runs import score
-from lathe.runs.build import make
 from lathe.runs.rundir import RunDir
 from lathe.verbs import train as run
 
@@ -96,46 +95,6 @@ def test_a_quantized_net_is_refused(method: Any) -> None:
     PTQStatic(batches=1).finalise(net, Batches())
     with pytest.raises(UserError, match=r"^the net is quantized already"):
         method.finalise(net, Batches())
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (["ptq_static.weight_bits=9"], r"^compression\.ptq_static\.weight_bits=9: give a whole number from 2 to 8\.$"),
-        (
-            ["ptq_static.activation_bits=1"],
-            r"^compression\.ptq_static\.activation_bits=1: give a whole number from 2 to 8\.$",
-        ),
-        (["ptq_static.batches=0"], r"^compression\.ptq_static\.batches=0: give a whole number from 1\.$"),
-        (
-            ["ptq_static.observer=max"],
-            r"^compression\.ptq_static\.observer=max: choose one of minmax, percentile, entropy\.$",
-        ),
-        (
-            ["ptq_static.percentile=40"],
-            r"^compression\.ptq_static\.percentile=40: give a number above 50 and up to 100\.$",
-        ),
-        (
-            ["ptq_static.layer_bits={head:16}"],
-            r"^compression\.ptq_static\.layer_bits\.head=16: give a whole number from 2 to 8\.$",
-        ),
-        (
-            ["weight_only.group_size=1"],
-            r"^compression\.weight_only\.group_size=1: give a whole number from 2, such as 32, or null",
-        ),
-        (
-            ["ptq_dynamic.weight_bits=1"],
-            r"^compression\.ptq_dynamic\.weight_bits=1: give a whole number from 2 to 8\.$",
-        ),
-    ],
-)
-def test_values_out_of_range_are_refused(overrides: list[str], sentence: str) -> None:
-    name = overrides[0].split(".")[0]
-    keys = [f"compression.{item}" for item in overrides]
-    node = config(f"compression={name}", *keys)["compression"][name]
-    node.pop("kind")
-    with pytest.raises(UserError, match=sentence):
-        make(node, f"compression.{name}")
 
 
 def test_a_pattern_that_matches_nothing_names_the_method() -> None:

@@ -197,20 +197,3 @@ def test_a_frozen_layer_is_told(tiny: SimpleNamespace) -> None:
     task.net[0].weight.requires_grad_(False)
     with pytest.raises(UserError, match=r"compression.rigl.growth=gradient: 0.weight has no gradient"):
         tiny.trainer(RigL(every_n_steps=2)).fit(task, tiny.Loader())
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"sparsity": 0.0}, "compression.rigl.sparsity=0.0 is not between 0 and 1"),
-        ({"densities": "x"}, "compression.rigl.densities=x is unknown: choose erk or uniform"),
-        ({"growth": "x"}, "compression.rigl.growth=x is unknown"),
-        ({"initial": "x"}, "compression.rigl.initial=x is unknown"),
-        ({"fraction": 1.0}, "compression.rigl.fraction=1.0 is not between 0 and 1"),
-        ({"every_n_steps": 0}, "compression.rigl.every_n_steps=0 is below 1"),
-        ({"end": 0}, r"compression.rigl.end=0 is not in \(0, 1\]"),
-    ],
-)
-def test_refuses_values(options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        RigL(**options)

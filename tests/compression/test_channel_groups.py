@@ -61,12 +61,12 @@ def test_layers_can_be_left_alone():
     names = {group.name for group in find_groups(net, IMAGES, ["blocks.0.*"])}
     assert "blocks.1.conv1" in names
     assert not names & {"conv", "blocks.0.conv1"}
-    with pytest.raises(UserError, match=r"compression\.prune_channels\.exclude=block\.0 matches no layer of the net"):
+    with pytest.raises(UserError, match=r"^exclude=block\.0 matches no layer of the net"):
         find_groups(net, IMAGES, ["block.0"])
 
 
 def test_padded_shortcuts_are_refused():
-    with pytest.raises(UserError, match=r"padded with zeros between stages: use model\.net\.shortcut=projection\."):
+    with pytest.raises(UserError, match=r"padded with zeros between stages: build the net with shortcut=projection\."):
         find_groups(CifarResNet(depth=8, width=4, shortcut="zero_pad"), IMAGES)
 
 
@@ -95,7 +95,7 @@ class Offset(Shuffled):
 
 @pytest.mark.parametrize("kind", [Shuffled, Offset])
 def test_channels_that_cant_be_followed_are_refused(kind):
-    with pytest.raises(UserError, match=rf"can't follow how {kind.__name__} joins its channels"):
+    with pytest.raises(UserError, match=rf"How {kind.__name__} joins its channels can't be followed"):
         find_groups(kind(), torch.randn(2, 4))
 
 

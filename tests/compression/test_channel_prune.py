@@ -12,8 +12,8 @@ from lathe.compression.channels import prune_channels, slices
 from lathe.compression.channels.budget import choose, cost_function, macs, parameters
 from lathe.compression.channels.groups import find_groups
 from lathe.compression.channels.penalty import add_penalty
-from lathe.compression.channels.prune import Options
-from lathe.compression.channels.scores import IMPORTANCES, loss_change, scores
+from lathe.compression.channels.scores import loss_change, scores
+from lathe.config.schema.check import CLASSES
 from lathe.errors import UserError
 from lathe.measure import count_flops
 from lathe.nets import CifarResNet, ViT
@@ -85,25 +85,6 @@ def test_a_budget_out_of_reach_is_refused(net):
         UserError, match=r"share=0\.01: with the fewest channels that may remain, 0\.\d+ of the dense net's cost does"
     ):
         prune_channels(net, IMAGES, share=0.01, min_channels=4)
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"share": 1.5}, r"compression\.prune_channels\.share=1\.5 is not between 0 and 1"),
-        (
-            {"budget": "mac"},
-            r"compression\.prune_channels\.budget=mac is unknown: choose one of macs, parameters, latency\.",
-        ),
-        ({"importance": "big"}, r"importance=big is unknown: choose one of group_norm"),
-        ({"scope": "all"}, r"scope=all is unknown"),
-        ({"round_to": 0}, r"round_to=0 is below 1"),
-        ({"min_channels": 0}, r"min_channels=0 is below 1"),
-    ],
-)
-def test_a_mistake_is_named(options, sentence):
-    with pytest.raises(UserError, match=sentence):
-        Options(**options)
 
 
 def test_group_norm_is_torch_prunings(net):
@@ -196,7 +177,8 @@ def test_each_importance_ranks_as_its_paper_does(net):
     same = [scores(groups, tensors, "random", seed=seed)["blocks.0.conv1"] for seed in (3, 3, 4)]
     assert torch.equal(same[0], same[1])
     assert not torch.equal(same[0], same[2])
-    assert set(expected) | {"group_norm", "random"} == set(IMPORTANCES)
+    known = CLASSES["lathe.callbacks.PruneChannels"]["importance"].words
+    assert set(expected) | {"group_norm", "random"} == set(known)
 
 
 def test_a_group_without_batchnorm_has_no_such_scale():

@@ -1,8 +1,10 @@
 """Parts built from Python are held against the same tables as those of a configuration."""
 
+import ast
 import copy
 import inspect
 import pickle
+import re
 from typing import Any
 
 import numpy as np
@@ -10,59 +12,78 @@ import pytest
 import torch
 from hydra.utils import get_object
 from support.fuzz_draws import wrong
-from support.runs import ROOT, config
+from support.runs import ROOT
 
-from lathe.config.schema.check import CLASSES
-from lathe.config.schema.held import held
+from lathe.compression.channels.budget import cost_function
+from lathe.compression.channels.prune import Options
+from lathe.compression.channels.scores import scores
+from lathe.compression.masks import maskable
+from lathe.compression.masks.lottery import round_sparsities
+from lathe.compression.masks.masks import check_options
+from lathe.compression.masks.rigl import erdos_renyi_kernel, uniform
+from lathe.compression.masks.sparsity_schedules import SparsitySchedule
+from lathe.config.schema.held import TABLES, held
+from lathe.config.schema.rule import Rule
+from lathe.config.schema.verbs import TRAIN
 from lathe.errors import ArgumentError, UserError
+from lathe.export import get
 from lathe.nets import MLP
 from lathe.runs.build import make
+from lathe.strategies import compile_net, precision_plugin
 
-NETS = sorted({path.stem for path in (ROOT / "configs" / "model").glob("*.yaml")})
+SOURCE = ROOT / "src" / "lathe"
 SIZES: dict[str, Any] = {"channels": 1, "image_size": 8, "num_classes": 3, "width": 8, "depth": 2}
+FREE = {"lathe.data.Shards": ("data_dir",), "lathe.data.TokenFiles": ("data_dir",)}  # empty: the name is a whole path
+HELD = [name for name in TABLES if name.partition(".")[0] in ("lathe", "target")] + ["compile", "precision"]
 
 
-def net_of(choice: str) -> dict[str, Any]:
-    words = "vocab_size" in (ROOT / "configs" / "model" / f"{choice}.yaml").read_text()
-    node: dict[str, Any] = config(f"model={choice}", *["data=synthetic_tokens"][:words])["model"]["net"]
-    return node
+def part_of(name: str) -> Any:
+    """What a table is of."""
+    here = {"compile": compile_net, "precision": precision_plugin}
+    return here.get(name) or (get(name.removeprefix("target.")).export if "target." in name else get_object(name))
 
 
-@pytest.mark.parametrize("choice", NETS)
-def test_a_net_refuses_what_its_table_does(choice: str) -> None:
-    node = net_of(choice)
-    name = node.pop("_target_")
-    net = get_object(name)
-    for key, rule in CLASSES[name].items():
-        for value in [value for value in wrong(rule) if not isinstance(value, dict)]:
-            with torch.device("meta"), pytest.raises(ArgumentError) as caught:
-                net(**{**node, key: value})
-            assert caught.value.args == (rule.sentence(key, value),)
-
-
-DATA = sorted(path.stem for path in (ROOT / "configs" / "data").glob("*.yaml"))
-FREE = ("data_dir",)  # of what reads files: empty where the name is an absolute path
-
-
-@pytest.mark.parametrize("choice", DATA)
-def test_data_and_their_sources_refuse_what_their_tables_do(choice: str) -> None:
-    words = "vocab_size" in (ROOT / "configs" / "data" / f"{choice}.yaml").read_text()
-    facts = ["data.num_classes=2", "data.channels=1", "data.image_size=8"] if choice == "shards" else []
-    data = config(f"data={choice}", *["model=gpt_nano"][:words], *facts)["data"]
-    for node in [data, data["source"], data.get("augment")]:
-        if node is None:
+@pytest.mark.parametrize("name", HELD)
+def test_a_part_from_python_refuses_what_the_launch_does(name: str) -> None:
+    """In the same sentence, but for the key, and before anything of the part itself runs."""
+    part = part_of(name)
+    taken = {*inspect.signature(part).parameters, "async"}  # which Python keeps for itself
+    for key, rule in TABLES[name].items():
+        if key not in taken or key in FREE.get(name, ()):
             continue
-        part, rules = get_object(node["_target_"]), CLASSES[node["_target_"]]
-        given = {
-            key: object() if isinstance(value, dict) else value for key, value in node.items() if key != "_target_"
-        }
-        for key, rule in rules.items():
-            if key in FREE or any(one.kind == "node" for one in rule.kinds()):
-                continue
-            for value in wrong(rule):
-                with pytest.raises(ArgumentError) as caught:
-                    part(**{**given, key: value})
-                assert rule.sentence(key, value) in caught.value.args
+        for value in wrong(rule):
+            if not isinstance(value, dict) and any(one.kind == "node" for one in rule.kinds()):
+                continue  # built already
+            with pytest.raises(ArgumentError) as caught:
+                part(**{key: value})
+            assert caught.value.args == (rule.sentence(key, value),)
+            assert caught.value.under("a.b").args == (rule.sentence(f"a.b.{key}", value),)
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        (Options, "PruneChannels"),
+        (SparsitySchedule, "Prune"),
+        (check_options, "Prune"),
+        (cost_function, "PruneChannels"),
+        (erdos_renyi_kernel, "RigL"),
+        (maskable, "Prune"),
+        (round_sparsities, "Lottery"),
+        (scores, "PruneChannels"),
+        (uniform, "RigL"),
+    ],
+)
+def test_what_a_method_is_made_of_refuses_the_same(part: Any, name: str) -> None:
+    free = ("start", "end") if part is SparsitySchedule else ("sparsity",) if part is check_options else ()
+    found = 0
+    for key, rule in TABLES[f"lathe.callbacks.{name}"].items():
+        for value in wrong(rule) if key in inspect.signature(part).parameters and key not in free else []:
+            with pytest.raises(ArgumentError) as caught:
+                part(**{key: value})
+            assert caught.value.args == (rule.sentence(key, value),)
+            found += 1
+    assert found
 
 
 def test_numbers_and_lists_of_other_libraries_are_taken() -> None:
@@ -125,7 +146,7 @@ def test_what_only_python_has_is_taken(tmp_path: Any) -> None:
 
     assert checkpoint(tmp_path) == tmp_path  # a path
     with pytest.raises(
-        ArgumentError, match=r"^monitor=5: expected a metric such as val/loss or null, got a whole number"
+        ArgumentError, match=r"^monitor=5: expected a metric such as val/loss or null for .*, got a whole number"
     ):
         checkpoint(tmp_path, monitor=5)
 
@@ -136,3 +157,20 @@ def test_what_only_python_has_is_taken(tmp_path: Any) -> None:
     assert data(object(), (0.5, 0.5)) == (0.5, 0.5)  # an object where a file has a node, a tuple where it has a list
     with pytest.raises(ArgumentError, match=r"^mean=\[0.5, 'x'\]: expected a list of 1 or more items"):
         data(object(), (0.5, "x"))
+
+
+PLAIN = ("nets", "compression", "optim", "measure", "images")  # rooms whose functions are called in notebooks too
+
+
+@pytest.mark.parametrize("room", PLAIN)
+def test_what_a_notebook_can_use_names_no_key_of_a_configuration(room: str) -> None:
+    """Whoever calls it for a run puts the key before the sentence."""
+    groups = "|".join(key for key, place in TRAIN.items() if not isinstance(place, Rule))
+    key = re.compile(rf"(?<![\w./*])({groups})(\.[a-z_]+|=\w)")
+    found = []
+    for path in sorted((SOURCE / room).rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        strings = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+        found += [(path.name, node.value) for node in strings if id(node) not in said and key.search(node.value)]
+    assert found == []

@@ -81,7 +81,7 @@ EXPLAINED = {
             "choices adamw, muon, sgd",
             "chosen  sgd",
             "optimizer.kind.path",
-            "a whole number from 1 or null",
+            "a number of samples from 1 or null",
             "with a plus: +optimizer.dampening",
         ],
     ),

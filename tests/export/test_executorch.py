@@ -110,8 +110,6 @@ def test_what_can_not_be_is_said(
     make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "net.pte"
-    with pytest.raises(UserError, match=r"max_batch_size=0: give a whole number of samples from 1"):
-        executorch.export(make_mlp(), images, path, max_batch_size=0)
     anything = Shipped(make_mlp(), Preprocess([0.5] * 3, [0.25] * 3, (16, 16), "any"))
     with pytest.raises(UserError, match=r"target\.input_size=any: target=executorch has to know the largest picture"):
         executorch.export(anything, images.byte(), path)

@@ -196,12 +196,6 @@ def test_what_can_not_be_is_said(make_mlp: Make, images: Tensor, tmp_path: Path)
             return torch.cat([x.mean((1, 2, 3)), torch.zeros(len(x))]) if len(x) else x
 
     path = tmp_path / "net.pt"
-    with pytest.raises(UserError, match=r"target\.torchscript\.method=jit is unknown: choose trace or script"):
-        target.export(make_mlp(), images, path, method="jit")
-    with pytest.raises(
-        UserError, match=r"target\.torchscript\.fuse=no: choose true or false"
-    ):  # a word to Hydra, and true to Python
-        target.export(make_mlp(), images, path, fuse="no")
     with pytest.raises(
         UserError, match=r"fuse=true needs weights that are constants: set target\.torchscript\.freeze=true"
     ):

@@ -9,7 +9,6 @@ import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -104,21 +103,6 @@ def test_integers_stay_integers(
     assert np.abs(got - want).max() < 0.1 * np.abs(want).max()
     with pytest.raises(UserError, match="payload=torchscript holds floats alone, and this net is quantized"):
         get("torchserve").export(net, images[:2], tmp_path / "other.mar", payload="torchscript")
-
-
-@pytest.mark.parametrize(
-    ("options", "sentence"),
-    [
-        ({"payload": "onyx"}, r"target\.torchserve\.payload=onyx: choose one of torch_export, onnx"),
-        ({"workers": 0}, r"target\.torchserve\.workers=0: give a whole number from 1\."),
-        ({"threads": 0.5}, r"target\.torchserve\.threads=0\.5: give a whole number from 1\."),
-        ({"max_batch_delay": -1}, r"target\.torchserve\.max_batch_delay=-1: give a whole number from 0\."),
-    ],
-)
-def test_options_that_can_not_be_are_said(tmp_path: Path, options: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        get("torchserve").export(shipped(), torch.zeros(2, 1, 8, 8, dtype=torch.uint8), tmp_path / "m.mar", **options)
-    assert not os.listdir(tmp_path)
 
 
 def test_a_missing_archiver_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

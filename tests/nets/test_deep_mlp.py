@@ -36,7 +36,7 @@ def test_the_plan_gathers_each_layer_in_front_of_its_norm() -> None:
     net = DeepMLP(channels=1, image_size=2, num_classes=3, width=4, depth=2)
     assert net.tensor_plan == {"stem.linear": "gather", "blocks.*.linear": "gather"}
     assert all(isinstance(net.get_submodule(name.replace("*", "1")), nn.Linear) for name in net.tensor_plan)
-    assert net.tensor_limits == {"model.net.width": 4}
+    assert net.tensor_limits == {"width": 4}
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_every_name_of_the_plan_is_a_module_s() -> None:
     net = nano()
     for name in net.tensor_plan:
         assert isinstance(net.get_submodule(name.replace("*", "0")), nn.Module)
-    assert net.tensor_limits == {"model.net.heads": 4, "model.net.width": 16}
+    assert net.tensor_limits == {"heads": 4, "width": 16}
 
 
 @pytest.mark.parametrize(
@@ -122,6 +122,6 @@ def test_a_sequence_that_is_too_long_is_refused() -> None:
     with pytest.raises(UserError) as caught:
         nano()(torch.zeros(1, 9, dtype=torch.int64))
     assert str(caught.value) == (
-        "model.net.max_length=8 is shorter than the 9 tokens of a sequence: set model.net.max_length=9, or make "
-        "data.length smaller."
+        "max_length=8 is shorter than the 9 tokens of a sequence: build the net with max_length=9, or give it shorter "
+        "ones."
     )

@@ -87,17 +87,17 @@ def test_the_seed_decides_the_weights(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("kaiming_norml", "model.init=kaiming_norml is unknown: did you mean kaiming_normal?"),
+        ("kaiming_norml", "init=kaiming_norml is unknown: did you mean kaiming_normal?"),
         (
             "zzz",
-            "model.init=zzz is unknown: choose from kaiming_normal, xavier_uniform, orthogonal, zero_gamma, a dotted "
+            "init=zzz is unknown: choose from kaiming_normal, xavier_uniform, orthogonal, zero_gamma, a dotted "
             "path to your own function, or null.",
         ),
-        ("zero_gamma", "model.init=zero_gamma found no block with a last_norm in MLP: choose another model.init."),
-        ("math.pi", "model.init=math.pi is not a function: name one that takes the net."),
+        ("zero_gamma", "init=zero_gamma found no block with a last_norm in MLP: choose another."),
+        ("math.pi", "init=math.pi is not a function: name one that takes the net."),
         (
             "no_such_package.init",
-            "model.init=no_such_package.init cannot be imported (No module named 'no_such_package'): name a function "
+            "init=no_such_package.init cannot be imported (No module named 'no_such_package'): name a function "
             "that takes the net.",
         ),
     ],
@@ -118,5 +118,5 @@ def test_a_typo_behind_a_good_name_leaves_the_net_untouched() -> None:
 
 
 def test_a_net_without_weights_is_refused() -> None:
-    with pytest.raises(UserError, match=r"set model\.init=null"):
+    with pytest.raises(UserError, match=r"no linear layer in this net: leave it out"):
         apply_init(nn.ReLU(), "orthogonal")

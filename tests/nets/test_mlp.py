@@ -41,7 +41,7 @@ def test_dropout_acts_in_training_only() -> None:
 def test_the_plan_cuts_layers_in_pairs(depth: int, plan: dict[str, str]) -> None:
     net = MLP(channels=1, image_size=8, num_classes=4, width=6, depth=depth)
     assert net.tensor_plan == plan
-    assert net.tensor_limits == {"model.net.width": 6}
+    assert net.tensor_limits == {"width": 6}
 
 
 @pytest.mark.parametrize(

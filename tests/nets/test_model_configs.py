@@ -101,7 +101,7 @@ def test_it_runs_on_its_data(name: str, facts: dict[str, int]) -> None:
 def test_heads_are_those_that_the_file_promises(name: str, heads: int) -> None:
     with torch.device("meta"):
         net = instantiate(read(name).net)
-    assert net.tensor_limits["model.net.heads"] == heads
+    assert net.tensor_limits["heads"] == heads
     assert net.blocks[0].attention.head_dim == (16 if name == "gpt_nano" else 64)
 
 

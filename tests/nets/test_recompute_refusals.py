@@ -26,41 +26,41 @@ class Nameless(nn.Module):
 @pytest.mark.parametrize(
     ("how", "make", "sentence"),
     [
-        ("block", lambda: deep(2), "trainer.activation_checkpointing=block: did you mean blocks?"),
+        ("block", lambda: deep(2), "activation_checkpointing=block: did you mean blocks?"),
         (
             "zzz",
             lambda: deep(2),
-            "trainer.activation_checkpointing=zzz: choose none, blocks, every_<n> (such as every_2) or sqrt.",
+            "activation_checkpointing=zzz: choose none, blocks, every_<n> (such as every_2) or sqrt.",
         ),
-        ("every_n", lambda: deep(2), "trainer.activation_checkpointing=every_n: did you mean every_2?"),
+        ("every_n", lambda: deep(2), "activation_checkpointing=every_n: did you mean every_2?"),
         (
             "every_0",
             lambda: deep(2),
-            "trainer.activation_checkpointing=every_0: n must be a whole number of at least 1, such as every_2.",
+            "activation_checkpointing=every_0: n must be a whole number of at least 1, such as every_2.",
         ),
         (
             "every_3",
             lambda: deep(2),
-            "trainer.activation_checkpointing=every_3: DeepMLP has 2 blocks: take an n of at most that.",
+            "activation_checkpointing=every_3: DeepMLP has 2 blocks: take an n of at most that.",
         ),
         (
             "blocks",
             lambda: Nameless(2, listed=False),
-            "trainer.activation_checkpointing=blocks recomputes a net's repeated blocks, but Nameless names no "
-            "`blocks`: set trainer.activation_checkpointing=none.",
+            "activation_checkpointing=blocks recomputes a net's repeated blocks, but Nameless names no "
+            "`blocks`: set activation_checkpointing=none.",
         ),
         (
             "sqrt",
             lambda: Nameless(2, listed=True),
-            "trainer.activation_checkpointing=sqrt runs the blocks in segments, which Nameless does not let it: make "
+            "activation_checkpointing=sqrt runs the blocks in segments, which Nameless does not let it: make "
             "its `blocks` "
-            "a lathe.nets.Blocks and call that in forward, or set trainer.activation_checkpointing=blocks.",
+            "a lathe.nets.Blocks and call that in forward, or set activation_checkpointing=blocks.",
         ),
         (
             "sqrt",
             lambda: MLP(channels=1, image_size=4, num_classes=3, width=8, depth=1),
-            "trainer.activation_checkpointing=sqrt recomputes a net's repeated blocks, but MLP has none: set "
-            "trainer.activation_checkpointing=none.",
+            "activation_checkpointing=sqrt recomputes a net's repeated blocks, but MLP has none: set "
+            "activation_checkpointing=none.",
         ),
     ],
 )

@@ -83,7 +83,7 @@ def test_depth_counts_its_weighted_layers(depth: int) -> None:
         ),
         (
             lambda: ResNet(depth=20),
-            "depth=20 fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or model=resnet20 for 6n + 2.",
+            "depth=20 fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or a CifarResNet for 6n + 2.",
         ),
     ],
 )

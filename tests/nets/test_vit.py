@@ -81,7 +81,7 @@ def test_every_name_of_the_plan_is_a_module_s() -> None:
     net = tiny(dropout=0.1)
     for name in net.tensor_plan:
         assert isinstance(net.get_submodule(name.replace("*", "0")), nn.Module)
-    assert net.tensor_limits == {"model.net.heads": 3, "model.net.width": 12}
+    assert net.tensor_limits == {"heads": 3, "width": 12}
 
 
 @pytest.mark.parametrize(

@@ -158,44 +158,31 @@ def test_options_arrive_as_plain_values() -> None:
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"scale_lr": "lin"}, "optimizer.scale_lr='lin' is unknown: take none, linear or sqrt."),
-        ({"lr": 0}, "optimizer.lr=0 must be a number above 0: set optimizer.lr to one."),
-        ({"lr": "fast"}, "optimizer.lr='fast' must be a number above 0: set optimizer.lr to one."),
-        (
-            {"reference_batch_size": 0},
-            "optimizer.reference_batch_size=0 must be a number above 0: set optimizer.reference_batch_size to one.",
-        ),
         (
             {"no_decay": ["norms"]},
-            "optimizer.no_decay: the pattern 'norms' matches no parameter of CifarResNet; did you mean norm?",
+            "no_decay: the pattern 'norms' matches no parameter of CifarResNet; did you mean norm?",
         ),
         (
             {"no_decay": ["zzz.*"]},
-            "optimizer.no_decay: the pattern 'zzz.*' matches no parameter of CifarResNet; parameters are named like "
-            "conv.weight.",
+            "no_decay: the pattern 'zzz.*' matches no parameter of CifarResNet; parameters are named like conv.weight.",
         ),
         (
             {"kind": nn.Linear},
-            "optimizer.kind=Linear is not an optimizer: set optimizer.kind.path to a class such as torch.optim.SGD.",
+            "kind=Linear: expected the class of an optimizer such as torch.optim.SGD.",
         ),
         (
             {"momentun": 0.9},
-            "optimizer.momentun: SGD takes no such option; leave it out with optimizer.momentun=null; did you mean "
-            "momentum?",
+            "momentun: SGD takes no such option; leave it out, or set it to null; did you mean momentum?",
         ),
         (
             {"betas": (0.9, 0.99)},
-            "optimizer.betas: SGD takes no such option; leave it out with optimizer.betas=null; its options are lr, "
+            "betas: SGD takes no such option; leave it out, or set it to null; its options are lr, "
             "momentum, dampening, weight_decay, nesterov, maximize, foreach, differentiable, fused.",
         ),
         (
-            {"weight_decay": -1.0},
-            "SGD refused optimizer.weight_decay=-1.0 (Invalid weight_decay value: -1.0): correct that key.",
-        ),
-        (
             {"momentum": 0.0, "nesterov": True},
-            "SGD refused optimizer.weight_decay=0.0005, optimizer.momentum=0.0, optimizer.nesterov=True (Nesterov "
-            "momentum requires a momentum and zero dampening): correct that key.",
+            "kind=SGD refused weight_decay=0.0005, momentum=0.0, nesterov=True (Nesterov momentum requires a momentum "
+            "and zero dampening): correct that value.",
         ),
     ],
 )
@@ -206,7 +193,7 @@ def test_mistakes_cost_one_sentence(change: dict, sentence: str) -> None:
 
 
 def test_a_frozen_net_is_refused() -> None:
-    with pytest.raises(UserError, match="every parameter of the net is frozen"):
+    with pytest.raises(UserError, match="found no parameter to train: every one of the net is frozen"):
         build_optimizer(small_net().requires_grad_(False), **BASE)
 
 
@@ -264,11 +251,11 @@ def test_a_file_of_the_users_own_needs_no_batch() -> None:
     [
         (
             {"scale_lr": "linear"},
-            "optimizer.scale_lr=linear needs optimizer.batch_size, the global batch of this run: ",
+            "optimizer.scale_lr=linear needs batch_size, the global batch of this run: ",
         ),
         (
             {"scale_lr": "sqrt", "batch_size": 64},
-            "optimizer.scale_lr=sqrt needs optimizer.reference_batch_size, the global batch that ",
+            "optimizer.scale_lr=sqrt needs reference_batch_size, the global batch that ",
         ),
         ({"lr": ...}, "optimizer.lr is missing: lathe.optim.build_optimizer needs kind, lr and weight_decay."),
         ({"kind": ...}, "optimizer.kind is missing: "),

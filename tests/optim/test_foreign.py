@@ -79,7 +79,7 @@ def test_a_run_decays_per_optimizer_step_and_says_so(tmp_path: Path, capsys: pyt
         "20",
     ]
     assert (
-        "StepLR is stepped after every optimizer step: scheduler.step_size=10 counts steps, not epochs."
+        "StepLR is stepped after every optimizer step: step_size=10 counts steps, not epochs."
         in capsys.readouterr().out
     )
 
@@ -89,13 +89,13 @@ def test_a_run_decays_per_optimizer_step_and_says_so(tmp_path: Path, capsys: pyt
     [
         (
             ("CosineAnnealingLR",),
-            "scheduler.T_max: CosineAnnealingLR needs a value for it; add +scheduler.T_max=<value>.",
+            "scheduler.T_max: CosineAnnealingLR needs a value for it; add one.",
         ),
         (("StepLR", "step_siz=3"), "scheduler.step_siz is not a key of StepLR: did you mean step_size?"),
-        (("StepLR", "step_size=0"), "scheduler: StepLR refused scheduler.step_size=0 ("),
-        (("StepLR", "step_size=abc"), "scheduler: StepLR refused scheduler.step_size=abc ("),
-        (("MultiStepLR", "milestones=3"), "scheduler: MultiStepLR refused scheduler.milestones=3 ("),
-        (("CosineAnnealingLR", "T_max=0"), "scheduler: CosineAnnealingLR refused scheduler.T_max=0 ("),
+        (("StepLR", "step_size=0"), "scheduler._target_=StepLR refused step_size=0 ("),
+        (("StepLR", "step_size=abc"), "scheduler._target_=StepLR refused step_size=abc ("),
+        (("MultiStepLR", "milestones=3"), "scheduler._target_=MultiStepLR refused milestones=3 ("),
+        (("CosineAnnealingLR", "T_max=0"), "scheduler._target_=CosineAnnealingLR refused T_max=0 ("),
         (("OneCycleLR", "max_lr=1.0", "total_steps=5"), "scheduler.total_steps=5 is known from the run: leave it out."),
         (
             ("ReduceLROnPlateau",),
@@ -109,7 +109,7 @@ def test_a_run_decays_per_optimizer_step_and_says_so(tmp_path: Path, capsys: pyt
             ("torch.nn.Linear",),
             "scheduler._target_=Linear: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got the class",
         ),
-        (("lathe.optim.step",), "scheduler.milestones: step needs a value for it; add +scheduler.milestones=<value>."),
+        (("lathe.optim.step",), "scheduler.milestones: step needs a value for it; add one."),
     ],
 )
 def test_a_scheduler_that_cant_work_is_one_sentence_before_training(cfg: tuple[str, ...], sentence: str) -> None:
@@ -122,13 +122,13 @@ def test_a_scheduler_that_cant_work_is_one_sentence_before_training(cfg: tuple[s
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (("optimizer=adamw", "optimizer.betas=[0.9]"), "AdamW refused "),
-        (("optimizer=adamw", "optimizer.betas=[0.9,0.99,0.999]"), "AdamW refused "),
-        (("optimizer=adamw", "optimizer.betas=0.9"), "AdamW refused "),
+        (("optimizer=adamw", "optimizer.betas=[0.9]"), "optimizer.kind=AdamW refused "),
+        (("optimizer=adamw", "optimizer.betas=[0.9,0.99,0.999]"), "optimizer.kind=AdamW refused "),
+        (("optimizer=adamw", "optimizer.betas=0.9"), "optimizer.kind=AdamW refused "),
         (("optimizer=adamw", "+optimizer.amsgrad=maybe"), "optimizer.amsgrad='maybe': expected true or false."),
         (("optimizer.nesterov=maybe",), "optimizer.nesterov='maybe': expected true or false."),
         (("optimizer.fused=yess",), "optimizer.fused='yess': expected true or false."),
-        (("optimizer.momentum=much",), "SGD refused "),
+        (("optimizer.momentum=much",), "optimizer.kind=SGD refused "),
         (
             (
                 "optimizer.kind.path=torch.optim.SparseAdam",
@@ -143,9 +143,15 @@ def test_a_scheduler_that_cant_work_is_one_sentence_before_training(cfg: tuple[s
             ("optimizer.kind.path=torch.optim.Rprop", "optimizer.momentum=null", "optimizer.nesterov=null"),
             "optimizer.weight_decay is not",
         ),
-        (("optimizer.kind.path=torch.optim.lr_scheduler.StepLR",), "optimizer.kind=StepLR is not an optimizer: "),
-        (("optimizer.kind.path=torch.nn.Linear",), "optimizer.kind=Linear is not an optimizer: "),
-        (("optimizer.lr=0",), "optimizer.lr=0 must be a number above 0"),
+        (
+            ("optimizer.kind.path=torch.optim.lr_scheduler.StepLR",),
+            "optimizer.kind=StepLR: expected the class of ",
+        ),
+        (
+            ("optimizer.kind.path=torch.nn.Linear",),
+            "optimizer.kind=Linear: expected the class of ",
+        ),
+        (("optimizer.lr=0",), "optimizer.lr=0: expected a number above 0"),
     ],
 )
 def test_an_optimizer_that_cant_step_is_one_sentence_before_training(overrides: tuple[str, ...], sentence: str) -> None:

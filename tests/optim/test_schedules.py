@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, OneCycleLR
 
-from lathe.errors import UserError
+from lathe.errors import ArgumentError, UserError
 from lathe.optim import schedules
 from lathe.optim.schedules import steps_of
 
@@ -108,7 +108,7 @@ def test_a_resumed_run_goes_on_with_the_same_rates(name: str) -> None:
 @pytest.mark.parametrize("total", [0, 1, 2])
 def test_shares_fit_even_the_shortest_runs(name: str, total: int) -> None:
     if name in ("cosine_restarts", "step"):  # these have a warm-up in steps
-        with pytest.raises(UserError, match=r"scheduler\.warmup"):
+        with pytest.raises(UserError, match=r"^warmup="):
             ALL[name](make_optimizer(), total)
     else:
         assert all(0 < first <= 0.1 for first, _ in rates(ALL[name](make_optimizer(), total), total))
@@ -122,34 +122,11 @@ def test_positions(value: float, total: int, expected: int) -> None:
     assert steps_of("warmup", value, total) == expected
 
 
-@pytest.mark.parametrize(
-    ("value", "sentence"),
-    [
-        (10, "scheduler.warmup=10 is not below the run's 10 optimizer steps: lower it or train longer."),
-        (
-            -0.1,
-            "scheduler.warmup=-0.1 must be a share of the run below 1 or a number of steps: set scheduler.warmup so.",
-        ),
-        (1.5, "scheduler.warmup=1.5 is neither below 1 nor a whole number of optimizer steps: round it."),
-        (
-            math.nan,
-            "scheduler.warmup=nan must be a share of the run below 1 or a number of steps: set scheduler.warmup so.",
-        ),
-        (
-            "5%",
-            "scheduler.warmup='5%' must be a share of the run below 1 or a number of steps: set scheduler.warmup so.",
-        ),
-        (
-            True,
-            "scheduler.warmup=True must be a share of the run below 1 or a number of steps: set scheduler.warmup so.",
-        ),
-    ],
-)
-def test_bad_positions_cost_one_sentence(value: float, sentence: str) -> None:
+def test_a_position_behind_the_run_costs_one_sentence() -> None:
     for make in (schedules.constant, schedules.cosine, schedules.one_cycle):
-        with pytest.raises(UserError) as caught:
-            make(make_optimizer(), 10, warmup=value)
-        assert str(caught.value) == sentence
+        with pytest.raises(ArgumentError) as caught:
+            make(make_optimizer(), 10, warmup=10)
+        assert str(caught.value) == "warmup=10 is not below the run's 10 optimizer steps: lower it or train longer."
 
 
 @pytest.mark.parametrize(
@@ -157,40 +134,25 @@ def test_bad_positions_cost_one_sentence(value: float, sentence: str) -> None:
     [
         (
             lambda optimizer: schedules.cosine(optimizer, math.inf),
-            "a scheduler cannot plan a run of inf steps: set trainer.max_epochs or trainer.max_steps, and "
-            "trainer.limit_train_batches above 0.",
-        ),
-        (
-            lambda optimizer: schedules.cosine(optimizer, 10, min_ratio=2),
-            "scheduler.min_ratio=2 must be a number from 0 to 1: set scheduler.min_ratio to one.",
-        ),
-        (
-            lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=0),
-            "scheduler.period=0 leaves no time between restarts: set scheduler.period, or take scheduler=cosine.",
+            "A scheduler can't plan a run of inf steps: set max_epochs or max_steps, and limit_train_batches above 0.",
         ),
         (
             lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=12),
-            "scheduler.period=12 is not below the run's 10 optimizer steps: lower it or train longer.",
-        ),
-        (
-            lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=2, period_growth=0.5),
-            "scheduler.period_growth=0.5 must be at least 1, where all periods are equal: raise it.",
-        ),
-        (
-            lambda optimizer: schedules.one_cycle(optimizer, 10, start_ratio=-1),
-            "scheduler.start_ratio=-1 must be a number from 0 to 1: set scheduler.start_ratio to one.",
+            "period=12 is not below the run's 10 optimizer steps: lower it or train longer.",
         ),
         (
             lambda optimizer: schedules.step(optimizer, 10, milestones=[0.75, 0.5]),
-            "scheduler.milestones=[0.75, 0.5] must rise: put them in order.",
+            "milestones=[0.75, 0.5] must rise: put them in order.",
         ),
         (
             lambda optimizer: schedules.step(optimizer, 10, milestones=[5, 20]),
-            "scheduler.milestones=20 is not below the run's 10 optimizer steps: lower it or train longer.",
+            "milestones=20 is not below the run's 10 optimizer steps: lower it or train longer.",
         ),
         (
-            lambda optimizer: schedules.step(optimizer, 10, milestones=0.5),
-            "scheduler.milestones=0.5 is not a list: write scheduler.milestones=[0.5,0.75].",
+            lambda optimizer: schedules.cosine_restarts(optimizer, 10, period=0),
+            "period=0: expected a number of optimizer steps from 1 or a share of the run above 0 and below 1, got "
+            "one out of "
+            "this range.",
         ),
     ],
 )

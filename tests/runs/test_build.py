@@ -62,7 +62,7 @@ def test_the_key_of_an_inner_node_is_whole() -> None:
 
 
 def test_what_a_part_says_itself_is_passed_on() -> None:
-    with pytest.raises(UserError, match=r"^model\.label_smoothing=2\.0: give a share"):
+    with pytest.raises(UserError, match=r"^model\.label_smoothing=2\.0: expected a number from 0 and below 1"):
         make_task(config("model=mlp", "model.label_smoothing=2.0"))
 
 

@@ -70,29 +70,21 @@ def test_regional_compiles_each_block_and_nothing_else(
 
 
 def test_bad_backends_are_refused(net: MLP) -> None:
-    with pytest.raises(UserError, match=r"^compile\.backend='inductr': did you mean inductor\?$"):
-        compile_net(net, "cpu", backend="inductr")
     with pytest.raises(
         UserError,
-        match=r"^compile\.mode=max-autotune is inductor's: use compile\.mode=default with compile\.backend=eager",
+        match=r"^mode=max-autotune is inductor's: use mode=default with backend=eager",
     ):
         compile_net(net, "cpu", mode="max-autotune", backend="eager")
 
 
 def test_regional_needs_blocks(compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    with pytest.raises(UserError, match=r"compile\.regional=true .* Linear names no `blocks`"):
+    with pytest.raises(UserError, match=r"^regional=true .* Linear names no `blocks`"):
         compile_net(nn.Linear(2, 2), "cpu", regional=True)
     assert compiled == []
 
 
 def test_disabled_compiles_nothing_and_asks_nothing(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    compile_net(net, "cpu", enabled=False, mode="nonsense")
-    assert compiled == []
-
-
-def test_an_unknown_mode_is_refused(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    with pytest.raises(UserError, match=r"^compile\.mode='reduce_overhead': did you mean reduce-overhead\?$"):
-        compile_net(net, "cpu", mode="reduce_overhead")
+    compile_net(net, "cpu", enabled=False, mode="max-autotune", backend="eager")
     assert compiled == []
 
 

@@ -181,19 +181,6 @@ def test_units_are_the_blocks_or_the_smallest_that_are_large_enough() -> None:
     assert units(tied, 10_000) == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"replicas": 0}, r"^strategy\.replicas=0: give a whole number from 1\.$"),
-        ({"min_params": -1}, r"^strategy\.min_params=-1: give a whole number from 1\.$"),
-        ({"checkpoint": "shard"}, r"^strategy\.checkpoint='shard': did you mean sharded\?$"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        FSDP(**settings)
-
-
 def odd_replicas(rank: int) -> str:
     try:
         fit("mlp", FSDP(replicas=3), world=2, part=(rank, 2))

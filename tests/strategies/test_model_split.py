@@ -98,10 +98,6 @@ def test_a_split_by_hand() -> None:
             {"devices": TWICE, "split": [1]},
             "strategy.split=[1]: give the number of blocks, from 1, for each of the 2 devices.",
         ),
-        (
-            {"devices": TWICE, "split": [0, 5]},
-            "strategy.split=[0,5]: give the number of blocks, from 1, for each of the 2 devices.",
-        ),
     ],
 )
 def test_impossible_settings_are_refused(settings: dict[str, list[str]], sentence: str) -> None:

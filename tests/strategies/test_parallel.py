@@ -10,7 +10,6 @@ from support.ranks import on_ranks
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lathe.errors import UserError
 from lathe.strategies import DDP, auto
 
 pytestmark = pytest.mark.law2
@@ -155,22 +154,6 @@ def test_settings_reach_ddp(ranks: list[dict[str, Any]]) -> None:
         "static_graph": False,
     }
     assert ranks[0]["static"]["ddp"]["static_graph"] is True
-
-
-def test_an_unknown_hook_is_refused() -> None:
-    with pytest.raises(UserError, match=r"^strategy\.comm_hook='fp61': did you mean fp16\?$"):
-        DDP(comm_hook="fp61")
-
-
-def test_powersgd_needs_plain_steps_first() -> None:
-    with pytest.raises(UserError, match=r"strategy\.powersgd_start_step=1: PowerSGD needs at least 2"):
-        DDP(comm_hook="powersgd", powersgd_start_step=1)
-
-
-@pytest.mark.parametrize("rank", [0, -1])
-def test_powersgd_rank_is_positive(rank: int) -> None:
-    with pytest.raises(UserError, match=rf"strategy\.powersgd_rank={rank}"):
-        DDP(comm_hook="powersgd", powersgd_rank=rank)
 
 
 def test_auto_is_no_choice() -> None:

@@ -9,10 +9,10 @@ from support.runs import config
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from lathe.config.schema.strategies import PRECISIONS as FORMATS
 from lathe.errors import UserError
 from lathe.runs.trainer import device_type
 from lathe.strategies import precision_plugin
-from lathe.strategies.precision import FORMATS
 
 
 class Notes(LightningModule):
@@ -112,13 +112,6 @@ def test_matmul_sets_float32_products_and_convolutions(name: str) -> None:
         assert newer == {"tf32"} if tf32 else "tf32" not in newer
     with torch.backends.cudnn.flags(enabled=False):  # torch's own code asks for the older ones here
         pass
-
-
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UserError, match=r"^precision\.name='bf16-mixd': did you mean bf16-mixed\?$"):
-        precision_plugin("bf16-mixd", "cpu")
-    with pytest.raises(UserError, match=r"^precision\.matmul='hihg': did you mean high\?$"):
-        precision_plugin("32-true", "cpu", matmul="hihg")
 
 
 def test_apple_has_no_float64() -> None:

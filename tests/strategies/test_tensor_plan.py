@@ -14,7 +14,7 @@ from lathe.strategies.tensor_plan import WORDS, _DividesBy, check_limits, plan_o
 class Planned(nn.Module):
     def __init__(self, plan: Any) -> None:
         super().__init__()
-        self.tensor_plan, self.tensor_limits = plan, {"model.net.heads": 3}
+        self.tensor_plan, self.tensor_limits = plan, {"heads": 3}
         self.stem = nn.Linear(2, 2)
         self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(2, 2)) for _ in range(2)])
 

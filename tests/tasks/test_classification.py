@@ -103,12 +103,6 @@ def test_its_figures() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.0, float("nan")])
-def test_label_smoothing_is_a_share(value: float) -> None:
-    with pytest.raises(UserError, match=r"^model\.label_smoothing=.*: give a share of at least 0 and below 1\.$"):
-        task(label_smoothing=value)
-
-
 def test_init_is_applied_to_the_net() -> None:
     torch.manual_seed(0)
     net = ClassificationTask(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), init="orthogonal").net

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from lathe import lazily
 from lathe.callbacks.checkpoint import Checkpoint, numbers
 from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
 from lathe.callbacks.ema import EMA
@@ -15,6 +14,7 @@ from lathe.callbacks.profiler import TorchProfiler
 from lathe.callbacks.progress import Progress
 from lathe.callbacks.resume import ExactResume
 from lathe.callbacks.throughput import Throughput
+from lathe.config.faces import lazily
 
 if TYPE_CHECKING:
     from lathe.callbacks.methods.channels import PruneChannels

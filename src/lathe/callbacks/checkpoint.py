@@ -11,9 +11,11 @@ from lightning.pytorch.callbacks import Timer
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
 from lathe.callbacks.methods.base import compressions
-from lathe.errors import UserError, did_you_mean
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError, did_you_mean
 
 
+@held("lathe.callbacks.Checkpoint")
 class Checkpoint(CheckpointBase):
     """Keeps the best epoch by a monitored metric (of equals the later, which has trained longer), and the newest state.
     A metric is judged when it is reported: after a validation, or at the end of the training epoch. An epoch counts
@@ -44,14 +46,10 @@ class Checkpoint(CheckpointBase):
     ) -> None:
         super().__init__()
         self.asynchronous = options.pop("async", False)
+        if mode == "auto":
+            raise ArgumentError("mode=auto is for a configuration, whose task is known: choose max or min.")
         for key in options:
-            known = ("dirpath", "monitor", "mode", "every_n_train_steps", "every_n_epochs", "async")
-            raise UserError(f"callbacks.checkpoint.{key}: there is no such key; {did_you_mean(key, known)}")
-        if mode not in ("max", "min"):
-            raise UserError(f"callbacks.checkpoint.mode={mode!r}: choose max or min.")
-        for key, value in (("every_n_train_steps", every_n_train_steps), ("every_n_epochs", every_n_epochs)):
-            if value is not None and value < 1:
-                raise UserError(f"callbacks.checkpoint.{key}={value}: give a whole number from 1, or null.")
+            raise TypeError(f"Checkpoint() got an unexpected keyword argument {key!r}")
         self._dirpath = Path(dirpath) if dirpath else None
         self.monitor, self.mode = monitor, mode
         self.every_n_train_steps, self.every_n_epochs = every_n_train_steps, every_n_epochs

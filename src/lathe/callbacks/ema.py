@@ -9,11 +9,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.callbacks.averaging import MovingAverage, wide
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, joined, local, part_of, whole
 
 
+@held("lathe.callbacks.EMA")
 class EMA(Callback):
     """Keep `average = decay * average + (1 - decay) * weights` of `pl_module.net` (Polyak and Juditsky, 1992).
 
@@ -50,16 +52,6 @@ class EMA(Callback):
         warmup: bool = True,
         buffers: Literal["average", "copy"] = "average",
     ) -> None:
-        if not 0 <= decay < 1:
-            raise UserError(f"callbacks.ema.decay={decay} is not in [0, 1): use a value such as 0.999.")
-        if every_n_steps < 1:
-            raise UserError(
-                f"callbacks.ema.every_n_steps={every_n_steps} is below 1: use 1 to average after every step."
-            )
-        if start_step < 0:
-            raise UserError(f"callbacks.ema.start_step={start_step} is negative: use 0 to average from the first step.")
-        if buffers not in ("average", "copy"):
-            raise UserError(f"callbacks.ema.buffers={buffers} is unknown: use average or copy.")
         self.decay, self.every_n_steps, self.start_step = decay, every_n_steps, start_step
         self.warmup, self.buffers = warmup, buffers
         self._reset()

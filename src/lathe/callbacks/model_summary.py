@@ -9,9 +9,12 @@ from lightning.pytorch.utilities.model_summary import summarize
 from rich.console import Console
 from rich.table import Table
 
+from lathe.config.schema.held import held
+
 SHOWN = ("Name", "Type", "Params", "In sizes", "Out sizes")
 
 
+@held("lathe.callbacks.ModelSummary")
 class ModelSummary(RichModelSummary):
     """Lightning's summary, short: names, types and parameters.
 

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
@@ -23,6 +24,7 @@ class _Finding(NamedTuple):
     state: str
 
 
+@held("lathe.callbacks.NanGuard")
 class NanGuard(Callback):
     """Raise UserError with the optimizer step and the first tensor that is nan or inf.
 
@@ -44,10 +46,6 @@ class NanGuard(Callback):
     """
 
     def __init__(self, every_n_steps: int = 50) -> None:
-        if every_n_steps < 1:
-            raise UserError(
-                f"callbacks.nan_guard.every_n_steps={every_n_steps} is below 1: use 1 to look at every step."
-            )
         self.every_n_steps = every_n_steps
         self._losses: list[Tensor] = []
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it

@@ -9,12 +9,13 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe.callbacks.checkpoint import Checkpoint
-from lathe.errors import UserError
+from lathe.config.schema.held import held
 
 # SLURM's --signal is USR1 by custom; Windows has no such signal
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
 
 
+@held("lathe.callbacks.Preemption")
 class Preemption(Callback):
     """On SIGTERM or SIGUSR1, finishes the optimizer step (and a validation that is due), writes last.ckpt and stops.
 
@@ -26,8 +27,6 @@ class Preemption(Callback):
     """
 
     def __init__(self, every_n_steps: int = 10) -> None:
-        if every_n_steps < 1:
-            raise UserError(f"callbacks.preemption.every_n_steps={every_n_steps}: give a whole number from 1.")
         self.every_n_steps = every_n_steps
         self.received: str | None = None
         self._before: dict[int, Any] = {}

@@ -8,9 +8,11 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 
 
+@held("lathe.callbacks.TorchProfiler")
 class TorchProfiler(Callback):
     """Record some training steps with torch.profiler, write a trace per process, and print the costliest operators.
 
@@ -42,9 +44,6 @@ class TorchProfiler(Callback):
         profile_memory: bool = False,
         with_stack: bool = False,
     ) -> None:
-        for key, value, least in (("wait", wait, 0), ("warmup", warmup, 1), ("active", active, 1), ("top_k", top_k, 1)):
-            if value < least:
-                raise UserError(f"callbacks.profiler.{key}={value} is too small: use {least} or more.")
         self.dirpath, self.top_k = Path(dirpath) if dirpath else None, top_k
         self.wait, self.warmup, self.active = wait, warmup, active
         self.record_shapes, self.profile_memory, self.with_stack = record_shapes, profile_memory, with_stack

@@ -8,10 +8,11 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from torch import Tensor
 
-from lathe.errors import UserError
+from lathe.config.schema.held import held
 from lathe.measure.shards import local
 
 
+@held("lathe.callbacks.Progress")
 class Progress(RichProgressBar):
     """Lightning's rich bar, touched a few times a second instead of at every batch; one line per epoch where it cannot
     draw.
@@ -27,11 +28,6 @@ class Progress(RichProgressBar):
     """
 
     def __init__(self, refresh_rate: int = 5, leave: bool = False, plain: bool | None = None) -> None:
-        if refresh_rate < 1:
-            raise UserError(
-                f"callbacks.progress_bar.refresh_rate={refresh_rate} is below 1: "
-                "leave progress_bar out of callbacks and set trainer.enable_progress_bar=false for no bar."
-            )
         super().__init__(refresh_rate=refresh_rate, leave=leave)
         self.plain = plain
         self._lines = False

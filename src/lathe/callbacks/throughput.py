@@ -12,13 +12,14 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lathe.errors import UserError
+from lathe.config.schema.held import held
 from lathe.measure.flops import count_flops, net_input, peak_flops
 
 TIMED = ("cpu", "cuda")  # devices for which DDP's reducer has a timer
 _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}
 
 
+@held("lathe.callbacks.Throughput")
 class Throughput(Callback):
     """Log `throughput/*` once per window of training steps, measured on process 0.
 
@@ -50,16 +51,6 @@ class Throughput(Callback):
     """
 
     def __init__(self, window: int | None = None, skip_steps: int = 10, peak_flops: float | None = None) -> None:
-        if window is not None and window < 1:
-            raise UserError(
-                f"callbacks.throughput.window={window} is below 1: use null for one window per logged step."
-            )
-        if skip_steps < 1:
-            raise UserError(
-                f"callbacks.throughput.skip_steps={skip_steps} is below 1: the first step always warms something up."
-            )
-        if peak_flops is not None and peak_flops <= 0:
-            raise UserError(f"callbacks.throughput.peak_flops={peak_flops} is not positive: use null to look it up.")
         self.window, self.skip_steps, self.peak_flops = window, skip_steps, peak_flops
         self._twin: nn.Module | None = None
         self._clear()

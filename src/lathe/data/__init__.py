@@ -4,7 +4,7 @@ module.
 
 from typing import TYPE_CHECKING
 
-from lathe import lazily
+from lathe.config.faces import lazily
 from lathe.data.augment import Augment
 from lathe.data.cifar import Cifar
 from lathe.data.digits import Digits

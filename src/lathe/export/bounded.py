@@ -13,10 +13,8 @@ from lathe.export.inputs import dynamic_axes, takes_any_size
 Array = np.ndarray[Any, Any]
 
 
-def check_bounds(net: nn.Module, target: str, max_batch_size: Any) -> None:
-    """Raises UserError for a size that is none, or a net that takes pictures of every size."""
-    if not isinstance(max_batch_size, int) or isinstance(max_batch_size, bool) or max_batch_size < 1:
-        raise UserError(f"target.{target}.max_batch_size={max_batch_size}: give a whole number of samples from 1.")
+def check_bounds(net: nn.Module, target: str) -> None:
+    """Raises UserError for a net that takes pictures of every size."""
     if takes_any_size(net):
         raise UserError(
             f"target.input_size=any: target={target} has to know the largest picture beforehand; give "

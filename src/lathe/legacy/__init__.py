@@ -4,7 +4,7 @@ them.
 
 from typing import TYPE_CHECKING
 
-from lathe import lazily
+from lathe.config.faces import lazily
 
 if TYPE_CHECKING:
     from lathe.legacy.dp import DP

@@ -8,9 +8,11 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 
 
+@held("lathe.legacy.DP")
 class DP(SingleDeviceStrategy):
     """One process that copies the net to every GPU at each step and splits the batch among them
     (torch.nn.DataParallel).

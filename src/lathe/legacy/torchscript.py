@@ -19,18 +19,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.export.calls import Array, on_arrays
 from lathe.export.deploy import copied
 from lathe.export.files import readable, whole
 from lathe.export.inputs import stand_in, takes_any_size, takes_any_time
 from lathe.export.preprocess import Shipped
-from lathe.nets.blocks import Blocks
 
 suffix = ".pt"
 computes = True
 integers: bool | None = False
-METHODS = ("trace", "script")
 NOTE = "lathe.json"  # in the archive: what load has to do
 CLOSE = 1e-3  # difference as a share of the largest value that folding and fusing may make
 PLANS = 4  # input shapes that get fused kernels; each has weights of its own, laid out for these
@@ -41,6 +40,7 @@ def available() -> str | None:
     return None
 
 
+@held("target.torchscript")
 def export(
     net: nn.Module, example: Tensor, path: str | Path, method: str = "trace", freeze: bool = True, fuse: bool = True
 ) -> None:
@@ -55,11 +55,6 @@ def export(
     Raises:
         UserError: an option that can't be, a net that can't be traced or scripted, or the file can't be written.
     """
-    if method not in METHODS:
-        raise UserError(f"target.torchscript.method={method} is unknown: choose trace or script.")
-    for option, value in (("freeze", freeze), ("fuse", fuse)):
-        if not isinstance(value, bool):
-            raise UserError(f"target.torchscript.{option}={value}: choose true or false.")
     if fuse and not freeze:
         raise UserError(
             "target.torchscript.fuse=true needs weights that are constants: set target.torchscript.freeze=true, or "
@@ -98,7 +93,7 @@ def _scripted(net: nn.Module, given: Tensor) -> Any:
     if isinstance(net, Shipped):  # preprocessing has no branches that a call decides
         return torch.jit.script(nn.Sequential(_traced(net.preprocess, given), _scripted(net.net, given)).eval())
     for name, module in list(net.named_modules()):
-        if isinstance(module, Blocks):  # whose own forward can recompute, which is for training
+        if isinstance(module, nn.ModuleList) and hasattr(module, "in_segments"):  # its forward can recompute
             net.set_submodule(name, nn.Sequential(*module).eval())
     try:
         with _without_properties(net):

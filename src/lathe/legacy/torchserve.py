@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 from lathe import export as exports
 from lathe.compression.quantization.net import quantized_layers
+from lathe.config.schema.held import held
 from lathe.errors import UserError, uninstalled
 from lathe.export.files import readable, whole
 from lathe.files import put, scratch, scratch_prefix
@@ -38,7 +39,6 @@ Array = np.ndarray[Any, Any]
 
 HANDLER = "lathe.legacy.torchserve_handler"
 IMPORT = re.compile(r"^(\s*from )(lathe(?:\.\w+)+)(?= import )", re.MULTILINE)
-PAYLOADS = ("torch_export", "onnx", "aot_inductor", "torchscript")
 FACTS, SETTINGS = "facts.json", "model-config.yaml"
 SECONDS = 600  # in which the archiver has to end
 
@@ -50,6 +50,7 @@ def available() -> str | None:
     return uninstalled("export", "model_archiver")
 
 
+@held("target.torchserve")
 def export(
     net: nn.Module,
     example: Tensor,
@@ -77,21 +78,6 @@ def export(
         UserError: an option that can't be, a package is missing, what the payload's target raises, or the file can't be
             written.
     """
-    whole_numbers = {
-        "workers": (workers, 1),
-        "batch_size": (batch_size, 1),
-        "max_batch_delay": (max_batch_delay, 0),
-        "response_timeout": (response_timeout, 1),
-        "top_k": (top_k, 1),
-        "max_pixels": (max_pixels, 1),
-    }
-    if threads is not None:
-        whole_numbers["threads"] = (threads, 1)
-    for key, (value, least) in whole_numbers.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise UserError(f"target.torchserve.{key}={value}: give a whole number from {least}.")
-    if payload not in (None, *PAYLOADS):
-        raise UserError(f"target.torchserve.payload={payload}: choose one of {', '.join(PAYLOADS)}, or null.")
     if Path(path).suffix != suffix:
         raise UserError(f"{path} is no name for an archive of TorchServe: end it with {suffix}.")
     sentence = available()

@@ -12,6 +12,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.loggers.csv import CSVLogger
 from lathe.loggers.facts import LOGIN, log_facts, run_facts
@@ -36,6 +37,7 @@ def tensorboard(run_dir: Path, start_step: int) -> Logger:
     )
 
 
+@held("lathe.loggers.wandb")
 def wandb(
     run_dir: Path,
     start_step: int,
@@ -81,6 +83,7 @@ def ended_on_error(run_dir: Path) -> Iterator[None]:
         raise
 
 
+@held("lathe.loggers.mlflow")
 def mlflow(
     run_dir: Path,
     start_step: int,

@@ -47,8 +47,8 @@ class DeepMLP(nn.Module):
 
     @property
     def tensor_limits(self) -> dict[str, int]:
-        """What the number of tensor-parallel ranks must divide, by configuration key."""
-        return {"model.net.width": self.stem.linear.out_features}
+        """What the number of tensor-parallel ranks must divide, by argument."""
+        return {"width": self.stem.linear.out_features}
 
     def enter(self, x: Tensor) -> Tensor:
         out: Tensor = self.stem(x.flatten(1))

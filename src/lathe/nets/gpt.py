@@ -81,14 +81,15 @@ class GPT(nn.Module):
 
     @property
     def tensor_limits(self) -> dict[str, int]:
-        """What the number of tensor-parallel ranks must divide, by configuration key."""
-        return {"model.net.heads": self.heads, "model.net.width": self.width}
+        """What the number of tensor-parallel ranks must divide, by argument."""
+        return {"heads": self.heads, "width": self.width}
 
     def enter(self, x: Tensor) -> Tensor:
         if x.shape[1] > self.max_length:
             raise UserError(
-                f"model.net.max_length={self.max_length} is shorter than the {x.shape[1]} tokens of a sequence: set "
-                f"model.net.max_length={x.shape[1]}, or make data.length smaller."
+                f"max_length={self.max_length} is shorter than the {x.shape[1]} tokens of a sequence: build the net "
+                "with "
+                f"max_length={x.shape[1]}, or give it shorter ones."
             )
         out: Tensor = self.embed(x)
         return out

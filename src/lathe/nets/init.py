@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from lathe.errors import UserError, did_you_mean
+from lathe.errors import ArgumentError, UserError, did_you_mean
 
 Layer = nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d
 Init = Callable[[nn.Module], None]
@@ -21,7 +21,7 @@ def _layers(net: nn.Module) -> Iterator[tuple[Layer, bool]]:
     """Yield each convolution and linear layer, and whether it is the classifier (the last linear one)."""
     layers = [module for module in net.modules() if isinstance(module, Layer)]
     if not layers:
-        raise UserError("model.init found no convolution and no linear layer in this net: set model.init=null.")
+        raise UserError("Initialisation found no convolution and no linear layer in this net: leave it out.")
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     for layer in layers:
         yield layer, bool(linear) and layer is linear[-1]
@@ -62,13 +62,11 @@ def zero_gamma(net: nn.Module) -> None:
     """Goyal et al. 2017, arXiv:1706.02677: the norm that ends a residual branch starts at zero, so blocks start as
     shortcuts.
 
-    Raises UserError if no block of the net has a `last_norm`.
+    Raises ArgumentError if no block of the net has a `last_norm`.
     """
     norms = [block.last_norm for block in getattr(net, "blocks", []) if hasattr(block, "last_norm")]
     if not norms:
-        raise UserError(
-            f"model.init=zero_gamma found no block with a last_norm in {type(net).__name__}: choose another model.init."
-        )
+        raise ArgumentError(f"init=zero_gamma found no block with a last_norm in {type(net).__name__}: choose another.")
     for norm in norms:
         nn.init.zeros_(norm.weight)
 
@@ -83,14 +81,14 @@ def _resolve(name: str) -> Init:
         try:
             found = pkgutil.resolve_name(name)
         except (ImportError, AttributeError, ValueError) as error:
-            raise UserError(
-                f"model.init={name} cannot be imported ({error}): name a function that takes the net."
+            raise ArgumentError(
+                f"init={name} cannot be imported ({error}): name a function that takes the net."
             ) from error
         if not callable(found):
-            raise UserError(f"model.init={name} is not a function: name one that takes the net.")
+            raise ArgumentError(f"init={name} is not a function: name one that takes the net.")
         return found  # a user's own function; what it does is theirs
     hint = did_you_mean(name, INITS, f"choose from {', '.join(INITS)}, a dotted path to your own function, or null.")
-    raise UserError(f"model.init={name} is unknown: {hint}")
+    raise ArgumentError(f"init={name} is unknown: {hint}")
 
 
 def apply_init(net: nn.Module, name: str | Iterable[str] | None) -> None:
@@ -98,7 +96,7 @@ def apply_init(net: nn.Module, name: str | Iterable[str] | None) -> None:
 
     Random numbers come from torch's global generator, so `torch.manual_seed` decides them.
 
-    Raises UserError for an unknown name, and for an init that finds nothing to do in this net.
+    Raises ArgumentError for an unknown name, and UserError for an init that finds nothing to do in this net.
     """
     names = [] if name is None else [name] if isinstance(name, str) else list(name)
     for init in [_resolve(each) for each in names]:  # resolve all first: a typo must leave the net untouched

@@ -51,8 +51,8 @@ class MLP(nn.Module):
 
     @property
     def tensor_limits(self) -> dict[str, int]:
-        """What the number of tensor-parallel ranks must divide, by configuration key."""
-        return {"model.net.width": self.head.in_features}
+        """What the number of tensor-parallel ranks must divide, by argument."""
+        return {"width": self.head.in_features}
 
     def enter(self, x: Tensor) -> Tensor:
         out: Tensor = self.stem(x.flatten(1))

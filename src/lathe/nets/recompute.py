@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from lathe.errors import UserError, did_you_mean
+from lathe.errors import ArgumentError, did_you_mean
 from lathe.nets.blocks import Blocks, blocks_of, own_blocks, recomputed
 
-KEY = "trainer.activation_checkpointing"
+KEY = "activation_checkpointing"
 WORDS = ("none", "blocks", "every_2", "sqrt")  # every_<n> takes any n
 
 
@@ -27,7 +27,7 @@ def apply(net: nn.Module, how: str | None) -> None:
     the inputs of about sqrt(number of blocks) segments. Blocks that a pipeline has replaced by `nn.Identity` are not
     counted. Acts in training mode, while gradients are recorded.
 
-    Raises UserError for another word, a net without blocks, an n above their number, and `sqrt` for a net whose
+    Raises ArgumentError for another word, a net without blocks, an n above their number, and `sqrt` for a net whose
     `blocks` is not a `lathe.nets.Blocks`.
     """
     word = "none" if how is None else str(how)
@@ -37,12 +37,12 @@ def apply(net: nn.Module, how: str | None) -> None:
     name = type(net).__name__
     if word != "none" and not blocks:
         lack = "names no `blocks`" if not hasattr(net, "blocks") else "has none"
-        raise UserError(f"{KEY}={word} recomputes a net's repeated blocks, but {name} {lack}: set {KEY}=none.")
+        raise ArgumentError(f"{KEY}={word} recomputes a net's repeated blocks, but {name} {lack}: set {KEY}=none.")
     if every is not None and every > len(every_block):
-        raise UserError(f"{KEY}={word}: {name} has {len(every_block)} blocks: take an n of at most that.")
+        raise ArgumentError(f"{KEY}={word}: {name} has {len(every_block)} blocks: take an n of at most that.")
     chain = getattr(net, "blocks", None)
     if word == "sqrt" and not isinstance(chain, Blocks):
-        raise UserError(
+        raise ArgumentError(
             f"{KEY}=sqrt runs the blocks in segments, which {name} does not let it: make its `blocks` a "
             f"lathe.nets.Blocks and call that in forward, or set {KEY}=blocks."
         )
@@ -63,9 +63,9 @@ def _every(word: str) -> int | None:
     if re.fullmatch(r"every_[1-9]\d*", word):
         return int(word.removeprefix("every_"))
     if re.fullmatch(r"every_-?\d+(\.\d+)?", word):
-        raise UserError(f"{KEY}={word}: n must be a whole number of at least 1, such as every_2.")
+        raise ArgumentError(f"{KEY}={word}: n must be a whole number of at least 1, such as every_2.")
     hint = did_you_mean(word, WORDS, "choose none, blocks, every_<n> (such as every_2) or sqrt.")
-    raise UserError(f"{KEY}={word}: {hint}")
+    raise ArgumentError(f"{KEY}={word}: {hint}")
 
 
 def _forward(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:

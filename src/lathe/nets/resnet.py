@@ -220,7 +220,7 @@ class ResNet(_StagedResNet):
     def __init__(self, *, depth: int, width: int = 64, in_channels: int = 3, num_classes: int = 10) -> None:
         if depth not in self.COUNTS:
             raise ArgumentError(
-                f"depth={depth!r} fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or model=resnet20 for 6n + 2."
+                f"depth={depth!r} fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or a CifarResNet for 6n + 2."
             )
         block: type[BasicBlock | Bottleneck] = BasicBlock if depth < 50 else Bottleneck
         counts = self.COUNTS[depth]

@@ -102,8 +102,8 @@ class ViT(nn.Module):
 
     @property
     def tensor_limits(self) -> dict[str, int]:
-        """What the number of tensor-parallel ranks must divide, by configuration key."""
-        return {"model.net.heads": self.heads, "model.net.width": self.width}
+        """What the number of tensor-parallel ranks must divide, by argument."""
+        return {"heads": self.heads, "width": self.width}
 
     def enter(self, x: Tensor) -> Tensor:
         out: Tensor = self.embed(x)

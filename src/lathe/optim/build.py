@@ -10,13 +10,13 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from lathe.errors import UserError, did_you_mean
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError, did_you_mean
 from lathe.optim.foreign import refused, try_out
 from lathe.optim.rules import matching_names
 
-SCALES = ("none", "linear", "sqrt")
 
-
+@held("lathe.optim.build_optimizer")
 def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_batch_size: int | None) -> float:
     """Return `lr`, which was tuned at `reference_batch_size`, as it should be at the global `batch_size`.
 
@@ -25,26 +25,16 @@ def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_bat
 
     Data that declare no batch size leave `batch_size` None; a file of the user's own need not have either.
 
-    Raises UserError for another rule, for a batch or learning rate that is not above zero, and for a rule without one
-    of the batches.
+    Raises ArgumentError for a rule without one of the batches.
     """
-    if scale_lr not in SCALES:
-        raise UserError(f"optimizer.scale_lr={scale_lr!r} is unknown: take none, linear or sqrt.")
-    batches = {"batch_size": batch_size, "reference_batch_size": reference_batch_size}
-    for key, value in {"lr": lr, **{key: value for key, value in batches.items() if value is not None}}.items():
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-            raise UserError(f"optimizer.{key}={value!r} must be a number above 0: set optimizer.{key} to one.")
     if scale_lr == "none":
         return lr
     if batch_size is None:
-        raise UserError(
-            f"optimizer.scale_lr={scale_lr} needs optimizer.batch_size, the global batch of this run: set it, or use "
-            "none."
-        )
+        raise ArgumentError(f"scale_lr={scale_lr} needs batch_size, the global batch of this run: set it, or use none.")
     if reference_batch_size is None:
-        raise UserError(
-            f"optimizer.scale_lr={scale_lr} needs optimizer.reference_batch_size, the global batch that optimizer.lr "
-            "is meant for: set it, or use none."
+        raise ArgumentError(
+            f"scale_lr={scale_lr} needs reference_batch_size, the global batch that lr is meant for: set it, or use "
+            "none."
         )
     ratio = batch_size / reference_batch_size
     return lr * (ratio if scale_lr == "linear" else math.sqrt(ratio))
@@ -62,7 +52,7 @@ def parameter_groups(
 
     Raises UserError if a pattern matches no parameter, or nothing is left to train.
     """
-    exempt = matching_names(net, no_decay, key="optimizer.no_decay")
+    exempt = matching_names(net, no_decay, key="no_decay")
     for prefix, module in net.named_modules():
         exempt |= {f"{prefix}.{name}" if prefix else name for name in getattr(module, "never_decayed", ())}
     groups: dict[str, dict[str, Any]] = {}
@@ -83,7 +73,7 @@ def parameter_groups(
         groups[name]["params"].append(parameter)
     if not groups:
         raise UserError(
-            "optimizer found no parameter to train: every parameter of the net is frozen; leave at least one unfrozen."
+            "The optimizer found no parameter to train: every one of the net is frozen; leave at least one unfrozen."
         )
     return [groups[name] for name in sorted(groups)]  # a fixed order, whatever the net registers first
 
@@ -94,16 +84,17 @@ def _check_known(kind: type[Optimizer], keys: Iterable[str]) -> None:
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     unknown = [key for key in keys if key not in known]
     if unknown and not takes_any:
-        key = f"optimizer.{unknown[0]}"
+        key = unknown[0]
         if unknown[0] in ("lr", "weight_decay"):
-            raise UserError(
+            raise ArgumentError(
                 f"{key} is not an option of {kind.__name__}, and every group of parameters is given it: choose "
                 "another class."
             )
         hint = did_you_mean(unknown[0], known, f"its options are {', '.join(known)}.")
-        raise UserError(f"{key}: {kind.__name__} takes no such option; leave it out with {key}=null; {hint}")
+        raise ArgumentError(f"{key}: {kind.__name__} takes no such option; leave it out, or set it to null; {hint}")
 
 
+@held("lathe.optim.build_optimizer")
 def check_options(
     *,
     kind: type[Optimizer],
@@ -118,14 +109,12 @@ def check_options(
     """Return the learning rate and the options that `kind` gets, after trying them out on a weight of nothing: all that
     can be known without a net.
 
-    Raises UserError for a `kind` that is no optimizer, for what `scaled_lr` refuses, and for options that `kind` does
-    not know or accept.
+    Raises ArgumentError for a `kind` that is no optimizer, for what `scaled_lr` refuses, and for options that `kind`
+    does not know, and UserError for those that it does not accept.
     """
     if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
         name = getattr(kind, "__name__", kind)
-        raise UserError(
-            f"optimizer.kind={name} is not an optimizer: set optimizer.kind.path to a class such as torch.optim.SGD."
-        )
+        raise ArgumentError(f"kind={name}: expected the class of an optimizer such as torch.optim.SGD.")
     # Hydra hands lists over as OmegaConf nodes, which would end up in the checkpoint and keep it from opening with
     # weights_only.
     plain: dict[str, Any] = {
@@ -144,25 +133,27 @@ def check_optimizer(factory: Any) -> None:
     """Holds what `optimizer` names against what a task can call, and `build_optimizer`'s keys against the optimizer's
     class.
 
-    Raises UserError for a class of torch's in its place, for a key that is missing, and for what `check_options`
+    Raises ArgumentError for a class of torch's in its place, for a key that is missing, and for what `check_options`
     refuses.
     """
     function = getattr(factory, "func", factory)
     if function is build_optimizer:
         missing = [key for key in ("kind", "lr", "weight_decay") if key not in factory.keywords]
         if missing:
-            raise UserError(
-                f"optimizer.{missing[0]} is missing: lathe.optim.build_optimizer needs kind, lr and weight_decay."
+            raise ArgumentError(
+                f"{missing[0]} is missing: lathe.optim.build_optimizer needs kind, lr and weight_decay."
             )
         check_options(**factory.keywords)
     elif inspect.isclass(function):
         path = f"{function.__module__}.{function.__qualname__}"
-        raise UserError(
-            f"optimizer._target_={path}: expected a function that makes an optimizer from a net, got a class; an "
-            "optimizer's class stands in optimizer.kind.path, beside optimizer._target_=lathe.optim.build_optimizer."
+        raise ArgumentError(
+            f"_target_={path}: expected a function that makes an optimizer from a net, got a class; an optimizer's "
+            "class stands in "
+            "kind.path, beside _target_=lathe.optim.build_optimizer."
         )
 
 
+@held("lathe.optim.build_optimizer")
 def build_optimizer(
     net: nn.Module,
     *,

@@ -12,7 +12,7 @@ import torch
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from lathe.errors import UserError, did_you_mean
+from lathe.errors import ArgumentError, UserError, did_you_mean
 
 LENGTH = "total_steps"  # the parameter that gets the run's number of optimizer steps
 
@@ -34,12 +34,12 @@ def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_ste
     except UserError:
         raise
     except Exception as error:
-        raise UserError(
-            f"scheduler: {name} refused {_typed('scheduler', factory)} ({_said(error)}): correct that key."
+        raise ArgumentError(
+            f"_target_={name} refused {_typed(factory)} ({_said(error)}): correct that value."
         ) from error
     if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
-        raise UserError(
-            f"scheduler._target_={name}: expected a scheduler that is stepped after every optimizer step, got "
+        raise ArgumentError(
+            f"_target_={name}: expected a scheduler that is stepped after every optimizer step, got "
             f"{type(made).__name__}."
         )
     return made
@@ -54,14 +54,13 @@ def check_scheduler(factory: Any) -> None:
     """
     function, name = getattr(factory, "func", factory), _name(factory)
     if inspect.isclass(function) and issubclass(function, ReduceLROnPlateau):
-        raise UserError(
-            f"scheduler._target_={name} waits for a metric, and schedulers are stepped after every optimizer step: "
-            "choose another."
+        raise ArgumentError(
+            f"_target_={name} waits for a metric, and schedulers are stepped after every optimizer step: choose "
+            "another."
         )
     if not callable(function) or (inspect.isclass(function) and not issubclass(function, LRScheduler)):
-        raise UserError(
-            f"scheduler._target_={name}: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got "
-            f"{_kind(function)}."
+        raise ArgumentError(
+            f"_target_={name}: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got {_kind(function)}."
         )
     given: Mapping[str, Any] = getattr(factory, "keywords", {})
     parameters = inspect.signature(function).parameters
@@ -70,9 +69,9 @@ def check_scheduler(factory: Any) -> None:
     for key in given:
         if key not in names and not takes_any:
             hint = did_you_mean(key, names, f"its keys are {', '.join(names)}.")
-            raise UserError(f"scheduler.{key} is not a key of {name}: {hint}")
+            raise ArgumentError(f"{key} is not a key of {name}: {hint}")
     if LENGTH in given:
-        raise UserError(f"scheduler.{LENGTH}={given[LENGTH]} is known from the run: leave it out.")
+        raise ArgumentError(f"{LENGTH}={given[LENGTH]} is known from the run: leave it out.")
     for key in names:
         parameter = parameters[key]
         fixed = parameter.default is not parameter.empty or parameter.kind in (
@@ -80,7 +79,7 @@ def check_scheduler(factory: Any) -> None:
             parameter.VAR_POSITIONAL,
         )
         if not fixed and key not in given and key != LENGTH:
-            raise UserError(f"scheduler.{key}: {name} needs a value for it; add +scheduler.{key}=<value>.")
+            raise ArgumentError(f"{key}: {name} needs a value for it; add one.")
     if function.__module__.startswith("torch."):
         optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
         with warnings.catch_warnings():
@@ -91,8 +90,8 @@ def check_scheduler(factory: Any) -> None:
                     optimizer.step()
                     scheduler.step()
             except Exception as error:
-                raise UserError(
-                    f"scheduler: {name} refused {_typed('scheduler', factory)} ({_said(error)}): correct that key."
+                raise ArgumentError(
+                    f"_target_={name} refused {_typed(factory)} ({_said(error)}): correct that value."
                 ) from error
 
 
@@ -102,10 +101,7 @@ def counted_in_steps(factory: Any) -> str | None:
     """
     if wants_length(factory) or not getattr(factory, "func", factory).__module__.startswith("torch."):
         return None
-    return (
-        f"{_name(factory)} is stepped after every optimizer step: {_typed('scheduler', factory)} counts steps, not "
-        "epochs."
-    )
+    return f"{_name(factory)} is stepped after every optimizer step: {_typed(factory)} counts steps, not epochs."
 
 
 def try_out(kind: type[Optimizer], lr: float, weight_decay: float, options: Mapping[str, Any]) -> None:
@@ -117,7 +113,7 @@ def try_out(kind: type[Optimizer], lr: float, weight_decay: float, options: Mapp
     for key, value in options.items():
         parameter = inspect.signature(kind).parameters.get(key)
         if parameter is not None and "bool" in str(parameter.annotation) and not isinstance(value, bool):
-            raise UserError(f"optimizer.{key}={value!r}: expected true or false.")
+            raise ArgumentError(f"{key}={value!r}: expected true or false.")
     if not kind.__module__.startswith("torch.") or options.get("capturable"):  # the second runs on GPUs alone
         return
     weight = torch.zeros(1, 1, requires_grad=True)
@@ -129,10 +125,10 @@ def try_out(kind: type[Optimizer], lr: float, weight_decay: float, options: Mapp
         raise refused(kind, weight_decay, options, error) from error
 
 
-def refused(kind: type[Optimizer], weight_decay: float, options: Mapping[str, Any], error: Exception) -> UserError:
+def refused(kind: type[Optimizer], weight_decay: float, options: Mapping[str, Any], error: Exception) -> ArgumentError:
     """The sentence for what an optimizer has raised."""
-    typed = ", ".join(f"optimizer.{key}={value}" for key, value in {"weight_decay": weight_decay, **options}.items())
-    return UserError(f"{kind.__name__} refused {typed} ({_said(error)}): correct that key.")
+    typed = ", ".join(f"{key}={value}" for key, value in {"weight_decay": weight_decay, **options}.items())
+    return ArgumentError(f"kind={kind.__name__} refused {typed} ({_said(error)}): correct that value.")
 
 
 def _name(factory: Any) -> str:
@@ -146,9 +142,9 @@ def _kind(thing: Any) -> str:
     return f"an object of {type(thing).__name__}"
 
 
-def _typed(group: str, factory: Any) -> str:
+def _typed(factory: Any) -> str:
     given = factory.keywords if isinstance(factory, partial) else {}
-    return ", ".join(f"{group}.{key}={value}" for key, value in given.items()) or "its defaults"
+    return ", ".join(f"{key}={value}" for key, value in given.items()) or "its defaults"
 
 
 def _said(error: Exception) -> str:

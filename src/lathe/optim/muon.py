@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.adamw import adamw
 from torch.optim.optimizer import ParamsT
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 
 # The quintic of Jordan's post: the steepest slope at zero whose iterates stay near 1. Singular values end in about
@@ -53,6 +54,7 @@ def update_scale(rows: int, columns: int, adjust_lr_fn: str) -> float:
     )
 
 
+@held("lathe.optim.Muon")
 class Muon(Optimizer):
     """Momentum, orthogonalised by Newton-Schulz, on groups with the role `muon`; AdamW on groups with the role `adamw`.
 
@@ -62,8 +64,10 @@ class Muon(Optimizer):
 
     State per parameter: `momentum_buffer` under `muon`; `step`, `exp_avg` and `exp_avg_sq` under `adamw`.
 
-    Raises ValueError for a `muon` parameter of fewer than two dimensions and for options out of range.
+    Raises ValueError for a `muon` parameter of fewer than two dimensions.
     """
+
+    needs_whole_weights = True  # a strategy that cuts them into flat pieces can't take it
 
     def __init__(
         self,
@@ -78,20 +82,6 @@ class Muon(Optimizer):
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
     ) -> None:
-        for name, value in (
-            ("lr", lr),
-            ("weight_decay", weight_decay),
-            ("adamw_lr_ratio", adamw_lr_ratio),
-            ("adamw_eps", adamw_eps),
-        ):
-            if not value >= 0:
-                raise ValueError(f"{name} must be at least 0, not {value}")
-        if not (0 <= momentum < 1 and len(adamw_betas) == 2 and all(0 <= beta < 1 for beta in adamw_betas)):
-            raise ValueError(f"momentum and the two adamw_betas must be in [0, 1), not {momentum} and {adamw_betas}")
-        if not (isinstance(ns_steps, int) and 1 <= ns_steps < 100):
-            raise ValueError(f"ns_steps must be a whole number in 1 to 99, not {ns_steps}")
-        if adjust_lr_fn not in ("original", "match_rms_adamw"):
-            raise ValueError(f"adjust_lr_fn must be original or match_rms_adamw, not {adjust_lr_fn}")
         defaults = {
             "lr": lr,
             "weight_decay": weight_decay,
@@ -130,9 +120,7 @@ class Muon(Optimizer):
             inside = {id(parameter) for block in blocks for parameter in block.parameters()}
             hidden = inside.intersection(candidates)
         if not hidden:
-            raise UserError(
-                f"optimizer=muon found no hidden weight in {type(net).__name__}'s `blocks`: take optimizer=adamw."
-            )
+            raise UserError(f"Muon found no hidden weight in {type(net).__name__}'s `blocks`: take AdamW.")
         return {name: "muon" if key in hidden else "adamw" for key, name in names.items()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

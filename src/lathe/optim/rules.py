@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from lathe.errors import UserError, did_you_mean
+from lathe.errors import ArgumentError, did_you_mean
 
 # By name, because torch has no common base class of its norms, and a cloner's own `ScaleNorm` or `RMSNorm` is meant
 # too.
@@ -34,7 +34,7 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
     """Return the parameter names of `net` that any rule matches: the words `norm` and `bias`, or a pattern (`*`, `?`,
     `[...]`).
 
-    A net without norms or biases is fine. Raises UserError, naming `key`, if a pattern matches no parameter.
+    A net without norms or biases is fine. Raises ArgumentError, naming `key`, if a pattern matches no parameter.
     """
     names = [name for name, _ in net.named_parameters()]
     found: set[str] = set()
@@ -46,6 +46,6 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
         if not matched:
             like = f"parameters are named like {names[0]}." if names else "it has none."
             hint = did_you_mean(rule, ["norm", "bias", *names], like)
-            raise UserError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
+            raise ArgumentError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
         found |= matched
     return found

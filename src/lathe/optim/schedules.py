@@ -11,37 +11,23 @@ from collections.abc import Callable, Sequence
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError
 from lathe.optim.factors import cosine_factor, one_cycle_factor, restarts_factor, step_factor, warm_up
 
 
 def steps_of(key: str, value: float, total_steps: int) -> int:
-    """Return the position `scheduler.<key>` in optimizer steps: a share of the run below 1, a whole number of steps
-    from 1 on.
+    """Return the position `key` in optimizer steps: a share of the run below 1, a whole number of steps from 1 on.
 
-    A share is rounded, and stays below the end of the run. Raises UserError if `value` is negative, not a whole number
-    of steps, or not below `total_steps`.
+    A share is rounded, and stays below the end of the run. Raises ArgumentError if `value` is not below `total_steps`.
     """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
-        raise UserError(
-            f"scheduler.{key}={value!r} must be a share of the run below 1 or a number of steps: set scheduler.{key} "
-            "so."
-        )
     if value < 1:
         return min(round(value * total_steps), max(total_steps - 1, 0))
-    if value != int(value):
-        raise UserError(f"scheduler.{key}={value} is neither below 1 nor a whole number of optimizer steps: round it.")
     if value >= total_steps:
-        raise UserError(
-            f"scheduler.{key}={value} is not below the run's {total_steps} optimizer steps: lower it or train longer."
+        raise ArgumentError(
+            f"{key}={value} is not below the run's {total_steps} optimizer steps: lower it or train longer."
         )
     return int(value)
-
-
-def _ratio(key: str, value: float, *, most: float = 1.0) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= most:
-        raise UserError(f"scheduler.{key}={value!r} must be a number from 0 to {most:g}: set scheduler.{key} to one.")
-    return float(value)
 
 
 def _whole_run(total_steps: float) -> int:
@@ -50,8 +36,8 @@ def _whole_run(total_steps: float) -> int:
     """
     if not 0 <= total_steps < math.inf:
         raise UserError(
-            f"a scheduler cannot plan a run of {total_steps} steps: set trainer.max_epochs or trainer.max_steps, and "
-            "trainer.limit_train_batches above 0."
+            f"A scheduler can't plan a run of {total_steps} steps: set max_epochs or max_steps, and "
+            "limit_train_batches above 0."
         )
     return max(int(total_steps), 1)
 
@@ -60,27 +46,30 @@ def _schedule(optimizer: Optimizer, factor: Callable[[int], float]) -> LRSchedul
     return LambdaLR(optimizer, factor)
 
 
+@held("lathe.optim.constant")
 def constant(optimizer: Optimizer, total_steps: int, *, warmup: float = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then the peak.
 
-    Raises UserError if `warmup` does not end within the run.
+    Raises ArgumentError if `warmup` does not end within the run.
     """
     warmup_steps = steps_of("warmup", warmup, _whole_run(total_steps))
     return _schedule(optimizer, lambda step: warm_up(step, warmup=warmup_steps))
 
 
+@held("lathe.optim.cosine")
 def cosine(optimizer: Optimizer, total_steps: int, *, warmup: float = 0, min_ratio: float = 0) -> LRScheduler:
     """Return a line up to the peak over `warmup`, then a half cosine down to `min_ratio` of it at the end of the run.
 
     Loshchilov and Hutter 2017, arXiv:1608.03983, without restarts.
 
-    Raises UserError if `warmup` does not end within the run or `min_ratio` is outside [0, 1].
+    Raises ArgumentError if `warmup` does not end within the run.
     """
     total = _whole_run(total_steps)
-    warmup_steps, low = steps_of("warmup", warmup, total), _ratio("min_ratio", min_ratio)
-    return _schedule(optimizer, lambda step: cosine_factor(step, total=total, warmup=warmup_steps, min_ratio=low))
+    warmup_steps = steps_of("warmup", warmup, total)
+    return _schedule(optimizer, lambda step: cosine_factor(step, total=total, warmup=warmup_steps, min_ratio=min_ratio))
 
 
+@held("lathe.optim.cosine_restarts")
 def cosine_restarts(
     optimizer: Optimizer,
     total_steps: int,
@@ -96,32 +85,20 @@ def cosine_restarts(
     SGDR, Loshchilov and Hutter 2017, arXiv:1608.03983: the first half cosine lasts `period`, each next one
     `period_growth` times as long as the one before.
 
-    Raises UserError if `warmup` or `period` does not end within the run, `period` is 0, `period_growth` is below 1, or
-    `min_ratio` is outside [0, 1].
+    Raises ArgumentError if `warmup` or `period` does not end within the run.
     """
     total = _whole_run(total_steps)
-    warmup_steps, low = steps_of("warmup", warmup, total), _ratio("min_ratio", min_ratio)
-    if period == 0:
-        raise UserError(
-            "scheduler.period=0 leaves no time between restarts: set scheduler.period, or take scheduler=cosine."
-        )
-    if (
-        isinstance(period_growth, bool)
-        or not isinstance(period_growth, int | float)
-        or not 1 <= period_growth < math.inf
-    ):
-        raise UserError(
-            f"scheduler.period_growth={period_growth} must be at least 1, where all periods are equal: raise it."
-        )
+    warmup_steps = steps_of("warmup", warmup, total)
     first = max(steps_of("period", period, total), 1)
     return _schedule(
         optimizer,
         lambda step: restarts_factor(
-            step, warmup=warmup_steps, period=first, period_growth=period_growth, min_ratio=low
+            step, warmup=warmup_steps, period=first, period_growth=period_growth, min_ratio=min_ratio
         ),
     )
 
 
+@held("lathe.optim.one_cycle")
 def one_cycle(
     optimizer: Optimizer, total_steps: int, *, warmup: float = 0.3, start_ratio: float = 0.04, end_ratio: float = 4e-6
 ) -> LRScheduler:
@@ -131,30 +108,29 @@ def one_cycle(
     Smith and Topin 2018, arXiv:1708.07120, in the two-phase form of torch's `OneCycleLR` and with its default ratios;
     momentum stays as it is.
 
-    Raises UserError if `warmup` does not end within the run or a ratio is outside [0, 1].
+    Raises ArgumentError if `warmup` does not end within the run.
     """
     total = _whole_run(total_steps)
     warmup_steps = steps_of("warmup", warmup, total)
-    start, end = _ratio("start_ratio", start_ratio), _ratio("end_ratio", end_ratio)
     return _schedule(
         optimizer,
-        lambda step: one_cycle_factor(step, total=total, warmup=warmup_steps, start_ratio=start, end_ratio=end),
+        lambda step: one_cycle_factor(
+            step, total=total, warmup=warmup_steps, start_ratio=start_ratio, end_ratio=end_ratio
+        ),
     )
 
 
+@held("lathe.optim.step")
 def step(
     optimizer: Optimizer, total_steps: int, *, milestones: Sequence[float], gamma: float = 0.1, warmup: float = 0
 ) -> LRScheduler:
     """Return a line up to the peak over `warmup`, multiplied by `gamma` from each of the `milestones` on.
 
-    Raises UserError if `warmup` or a milestone does not end within the run, milestones do not rise, or `gamma` is
-    outside [0, 1].
+    Raises ArgumentError if `warmup` or a milestone does not end within the run, or milestones do not rise.
     """
     total = _whole_run(total_steps)
-    warmup_steps, decay = steps_of("warmup", warmup, total), _ratio("gamma", gamma)
-    if not isinstance(milestones, Sequence) or isinstance(milestones, str):
-        raise UserError(f"scheduler.milestones={milestones!r} is not a list: write scheduler.milestones=[0.5,0.75].")
+    warmup_steps = steps_of("warmup", warmup, total)
     reached = [steps_of("milestones", milestone, total) for milestone in milestones]
     if reached != sorted(reached):
-        raise UserError(f"scheduler.milestones={list(milestones)} must rise: put them in order.")
-    return _schedule(optimizer, lambda step: step_factor(step, warmup=warmup_steps, milestones=reached, gamma=decay))
+        raise ArgumentError(f"milestones={list(milestones)} must rise: put them in order.")
+    return _schedule(optimizer, lambda step: step_factor(step, warmup=warmup_steps, milestones=reached, gamma=gamma))

@@ -14,7 +14,6 @@ from lathe.files import write_atomically
 from lathe.receipt import page
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
-from lathe.trust import read_json
 
 SECTION = "inference"
 FIGURE = re.compile(r"[A-Za-z0-9_-]+\.svg")
@@ -37,7 +36,7 @@ def still_true(run: RunDir) -> dict[str, Any] | None:
     as well.
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, UserError):
-        section = read_json(run.path / "receipt.json", str(run.path))[SECTION]
+        section = run.receipt[SECTION]
         if section["checkpoint"] == fingerprint(run):
             return dict(section)
     return None
@@ -72,7 +71,7 @@ def feed(run: RunDir, section: Mapping[str, Any]) -> bool:
     if not path.is_file():
         return False
     try:
-        put(run, read_json(path, str(path)), section)
+        put(run, run.receipt, section)
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             f"{path} can't be read as a receipt of this version of Lathe: python scripts/receipt.py run={run.path} "

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
 from lathe.data.foreign import share
-from lathe.errors import ArgumentError, UserError, did_you_mean
+from lathe.errors import ArgumentError, UserError, did_you_mean, under
 from lathe.optim.build import check_optimizer
 from lathe.optim.foreign import check_scheduler
 from lathe.tasks import Task
@@ -36,7 +36,7 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         where = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
         full = ".".join(part for part in (key, where) if part)
         if isinstance(deepest, ArgumentError):
-            raise UserError(*(f"{full}.{sentence}" for sentence in deepest.args)) from error
+            raise deepest.under(full) from error
         surplus = re.search(r"unexpected keyword argument '(\w+)'", str(deepest))
         if surplus and "_target_" in (inner := _below(node, where)):
             takes = inspect.signature(hydra.utils.get_object(inner["_target_"])).parameters
@@ -128,11 +128,13 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     if cfg["optimizer"].get("batch_size") is not None:
         options["batch_size"] = cfg["data"]["batch_size"] * int(cfg["trainer"].get("accumulate_grad_batches", 1))
     optimizer = make(cfg["optimizer"], "optimizer", _partial_=True, **options)
-    check_optimizer(optimizer)
+    with under("optimizer"):
+        check_optimizer(optimizer)
     scheduler = None
     if cfg.get("scheduler"):
         scheduler = make(cfg["scheduler"], "scheduler", _partial_=True, _convert_="all")
-        check_scheduler(scheduler)
+        with under("scheduler"):
+            check_scheduler(scheduler)
     return _called(task, optimizer=optimizer, scheduler=scheduler)
 
 
@@ -168,6 +170,7 @@ def call_factory(factory: Any, key: str, **kwargs: Any) -> Any:
         UserError: it does not take these arguments.
     """
     try:
-        return factory(**kwargs)
+        with under(key):
+            return factory(**kwargs)
     except TypeError as error:
         raise UserError(f"{key} can't be built: {error}") from error

@@ -80,6 +80,11 @@ class RunDir:
         return trust.read_json(self.path / "result.json", f"{self.where}: its result.json")
 
     @property
+    def receipt(self) -> dict[str, Any]:
+        """What the run's receipt says."""
+        return trust.read_json(self.path / "receipt.json", str(self.path / "receipt.json"))
+
+    @property
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and the state of the code at the start."""
         return trust.read_json(self.path / "environment.json", f"{self.where}: its environment.json")

@@ -15,6 +15,7 @@ from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import Strategy
 
 from lathe.callbacks import AtomicCheckpointIO
+from lathe.errors import under
 from lathe.runs.build import call_factory, make, make_part
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies import DDP, SyncBatchNorm, precision_plugin
@@ -60,9 +61,10 @@ def make_trainer(
     strategy = make_part(spread, "strategy", Strategy, or_none=True)
     several = world_size() > 1
     number_format = cfg["precision"]
-    precision = precision_plugin(
-        number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name")
-    )
+    with under("precision"):
+        precision = precision_plugin(
+            number_format["name"], device_type(options["accelerator"]), **_without(number_format, "name")
+        )
     plugins = [AtomicCheckpointIO(read_checkpoint), *precision.pop("plugins", [])]
     if several and cfg["trainer"].get("sync_batchnorm", False):
         plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())

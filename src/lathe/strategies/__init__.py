@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from lathe import lazily
+from lathe.config.faces import lazily
 from lathe.strategies.compilation import compile_net
 from lathe.strategies.parallel import DDP, auto
 from lathe.strategies.precision import precision_plugin

@@ -10,11 +10,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.nets import blocks_of
 from lathe.strategies.sharded import ShardedStrategy
 
 
+@held("lathe.strategies.FSDP")
 class FSDP(ShardedStrategy):
     """Each rank keeps its share of every parameter, gradient and optimizer state, and sees its own slice of the global
     batch. The parameters of one unit at a time are gathered for its forward and backward pass.
@@ -44,9 +46,6 @@ class FSDP(ShardedStrategy):
         checkpoint: str = "full",
     ) -> None:
         super().__init__(checkpoint)
-        for key, value in (("min_params", min_params), ("replicas", replicas)):
-            if not isinstance(value, int) or value < 1:
-                raise UserError(f"strategy.{key}={value}: give a whole number from 1.")
         self.min_params, self.replicas = min_params, replicas
         self.reshard_after_forward, self.cpu_offload = reshard_after_forward, cpu_offload
 

@@ -11,10 +11,12 @@ from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch import nn
 from torch.utils._pytree import tree_map_only
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError, require
 from lathe.nets import blocks_of
 
 
+@held("lathe.strategies.ModelSplit")
 class ModelSplit(SingleDeviceStrategy):
     """Places a net's blocks on `devices` in their order; activations move with them. What is not in a block stays on
     the first device, where the input and the loss are, so a tied embedding needs no copy.
@@ -44,7 +46,7 @@ class ModelSplit(SingleDeviceStrategy):
         self.devices = [_device(name, shown) for name in names]
         self.split = None if split is None else [int(count) for count in split]
         if self.split is not None:
-            fits = len(self.split) == len(names) and min(self.split) >= 1
+            fits = len(self.split) == len(names)
             require(fits, f"{self._said}: give the number of blocks, from 1, for each of the {len(names)} devices.")
         super().__init__(device=self.devices[0])
         self._hooks: list[Any] = []

@@ -8,15 +8,14 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-from lathe.errors import UserError, did_you_mean
-
-HOOKS = ("fp16", "bf16", "powersgd")
+from lathe.config.schema.held import held
 
 
 def auto() -> None:
     """No choice: the run takes none for one device, and DDP with its defaults for several."""
 
 
+@held("lathe.strategies.DDP")
 class DDP(DDPStrategy):
     """Lightning's DDPStrategy with two differences: a communication hook is never ignored, and the process group is
     left alone if an outer launcher's ranks have brought it up already.
@@ -38,14 +37,6 @@ class DDP(DDPStrategy):
         powersgd_rank: int = 1,
         powersgd_start_step: int = 1000,
     ) -> None:
-        if comm_hook is not None and comm_hook not in HOOKS:
-            raise UserError(f"strategy.comm_hook={comm_hook!r}: {did_you_mean(comm_hook, HOOKS)}")
-        if comm_hook == "powersgd" and powersgd_start_step < 2:
-            raise UserError(
-                f"strategy.powersgd_start_step={powersgd_start_step}: PowerSGD needs at least 2 plain steps first."
-            )
-        if comm_hook == "powersgd" and powersgd_rank < 1:
-            raise UserError(f"strategy.powersgd_rank={powersgd_rank}: give a whole number from 1.")
         super().__init__(
             find_unused_parameters=find_unused_parameters,
             gradient_as_bucket_view=gradient_as_bucket_view,

@@ -15,12 +15,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from lathe.errors import UserError, did_you_mean
+from lathe.errors import UserError
 from lathe.strategies import sharded_files
 from lathe.strategies.clipping import install_clipping
 from lathe.strategies.full_state import full_tree, load_full_optimizer_state, load_full_state_dict
-
-CHECKPOINTS = ("full", "sharded")
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -38,8 +36,6 @@ class ShardedStrategy(ModelParallelStrategy):
     reshapes = True  # the net is another one after `shard`: whoever needs it plain builds it afresh from a checkpoint
 
     def __init__(self, checkpoint: str = "full") -> None:
-        if checkpoint not in CHECKPOINTS:
-            raise UserError(f"strategy.checkpoint={checkpoint!r}: {did_you_mean(checkpoint, CHECKPOINTS)}")
         super().__init__(save_distributed_checkpoint=checkpoint == "sharded")
         self._spread_net: Any = None
 

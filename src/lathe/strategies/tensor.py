@@ -14,6 +14,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lathe.config.mesh import axes
+from lathe.config.schema.held import held
 from lathe.strategies.clipping import reduce_partial
 from lathe.strategies.fsdp import shard_net
 from lathe.strategies.one_by_one import as_asked_for, step_one_by_one
@@ -21,6 +22,7 @@ from lathe.strategies.sharded import ShardedStrategy
 from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
+@held("lathe.strategies.TensorParallel")
 class TensorParallel(ShardedStrategy):
     """`tensor` ranks share each layer and see the same batch; `data` such groups see different parts of the global
     batch.

@@ -57,7 +57,8 @@ def check_limits(net: nn.Module, size: int) -> None:
     for key, number in getattr(net, "tensor_limits", {}).items():
         if number % size:
             raise UserError(
-                f"{key}={number} does not divide by strategy.tensor={size}: choose a multiple of {size}, or another "
+                f"model.net.{key}={number} does not divide by strategy.tensor={size}: choose a multiple of {size}, "
+                "or another "
                 "size."
             )
 

@@ -7,11 +7,13 @@ from lightning.pytorch import Trainer
 from torch import nn
 from torch.optim import Optimizer
 
+from lathe.config.schema.held import held
 from lathe.strategies.one_by_one import as_asked_for, step_one_by_one
 from lathe.strategies.pipeline.strategy import Pipeline
 from lathe.strategies.tensor_plan import check_limits, parallelize, plan_of
 
 
+@held("lathe.strategies.ThreeD")
 class ThreeD(Pipeline):
     """A pipeline of `stages`, in each of which `tensor` ranks share every layer (by the net's `tensor_plan`), `data`
     times over.

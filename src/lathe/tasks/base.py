@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
-from lathe.errors import UserError
+from lathe.errors import UserError, under
 from lathe.tasks import logged, ranks
 from lathe.tasks.older import refuse_older_names
 from lathe.tasks.scheduler import make_scheduler
@@ -247,10 +247,12 @@ class Task(LightningModule):
     def configure_optimizers(self) -> Any:
         if self._make_optimizer is None:
             return None
-        optimizer = self._make_optimizer(self.net)
+        with under("optimizer"):
+            optimizer = self._make_optimizer(self.net)
         if self._make_scheduler is None:
             return optimizer
-        scheduler = make_scheduler(self._make_scheduler, optimizer, self.trainer, self.schedule_repeats)
+        with under("scheduler"):
+            scheduler = make_scheduler(self._make_scheduler, optimizer, self.trainer, self.schedule_repeats)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

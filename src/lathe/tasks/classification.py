@@ -10,12 +10,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.modes import evaluated
+from lathe.config.schema.held import held
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
 
 
+@held("lathe.tasks.ClassificationTask")
 class ClassificationTask(Task):
     """Cross-entropy with optional label smoothing (Szegedy et al. 2016).
 
@@ -24,7 +26,7 @@ class ClassificationTask(Task):
     largest class.
 
     Raises:
-        UserError: label smoothing outside [0, 1), or an unknown initialisation.
+        ArgumentError: an unknown initialisation.
     """
 
     metrics = ("loss", "accuracy")
@@ -39,8 +41,6 @@ class ClassificationTask(Task):
         init: str | None = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler)
-        if not 0.0 <= label_smoothing < 1.0:
-            raise UserError(f"model.label_smoothing={label_smoothing}: give a share of at least 0 and below 1.")
         self.label_smoothing = label_smoothing
         self._sizes: dict[tuple[int, torch.device], Tensor] = {}
         if init is not None:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from lathe.config.schema.held import held
 from lathe.data.order import IGNORE
 from lathe.nets.init import apply_init
 from lathe.tasks.base import Task
@@ -41,6 +42,7 @@ def summed_cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return total
 
 
+@held("lathe.tasks.LanguageModellingTask")
 class LanguageModellingTask(Task):
     """Cross-entropy of the next token in nats, its accuracy, and perplexity, the exponential of the mean cross-entropy.
 
@@ -53,7 +55,7 @@ class LanguageModellingTask(Task):
     Metrics are means over tokens. A perplexity too large for a float is inf.
 
     Raises:
-        UserError: an unknown initialisation.
+        ArgumentError: an unknown initialisation.
     """
 
     metrics = ("loss", "accuracy")

@@ -25,7 +25,7 @@ from lathe.callbacks import (
 from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
 from lathe.config.stages import methods
-from lathe.errors import Stopped, UserError, require
+from lathe.errors import Stopped, UserError, require, under
 from lathe.loggers import CSVLogger, ended_on_error, log_facts, run_facts
 from lathe.nets import recompute
 from lathe.runs import rundir, summary
@@ -130,8 +130,10 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
         if isinstance(callback, Compression):
             callback.check(task.net)
-    recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
-    compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
+    with under("trainer"):
+        recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
+    with under("compile"):
+        compile_net(task.net, trainer.strategy.root_device.type, **cfg["compile"])
 
 
 class Start(Callback):

@@ -19,20 +19,21 @@ from lathe.compression.batchnorm import reestimate_batchnorm
 from lathe.compression.channels import budget, slices
 from lathe.compression.channels.fade import Fade, fading, silence
 from lathe.compression.channels.groups import find_groups, require_packages
-from lathe.compression.channels.penalty import PENALTIES, add_penalty
-from lathe.compression.channels.prune import Options, at_least_one, one_of, require, shares, sizes
+from lathe.compression.channels.penalty import add_penalty
+from lathe.compression.channels.prune import Options, shares, sizes
 from lathe.compression.channels.scores import loss_change
 from lathe.compression.modes import evaluated
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError, under
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
 from lathe.measure.shards import local, parameters_of, part_of, whole
 
 KEY = "compression.prune_channels"
-MODES = ("gradual", "one_shot")
 BATCHES = 15  # for BatchNorm's statistics, and for `taylor`
 
 
+@held("lathe.callbacks.PruneChannels")
 class PruneChannels(Compression):
     """Removes whole channels, attention heads and hidden units until the net keeps to a budget (see `find_groups`,
     `choose`).
@@ -74,19 +75,13 @@ class PruneChannels(Compression):
     ) -> None:
         require_packages()  # here: it is told before data is read
         self.options = Options(budget, share, importance, scope, round_to, min_channels, tuple(exclude))
-        one_of("mode", mode, MODES)
-        one_of("regularise", regularise, (None, *PENALTIES))
-        at_least_one("latency_batch", latency_batch)
         gradual = mode == "gradual"
-        require(
-            0 <= start <= end <= 1, f"start={start} and end={end}: give shares of the run with 0 <= start <= end <= 1."
-        )
-        require(
-            gradual or regularise is None, f"regularise={regularise} acts before channels are chosen: use mode=gradual."
-        )
-        require(strength > 0, f"strength={strength} is not above 0: use regularise=null for no push.")
-        early = gradual and importance == "taylor" and start == 0
-        require(not early, "importance=taylor reads gradients before channels are chosen: set start above 0.")
+        if start > end:
+            raise ArgumentError(f"start={start} lies behind end={end}: fade later.")
+        if not gradual and regularise is not None:
+            raise ArgumentError(f"regularise={regularise} acts before channels are chosen: use mode=gradual.")
+        if gradual and importance == "taylor" and start == 0:
+            raise ArgumentError("importance=taylor reads gradients before channels are chosen: set start above 0.")
         self.mode, self.start, self.end, self.regularise, self.strength = mode, start, end, regularise, strength
         self.latency_batch, self.removes_late = latency_batch, gradual
         self._reset()
@@ -111,15 +106,16 @@ class PruneChannels(Compression):
         self._reset()
         net = pl_module.get_submodule("net")
         self._refuse(trainer)
-        early = self.mode == "gradual" or self.window[0] == 0
-        require(
-            early,
-            "mode=one_shot acts before the first step: give it the first of compression.stages, or use mode=gradual.",
-        )
+        if self.mode == "one_shot" and self.window[0] != 0:
+            raise UserError(
+                f"{KEY}.mode=one_shot acts before the first step: give it the first of compression.stages, or use "
+                "mode=gradual."
+            )
         if self.mode == "one_shot" and slices.describe(net):  # a resumed run: run.py has given the net its structure
             return
         example = an_input(trainer, pl_module, self.latency_batch)
-        self._groups = find_groups(net, example, self.options.exclude)
+        with under(KEY):
+            self._groups = find_groups(net, example, self.options.exclude)
         if self.mode == "one_shot":
             self._remove_now(trainer, pl_module, net, example)
         elif self.options.budget == "latency":
@@ -175,9 +171,10 @@ class PruneChannels(Compression):
         tensors = {name: whole(parameter) for name, parameter in parameters_of(net).items()}
         if trainer.is_global_zero:
             try:
-                self.chosen = self.options.pick(
-                    dense, self._groups, example, tensors, self._sensitivity, torch.initial_seed()
-                )
+                with under(KEY):
+                    self.chosen = self.options.pick(
+                        dense, self._groups, example, tensors, self._sensitivity, torch.initial_seed()
+                    )
                 small = copy.deepcopy(dense)
                 slices.remove(small, self._groups, self.chosen)
                 self.shares = shares(sizes(dense, example), sizes(small, example))
@@ -204,7 +201,10 @@ class PruneChannels(Compression):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Under fsdp a checkpoint is restored after on_fit_start.
         twice = self.mode == "one_shot" and self.chosen is None
-        require(not twice, "mode=one_shot finds a net that has lost channels before: use mode=gradual to remove more.")
+        if twice:
+            raise UserError(
+                f"{KEY}.mode=one_shot finds a net that has lost channels before: use mode=gradual to remove more."
+            )
         if self.mode == "gradual" and self.chosen is not None:  # resumed
             self._bind(pl_module.get_submodule("net"))
         self._begin, self._end = self.step_at(trainer, self.start), self.step_at(trainer, self.end)

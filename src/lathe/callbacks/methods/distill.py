@@ -14,10 +14,12 @@ from lathe.callbacks.methods.distill_layers import KEY, Capture, probe
 from lathe.callbacks.methods.distill_teachers import Teachers, validation
 from lathe.callbacks.methods.distill_terms import FEATURES, Comparison, Settings, counted, weights_of
 from lathe.callbacks.methods.teachers import OpenRun
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError
 from lathe.measure.processes import everyones_tensors
 
 
+@held("lathe.callbacks.Distill")
 class Distill(Compression):
     """Trains on `hard + soft` instead of the task's own objective, `hard`; with `alpha`, on `(1 - alpha) * hard + alpha
     * soft`. `soft` is the sum of the methods' terms, the weighted mean of those of all teachers. Both parts, as they
@@ -77,13 +79,8 @@ class Distill(Compression):
             student_layers,
             teacher_layers,
         )
-        for name, share in (("alpha", alpha), ("warmup", warmup)):
-            if share is not None and not 0 <= share <= 1:
-                raise UserError(f"{KEY}.{name}={share}: give a share from 0 to 1.")
         if cache and not set(weights).isdisjoint(FEATURES):
-            raise UserError(
-                f"{KEY}.cache={cache} keeps logits alone, and {'+'.join(weights)} needs layers: set cache=0."
-            )
+            raise ArgumentError(f"cache={cache} keeps logits alone, and {'+'.join(weights)} needs layers: set cache=0.")
         self.teachers = Teachers(teacher, teacher_weights, ema_decay, cache)
         self.alpha = 0.9 if alpha is None and list(weights) == ["kd"] else alpha
         self.warmup = warmup

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lathe.callbacks.methods.distill_cache import LogitCache
 from lathe.callbacks.methods.distill_layers import KEY, Capture, Probe, probe
 from lathe.callbacks.methods.teachers import Average, OpenRun, open_teacher, specs_of
-from lathe.errors import UserError
+from lathe.errors import ArgumentError, UserError
 
 
 class Teachers:
@@ -27,19 +27,13 @@ class Teachers:
     def __init__(self, teacher: Any, weights: Any, ema_decay: float, cache: float) -> None:
         self.specs = specs_of(teacher)
         given = [1.0] * len(self.specs) if weights is None else [float(value) for value in weights]
-        if len(given) != len(self.specs) or min(given) <= 0:
-            raise UserError(
-                f"{KEY}.teacher_weights={weights}: give {len(self.specs)} numbers above 0, one for each teacher, or "
-                "null."
+        if len(given) != len(self.specs):
+            raise ArgumentError(
+                f"teacher_weights={weights}: give {len(self.specs)} numbers above 0, one for each teacher, or null."
             )
-        if cache < 0:
-            raise UserError(f"{KEY}.cache={cache}: give a number of MiB, or 0 for none.")
-        if not 0 <= ema_decay < 1:
-            raise UserError(f"{KEY}.ema_decay={ema_decay} is not in [0, 1): use a value such as 0.999.")
         if cache and "ema" in self.specs:
-            raise UserError(
-                f"{KEY}.cache={cache} keeps answers of a teacher that stays as it is, and teacher=ema does not: set "
-                "cache=0."
+            raise ArgumentError(
+                f"cache={cache} keeps answers of a teacher that stays as it is, and teacher=ema does not: set cache=0."
             )
         self.shares = [value / sum(given) for value in given]
         self.ema_decay = ema_decay

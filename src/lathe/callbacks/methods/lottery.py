@@ -2,7 +2,6 @@
 
 import copy
 import itertools
-import math
 from typing import Any
 
 import torch
@@ -14,11 +13,13 @@ from lathe.callbacks.ema import EMA
 from lathe.callbacks.methods.masking import Masking
 from lathe.compression.masks.lottery import copy_state, rewind, round_sparsities
 from lathe.compression.masks.masks import Scope, make_masks
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.measure.processes import processes
 from lathe.measure.shards import is_sharded, local, part_of, whole
 
 
+@held("lathe.callbacks.Lottery")
 class Lottery(Masking):
     """Iterative magnitude pruning with rewinding (Frankle and Carbin 2019, arXiv:1803.03635; Frankle et al. 2020,
     arXiv:1912.05671).
@@ -56,13 +57,6 @@ class Lottery(Masking):
     ) -> None:
         super().__init__(layers, exclude, types, head)
         self.sparsities = round_sparsities(sparsity, rounds)
-        if isinstance(rewind, bool) or not 0 <= rewind < math.inf or (rewind >= 1 and rewind != int(rewind)):
-            raise UserError(
-                f"compression.lottery.rewind={rewind} is neither a share below 1 nor a number of steps: use 0.05 or "
-                "500."
-            )
-        if scope not in ("global", "layer"):
-            raise UserError(f"compression.lottery.scope={scope} is unknown: choose global or layer.")
         self.rounds, self.rewind, self.scope = rounds, rewind, scope
         self.round = 0  # the one under way
         self.saved: dict[

@@ -13,14 +13,15 @@ from lathe.compression.masks import criteria
 from lathe.compression.masks.masks import check_options, divides
 from lathe.compression.masks.sparsity_schedules import SparsitySchedule
 from lathe.compression.modes import evaluated
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError
 from lathe.measure.flops import net_input
 from lathe.measure.shards import joined, local, part_of, whole
 
 GRADIENT_CRITERIA = ("taylor", "movement")
-CRITERIA = ("magnitude", "random", "batchnorm", "taylor", "movement", "wanda")
 
 
+@held("lathe.callbacks.Prune")
 class Prune(Masking):
     """Remove the weights of least worth, more and more of them, until `sparsity` of the maskable weights is zero.
 
@@ -66,27 +67,16 @@ class Prune(Masking):
         head: bool = False,
     ) -> None:
         super().__init__(layers, exclude, types, head)
-        key = f"compression.{self.name}"
-        check_options(sparsity, granularity, scope, n, m, block, prefix=key)
+        check_options(sparsity, granularity, scope, n, m, block)
         if granularity == "n_m" and sparsity > 1 - n / m + 1e-9:
-            raise UserError(f"{key}.sparsity={sparsity} is more than {n} of {m} leaves: at most {1 - n / m:g}.")
-        if criterion not in CRITERIA:
-            raise UserError(f"{key}.criterion={criterion} is unknown: choose {', '.join(CRITERIA)}.")
+            raise ArgumentError(f"sparsity={sparsity} is more than {n} of {m} leaves: at most {1 - n / m:g}.")
         if criterion == "batchnorm" and granularity != "structured":
-            raise UserError(
-                f"{key}.criterion=batchnorm scores whole channels: set granularity=structured, or another criterion."
+            raise ArgumentError(
+                "criterion=batchnorm scores whole channels: set granularity=structured, or another criterion."
             )
-        if norm <= 0:
-            raise UserError(f"{key}.norm={norm} is no norm: use 1 or 2.")
-        if batches < 1:
-            raise UserError(f"{key}.batches={batches} is below 1: give a number of training batches.")
-        if not 0 <= start <= end <= 1:
-            raise UserError(
-                f"{key}.start={start} and end={end} are no shares of the run in this order: use 0.1 and 0.6."
-            )
-        SparsitySchedule(sparsity, schedule, initial_sparsity, 0, 0, every_n_steps or 1, jumps, key)  # type: ignore[arg-type]
-        if every_n_steps is not None and every_n_steps < 1:
-            raise UserError(f"{key}.every_n_steps={every_n_steps} is below 1: give optimizer steps, or null.")
+        if start > end:
+            raise ArgumentError(f"start={start} and end={end} are no shares of the run in this order: use 0.1 and 0.6.")
+        SparsitySchedule(sparsity, initial_sparsity=initial_sparsity)
         self.sparsity, self.granularity, self.scope, self.criterion, self.norm = (
             sparsity,
             granularity,
@@ -187,7 +177,6 @@ class Prune(Masking):
             end,
             every,
             self.jumps,
-            f"compression.{self.name}",
         )
         if self.schedule.last > self.total_steps(trainer):
             raise UserError(

@@ -4,8 +4,10 @@ from typing import Any
 
 from lathe.callbacks.methods.pruning import Prune
 from lathe.compression.masks.masks import check_options
+from lathe.config.schema.held import held
 
 
+@held("lathe.callbacks.PruneStructured")
 class PruneStructured(Prune):
     """Prune whole rows: the output channels of convolutions, the output features of linear layers."""
 
@@ -35,6 +37,7 @@ class PruneStructured(Prune):
         )
 
 
+@held("lathe.callbacks.PruneNM")
 class PruneNM(Prune):
     """Prune to N:M sparsity: of every `m` consecutive inputs of a weight at most `n` stay. The sparsity that is reached
     is 1 - n / m.
@@ -43,5 +46,5 @@ class PruneNM(Prune):
     name = "prune_nm"
 
     def __init__(self, n: int = 2, m: int = 4, criterion: str = "magnitude", **options: Any) -> None:
-        check_options(0.0, "n_m", "global", n, m, (1, 1), prefix=f"compression.{self.name}")
+        check_options(0.0, "n_m", "global", n, m, (1, 1))
         super().__init__(1 - n / m, "n_m", criterion=criterion, n=n, m=m, **options)

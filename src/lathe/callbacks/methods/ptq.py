@@ -10,9 +10,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.callbacks.methods.base import Compression
-from lathe.compression.quantization.layer_plan import LayerPlan, check_layer_bits, choose, float_sentence
+from lathe.compression.quantization.layer_plan import LayerPlan, choose, float_sentence
 from lathe.compression.quantization.ptq import (
-    OBSERVERS,
     Quantized,
     linear_alone,
     overrides_of,
@@ -21,10 +20,9 @@ from lathe.compression.quantization.ptq import (
     refuse_quantized,
 )
 from lathe.compression.quantization.weight_only import quantize_weights
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
-
-BITS = range(2, 9)
 
 
 class _AfterTraining(Compression):
@@ -40,23 +38,9 @@ class _AfterTraining(Compression):
         self, weight_bits: int, layer_bits: Mapping[str, int | None] | None = None, exclude: Sequence[str] | None = None
     ) -> None:
         self.weight_bits = weight_bits
-        check_layer_bits(f"compression.{self.name}", layer_bits)
         self.layer_bits, self.exclude = dict(layer_bits or {}), list(exclude or [])
-        widths = {f"layer_bits.{pattern}": bits for pattern, bits in self.layer_bits.items() if bits is not None}
-        for key, bits in {"weight_bits": weight_bits, **widths}.items():
-            self.demand(key, bits, bits in BITS and not isinstance(bits, bool), "give a whole number from 2 to 8")
         self.key = f"compression.{self.name}"  # what a pattern's sentence names
         self._layers: dict[str, int] = {}
-
-    def demand(self, key: str, value: Any, holds: bool, way_out: str) -> None:
-        """Raises UserError, naming the key and `way_out`, unless it `holds`."""
-        if not holds:
-            raise UserError(f"compression.{self.name}.{key}={value}: {way_out}.")
-
-    def check_batches(self, batches: int) -> None:
-        """Takes the number of training batches that are looked at."""
-        self.demand("batches", batches, isinstance(batches, int) and batches >= 1, "give a whole number from 1")
-        self.batches = batches
 
     def check(self, net: nn.Module) -> None:
         refuse_quantized(net)
@@ -103,6 +87,7 @@ class _AfterTraining(Compression):
         return {f"{self.name}/{what}": float(count) for what, count in self._layers.items()}
 
 
+@held("lathe.callbacks.PTQStatic")
 class PTQStatic(_AfterTraining):
     """Static integers for weights and activations, whose ranges come from the first `batches` training batches, as
     training saw them: shuffled and augmented.
@@ -112,7 +97,7 @@ class PTQStatic(_AfterTraining):
     weights of the layers that a pattern matches other bits, or leaves these in float (null), `exclude` lists patterns
     of layers that stay in float.
 
-    Raises UserError for a value out of its range, a pattern that matches nothing, or a net that is quantized already.
+    Raises UserError for a pattern that matches nothing, or a net that is quantized already.
     """
 
     name = "ptq_static"
@@ -131,10 +116,7 @@ class PTQStatic(_AfterTraining):
         exclude: Sequence[str] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
-        self.check_batches(batches)
-        self.demand("observer", observer, observer in OBSERVERS, f"choose one of {', '.join(OBSERVERS)}")
-        self.demand("percentile", percentile, 50 < percentile <= 100, "give a number above 50 and up to 100")
-        self.demand("activation_bits", activation_bits, activation_bits in BITS, "give a whole number from 2 to 8")
+        self.batches = batches
         self.observer, self.percentile = observer, percentile
         self.equalize, self.bias_correction = equalize, bias_correction
         self.plan = LayerPlan(weight_bits=weight_bits, activation_bits=activation_bits, per_channel=per_channel)
@@ -159,6 +141,7 @@ class PTQStatic(_AfterTraining):
         return done
 
 
+@held("lathe.callbacks.PTQDynamic")
 class PTQDynamic(_AfterTraining):
     """Integer weights of linear layers, whose inputs are rounded in the range of each batch as it comes: no calibration
     data.
@@ -178,7 +161,6 @@ class PTQDynamic(_AfterTraining):
         exclude: Sequence[str] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
-        self.demand("activation_bits", activation_bits, activation_bits in BITS, "give a whole number from 2 to 8")
         self.plan = LayerPlan(
             weight_bits=weight_bits, activation_bits=activation_bits, per_channel=per_channel, activation="dynamic"
         )
@@ -198,6 +180,7 @@ class PTQDynamic(_AfterTraining):
             )
 
 
+@held("lathe.callbacks.WeightOnly")
 class WeightOnly(_AfterTraining):
     """Integer weights alone, of linear layers, convolutions and embeddings: a smaller file, while the net computes in
     float.
@@ -219,13 +202,7 @@ class WeightOnly(_AfterTraining):
         exclude: Sequence[str] | None = None,
     ) -> None:
         super().__init__(weight_bits, layer_bits, exclude)
-        self.check_batches(batches)
-        self.demand(
-            "group_size",
-            group_size,
-            group_size is None or (isinstance(group_size, int) and group_size >= 2),
-            "give a whole number from 2, such as 32, or null for one scale per output channel",
-        )
+        self.batches = batches
         self.bias_correction = bias_correction
         self.plan = LayerPlan(weight_bits=weight_bits, activation_bits=None, activation="none", group_size=group_size)
 
@@ -238,9 +215,8 @@ class WeightOnly(_AfterTraining):
         if size is None:
             return []
         left = [name for name in layers if net.get_submodule(name).weight[0].numel() % size]  # type: ignore[index]
-        self.demand(
-            "group_size", size, len(left) < len(layers), "it divides the inputs of no layer; give another, or null"
-        )
+        if len(left) == len(layers):
+            raise UserError(f"{self.key}.group_size={size}: it divides the inputs of no layer; give another, or null.")
         return left
 
     def act(self, net: nn.Module, batches: list[Tensor]) -> Quantized:

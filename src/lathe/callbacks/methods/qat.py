@@ -12,19 +12,21 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from lathe.callbacks.methods.base import Compression
-from lathe.compression.quantization import observers, ranges
+from lathe.compression.quantization import ranges
 from lathe.compression.quantization.fake_quant import FakeQuantize
-from lathe.compression.quantization.layer_plan import check_layer_bits, float_sentence
+from lathe.compression.quantization.layer_plan import float_sentence
 from lathe.compression.quantization.layers import QuantConv2d, QuantEmbedding, QuantLinear, weighted
 from lathe.compression.quantization.net import LayerPlan, choose, quantize, quantized_layers, quantizers, reopen
 from lathe.compression.trace import tensors_read
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError
 from lathe.measure.shards import whole
 
 EXAMPLES = 64  # samples that show which layers share an input, and a first range
 RECOMPILATIONS = 64  # compiled graphs per function: rounding, observing and frozen statistics each change them once
 
 
+@held("lathe.callbacks.QAT")
 class QAT(Compression):
     """Fake quantization of convolutions, linear layers, embeddings and residual sums (Jacob et al. 2018,
     arXiv:1712.05877).
@@ -67,28 +69,11 @@ class QAT(Compression):
         observer: str = "moving_average",
         percentile: float = 99.99,
     ) -> None:
-        _check_bits("bits", bits)
-        if activation_bits is not None:
-            _check_bits("activation_bits", activation_bits)
-        shares = {"start": start, "freeze_observers": freeze_observers, "freeze_batchnorm": freeze_batchnorm}
-        for key, share in shares.items():
-            if (share is None and key == "start") or (share is not None and not 0 <= share <= 1):
-                raise UserError(f"compression.qat.{key}={share} is no share of the run: take a number from 0 to 1.")
         if freeze_observers is not None and freeze_observers < start:
-            raise UserError(
-                f"compression.qat.freeze_observers={freeze_observers} lies before compression.qat.start={start}: "
-                "freeze later."
-            )
-        if observer not in observers.OBSERVERS:
-            raise UserError(f"compression.qat.observer={observer!r} is unknown: take {', '.join(observers.OBSERVERS)}.")
-        if not 50 < percentile <= 100:
-            raise UserError(f"compression.qat.percentile={percentile} is not in (50, 100]: take a value such as 99.99.")
+            raise ArgumentError(f"freeze_observers={freeze_observers} lies before start={start}: freeze later.")
         self.plan = LayerPlan(weight_bits=bits, activation_bits=activation_bits, per_channel=per_channel, lsq=lsq)
-        check_layer_bits("compression.qat", layer_bits)
         self.overrides: dict[str, LayerPlan | None] = {}
         for pattern, width in (layer_bits or {}).items():
-            if width is not None:
-                _check_bits(f"layer_bits[{pattern}]", width)
             self.overrides[str(pattern)] = (
                 None if width is None else LayerPlan(width, activation_bits, per_channel, lsq)
             )
@@ -243,11 +228,6 @@ class QAT(Compression):
         weights = {id(layer.weight): layer for layer in self._weighted.values()}
         saved = sum(layer.weight.numel() * (32 - layer.__dict__["plan"].weight_bits) for layer in weights.values())
         return {"qat/layers": float(len(self._weighted)), "qat/bits": 32 - saved / max(self._parameters, 1)}
-
-
-def _check_bits(key: str, bits: Any) -> None:
-    if isinstance(bits, bool) or not isinstance(bits, int) or not 2 <= bits <= 8:
-        raise UserError(f"compression.qat.{key}={bits} is no width of an integer here: take 2 to 8.")
 
 
 def _example(trainer: Trainer, pl_module: LightningModule, net: nn.Module) -> Any:

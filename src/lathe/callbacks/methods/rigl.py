@@ -19,6 +19,7 @@ from lathe.compression.masks.rigl import (
     random_scores,
     uniform,
 )
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.measure.shards import local, part_of, whole
 
@@ -28,6 +29,7 @@ SECOND_MOMENTS = (
 )  # these follow the dense gradient while a weight is masked, and stay useful
 
 
+@held("lathe.callbacks.RigL")
 class RigL(Masking):
     """Dynamic sparse training: RigL (Evci et al. 2020, arXiv:1911.11134), or SET with growth="random" (Mocanu et al.
     2018).
@@ -70,30 +72,6 @@ class RigL(Masking):
         head: bool = False,
     ) -> None:
         super().__init__(layers, exclude, types, head)
-        if not 0 < sparsity < 1:
-            raise UserError(
-                f"compression.rigl.sparsity={sparsity} is not between 0 and 1: use a share of zeros such as 0.8."
-            )
-        for key, value, known in (
-            ("densities", densities, ("erk", "uniform")),
-            ("growth", growth, ("gradient", "random")),
-            ("initial", initial, ("random", "magnitude")),
-        ):
-            if value not in known:
-                raise UserError(f"compression.rigl.{key}={value} is unknown: choose {' or '.join(known)}.")
-        if not 0 < fraction < 1:
-            raise UserError(
-                f"compression.rigl.fraction={fraction} is not between 0 and 1: exchange a share such as 0.3 of the "
-                "weights."
-            )
-        if every_n_steps < 1:
-            raise UserError(
-                f"compression.rigl.every_n_steps={every_n_steps} is below 1: use 100 optimizer steps or so."
-            )
-        if not 0 < end <= 1:
-            raise UserError(
-                f"compression.rigl.end={end} is not in (0, 1]: give the share of training after which masks stay."
-            )
         self.sparsity, self.densities, self.growth, self.initial = sparsity, densities, growth, initial
         self.fraction, self.every_n_steps, self.end, self.seed = fraction, every_n_steps, end, seed
 

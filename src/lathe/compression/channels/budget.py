@@ -11,11 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lathe.compression.channels.slices import Group, remove
 from lathe.compression.modes import evaluated
-from lathe.errors import UserError
-
-BUDGETS = ("macs", "parameters", "latency")
-SCOPES = ("global", "local")
-KEY = "compression.prune_channels"
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError
 
 
 def choose(
@@ -41,7 +38,7 @@ def choose(
         min_units: at least as many channels remain in each group; of heads, one.
 
     Raises:
-        UserError: the budget can't be met.
+        ArgumentError: the budget can't be met.
     """
     ranked = sorted(
         (float(score), g, unit) for g, group in enumerate(groups) for unit, score in enumerate(scores[group.name])
@@ -72,9 +69,9 @@ def choose(
     low, high = 0, len(ranked)  # the answer lies in (low, high]: low costs too much, high does not
     least = spent(high)
     if least > share:
-        raise UserError(
-            f"{KEY}.share={share}: with the fewest channels that may remain, {least:.3f} of the dense net's cost does; "
-            f"raise {KEY}.share or lower {KEY}.min_channels."
+        raise ArgumentError(
+            f"share={share}: with the fewest channels that may remain, {least:.3f} of the dense net's cost does; raise "
+            "share or lower min_channels."
         )
     while high - low > 1:
         middle = (low + high) // 2
@@ -96,17 +93,13 @@ def macs(net: nn.Module, example: Tensor) -> int:
     return int(counter.get_total_flops()) // 2
 
 
+@held("lathe.callbacks.PruneChannels")
 def cost_function(budget: str, dense: nn.Module, example: Tensor) -> tuple[nn.Module, Callable[[nn.Module], float]]:
     """For `choose`: a net to make copies of, and what a copy costs as a share of `dense`.
 
     `example` is an input `[batch, ...]`. `macs` and `parameters` are counted on the meta device, `latency` is measured
     on the device that `example` is on.
-
-    Raises:
-        UserError: for another name.
     """
-    if budget not in BUDGETS:
-        raise UserError(f"{KEY}.budget={budget} is unknown: choose one of {', '.join(BUDGETS)}.")
     if budget == "latency":
         base = copy.deepcopy(dense).to(example.device).eval()
         return base, lambda small: latency_share(small, base, example)

@@ -16,16 +16,14 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from lathe.compression.channels.fade import silence
 from lathe.compression.channels.heads import PROJECTIONS, attentions, head_groups
 from lathe.compression.channels.slices import Group, Slice, remove
-from lathe.errors import UserError, uninstalled
-
-KEY = "compression.prune_channels"
+from lathe.errors import ArgumentError, UserError, uninstalled
 
 
 def require_packages() -> None:
     """Raises UserError where torch-pruning, an extra, is not installed."""
     sentence = uninstalled("compress", "torch_pruning")
     if sentence:
-        raise UserError(f"{KEY}: {sentence}")
+        raise UserError(sentence)
 
 
 def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) -> list[Group]:
@@ -49,16 +47,15 @@ def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) ->
     found = [*_dependencies(twin, example), *head_groups(twin)]
     for pattern in exclude:
         if not any(fnmatchcase(name, pattern) for name, _ in net.named_modules() if name):
-            raise UserError(
-                f"{KEY}.exclude={pattern} matches no layer of the net: write a name such as {_some_name(found)} or a "
-                "pattern."
+            raise ArgumentError(
+                f"exclude={pattern} matches no layer of the net: write a name such as {_some_name(found)} or a pattern."
             )
     groups = [
         group for group in found if not any(fnmatchcase(name, pattern) for name in layers(group) for pattern in exclude)
     ]
     if not groups:
         raise UserError(
-            f"{KEY}: {type(net).__name__} has no channels that could be removed: choose another method, such as prune."
+            f"{type(net).__name__} has no channels that could be removed: choose another method, such as prune."
         )
     _prove(twin, groups, example)
     return groups
@@ -198,14 +195,15 @@ def _refuse_padding(net: nn.Module, example: Tensor) -> None:
         padding = getattr(node, "_saved_pad", ()) if "ConstantPad" in node.name() else ()
         if len(padding) >= 6 and any(padding[4:6]):
             raise UserError(
-                f"{KEY} can't follow the channels of {type(net).__name__}, which are padded with zeros between stages: "
-                "use model.net.shortcut=projection."
+                f"The channels of {type(net).__name__} can't be followed, as they are padded with zeros between "
+                "stages: "
+                "build the net with shortcut=projection."
             )
         stack += [parent for parent, _ in node.next_functions]
 
 
 def _unfollowed(net: nn.Module, reason: str) -> UserError:
     return UserError(
-        f"{KEY} can't follow how {type(net).__name__} joins its channels ({reason}): list the layers at fault under "
-        f"{KEY}.exclude, or choose another method, such as prune."
+        f"How {type(net).__name__} joins its channels can't be followed ({reason}): list the layers at fault under "
+        "exclude, or choose another method, such as prune."
     )

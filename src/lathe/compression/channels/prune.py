@@ -7,13 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from lathe.compression.channels import budget as channel_budget
-from lathe.compression.channels.budget import KEY, choose, cost_function
+from lathe.compression.channels.budget import choose, cost_function
 from lathe.compression.channels.groups import find_groups
-from lathe.compression.channels.scores import IMPORTANCES, scores
+from lathe.compression.channels.scores import scores
 from lathe.compression.channels.slices import Group, remove
-from lathe.errors import UserError
+from lathe.config.schema.held import held
 
 
+@held("lathe.callbacks.PruneChannels")
 @dataclass(frozen=True)
 class Options:
     """What may remain, and what decides about it; the keys of `compression.prune_channels`.
@@ -21,9 +22,6 @@ class Options:
     `budget`: `macs`, `parameters` or `latency` (measured on the device that the example is on); `share`: how much of
     the dense net's may remain, in (0, 1); `importance`: see `scores`; `scope`, `round_to`, `min_channels`: see
     `choose`; `exclude`: patterns of layers that are left alone.
-
-    Raises:
-        UserError: for a value out of range.
     """
 
     budget: str = "macs"
@@ -33,15 +31,6 @@ class Options:
     round_to: int | None = None
     min_channels: int = 4
     exclude: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        one_of("budget", self.budget, channel_budget.BUDGETS)
-        one_of("importance", self.importance, IMPORTANCES)
-        one_of("scope", self.scope, channel_budget.SCOPES)
-        at_least_one("round_to", 1 if self.round_to is None else self.round_to)
-        at_least_one("min_channels", self.min_channels)
-        what = f"what may remain of the dense net's {self.budget}, such as 0.5"
-        require(0 < self.share < 1, f"share={self.share} is not between 0 and 1: it is {what}.")
 
     def pick(
         self,
@@ -101,20 +90,3 @@ def sizes(net: nn.Module, example: Tensor) -> dict[str, int]:
 def shares(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, float]:
     """What remains of each size."""
     return {name: after[name] / size for name, size in before.items()}
-
-
-def require(condition: bool, sentence: str) -> None:
-    """Raises UserError with the sentence, which begins with an option's name, unless the condition holds."""
-    if not condition:
-        raise UserError(f"{KEY}.{sentence}")
-
-
-def one_of(name: str, value: str | None, choices: Sequence[str | None]) -> None:
-    """Raises UserError for a value that is no choice."""
-    listed = ", ".join("null" if choice is None else choice for choice in choices)
-    require(value in choices, f"{name}={value} is unknown: choose one of {listed}.")
-
-
-def at_least_one(name: str, value: int) -> None:
-    """Raises UserError below 1."""
-    require(value >= 1, f"{name}={value} is below 1: give a whole number of at least 1.")

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from lathe.compression.channels.slices import Group, Slice
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError
 
-IMPORTANCES = ("group_norm", "l1", "l2", "bn_scale", "taylor", "random")
 
-
+@held("lathe.callbacks.PruneChannels")
 def scores(
     groups: Sequence[Group],
     tensors: Mapping[str, Tensor],
@@ -30,12 +30,8 @@ def scores(
             `sensitivity`; `random`.
 
     Raises:
-        UserError: for another name, or a group that has nothing of the kind.
+        ArgumentError: a group has nothing of the kind.
     """
-    if importance not in IMPORTANCES:
-        raise UserError(
-            f"compression.prune_channels.importance={importance} is unknown: choose one of {', '.join(IMPORTANCES)}."
-        )
     generator = torch.Generator().manual_seed(seed)
     found: dict[str, Tensor] = {}
     for group in groups:
@@ -54,9 +50,8 @@ def scores(
             ]
             norms = [part for part in group.slices if _weighs(part) and tensors[part.name].dim() == 1]
             if not norms:
-                raise UserError(
-                    f"compression.prune_channels.importance=bn_scale: {group.name} has no BatchNorm; use group_norm, "
-                    "or list it under compression.prune_channels.exclude."
+                raise ArgumentError(
+                    f"importance=bn_scale: {group.name} has no BatchNorm; use group_norm, or list it under exclude."
                 )
             score = torch.stack([per_unit(scale, part) for scale, part in zip(scales, norms, strict=True)]).mean(0)
         else:

@@ -10,25 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.errors import UserError
+from lathe.config.schema.held import held
 
 
+@held("lathe.callbacks.Lottery")
 def round_sparsities(sparsity: float, rounds: int) -> list[float]:
     """The share of zeros in each of `rounds` trainings: 0 in the first, `sparsity` in the last, and the same share of
     the surviving weights removed between any two.
-
-    Raises:
-        UserError: a sparsity outside (0, 1), or fewer than two rounds.
     """
-    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:
-        raise UserError(
-            f"compression.lottery.sparsity={sparsity} is not between 0 and 1: use a share of zeros such as 0.8."
-        )
-    if isinstance(rounds, bool) or not isinstance(rounds, int) or rounds < 2:
-        raise UserError(
-            f"compression.lottery.rounds={rounds}: a ticket takes a round that finds it and one that trains it; use "
-            "2 or more."
-        )
     return [1 - (1 - sparsity) ** (k / (rounds - 1)) for k in range(rounds)]
 
 

@@ -15,13 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from lathe.compression.masks.parameters import HEAD_RULE, maskable
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError
 
 Masks = dict[str, Tensor]
 Granularity = Literal["unstructured", "structured", "n_m", "block"]
 Scope = Literal["global", "layer", "output"]
-GRANULARITIES = ("unstructured", "structured", "n_m", "block")
-SCOPES = ("global", "layer", "output")
 
 
 def make_masks(
@@ -150,28 +149,17 @@ def _pieces(granularity: str, m: int, block: tuple[int, int]) -> str:
     return f"groups of {m} inputs" if granularity == "n_m" else f"blocks of {block[0]} x {block[1]}"
 
 
-def check_options(
-    sparsity: float, granularity: str, scope: str, n: int, m: int, block: Sequence[int], prefix: str = "masks"
-) -> None:
-    """Raises UserError for a value that `make_masks` does not take, named `prefix`.key."""
+@held("lathe.callbacks.Prune", "sparsity")
+def check_options(sparsity: float, granularity: str, scope: str, n: int, m: int, block: Sequence[int]) -> None:
+    """Raises ArgumentError for what `make_masks` does not take."""
     if not 0 <= sparsity < 1:
-        raise UserError(
-            f"{prefix}.sparsity={sparsity} is not in [0, 1): give the share of weights to remove, such as 0.8."
-        )
-    if granularity not in GRANULARITIES:
-        raise UserError(f"{prefix}.granularity={granularity} is unknown: choose {', '.join(GRANULARITIES)}.")
-    if scope not in SCOPES:
-        raise UserError(f"{prefix}.scope={scope} is unknown: choose {' or '.join(SCOPES)}.")
+        raise ArgumentError(f"sparsity={sparsity} is not in [0, 1): give the share of weights to remove, such as 0.8.")
     if scope == "output" and granularity not in ("unstructured", "n_m"):
-        raise UserError(
-            f"{prefix}.scope=output is for single weights, not for granularity={granularity}: choose layer or global."
+        raise ArgumentError(
+            f"scope=output is for single weights, not for granularity={granularity}: choose layer or global."
         )
-    if not 0 < n < m:
-        raise UserError(
-            f"{prefix}.n={n} of {prefix}.m={m} keeps all or nothing: take n from 1 to m - 1, such as 2 of 4."
-        )
-    if len(block) != 2 or min(block) < 1:
-        raise UserError(f"{prefix}.block={list(block)} is no block: give rows and columns, such as [4, 1].")
+    if n >= m:
+        raise ArgumentError(f"n={n} of m={m} keeps all: take n from 1 to m - 1, such as 2 of 4.")
 
 
 def magnitude_masks(

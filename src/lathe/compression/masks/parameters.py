@@ -5,6 +5,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError
 
 HEAD_RULE = (
@@ -22,6 +23,7 @@ _TYPES: dict[str, tuple[type[nn.Module], ...]] = {
 }
 
 
+@held("lathe.callbacks.Prune")
 def maskable(
     net: nn.Module,
     layers: Sequence[str] | None = None,
@@ -38,13 +40,8 @@ def maskable(
     one) of the attribute `head`, or of the whole net where there is no such attribute. Tied parameters are chosen once.
 
     Raises:
-        UserError: a pattern or a type that matches nothing.
+        UserError: a pattern that matches nothing.
     """
-    unknown = [kind for kind in types if kind not in (*_TYPES, "bias")]
-    if unknown:
-        raise UserError(
-            f"{prefix}.types={list(types)}: {unknown[0]} is unknown: choose from {', '.join(_TYPES)} and bias."
-        )
     kinds = tuple(kind for name in types if name != "bias" for kind in _TYPES[name])
     modules = {name: module for name, module in net.named_modules() if isinstance(module, kinds)}
     last = head_of(net)

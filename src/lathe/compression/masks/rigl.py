@@ -11,21 +11,21 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from lathe.errors import UserError
+from lathe.config.schema.held import held
 
 
+@held("lathe.callbacks.RigL")
 def uniform(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict[str, float]:
     """The same density, the share of weights that are kept, for each tensor."""
-    _check(sparsity)
     return dict.fromkeys(shapes, 1 - sparsity)
 
 
+@held("lathe.callbacks.RigL")
 def erdos_renyi_kernel(shapes: Mapping[str, Sequence[int]], sparsity: float) -> dict[str, float]:
     """A density for each tensor, in proportion to sum(shape) / prod(shape) and at most 1, so that all of them together
     keep `1 - sparsity` of the weights: small tensors stay denser than large ones. ERK of Evci et al. 2020, after Mocanu
     et al. 2018.
     """
-    _check(sparsity)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
     ratios = {name: sum(shape) / sizes[name] for name, shape in shapes.items()}
     dense: set[str] = set()
@@ -97,10 +97,3 @@ def _largest(scores: Tensor, count: int) -> Tensor:
         chosen[above] = True
         chosen[(flat == threshold).nonzero().flatten()[: count - int(above.sum())]] = True
     return chosen.view(scores.shape)
-
-
-def _check(sparsity: float) -> None:
-    if isinstance(sparsity, bool) or not isinstance(sparsity, int | float) or not 0 < sparsity < 1:
-        raise UserError(
-            f"compression.rigl.sparsity={sparsity} is not between 0 and 1: use a share of zeros such as 0.8."
-        )

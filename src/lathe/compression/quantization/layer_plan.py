@@ -86,15 +86,6 @@ def choose(
     return chosen
 
 
-def check_layer_bits(key: str, layer_bits: object) -> None:
-    """Raises UserError unless `layer_bits`, of the method `key`, is a mapping or None."""
-    if layer_bits is not None and not isinstance(layer_bits, Mapping):
-        raise UserError(
-            f"{key}.layer_bits={layer_bits!r} names no layers: give bits by pattern, such as "
-            f"'{key}.layer_bits={{head: 4}}', or null."
-        )
-
-
 def left_in_float(net: nn.Module, excluded: Iterable[str] = ()) -> tuple[float, list[str]]:
     """Which share of the numbers in the weights of a quantized `net` stays in float, and the names of these parameters,
     the largest first.

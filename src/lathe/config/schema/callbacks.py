@@ -1,35 +1,43 @@
 """Callbacks of lathe's own, and those of Lightning that configs/ names."""
 
-from lathe.config.schema.rule import Rule, count, flag, number, path, text, whole, word
+from lathe.config.schema.rule import Rule, batches, count, flag, null, number, path, steps, text, whole, word
 
 _metric = text("a metric such as val/loss")
 CALLBACKS: dict[str, dict[str, Rule]] = {
     "lathe.callbacks.Checkpoint": {
-        "dirpath": path | None,
-        "monitor": _metric | None,
+        "dirpath": path | null("checkpoints/ in the run directory"),
+        "monitor": _metric | null("the newest state as the best"),
         "mode": word("auto", "min", "max"),
-        "every_n_train_steps": count | None,
-        "every_n_epochs": count | None,
+        "every_n_train_steps": steps | null("the ends of epochs alone"),
+        "every_n_epochs": count.of("epochs") | null("the last epoch alone"),
         "async": flag,
     },
     "lathe.callbacks.EMA": {
         "decay": number(0, below=1),
-        "every_n_steps": count,
-        "start_step": whole(0),
+        "every_n_steps": steps,
+        "start_step": whole(0).of("optimizer steps"),
         "warmup": flag,
         "buffers": word("average", "copy"),
     },
     "lathe.callbacks.ModelSummary": {"max_depth": whole(-1, 1000)},
-    "lathe.callbacks.NanGuard": {"every_n_steps": count},
-    "lathe.callbacks.Preemption": {"every_n_steps": count},
-    "lathe.callbacks.Progress": {"refresh_rate": whole(1, 1000), "leave": flag, "plain": flag | None},
-    "lathe.callbacks.Throughput": {"window": count | None, "skip_steps": count, "peak_flops": number(above=0) | None},
+    "lathe.callbacks.NanGuard": {"every_n_steps": steps},
+    "lathe.callbacks.Preemption": {"every_n_steps": steps},
+    "lathe.callbacks.Progress": {
+        "refresh_rate": whole(1, 1000).of("draws per second"),
+        "leave": flag,
+        "plain": flag | null("lines where the output is no terminal"),
+    },
+    "lathe.callbacks.Throughput": {
+        "window": batches | null("one window for each logged step"),
+        "skip_steps": batches,
+        "peak_flops": number(above=0).of("FLOP/s") | null("what is known of the GPU"),
+    },
     "lathe.callbacks.TorchProfiler": {
-        "dirpath": path | None,
-        "wait": whole(0),
-        "warmup": whole(0),
-        "active": count,
-        "top_k": count,
+        "dirpath": path | null("profile/ in the run directory"),
+        "wait": whole(0).of("batches"),
+        "warmup": batches,
+        "active": batches,
+        "top_k": count.of("rows"),
         "record_shapes": flag,
         "profile_memory": flag,
         "with_stack": flag,

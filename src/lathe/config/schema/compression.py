@@ -1,9 +1,28 @@
 """Methods of compression."""
 
-from lathe.config.schema.rule import Rule, anything, count, flag, group, items, node, number, share, text, whole, word
+from dataclasses import replace
+
+from lathe.config.schema.rule import (
+    Rule,
+    anything,
+    count,
+    flag,
+    group,
+    items,
+    node,
+    null,
+    number,
+    share,
+    steps,
+    text,
+    whole,
+    word,
+)
 from lathe.config.schema.strategies import KINDS
 
 _seed = whole(0, 2**32 - 1)
+_share = Rule("number", low=0, high=1, saying="a share of the method's steps from 0 to 1")
+_batches = whole(1, 1_000_000).of("training batches")
 _kind: dict[str, Rule] = {"kind": word(*KINDS)}
 _patterns = items(text("a name's pattern"))
 _layers: dict[str, Rule] = {
@@ -15,18 +34,19 @@ _layers: dict[str, Rule] = {
 _schedule: dict[str, Rule] = {
     "schedule": word("one_shot", "linear", "cubic", "exponential", "stepped"),
     "initial_sparsity": number(0, below=1),
-    "start": share,
-    "end": share,
-    "every_n_steps": count | None,
+    "start": _share,
+    "end": _share,
+    "every_n_steps": steps | null("a hundredth of the way from start to end"),
     "jumps": whole(1, 1_000_000),
-    "batches": whole(1, 1_000_000),
+    "batches": _batches,
     "seed": _seed,
 }
 _scope = word("global", "layer", "output")
 _criterion = word("magnitude", "random", "batchnorm", "taylor", "movement", "wanda")
-_sparsity = number(0, below=1)
-_bits = whole(2, 8)
-_ptq: dict[str, Rule] = {"layer_bits": group(_bits | None) | None, "exclude": _patterns | None, "weight_bits": _bits}
+_sparsity = number(above=0, below=1)
+_bits = whole(2, 8).of("bits")
+_in_float = _bits | null("layers that stay in float")
+_ptq: dict[str, Rule] = {"layer_bits": group(_in_float) | None, "exclude": _patterns | None, "weight_bits": _bits}
 _methods = ("kd", "dkd", "dist", "fitnets", "attention", "rkd", "crd")
 _m = "|".join(_methods)
 _positive = number(above=0)
@@ -71,53 +91,53 @@ COMPRESSION: dict[str, dict[str, Rule]] = {
         "mode": word("gradual", "one_shot"),
         "importance": word("group_norm", "l1", "l2", "bn_scale", "taylor", "random"),
         "scope": word("global", "local"),
-        "round_to": whole(1, 65536) | None,
+        "round_to": whole(1, 65536) | null("8 in wide layers, 4 in narrow ones"),
         "min_channels": whole(1, 65536),
-        "start": share,
-        "end": share,
-        "regularise": word("group_norm", "group_lasso", "bn_scale") | None,
+        "start": _share,
+        "end": _share,
+        "regularise": word("group_norm", "group_lasso", "bn_scale") | null("no push"),
         "strength": _positive,
         "exclude": _patterns,
-        "latency_batch": whole(1, 65536),
+        "latency_batch": whole(1, 65536).of("samples"),
     },
     "lathe.callbacks.Lottery": {
         **_kind,
         **_layers,
-        "sparsity": number(above=0, below=1),
-        "rounds": whole(2, 1000),
-        "rewind": whole(0) | number(0, below=1),
+        "sparsity": _sparsity,
+        "rounds": whole(2, 1000).of("trainings"),
+        "rewind": whole(0).of("optimizer steps") | Rule("number", low=0, below=1, saying="a share of a round below 1"),
         "scope": word("global", "layer"),
     },
     "lathe.callbacks.RigL": {
         **_kind,
         **_layers,
-        "sparsity": number(above=0, below=1),
+        "sparsity": _sparsity,
         "densities": word("erk", "uniform"),
         "growth": word("gradient", "random"),
         "fraction": number(above=0, below=1),
-        "every_n_steps": count,
-        "end": number(above=0, high=1),
+        "every_n_steps": steps,
+        "end": replace(_share, low=None, above=0, saying="a share of the method's steps above 0 and up to 1"),
         "initial": word("random", "magnitude"),
         "seed": _seed,
     },
     "lathe.callbacks.QAT": {
         **_kind,
         "bits": _bits,
-        "activation_bits": _bits | None,
+        "activation_bits": _bits | null("floats"),
         "per_channel": flag,
         "lsq": flag,
-        "layer_bits": group(_bits | None) | None,
+        "layer_bits": group(_in_float) | None,
         "exclude": _patterns | None,
-        "start": share,
-        "freeze_observers": share | None,
-        "freeze_batchnorm": share | None,
+        "start": _share,
+        "freeze_observers": _share | null("never"),
+        "freeze_batchnorm": _share | null("never"),
         "observer": word("minmax", "moving_average", "percentile"),
         "percentile": number(above=50, high=100),
     },
     "lathe.callbacks.PTQStatic": {
         **_kind,
         **_ptq,
-        "batches": whole(1, 1_000_000),
+        "batches": _batches,
         "observer": word("minmax", "percentile", "entropy"),
         "percentile": number(above=50, high=100),
         "activation_bits": _bits,
@@ -129,9 +149,9 @@ COMPRESSION: dict[str, dict[str, Rule]] = {
     "lathe.callbacks.WeightOnly": {
         **_kind,
         **_ptq,
-        "group_size": whole(2, 2**31) | None,
+        "group_size": whole(2, 2**31).of("weights that share a scale") | null("one scale for each output channel"),
         "bias_correction": flag,
-        "batches": whole(1, 1_000_000),
+        "batches": _batches,
     },
     "lathe.callbacks.Distill": {
         **_kind,
@@ -140,7 +160,7 @@ COMPRESSION: dict[str, dict[str, Rule]] = {
         "alpha": share | None,
         "weight": _positive | group(_positive) | None,
         "temperature": _positive,
-        "warmup": share,
+        "warmup": _share,
         "teacher_weights": items(_positive, 1) | None,
         "ema_decay": number(0, below=1),
         "target_weight": number(0),
@@ -154,6 +174,6 @@ COMPRESSION: dict[str, dict[str, Rule]] = {
         "crd_temperature": _positive,
         "student_layers": _chosen,
         "teacher_layers": _chosen,
-        "cache": number(0),
+        "cache": number(0).of("MiB"),
     },
 }

@@ -8,29 +8,42 @@ from numbers import Integral, Real
 from typing import Any, TypeVar
 
 from lathe.config.schema.check import CLASSES
-from lathe.config.schema.optim import OPTIMIZERS
+from lathe.config.schema.optim import OPTIMIZER, OPTIMIZERS
+from lathe.config.schema.rule import Rule
+from lathe.config.schema.strategies import COMPILE, PRECISION
+from lathe.config.schema.targets import TARGETS
 from lathe.errors import ArgumentError
 
+TABLES: dict[str, dict[str, Rule]] = {
+    **CLASSES,
+    **{name: {key: OPTIMIZER[key] for key in ("lr", "weight_decay")} | own for name, own in OPTIMIZERS.items()},
+    **{f"target.{name}": options for name, options in TARGETS.items()},
+    "compile": COMPILE,
+    "precision": PRECISION,
+}
 T = TypeVar("T", bound=Callable[..., Any])
 
 
 def held(name: str, *free: str) -> Callable[[T], T]:
-    """Decorates a class or a function: a call is refused if an argument is not what the table of the class `name` says.
-    Subclasses hand their arguments on to the class's own constructor, and so are held as well. `free` arguments take
-    more in Python than in a file.
+    """Decorates a class or a function: a call is refused if an argument is not what the table of `name` says, a class,
+    a target as `target.onnx`, or the group `compile` or `precision`. Subclasses hand their arguments on to the class's
+    own constructor, and so are held as well. `free` arguments take more in Python than in a file.
 
     Raises, when it is called:
         ArgumentError: with a sentence for each argument that is wrong.
     """
-    rules = {key: rule for key, rule in {**CLASSES, **OPTIMIZERS}[name].items() if key not in free}
+    rules = {key: rule for key, rule in TABLES[name].items() if key not in free}
 
     def decorate(part: T) -> T:
         function: Any = part.__init__ if isinstance(part, type) else part  # type: ignore[misc]
-        names = list(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters
+        names, takes_any = list(parameters), any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             given = {**dict(zip(names, args, strict=False)), **kwargs}
+            if not takes_any:
+                given = {key: value for key, value in given.items() if key in parameters}
             wrong = list(_wrong(given))
             if wrong:
                 raise ArgumentError(*wrong)

@@ -1,6 +1,8 @@
 """Optimizers, by the class that `optimizer.kind.path` names, and schedules."""
 
-from lathe.config.schema.rule import Rule, count, flag, items, node, number, only, share, text, whole, word
+from dataclasses import replace
+
+from lathe.config.schema.rule import Rule, count, flag, items, node, null, number, only, share, steps, text, whole, word
 
 # Beside the options of the class in OPTIMIZERS below.
 OPTIMIZER: dict[str, Rule] = {
@@ -8,19 +10,20 @@ OPTIMIZER: dict[str, Rule] = {
     "kind": node,
     "lr": number(above=0),
     "weight_decay": number(0),
-    "no_decay": items(text()) | text("a pattern") | None,
+    "no_decay": items(text("a pattern")) | text("a pattern") | null("all decay"),
     "scale_lr": word("none", "linear", "sqrt"),
-    "reference_batch_size": count | None,
-    "batch_size": count | None,
+    "reference_batch_size": count.of("samples") | None,
+    "batch_size": count.of("samples") | None,
 }
-_position = whole(0) | number(0, below=1)  # optimizer steps, or a share of the run
+_share = Rule("number", low=0, below=1, saying="a share of the run below 1")
+_position = whole(0).of("optimizer steps") | _share
 _schedule = {"_partial_": only[True], "warmup": _position}
 SCHEDULERS: dict[str, dict[str, Rule]] = {
     "lathe.optim.constant": _schedule,
     "lathe.optim.cosine": {**_schedule, "min_ratio": share},
     "lathe.optim.cosine_restarts": {
         **_schedule,
-        "period": count | number(above=0, below=1),
+        "period": steps | replace(_share, low=None, above=0, saying="a share of the run above 0 and below 1"),
         "period_growth": number(1, 1000),
         "min_ratio": share,
     },
@@ -66,7 +69,7 @@ OPTIMIZERS: dict[str, dict[str, Rule]] = {
     "lathe.optim.Muon": {
         "momentum": _decayed,
         "nesterov": flag,
-        "ns_steps": whole(1, 100),
+        "ns_steps": whole(1, 99),
         "adjust_lr_fn": word("original", "match_rms_adamw"),
         "adamw_lr_ratio": number(above=0),
         "adamw_betas": _betas,

@@ -8,7 +8,7 @@ them, and the fuzz of law 7 draws from them. Rules are put together by `|`, as t
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lathe.errors import did_you_mean
@@ -50,7 +50,8 @@ class Rule:
 
     `low` and `high` may be taken, `above` and `below` not. `least` and `most` count a list's items, each of which
     follows `item`, as the values of a group do. `words` are the only ones taken, where there are any, `also` is a whole
-    number outside the bounds that has a meaning of its own, and `form` a regular expression in `saying`'s words.
+    number outside the bounds that has a meaning of its own, and `form` a regular expression in `saying`'s words. `noun`
+    is what a number is a number of.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class Rule:
     words: tuple[str, ...] = ()
     form: str = ""
     saying: str = ""
+    noun: str = ""
     item: "Rule | None" = None
     least: int = 0
     most: int | None = None
@@ -69,11 +71,15 @@ class Rule:
 
     def __or__(self, other: "Rule | str | None") -> "Rule":
         rule = other if isinstance(other, Rule) else Rule("null") if other is None else word(other)
-        return Rule(**{**self.__dict__, "others": (*self.others, rule)})
+        return replace(self, others=(*self.others, rule))
+
+    def of(self, noun: str) -> "Rule":
+        """The same for numbers of something, such as "optimizer steps"."""
+        return replace(self, noun=noun)
 
     def kinds(self) -> "Iterator[Rule]":
         """The rules of which a value has to follow one."""
-        yield Rule(**{**self.__dict__, "others": ()})
+        yield replace(self, others=())
         for other in self.others:
             yield from other.kinds()
 
@@ -160,7 +166,7 @@ def _fits(rule: Rule, value: Any) -> bool:
     if rule.kind == "node":
         return isinstance(value.get("_target_"), str)
     return "_target_" not in value and all(
-        isinstance(k, str) and (not rule.words or k in rule.words) and (rule.item is None or rule.item.fits(v))
+        isinstance(k, (str, int)) and (not rule.words or k in rule.words) and (rule.item is None or rule.item.fits(v))
         for k, v in value.items()
     )
 
@@ -186,6 +192,7 @@ def _span(rule: Rule) -> str:
 def _words(rule: Rule) -> str:
     if rule.saying:
         return rule.saying
+    each = f" (each {rule.item.expected()})" if rule.item is not None and rule.item.kind != "any" else ""
     if rule.kind == "list":
         size = (
             f" of {rule.least} items"
@@ -194,16 +201,14 @@ def _words(rule: Rule) -> str:
             if rule.least
             else ""
         )
-        return f"a list{size}" + (
-            f" (each {rule.item.expected()})" if rule.item is not None and rule.item.kind != "any" else ""
-        )
+        return f"a list{size}{each}"
     names = {
-        "whole": f"a whole number{_span(rule)}",
-        "number": f"a number{_span(rule)}",
+        "whole": f"{f'a number of {rule.noun}' if rule.noun else 'a whole number'}{_span(rule)}",
+        "number": f"a number{f' of {rule.noun}' if rule.noun else ''}{_span(rule)}",
         "flag": "true or false",
         "null": "null",
         "text": "a word",
-        "group": "a group of keys",
+        "group": f"a group of keys{each}",
         "node": "a group with a _target_",
         "any": "anything",
     }
@@ -242,7 +247,13 @@ def group(item: Rule | None = None) -> Rule:
     return Rule("group", item=item)
 
 
+def null(meaning: str) -> Rule:
+    """Null, and what it stands for."""
+    return Rule("null", saying=f"null for {meaning}")
+
+
 flag, node, anything, none = Rule("flag"), Rule("node"), Rule("any"), Rule("null")
 only = {value: Rule("flag", words=(str(value).lower(),)) for value in (True, False)}  # a switch that stays where it is
 path = text("a path")
 count, share = whole(1), number(0, 1)
+steps, batches = count.of("optimizer steps"), count.of("batches")

@@ -29,7 +29,7 @@ STRATEGIES: dict[str, dict[str, Rule]] = {
         "bucket_cap_mb": whole(1, 2**20),
         "comm_hook": word("fp16", "bf16", "powersgd") | None,
         "powersgd_rank": count,
-        "powersgd_start_step": whole(2),
+        "powersgd_start_step": whole(2).of("optimizer steps"),
     },
     "lathe.legacy.DP": {**_group, "devices": whole(1, 1_000_000, also=[-1]) | "auto" | items(whole(0), 1) | None},
     "lathe.strategies.DeepSpeed": {

@@ -17,6 +17,7 @@ from lathe.config.schema.rule import (
     word,
 )
 from lathe.config.schema.strategies import COMPILE, LAUNCH, PRECISION, PRECISIONS
+from lathe.config.schema.targets import TARGETS
 from lathe.config.schema.trainer import ACCELERATORS
 
 _RUN = text("a run directory")
@@ -77,37 +78,6 @@ TRAIN: dict[str, Place] = {
     "launch": _launch,
 }
 
-_integers: dict[str, Place] = {"integers": flag | None}
-_pixels = whole(1, 2**31)
-TARGETS: dict[str, dict[str, Place]] = {
-    "onnx": {},
-    "onnx_int8": {},
-    "torch_export": {},
-    "weights": {},
-    "aot_inductor": _integers,
-    "executorch": {**_integers, "max_batch_size": whole(1, 2**20)},
-    "safetensors": {"push_to_hub": text("<user>/<name>", r"[\w.-]+/[\w.-]+") | None},
-    "tensorrt": {
-        **_integers,
-        "through": word("auto", "torch_tensorrt", "onnx"),
-        "half": flag,
-        "max_batch_size": whole(1, 2**20),
-        "typical_batch_size": whole(1, 2**20) | None,
-        "workspace": count | None,
-    },
-    "torchscript": {"method": word("trace", "script"), "freeze": flag, "fuse": flag},
-    "torchserve": {
-        **_integers,
-        "payload": word("torch_export", "onnx", "aot_inductor", "torchscript") | None,
-        "workers": whole(1, 1024),
-        "threads": whole(1, 1024) | None,
-        "batch_size": whole(1, 2**20),
-        "max_batch_delay": whole(0, 2**31),
-        "response_timeout": whole(1, 2**31),
-        "top_k": count,
-        "max_pixels": _pixels,
-    },
-}
 _targets: dict[str, Place] = {name: Keys(options, tuple(options), null=True) for name, options in TARGETS.items()}
 _target = Keys(
     {

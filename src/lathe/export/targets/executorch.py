@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from lathe.compression.quantization.net import quantized_layers
+from lathe.config.schema.held import held
 from lathe.errors import UserError, uninstalled
 from lathe.export.bounded import Array, bounded_axes, check_bounds, in_parts, largest
 from lathe.export.deploy import copied, deployable
@@ -37,6 +38,7 @@ def available() -> str | None:
     return uninstalled("export", "executorch")
 
 
+@held("target.executorch")
 def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: int = 64) -> None:
     """Writes one file with its weights, for batches of up to `max_batch_size` and sequences of up to the example's
     length, for which memory is reserved when it is loaded. `example` is the net's input, `[batch, ...]`; only its shape
@@ -53,7 +55,7 @@ def export(net: nn.Module, example: Tensor, path: str | Path, max_batch_size: in
     sentence = available()
     if sentence:
         raise UserError(sentence)
-    check_bounds(net, "executorch", max_batch_size)
+    check_bounds(net, "executorch")
     given, quantized = largest(example, max_batch_size), bool(quantized_layers(net))
     with whole(path) as temporary, torch.no_grad(), quiet():
         import_module("executorch.kernels.quantized")  # registers operators, for roundings that XNNPACK does not take

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lathe.config.schema.held import held
 from lathe.errors import UserError, uninstalled
 from lathe.export.files import readable, whole
 from lathe.export.targets.onnx_graph import Array
@@ -37,6 +38,7 @@ def _require(package: str, key: str) -> None:
         raise UserError(f"{key}: {sentence}")
 
 
+@held("target.safetensors")
 def export(
     net: nn.Module,
     example: Tensor,

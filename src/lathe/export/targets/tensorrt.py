@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from lathe.compression.quantization.net import quantized_layers
-from lathe.errors import UserError
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError
 from lathe.export.bounded import Array, bounded_axes, check_bounds, in_parts, largest
 from lathe.export.deploy import IntegerEmbedding, copied, deployable
 from lathe.export.dialects import Symmetric, scaled
@@ -32,7 +33,6 @@ from lathe.files import scratch
 suffix = ".engine"
 computes = True
 integers: bool | None = None
-WAYS = ("auto", "torch_tensorrt", "onnx")
 Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
@@ -51,6 +51,7 @@ def available() -> str | None:
     return None
 
 
+@held("target.tensorrt")
 def export(
     net: nn.Module,
     example: Tensor,
@@ -74,7 +75,11 @@ def export(
             can't be written.
     """
     quantized = bool(quantized_layers(net))
-    check_options(net, through, half, max_batch_size, typical_batch_size, workspace)
+    check_bounds(net, "tensorrt")
+    if typical_batch_size is not None and typical_batch_size > max_batch_size:
+        raise ArgumentError(
+            f"typical_batch_size={typical_batch_size} is above max_batch_size={max_batch_size}: lower it."
+        )
     way = chosen(through, quantized, half)
     sentence = available() or (onnx_available() if way == "onnx" else None)
     if sentence:
@@ -89,26 +94,6 @@ def export(
         else:
             plan = compiled(prepared(net, example, half), net, largest(example, max_batch_size), shapes, workspace)
         temporary.write_bytes(plan)
-
-
-def check_options(
-    net: nn.Module, through: Any, half: Any, max_batch_size: Any, typical_batch_size: Any, workspace: Any
-) -> None:
-    """Raises UserError for values that can't be."""
-    check_bounds(net, "tensorrt", max_batch_size)
-    if through not in WAYS:
-        raise UserError(f"target.tensorrt.through={through}: choose {', '.join(WAYS)}.")
-    if not isinstance(half, bool):
-        raise UserError(f"target.tensorrt.half={half}: choose true or false.")
-    if typical_batch_size is not None and not (
-        isinstance(typical_batch_size, int) and 1 <= typical_batch_size <= max_batch_size
-    ):
-        raise UserError(
-            f"target.tensorrt.typical_batch_size={typical_batch_size}: give a whole number from 1 to "
-            f"max_batch_size={max_batch_size}, or null."
-        )
-    if workspace is not None and not (isinstance(workspace, int) and workspace >= 1):
-        raise UserError(f"target.tensorrt.workspace={workspace}: give bytes from 1, or null for TensorRT's own limit.")
 
 
 def chosen(through: str, quantized: bool, half: bool) -> str:

@@ -18,8 +18,8 @@ from lightning.pytorch.utilities import GradClipAlgorithmType
 from torch import nn
 from torch.optim import LBFGS, Adafactor, Optimizer, SparseAdam
 
-from lathe.errors import UserError, did_you_mean
-from lathe.optim import Muon
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError
 from lathe.strategies.deepspeed.precision import PRECISIONS, EnginePrecision
 from lathe.strategies.deepspeed.process import (
     adopt_process_group,
@@ -33,6 +33,7 @@ from lathe.strategies.deepspeed.state import PlainState, full_weights
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 
+@held("lathe.strategies.DeepSpeed")
 class DeepSpeed(DeepSpeedStrategy):
     """Lightning's DeepSpeedStrategy with five differences: it runs on CPUs as well; it writes and reads one plain
     checkpoint file that every other strategy opens; gradient accumulation ends with the epoch, as under every strategy;
@@ -67,15 +68,10 @@ class DeepSpeed(DeepSpeedStrategy):
         log_level: str = "error",
     ) -> None:
         name = f"deepspeed_{stage}{'_offload' if offload_optimizer or offload_parameters else ''}"
-        if stage not in (1, 2, 3):
-            raise UserError(f"strategy.stage={stage}: ZeRO has the stages 1, 2 and 3.")
         if offload_parameters and stage != 3:
-            raise UserError(
-                f"strategy.offload_parameters=true: stage {stage} does not split parameters, use "
-                "strategy=deepspeed_3_offload."
+            raise ArgumentError(
+                f"offload_parameters=true: stage {stage} does not split parameters, use strategy=deepspeed_3_offload."
             )
-        if log_level not in LEVELS:
-            raise UserError(f"strategy.log_level={log_level!r}: {did_you_mean(log_level, LEVELS)}")
         if importlib.util.find_spec("deepspeed") is None:
             raise UserError(f"strategy={name} needs DeepSpeed: pip install -e .[deepspeed]")
         self._name = name
@@ -184,8 +180,8 @@ class DeepSpeed(DeepSpeedStrategy):
         return optimizer, scheduler
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        whole = (Muon, LBFGS, Adafactor, SparseAdam, *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []))
-        if isinstance(optimizer, whole):
+        whole = (LBFGS, Adafactor, SparseAdam, *([torch.optim.Muon] if hasattr(torch.optim, "Muon") else []))
+        if isinstance(optimizer, whole) or getattr(optimizer, "needs_whole_weights", False):
             raise UserError(
                 f"strategy={self._name} cuts parameters into flat pieces, and {type(optimizer).__name__} needs them "
                 "whole: use optimizer=adamw or sgd, or strategy=ddp."

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.config.mesh import Axes, axes
-from lathe.errors import UserError, did_you_mean, require
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, UserError, require
 from lathe.strategies.pipeline.cut import Cut, enough_blocks
 from lathe.strategies.pipeline.flow import Flow, count_microbatches
 from lathe.strategies.pipeline.gradients import (
@@ -27,10 +28,10 @@ from lathe.strategies.pipeline.gradients import (
 from lathe.strategies.pipeline.groups import agree, make_groups
 from lathe.strategies.pipeline.state import gather, local_optimizer_state, localise
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved")
 PRECISIONS = ("64-true", "32-true", "16-mixed", "bf16-mixed", "bf16-true")
 
 
+@held("lathe.strategies.Pipeline")
 class Pipeline(DDPStrategy):
     """The net's blocks cut into `stages` consecutive parts, one for each rank, times `data` replicas of the whole
     pipeline.
@@ -62,18 +63,8 @@ class Pipeline(DDPStrategy):
         slices: int = 2,
     ) -> None:
         super().__init__()
-        require(schedule in SCHEDULES, f"strategy.schedule={schedule!r}: {did_you_mean(schedule, SCHEDULES)}")
-        for key, value in (("microbatches", microbatches), ("slices", slices)):
-            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-            optional = key == "microbatches"
-            require(
-                whole or (optional and value is None),
-                f"strategy.{key}={value!r}: give a whole number from 1{', or null' if optional else ''}.",
-            )
-        if schedule == "interleaved":
-            require(
-                slices >= 2, f"strategy.slices={slices}: strategy.schedule=interleaved needs at least 2; or use 1f1b."
-            )
+        if schedule == "interleaved" and slices < 2:
+            raise ArgumentError(f"slices={slices}: schedule=interleaved needs at least 2; or use 1f1b.")
         self._sizes: dict[str, int | None] = {"data": data, "stages": stages}
         self._schedule = schedule
         self._slices = slices if schedule == "interleaved" else 1

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe import export, measure
-from lathe.errors import UserError, require
+from lathe.errors import UserError, require, under
 from lathe.export import manifest as manifests
 from lathe.runs.shippable import Shippable, open_shippable
 from lathe.verbs.export.request import taken
@@ -63,7 +63,7 @@ def make(ready: Shippable, name: str, options: Mapping[str, Any], folder: Path) 
         option: value for option, value in options.items() if option != "integers"
     }  # which has decided what `ready` is
     try:
-        with silent():
+        with silent(), under(f"target.{name}"):
             target.export(ready.net, ready.example, folder / file, **own, **given)
     except (UserError, OSError):
         raise
