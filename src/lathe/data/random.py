@@ -22,6 +22,11 @@ def _generator(seed: int, purpose: str, epoch: int) -> torch.Generator:
     return torch.Generator().manual_seed(hashed_seed(seed, purpose, epoch))
 
 
+def stream(seed: int, number: int) -> np.random.Generator:
+    """Stream `number` of a source that is made from `seed` alone; any integer is a valid `seed`."""
+    return np.random.Generator(np.random.Philox(key=[seed % 2**64, number]))
+
+
 def epoch_permutation(seed: int, epoch: int, n: int) -> Tensor:
     """The order of epoch `epoch`: a permutation of 0..n-1, int64 [n]."""
     return torch.randperm(n, generator=_generator(seed, "order", epoch))

@@ -3,6 +3,7 @@
 import numpy as np
 
 from lathe.config.schema.held import held
+from lathe.data import random
 from lathe.data.splits import Images, Labels, Split, Splits
 from lathe.errors import UserError
 
@@ -93,14 +94,11 @@ class Synthetic:
         signs = np.sign(pooled.reshape(len(images), -1) - 127)
         return np.argmax(signs @ self.templates.T, axis=1).astype(np.int64)
 
-    def _rng(self, stream: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(key=[self.seed % 2**64, stream]))
-
     def _draw_templates(self) -> tuple[np.ndarray[tuple[int, int], np.dtype[np.int64]], int]:
         """Cells of -1 and 1, [classes, channels * grid * grid], and the smallest number of cells in which two rows
         differ.
         """
-        rng = self._rng(0)
+        rng = random.stream(self.seed, 0)
         cells = self.channels * self.grid**2
         chosen = rng.choice([-1, 1], size=(1, cells))
         smallest = cells
@@ -118,7 +116,7 @@ class Synthetic:
         return chosen, smallest
 
     def _draw(self, n: int, stream: int) -> tuple[Images, Labels]:
-        rng = self._rng(stream)
+        rng = random.stream(self.seed, stream)
         classes = rng.integers(self.num_classes, size=n)
         cells = self.templates[classes]
         turned = rng.random(cells.shape).argsort(axis=1)[:, : self.flipped_cells]

@@ -5,6 +5,7 @@ import math
 import numpy as np
 
 from lathe.config.schema.held import held
+from lathe.data import random
 from lathe.data.checks import check_number
 from lathe.data.synthetic_tokens import SyntheticTokens
 from lathe.data.tokens import Tokens
@@ -73,7 +74,7 @@ class SyntheticDocuments:
 
     def _shorten(self, tokens: Tokens, stream: int) -> np.ndarray[tuple[int], np.dtype[np.uint16]]:
         sequences = tokens.ids.reshape(-1, self.longest)
-        uniforms = np.random.Generator(np.random.Philox(key=[self.seed % 2**64, 2**32 + stream])).random(len(sequences))
+        uniforms = random.stream(self.seed, 2**32 + stream).random(len(sequences))
         spread = math.log((self.longest + 1) / self.shortest)
         lengths = np.minimum((self.shortest * np.exp(uniforms * spread)).astype(np.int64), self.longest)
         ended = np.concatenate([sequences, np.zeros_like(sequences[:, :1])], axis=1)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lathe.config.schema.held import held
+from lathe.data import random
 from lathe.data.checks import check_number
 from lathe.data.tokens import Tokens
 
@@ -60,7 +61,7 @@ class SyntheticTokens:
         self.lag = lag
         self.seed = seed
         self.dtype = np.uint16 if vocab_size <= 2**16 else np.uint32
-        self.successor = self._rng(0).permutation(vocab_size).astype(self.dtype)
+        self.successor = random.stream(self.seed, 0).permutation(vocab_size).astype(self.dtype)
 
     @property
     def entropy(self) -> float:
@@ -97,11 +98,8 @@ class SyntheticTokens:
         unknown = np.full((len(sequences), self.lag - 1), -math.log(self.vocab_size))
         return np.concatenate([unknown, known], axis=1)
 
-    def _rng(self, stream: int) -> np.random.Generator:
-        return np.random.Generator(np.random.Philox(key=[self.seed % 2**64, stream]))
-
     def _draw(self, n: int, stream: int) -> NDArray[np.uint16] | NDArray[np.uint32]:
-        rng = self._rng(stream)
+        rng = random.stream(self.seed, stream)
         # the tokens that are drawn anew stand here already; the others are overwritten by their successors, place by
         # place
         tokens: NDArray[Any] = rng.integers(self.vocab_size, size=(n, self.length + 1), dtype=self.dtype)

@@ -3,7 +3,7 @@
 from torch import Tensor, nn
 
 from lathe.config.schema.held import held
-from lathe.nets.blocks import Blocks
+from lathe.nets.mlp import Stack
 
 
 class NormedLayer(nn.Module):
@@ -22,7 +22,7 @@ class NormedLayer(nn.Module):
 
 
 @held("lathe.nets.DeepMLP")
-class DeepMLP(nn.Module):
+class DeepMLP(Stack):
     """A stem, `depth` blocks of `width` units, all equal, and a linear classifier; no shortcuts.
 
     `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`.
@@ -33,10 +33,7 @@ class DeepMLP(nn.Module):
     def __init__(
         self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0
     ) -> None:
-        super().__init__()
-        self.stem = NormedLayer(channels * image_size * image_size, width, dropout=dropout)
-        self.blocks = Blocks(NormedLayer(width, width, dropout=dropout) for _ in range(depth))
-        self.head = nn.Linear(width, num_classes)
+        super().__init__(NormedLayer, channels * image_size**2, num_classes, width, depth, dropout)
 
     @property
     def tensor_plan(self) -> dict[str, str]:
@@ -44,19 +41,3 @@ class DeepMLP(nn.Module):
         gathered.
         """
         return {"stem.linear": "gather", "blocks.*.linear": "gather"}
-
-    @property
-    def tensor_limits(self) -> dict[str, int]:
-        """What the number of tensor-parallel ranks must divide, by argument."""
-        return {"width": self.stem.linear.out_features}
-
-    def enter(self, x: Tensor) -> Tensor:
-        out: Tensor = self.stem(x.flatten(1))
-        return out
-
-    def leave(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.head(x)
-        return logits
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.leave(self.blocks(self.enter(x)))

@@ -1,5 +1,7 @@
 """A multilayer perceptron on flattened images: the smallest net that every other room can be tried on."""
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from lathe.config.schema.held import held
@@ -20,34 +22,17 @@ class HiddenLayer(nn.Module):
         return out
 
 
-@held("lathe.nets.MLP")
-class MLP(nn.Module):
-    """`depth` hidden layers of `width` units, then a linear classifier.
-
-    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. The first
-    hidden layer is the `stem`; the `depth - 1` layers behind it are equal in shape and are the repeated `blocks`.
-
-    Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
-    """
+class Stack(nn.Module):
+    """A stem, `repeats` equal blocks and a linear classifier, `[batch, ...]` to logits `[batch, num_classes]`; `layer`
+    makes the stem and the blocks."""
 
     def __init__(
-        self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0
+        self, layer: Callable[..., nn.Module], inputs: int, num_classes: int, width: int, repeats: int, dropout: float
     ) -> None:
         super().__init__()
-        self.stem = HiddenLayer(channels * image_size * image_size, width, dropout=dropout)
-        self.blocks = Blocks(HiddenLayer(width, width, dropout=dropout) for _ in range(depth - 1))
+        self.stem = layer(inputs, width, dropout=dropout)
+        self.blocks = Blocks(layer(width, width, dropout=dropout) for _ in range(repeats))
         self.head = nn.Linear(width, num_classes)
-
-    @property
-    def tensor_plan(self) -> dict[str, str]:
-        """How tensor parallelism cuts each module: by output and by input features in turn, so that one reduction
-        serves two layers.
-
-        With an even number of hidden layers the head has a whole input; it is small and stays whole.
-        """
-        names = ["stem.linear", *(f"blocks.{index}.linear" for index in range(len(self.blocks))), "head"]
-        pairs = len(names) // 2 * 2
-        return {name: "row" if index % 2 else "column" for index, name in enumerate(names[:pairs])}
 
     @property
     def tensor_limits(self) -> dict[str, int]:
@@ -64,3 +49,30 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.leave(self.blocks(self.enter(x)))
+
+
+@held("lathe.nets.MLP")
+class MLP(Stack):
+    """`depth` hidden layers of `width` units, then a linear classifier.
+
+    `forward` takes `[batch, channels, image_size, image_size]` and returns logits `[batch, num_classes]`. The first
+    hidden layer is the `stem`; the `depth - 1` layers behind it are equal in shape and are the repeated `blocks`.
+
+    Raises ArgumentError if `width` or `depth` is not a whole number of at least 1, or `dropout` is outside [0, 1).
+    """
+
+    def __init__(
+        self, *, channels: int, image_size: int, num_classes: int, width: int, depth: int, dropout: float = 0.0
+    ) -> None:
+        super().__init__(HiddenLayer, channels * image_size**2, num_classes, width, depth - 1, dropout)
+
+    @property
+    def tensor_plan(self) -> dict[str, str]:
+        """How tensor parallelism cuts each module: by output and by input features in turn, so that one reduction
+        serves two layers.
+
+        With an even number of hidden layers the head has a whole input; it is small and stays whole.
+        """
+        names = ["stem.linear", *(f"blocks.{index}.linear" for index in range(len(self.blocks))), "head"]
+        pairs = len(names) // 2 * 2
+        return {name: "row" if index % 2 else "column" for index, name in enumerate(names[:pairs])}

@@ -16,7 +16,6 @@ from lathe import export
 from lathe.errors import UserError
 
 CPU = torch.device("cpu")
-INTEGER_TARGETS = ("onnx_int8",)  # made from the quantized representation alone
 
 
 @dataclass(frozen=True)

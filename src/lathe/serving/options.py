@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lathe.errors import require
@@ -13,15 +13,6 @@ KEY = "LATHE_API_KEY"
 PROCESSES = 256  # workers, or threads of one, at most: the machine's cores, if it has more
 AUTO = "lathe.strategies.auto"
 BATCH_BYTES = 2**30  # of a batch of inputs
-SECONDS = (
-    "request_timeout",
-    "header_timeout",
-    "body_timeout",
-    "keep_alive_timeout",
-    "health_timeout",
-    "stop_timeout",
-    "load_timeout",
-)
 
 
 @dataclass(frozen=True)
@@ -92,25 +83,12 @@ def read(request: Mapping[str, Any], run: str) -> Options:
         f"{where} is empty or has characters that a header can't carry: use letters, digits and punctuation.",
     )
     limits = Limits(request["max_body_bytes"], request["max_pixels"], request["max_samples"], request["max_tokens"])
-    same = {
-        name: request[name]
-        for name in (
-            "checkpoint",
-            "host",
-            "port",
-            "workers",
-            "max_batch_size",
-            "top_k",
-            "max_queue",
-            "max_connections",
-            *SECONDS,
-        )
-    }
+    made = ("run", "target", "threads", "hosts", "limits", "api_key")
+    same = {option.name: request[option.name] for option in fields(Options) if option.name not in made}
     return Options(
         run=run,
         target=target,
         threads=threads or max(1, cores // request["workers"]),
-        batch_timeout=float(wait),
         hosts=tuple(request["hosts"]),
         limits=limits,
         api_key=key,
