@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from lathe.config.schema.rule import count
 from lathe.errors import require
 
 SIZES = ("data", "tensor", "stages")
@@ -31,10 +32,8 @@ def axes(strategy: dict[str, Any], world: int) -> Axes:
     """
     named = {key: strategy[key] for key in SIZES if key in strategy}
     for key, size in named.items():
-        whole = isinstance(size, int) and not isinstance(size, bool) and size >= 1
-        require(
-            size is None or whole, f"strategy.{key}={size!r}: give a whole number from 1, or null for what remains."
-        )
+        fits = size is None or count.fits(size)
+        require(fits, f"strategy.{key}={size!r}: give a whole number from 1, or null for what remains.")
     given = {"data": None, "tensor": 1, "stages": 1, **named}
     open_keys = [key for key, size in given.items() if size is None]
     require(
