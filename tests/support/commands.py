@@ -33,7 +33,7 @@ def run(
     *arguments: str, cwd: Path, script: str = "train.py", timeout: float = 240, **extra: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs the real command in `cwd` and returns what it printed."""
-    process = start(command(*arguments, script=script), cwd, environment(**extra))
+    process = start(command(*arguments, script=script), cwd, environment(**extra), fork_ranks=True)
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -43,15 +43,20 @@ def run(
 
 
 def start(
-    line: list[str], cwd: str | Path, env: dict[str, str] | None = None, merged: bool = False, session: bool = False
+    line: list[str],
+    cwd: str | Path,
+    env: dict[str, str] | None = None,
+    merged: bool = False,
+    session: bool = False,
+    fork_ranks: bool = False,
 ) -> Started:
     """Starts a command line with its output piped: forked, or by Python anew where the environment says what Python or
-    a package does when it is imported. For `merged` and `session` see `Command`."""
+    a package does when it is imported. For `merged`, `session` and `fork_ranks` see `Command`."""
     env = environment() if env is None else env
     at_start = {name for name in {*env, *os.environ} if name.startswith(AT_START) and not name.startswith(LAUNCHERS)}
     same = all(env.get(name, "") == os.environ.get(name, "") for name in at_start)
     if same and line[0] == sys.executable and line[1].endswith(".py"):
-        return Command(line, cwd, env, merged, session)
+        return Command(line, cwd, env, merged, session, fork_ranks)
     errors = subprocess.STDOUT if merged else subprocess.PIPE
     return subprocess.Popen(
         line, cwd=cwd, env=env, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=session

@@ -65,15 +65,23 @@ class Command:
     """A script of the project with its arguments, started at once. Its output is piped, as text."""
 
     def __init__(
-        self, line: list[str], cwd: str | Path, env: Mapping[str, str], merged: bool = False, session: bool = False
+        self,
+        line: list[str],
+        cwd: str | Path,
+        env: Mapping[str, str],
+        merged: bool = False,
+        session: bool = False,
+        fork_ranks: bool = False,
     ) -> None:
         """`line` is what `subprocess.Popen` would get: Python, a script, its arguments. `merged` writes both outputs to
-        `stdout`; with `session` it leads a session, and so a process group, of its own."""
+        `stdout`; with `session` it leads a session, and so a process group, of its own. With `fork_ranks` its ranks are
+        forked from it, for those who want what they compute; those who look at the processes have them started anew.
+        """
         self.args = line
         out, out_end = os.pipe()
         err, err_end = os.pipe()
         ends = (_Handed(out_end), _Handed(out_end if merged else err_end))
-        self._process = server().Process(target=_main, args=(line[1:], str(cwd), dict(env), *ends, session))
+        self._process = server().Process(target=_main, args=(line[1:], str(cwd), dict(env), *ends, session, fork_ranks))
         self._process.start()
         os.close(out_end)
         os.close(err_end)
@@ -134,7 +142,7 @@ class Command:
         self.send_signal(signal.SIGTERM)
 
 
-def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, session: bool) -> None:
+def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, session: bool, fork_ranks: bool) -> None:
     """What a fresh Python does with a script, in a process that is new but for what it has imported."""
     if session:
         os.setsid()
@@ -155,8 +163,33 @@ def _main(words: list[str], cwd: str, env: dict[str, str], out: int, err: int, s
     paths = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path]
     sys.path[:] = [str(script.parent), *paths, *(path for path in sys.path if path and Path(path).resolve() != TESTS)]
     sys.argv[:] = [str(script), *words[1:]]
+    if fork_ranks:
+        _fork_ranks()
     try:
         runpy.run_path(str(script), run_name="__main__")
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
+
+
+def _fork_ranks() -> None:
+    """Has the ranks of this command forked from it instead of started anew, so that they cost no imports either."""
+    from lathe.launch import agent
+
+    made, begun = agent._launch_config, agent.worker
+
+    def config(*of: Any) -> Any:
+        found = made(*of)
+        found.start_method = "fork"
+        return found
+
+    def worker(*of: Any) -> Any:
+        from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+        for name in agent.SIGNALS.split(","):  # a new process has no handlers of the agent's
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        rank_zero_only.rank = int(os.environ["RANK"])  # as it finds it when it is imported
+        return begun(*of)
+
+    agent._launch_config, agent.worker = config, worker
