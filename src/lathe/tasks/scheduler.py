@@ -16,7 +16,7 @@ def make_scheduler(
     """What `make` makes of the optimizer, planned for the run's steps, or for each of `repeats` equal parts of them.
 
     Raises:
-        UserError: the scheduler plans for an end, and the run has none.
+        UserError: the scheduler plans for an end, and the run has none, or no step at all.
     """
     steps = None
     if wants_length(make):
@@ -25,6 +25,11 @@ def make_scheduler(
             raise UserError(
                 "trainer.max_epochs=-1 and trainer.max_steps=-1 have no end for the scheduler to plan for: set one of "
                 "them."
+            )
+        if total < 0:
+            raise UserError(
+                f"The scheduler cannot plan a run of {total} steps: set trainer.max_epochs or trainer.max_steps, and "
+                "trainer.limit_train_batches above 0."
             )
         steps = int(total) // repeats
     scheduler = build_scheduler(make, optimizer, steps)
