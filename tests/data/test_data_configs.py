@@ -30,12 +30,6 @@ def test_the_folder_holds_these() -> None:
     assert sorted(path.stem for path in CONFIGS.glob("*.yaml")) == sorted(NAMES)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_key_has_a_comment(name: str) -> None:
-    for line in (CONFIGS / f"{name}.yaml").read_text().splitlines():
-        assert "# " in line, line
-
-
 @pytest.mark.parametrize("name", ["digits", "synthetic"])
 def test_batches_have_the_declared_facts(name: str, tmp_path: Path) -> None:
     data = build(name, tmp_path)

@@ -103,9 +103,3 @@ def test_heads_are_those_that_the_file_promises(name: str, heads: int) -> None:
         net = instantiate(read(name).net)
     assert net.tensor_limits["heads"] == heads
     assert net.blocks[0].attention.head_dim == (16 if name == "gpt_nano" else 64)
-
-
-@pytest.mark.parametrize("name", COUNTS)
-def test_every_key_has_a_comment(name: str) -> None:
-    lines = (FOLDER / f"{name}.yaml").read_text().splitlines()
-    assert [line for line in lines if "#" not in line and line != "net:"] == []

@@ -32,10 +32,8 @@ def read(group: str, name: str, *overrides: str) -> DictConfig:
 
 
 @pytest.mark.parametrize(("group", "table"), [("optimizer", OPTIMIZERS), ("scheduler", SCHEDULERS)])
-def test_every_file_is_listed_here_and_every_key_has_a_comment(group: str, table: dict) -> None:
+def test_every_file_is_listed_here(group: str, table: dict) -> None:
     assert sorted(path.stem for path in (CONFIGS / group).glob("*.yaml")) == sorted(table)
-    for path in (CONFIGS / group).glob("*.yaml"):
-        assert [line for line in path.read_text().splitlines() if "#" not in line and line != "kind:"] == []
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
