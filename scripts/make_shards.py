@@ -8,7 +8,7 @@ import hydra
 from omegaconf import DictConfig
 
 from lathe.config.composed import resolve
-from lathe.errors import require
+from lathe.errors import require, under
 from lathe.launch.start import check_typed
 from lathe.launch.telling import one_sentence, tell
 
@@ -54,7 +54,8 @@ def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         return Path(tars["folder"]), index_tars(Path(tars["folder"]), classes)
     source: Any
     if images["folder"] is not None:
-        source = ImageFolder(**images)
+        with under("images"):
+            source = ImageFolder(**images)
         splits = {name: source.samples(name) for name in ("train", "val", "test")}
     else:
         known = "num_classes" in settings["data"]

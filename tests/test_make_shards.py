@@ -77,6 +77,15 @@ def read_shards(folder: Path) -> Any:
     return Shards("", str(folder)).index["splits"]["train"]["shards"]
 
 
+def test_the_keys_that_are_named_are_those_that_work(tmp_path: Path) -> None:
+    (tmp_path / "files" / "cat").mkdir(parents=True)
+    Image.new("RGB", (4, 4)).save(tmp_path / "files" / "cat" / "0.png")
+    with pytest.raises(UserError, match=r"^images\.val_size=3, test_size=2 cannot be cut out of 1 samples: choose"):
+        make(tmp_path, f"images.folder={tmp_path / 'files'}", "images.val_size=3", "images.test_size=2")
+    with pytest.raises(UserError, match=r"^data\.source\.val_size=5000, test_size=2 cannot be cut out of 1797 samples"):
+        make(tmp_path, "data.source.val_size=5000", "data.source.test_size=2")
+
+
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

@@ -155,6 +155,13 @@ def replica(rank: int, world: int, **settings: Any) -> ImageDataModule:
     return data
 
 
+def test_a_data_module_prints_its_name_and_the_sizes_of_what_is_open() -> None:
+    data = module()
+    assert str(data) == "ImageDataModule(not set up)"
+    data.setup()
+    assert str(data) == "ImageDataModule(train: 20, val: 7, test: 7)"
+
+
 def test_strategy_says_which_share_is_ours() -> None:
     one = [x for x, _ in module(augment=Augment(crop=1)).train_dataloader()]
     two = [[x for x, _ in replica(r, 2, augment=Augment(crop=1)).train_dataloader()] for r in range(2)]

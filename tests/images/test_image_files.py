@@ -110,6 +110,12 @@ def test_png_folders_that_cant_be_read_are_refused(tmp_path: Path) -> None:
         find_images(tmp_path, 4)
 
 
+def test_a_folder_of_folders_is_told_that_those_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "cats").mkdir()
+    with pytest.raises(UserError, match=r"\.npy files itself, and its 1 subfolders are not read: give one of them\.$"):
+        find_images(tmp_path, 1)
+
+
 @pytest.mark.parametrize("damage", ["cut", "text", "empty", "gif", "flipped"])
 def test_a_damaged_png_is_named(tmp_path: Path, damage: str) -> None:
     path = png_folder(tmp_path, (32, 32)) / "0.png"

@@ -33,7 +33,26 @@ def test_a_node_becomes_an_object_with_what_is_added() -> None:
             },
             "model._args_0 can't be built: ",
         ),
-        ({"_target_": "torch.nn.Linearr", "in_features": 3}, "model can't be built: "),
+        (
+            {"_target_": "torch.nn.Linearr", "in_features": 3},
+            "model can't be built: the module torch.nn has no Linearr; did you mean Linear?",
+        ),
+        (
+            {"_target_": "lathe.data.digits.Digitz"},
+            "model can't be built: the module lathe.data.digits has no Digitz; did you mean Digits?",
+        ),
+        (
+            {"_target_": "torch.nnn.Linear"},
+            "model can't be built: the module torch has no nnn.Linear; did you mean nn?",
+        ),
+        (
+            {"_target_": "lathe.data.Digits.loads"},
+            "model can't be built: the class lathe.data.Digits has no loads; did you mean load?",
+        ),
+        (
+            {"_target_": "hydra.utils.get_class", "path": "torch.optim.Adamm"},
+            "model can't be built: the module torch.optim has no Adamm; did you mean Adam?",
+        ),
         ({"_target_": "no_such_package.Thing"}, "model can't be built: "),
         ({"_target_": "torch.nn.Linear"}, "model can't be built: "),
         (

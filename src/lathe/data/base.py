@@ -1,6 +1,7 @@
 """What data modules share that are exact on any number of devices: splits, loaders, and which process sees what."""
 
 from abc import abstractmethod
+from collections.abc import Sized
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -35,6 +36,11 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         self.test_split = "test"
         self._splits: dict[str, SplitData] | None = None
         self._train_loader: EpochLoader | None = None
+
+    def __str__(self) -> str:
+        """Its name, and the size of each split once they are open; Lightning's own would draw every batch."""
+        sizes = [f"{name}: {len(split)}" for name, split in (self._splits or {}).items() if isinstance(split, Sized)]
+        return f"{type(self).__name__}({', '.join(sizes) or 'not set up'})"
 
     @abstractmethod
     def open(self) -> dict[str, SplitData]:

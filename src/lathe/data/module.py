@@ -13,7 +13,7 @@ from lathe.data.loader import ImageLoader, ResidentLoader
 from lathe.data.normalize import Normalizer
 from lathe.data.splits import Source, Split
 from lathe.data.stream import StreamLoader
-from lathe.errors import UserError
+from lathe.errors import UserError, under
 
 
 @held("lathe.data.ImageDataModule")
@@ -94,7 +94,8 @@ class ImageDataModule(ExactDataModule[Split]):
 
     def open(self) -> dict[str, Split]:
         """The source's splits, whose facts are those declared."""
-        splits = self.source.load()
+        with under("data.source"):
+            splits = self.source.load()
         _, channels, height, width = splits.train.images.shape
         facts = {"num_classes": self.source.num_classes, "channels": channels, "image_size": max(height, width)}
         for name, found in facts.items():

@@ -60,6 +60,8 @@ class EpochLoader(ABC):
                 f"data.batch_size={batch_size} is the global batch and does not divide by the {world_size} replicas "
                 f"that trainer.devices={world_size} makes: choose a multiple of {world_size}, or other devices."
             )
+        if train and not n:
+            raise UserError(f"data.batch_size={batch_size} cannot be filled, as the training split has no samples.")
         if train and not 0 < batch_size <= n:
             raise UserError(
                 f"data.batch_size={batch_size} cannot be filled from {n} training samples: choose 1 to {n}."

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lathe.data.checks import check_number
 from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
 from lathe.data.splits import Source, stratified_split
-from lathe.errors import UserError
+from lathe.errors import ArgumentError, UserError, under
 from lathe.files import whole
 from lathe.images.files import file_kind
 from lathe.images.pictures import COLOURS, MOST, SUFFIXES, PictureError, read_picture, scaled
@@ -38,23 +38,22 @@ class ImageFolder:
         split_seed: draws them.
 
     Raises:
-        UserError: there is no such folder, a class has no images, splits have other classes than train, or a file is no
-            image.
+        ArgumentError: there is no such folder, its splits have other classes than train, or sizes leave nothing to
+            train on.
+        UserError: a class has no images, or a file is no image.
     """
 
     def __init__(
         self, folder: str, channels: int, image_size: int | None, val_size: int, test_size: int, split_seed: int = 0
     ) -> None:
-        check_number("images.channels", channels, 1, 3)
+        check_number("channels", channels, 1, 3)
         self.folder, self.channels, self.image_size = Path(folder), channels, image_size
         if channels not in COLOURS:
-            raise UserError(f"images.channels={channels} cannot be made from image files: choose 1 or 3.")
+            raise ArgumentError(f"channels={channels} cannot be made from image files: choose 1 or 3.")
         if image_size is not None:
-            check_number("images.image_size", image_size, 1)
+            check_number("image_size", image_size, 1)
         if not self.folder.is_dir():
-            raise UserError(
-                f"images.folder={folder} is no folder: give one that has a folder of images for each class."
-            )
+            raise ArgumentError(f"folder={folder} is no folder: give one that has a folder of images for each class.")
         names = _folders(self.folder)
         if set(SPLITS) <= set(names):
             self.classes = _folders(self.folder / "train")
@@ -71,8 +70,8 @@ class ImageFolder:
     def _list(self, folder: Path) -> list[tuple[Path, int]]:
         found = _folders(folder)
         if not found or found != self.classes:
-            raise UserError(
-                f"images.folder={self.folder}: {folder} has the classes {found} and not {self.classes}: one folder "
+            raise ArgumentError(
+                f"folder={self.folder}: {folder} has the classes {found} and not {self.classes}: one folder "
                 "for each class."
             )
         files = [
@@ -107,7 +106,8 @@ def _folders(folder: Path) -> list[str]:
 def source_samples(source: Source) -> dict[str, Iterator[Sample]]:
     """The splits of a source of images, image by image in stored order."""
     source.prepare()
-    splits = source.load()
+    with under("data.source"):
+        splits = source.load()
 
     def walk(name: str) -> Iterator[Sample]:
         split = getattr(splits, name)

@@ -6,7 +6,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lathe.errors import UserError
+from lathe.data.checks import check_number
+from lathe.errors import ArgumentError
 
 Images = NDArray[np.uint8]
 Labels = NDArray[np.int64]
@@ -80,11 +81,18 @@ def stratified_split(labels: Labels, sizes: dict[str, int], seed: int) -> dict[s
     """Cuts sets of the given sizes out of all samples; what is left is "train". Rows are in rising order.
 
     Raises:
-        UserError: if the sizes leave nothing to train on. The keys of `sizes` are named as `data.source.<key>_size`.
+        ArgumentError: the sizes leave nothing to train on, or an argument is none. The keys of `sizes` are named as
+            `<key>_size`.
     """
-    if min(sizes.values()) < 1 or sum(sizes.values()) >= len(labels):
-        asked = ", ".join(f"data.source.{name}_size={size}" for name, size in sizes.items())
-        raise UserError(
+    labels = np.asarray(labels)
+    if labels.ndim != 1:
+        raise ArgumentError(f"labels: expected one for each sample, got an array of shape {list(labels.shape)}.")
+    check_number("seed", seed, 0)
+    if "train" in sizes:
+        raise ArgumentError(f"train_size={sizes['train']} cannot be asked for: train is what the other sets leave.")
+    if min(sizes.values(), default=1) < 1 or sum(sizes.values()) >= len(labels):
+        asked = ", ".join(f"{name}_size={size}" for name, size in sizes.items())
+        raise ArgumentError(
             f"{asked} cannot be cut out of {len(labels)} samples: choose sizes of at least 1 that leave some to "
             "train on."
         )

@@ -60,8 +60,8 @@ class ImageFile:
 
 
 def find_images(path: Path, channels: int) -> list[ImageFile]:
-    """The .png, .jpg, .jpeg and .npy files of a folder by name, or one .npy file whose images are called by their
-    number.
+    """The pictures (`SUFFIXES`) and .npy files of a folder by name, or one .npy file whose images are called by their
+    number. Subfolders are not read.
 
     Raises:
         UserError: nothing there, or not images of that many channels.
@@ -71,7 +71,9 @@ def find_images(path: Path, channels: int) -> list[ImageFile]:
         return [open_array(path, channels, one=False)]
     wanted = (*SUFFIXES, ".npy")
     found = sorted(file for file in path.iterdir() if file.suffix.lower() in wanted and not file.name.startswith("."))
-    require(bool(found), f"input={path}: the folder has no {', '.join(wanted)} files.")
+    inner = sum(entry.is_dir() for entry in path.iterdir()) if not found else 0
+    below = f" itself, and its {inner} subfolders are not read: give one of them" if inner else ""
+    require(bool(found), f"input={path}: the folder has no {', '.join(wanted)} files{below}.")
     return [
         open_array(file, channels) if file.suffix.lower() == ".npy" else open_image(file, channels) for file in found
     ]
@@ -119,8 +121,8 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
         raise UserError(
-            f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of .png, .jpg or "
-            ".npy files."
+            f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of "
+            f"{', '.join((*SUFFIXES, '.npy'))} files."
         ) from error
     require(array.dtype == np.uint8, f"input={path}: images must be uint8, from 0 to 255.")
     found = arranged(array, channels, one=one)

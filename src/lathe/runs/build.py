@@ -2,6 +2,8 @@
 
 import inspect
 import re
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import hydra
@@ -28,15 +30,20 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         return hydra.utils.instantiate(node, *args, **kwargs)
     except InstantiationException as error:
         cause: BaseException | None = error
+        said = ""
         while cause is not None:
             if isinstance(cause, UserError) and not isinstance(cause, ArgumentError):
                 raise cause from error
-            deepest, cause = cause, cause.__cause__
+            deepest, cause, said = cause, cause.__cause__, f"{said} {cause}"
         lines = [line for line in str(error).splitlines() if line.strip()]
         where = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
         full = ".".join(part for part in (key, where) if part)
         if isinstance(deepest, ArgumentError):
             raise deepest.under(full) from error
+        located = re.search(r"Error (?:locating target|loading) '([\w.]+)'", said)
+        absent = missing_name(located.group(1)) if located else None
+        if absent:
+            raise UserError(f"{full} can't be built: {absent}") from error
         surplus = re.search(r"unexpected keyword argument '(\w+)'", str(deepest))
         if surplus and "_target_" in (inner := _below(node, where)):
             takes = inspect.signature(hydra.utils.get_object(inner["_target_"])).parameters
@@ -59,6 +66,25 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         ):
             raise UserError(f"{full} can't be built: {' '.join(str(deepest).split())[:500]}") from error
         raise
+
+
+def missing_name(path: str) -> str | None:
+    """The sentence that says which module or class on the way to `path` lacks the next name; None if none does, or the
+    first can't be imported."""
+    home, *names = path.split(".")
+    try:
+        inside: Any = import_module(home)
+        for number, name in enumerate(names):
+            if not hasattr(inside, name) and not (hasattr(inside, "__path__") and find_spec(f"{home}.{name}")):
+                kind = "module" if inspect.ismodule(inside) else "class"
+                public = [word for word in dir(inside) if not word.startswith("_")]
+                hint = did_you_mean(name, public, "its file says which names it has")
+                return f"the {kind} {home} has no {'.'.join(names[number:])}; {hint}"
+            home = f"{home}.{name}"
+            inside = getattr(inside, name) if hasattr(inside, name) else import_module(home)
+    except Exception:  # what a user's module raises when it is imported
+        return None
+    return None
 
 
 def _below(node: Any, path: str) -> Any:
