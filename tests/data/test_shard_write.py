@@ -106,12 +106,12 @@ def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
             **({"folder": str(tmp_path), "channels": 3, "image_size": None, "val_size": 1, "test_size": 1} | settings)
         )
 
-    with pytest.raises(UserError, match=r"images\.folder=.*none is no folder"):
+    with pytest.raises(UserError, match=r"folder=.*none is no folder"):
         open_folder(folder=str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"has the classes \[\]"):
         open_folder()
     save_folder(tmp_path, {"cat": 2, "dog": 2})
-    with pytest.raises(UserError, match=r"images\.channels=2 cannot be made"):
+    with pytest.raises(UserError, match=r"channels=2 cannot be made"):
         open_folder(channels=2)
     (tmp_path / "cat" / "0.png").write_text("no image")
     with pytest.raises(UserError, match=r"0\.png cannot be read as an image"):
