@@ -142,6 +142,9 @@ def stale() -> dict[Path, str]:
 
 
 def main() -> None:
+    unknown = sorted({*sys.argv[1:]} - {"--check"})
+    if unknown:
+        sys.exit(f"Error: {' '.join(unknown)}: python scripts/schema.py takes --check and nothing else.")
     wrong = stale()
     if "--check" in sys.argv[1:]:
         sys.exit("".join(f"{path.relative_to(ROOT)} is stale: python scripts/schema.py\n" for path in wrong) or 0)

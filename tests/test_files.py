@@ -7,6 +7,7 @@ import os
 import platform
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -176,6 +177,27 @@ def test_a_folder_stays_unless_it_may_go(tmp_path: Path, new: str) -> None:
     assert caught.value.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.EISDIR)
     assert read(place) == "old"
     assert {name for name in os.listdir(tmp_path) if not name.startswith("target-")} == {"place"}
+
+
+@pytest.mark.parametrize("kind", ["pipe", "socket", "link to a pipe"])
+def test_what_is_no_file_stays(tmp_path: Path, kind: str) -> None:
+    place, pipe = tmp_path / "place", tmp_path / "pipe"
+    if kind == "socket":
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(str(place))
+        listener.close()
+    else:
+        os.mkfifo(pipe if "link" in kind else place)
+    if "link" in kind:
+        place.symlink_to(pipe)
+    before = os.lstat(place)
+    with pytest.raises(OSError, match="no file") as caught:
+        files.write_atomically(place, "new")
+    assert disk_sentence(caught.value) == (
+        f"{place} can't be written, a device, a pipe or a socket stands there: name a file "
+        "(paths.log_dir and paths.data_dir say where things go)."
+    )
+    assert (os.lstat(place).st_ino, os.lstat(place).st_mode) == (before.st_ino, before.st_mode)
 
 
 def test_an_error_inside_leaves_what_was_there_and_names_the_place(tmp_path: Path) -> None:

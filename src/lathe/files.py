@@ -30,6 +30,7 @@ _REASONS = {
     errno.ENOENT: "the folder above it can't hold it: choose another place",
     errno.ENOTDIR: "a part of that path is a file: choose another place",
     errno.EEXIST: "something that is no folder stands there: choose another place",
+    errno.ENXIO: "a device, a pipe or a socket stands there: name a file",
     errno.ELOOP: "its links lead round in a circle: choose another place",
     errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
 }
@@ -64,6 +65,7 @@ def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
     After an error nothing is left, what was at `path` is untouched, and an OSError names `path`. What killed processes
     have left in that folder goes.
     """
+    require_file(path)
     temporary = beside(path)
     sweep(path.parent)
     try:
@@ -76,6 +78,12 @@ def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
     finally:
         _delete(temporary)
         _settle(path, _aside(path))
+
+
+def require_file(path: Path) -> None:
+    """Raises OSError where a device, a pipe or a socket stands at `path`: it would be gone for all who use it."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise OSError(errno.ENXIO, "it is no file", str(path))
 
 
 def put(temporary: Path, path: Path, replace_folder: bool = False) -> None:

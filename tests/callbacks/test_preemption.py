@@ -18,6 +18,7 @@ from support.runs import SMALL, column, new_run, runs, weights
 from torch.utils.data import DataLoader
 
 from lathe.callbacks import Checkpoint, Preemption
+from lathe.callbacks.preemption import SIGNALS
 from lathe.errors import Stopped
 from lathe.runs.rundir import RunDir
 from lathe.strategies import DDP
@@ -27,7 +28,7 @@ from lathe.verbs.train import train
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
     """A handler that a failing test leaves behind would hide the next signal."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -48,7 +49,7 @@ def saved_step(folder: Path) -> int:
     return int(torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["global_step"])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", SIGNALS)
 @pytest.mark.parametrize("batch", [0, 3, 5])
 def test_the_step_is_finished_and_saved(tiny: SimpleNamespace, tmp_path: Path, number: int, batch: int) -> None:
     preemption = Preemption()
@@ -62,12 +63,25 @@ def test_the_step_is_finished_and_saved(tiny: SimpleNamespace, tmp_path: Path, n
     assert signal.getsignal(number) is before
 
 
+def test_what_the_process_ignores_stays_ignored(tiny: SimpleNamespace, tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        trainer = tiny.trainer(
+            Checkpoint(monitor=None), Preemption(), Signals(2, signal.SIGHUP), default_root_dir=tmp_path
+        )
+        trainer.fit(tiny.Task(), tiny.Loader())
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert saved_step(tmp_path) == 12
+
+
 def test_without_a_signal_nothing_happens(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)]
+    handlers = [signal.getsignal(number) for number in SIGNALS]
     trainer = tiny.trainer(Checkpoint(monitor=None), Preemption(), default_root_dir=tmp_path)
     trainer.fit(tiny.Task(), tiny.Loader())
     assert saved_step(tmp_path) == 12
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)] == handlers
+    assert [signal.getsignal(number) for number in SIGNALS] == handlers
 
 
 def test_a_step_of_accumulated_batches_is_not_cut(tiny: SimpleNamespace, tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ def test_resolve_gives_plain_data_without_interpolations() -> None:
 @pytest.mark.parametrize(
     ("tree", "sentence"),
     [
-        ({"a": {"b": "${nope}"}}, "a.b: Interpolation key 'nope' not found"),
-        ({"a": {"b": "???"}}, "a.b: Missing mandatory value: a.b"),
+        ({"a": {"b": "${nope}"}}, "a.b: it follows nope, which is not there; give either."),
+        ({"a": {"b": "???"}}, "a.b: a value has to be given, a.b=...; --help a.b says what it takes."),
     ],
 )
 def test_resolve_names_the_key_that_leads_nowhere(tree: Any, sentence: str) -> None:

@@ -3,7 +3,7 @@
 import pytest
 from support.runs import config
 
-from lathe.config.words import explain
+from lathe.config.mistakes import explain
 from lathe.errors import UserError
 
 GROUPS = {
@@ -34,10 +34,10 @@ GROUPS = {
         ),
         ("optimizer.lr=[1", "'optimizer.lr=[1' can't be read as an override: write key=value, and quote"),
         ("foo bar", "'foo bar' can't be read as an override"),
-        ("+optimizer.lr=3", "Could not append to config. An item is already at 'optimizer.lr'."),
-        ("~optimizer.rl", "Could not delete from config. 'optimizer.rl' does not exist."),
-        ("seed=1,2", "Ambiguous value for argument 'seed=1,2'"),
-        ("data.batch_size=${nope}", "data.batch_size: Interpolation key 'nope' not found"),
+        ("+optimizer.lr=3", "+optimizer.lr: the key is there already: write it without the plus."),
+        ("~optimizer.rl", "~optimizer.rl: there is no such key to leave out"),
+        ("seed=1,2", "seed=1,2 has several values: add -m for a sweep, or write [...] for a list."),
+        ("data.batch_size=${nope}", "data.batch_size: it follows nope, which is not there; give either."),
         (
             "model=gpt_nano",
             "model.net.vocab_size follows data.vocab_size, which this data set does not declare: choose data for this",
@@ -62,7 +62,7 @@ def test_an_unknown_group_is_named() -> None:
 
 
 def test_a_missing_value_is_named() -> None:
-    with pytest.raises(UserError, match=r"^run: Missing mandatory value: run$"):
+    with pytest.raises(UserError, match=r"^run: a value has to be given, run=\.\.\.; --help run says what it takes\.$"):
         config(name="evaluate")
 
 

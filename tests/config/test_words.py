@@ -11,7 +11,7 @@ from support.runs import ROOT, config
 from lathe.config.composed import check
 from lathe.config.help import choices
 from lathe.config.schema.trainer import FILLED_IN
-from lathe.config.words import HABITS, translate
+from lathe.config.words import HABITS, UNUSED, translate
 from lathe.errors import UserError
 
 GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name": [], "test": [], "hydra": []}
@@ -56,6 +56,12 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["-m", "seed=range(1,1)"], ["seed=range(1,1)", "no job"]),
         (["-m", "model=mlp", "seed=range(5,1)"], ["seed=range(5,1)", "no job"]),
         *[([f"{word}=3"], [f"{word}=3", "no such key"]) for word in HABITS],
+        (["extras.print_config=true"], ["extras.print_config=true", "leave it out"]),
+        *[([f"{key}=/x"], [f"{key}=/x", "paths.log_dir"]) for key in UNUSED],
+        *[([f"optimizer={word}"], [f"optimizer={word}", "choose one of adamw"]) for word in ("null", "3", "true")],
+        (["precision=16"], ["precision=16", "16-mixed"]),
+        (["="], ["'='", "key=value"]),
+        (["--trainer.max_epochs", "3"], ["--trainer.max_epochs", "without dashes"]),
     ],
 )
 def test_refused(typed: list[str], words: list[str]) -> None:

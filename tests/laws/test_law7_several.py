@@ -55,13 +55,27 @@ SEVERAL = {
     ),
     "keys that Hydra does not know": (
         ["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],
-        ["model=rsnet20: ", "optimizer.lrr: ", "sed: ", "optmizer: "],
+        ["model=rsnet20: ", "optimizer.lrr: ", "sed: ", "optmizer: ", "data.batch_size=0: "],
+    ),
+    "a key, a choice and values": (
+        [
+            *("gpus=2", "model=nonet", "model.net.width=3", "callbacks.emma.decay=1", "nonsens=1", "optimizer.lr=ten"),
+            *("seed=-1", "name=a/b", "data.batch_size=0"),
+        ],
+        [
+            *("gpus=2: ", "model=nonet: ", "nonsens: ", "callbacks.emma: ", "name=a/b: ", "seed=-1: "),
+            *("data.batch_size=0: ", "optimizer.lr=ten: "),
+        ],
+    ),
+    "a word told once": (
+        [" optimizer.lr=1", "optimizer.lr = 1", "=", "seed=-1"],
+        ["'='", "' opt", "'optim", "seed=-1"],
     ),
     "two that can't be read": (["optimizer.lr=[", "data.batch_size={"], ["'optimizer.lr=['", "'data.batch_size={'"]),
     "keys of other templates": (["gpus=2", "epochs=3"], ["gpus=2: ", "epochs=3: "]),
     "interpolations that lead nowhere": (
         ["data.batch_size=${nope}", "seed=${neither}"],
-        ["data.batch_size: Interpolation key 'nope'", "seed: Interpolation key 'neither'"],
+        ["data.batch_size: it follows nope", "seed: it follows neither"],
     ),
     "what lies below a refused key is told with it": (
         ["model.net.width=16", "model.net=/dev/null"],
@@ -99,3 +113,30 @@ def test_all_mistakes_of_another_verb_are_told_at_once(cli: Cli, tmp_path: Path)
     assert [line.split(":")[1].strip() for line in errors.splitlines()] == ["run", "input", "output"]
     code, errors = cli("shard_size=0", "encoding=jpg", script="scripts/make_shards.py")
     assert [line.split("=")[0] for line in errors.splitlines()] == ["Error: shard_size", "Error: encoding"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"optimizer:\n  lr: [\n", "own.yaml, line 3: the file can't be read as YAML"),
+        (b"optimizer:\n\tlr: 1\n", "own.yaml, line 2: the file can't be read as YAML"),
+        (b"a: 1\nb: \x07\n", "own.yaml: the file can't be read as YAML"),
+        (b"\xff\xfe", "own.yaml can't be read as YAML (it is no UTF-8 text)"),
+        (b"", "experiment: the file that was chosen sets no key of the run"),
+        (b"- a\n", "experiment: the file that was chosen sets no key of the run"),
+    ],
+)
+def test_a_broken_file_of_ones_own_is_one_sentence(cli: Cli, tmp_path: Path, text: bytes, words: str) -> None:
+    folder = tmp_path / "own" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "own.yaml").write_bytes(text)
+    code, errors = cli(f"--config-dir={tmp_path / 'own'}", "experiment=own", "model=mlp")
+    assert (code, errors.count("Error: "), len(errors.splitlines())) == (1, 1, 1), errors
+    assert words in errors
+    assert runs(tmp_path / "logs") == []
+
+
+def test_a_sweep_that_hydra_does_not_know_is_one_sentence(cli: Cli) -> None:
+    code, errors = cli("-m", "model=mlp", "optimizer.lr=interval(0,1)")
+    assert (code, len(errors.splitlines())) == (1, 1), errors
+    assert "such as 0.1,0.01" in errors

@@ -116,6 +116,13 @@ def test_a_part_of_another_kind_is_one_sentence(tmp_path: Path, key: str, target
     assert "\n" not in str(caught.value)
 
 
+def test_an_average_that_no_checkpoint_would_hold_is_refused(tmp_path: Path) -> None:
+    cfg = config("model=mlp")
+    cfg["callbacks"]["x"] = {"_target_": "lightning.pytorch.callbacks.StochasticWeightAveraging", "swa_lrs": 0.1}
+    with pytest.raises(UserError, match=r"^callbacks\.x: StochasticWeightAveraging .* callbacks=\[default,ema\]\.$"):
+        build(cfg, tmp_path, "callbacks")
+
+
 def test_a_net_that_is_a_function_is_told() -> None:
     cfg = config("model=mlp")
     cfg["model"]["net"] = {"_target_": "math.hypot"}

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -234,6 +235,9 @@ def test_an_output_takes_the_place_of_nothing_that_is_read(run: RunDir, images: 
     ]:
         with pytest.raises(UserError, match=r"^output=.* would take the place of .*: name another file\.$"):
             predict(request(run, given, output))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="no file"):
+        predict(request(run, source, tmp_path / "pipe"))
     assert {path: path.read_bytes() for path in before} == before
     predict(request(run, source, tmp_path / "out.csv"))
     predict(request(run, source, run.path / "predictions.csv"))  # beside the run's own files

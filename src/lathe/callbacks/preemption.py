@@ -11,13 +11,14 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lathe.callbacks.checkpoint import Checkpoint
 from lathe.config.schema.held import held
 
-# SLURM's --signal is USR1 by custom; Windows has no such signal
-SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name))
+# SLURM's --signal is USR1 by custom, a terminal that closes sends HUP; Windows has neither
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 
 
 @held("lathe.callbacks.Preemption")
 class Preemption(Callback):
-    """On SIGTERM or SIGUSR1, finishes the optimizer step (and a validation that is due), writes last.ckpt and stops.
+    """On SIGTERM, SIGHUP or SIGUSR1, finishes the optimizer step (and a validation that is due), writes last.ckpt and
+    stops. A signal that the process ignores, as SIGHUP under nohup, stays ignored.
 
     Lightning's own handler starts a collective inside the signal handler, which can meet another rank in the middle of
     its gradients. This one only notes the signal. Every `every_n_steps` optimizer steps the ranks agree whether any of
@@ -34,7 +35,8 @@ class Preemption(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not sooner: Lightning registers its own handlers after on_fit_start, and would call them before this one.
-        self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in heard}
 
     def _note(self, number: int, frame: Any) -> None:
         self.received = signal.Signals(number).name

@@ -85,7 +85,11 @@ def _why(error: OmegaConfBaseException) -> str:
             f"{error.full_key} follows data.{_fact(error)}, which this data set does not declare: choose data for this "
             "kind of model, such as data=digits for images or data=synthetic_tokens for tokens."
         )
-    return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
+    key, said = error.full_key or "the configuration", str(error).splitlines()[0]
+    if said.startswith("Missing mandatory value"):
+        return f"{key}: a value has to be given, {key}=...; --help {key} says what it takes."
+    lacking = re.fullmatch(r"Interpolation key '([\w.]+)' not found", said)
+    return f"{key}: it follows {lacking.group(1)}, which is not there; give either." if lacking else f"{key}: {said}"
 
 
 def _fits(default: Any, value: Any) -> bool:

@@ -3,17 +3,10 @@
 import argparse
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-
-from lathe.config.composed import flatten
-from lathe.config.schema.trainer import FILLED_IN
-from lathe.errors import UserError, did_you_mean, refuse, require
+from lathe.errors import UserError, did_you_mean, require
 
 Groups = Mapping[str, Sequence[str]]
 MULTIRUN = ("-m", "--multirun")
@@ -38,9 +31,22 @@ HABITS = {
     "ckpt": "a new run starts from ckpt_path=..., an interrupted one goes on with resume=...",
     "checkpoint": "a new run starts from ckpt_path=..., an interrupted one goes on with resume=...",
     "output_dir": "runs are written below paths.log_dir=...",
+    "trainer.gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
+    "trainer.resume_from_checkpoint": "an interrupted run goes on with resume=..., a new one starts from ckpt_path=...",
     "extras": "leave it out: warnings and tables have keys of their own, which python train.py --help lists",
     "compile_model": "compilation is compile=default",
 }
+# Hydra's own, which would be taken and do nothing: a run has a directory by Lathe's rules.
+UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir")
+SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
+
+
+class Untranslated(UserError):
+    """Words that mean nothing here; `left` are the others."""
+
+    def __init__(self, sentences: Sequence[str], left: Sequence[str]) -> None:
+        super().__init__(*sentences)
+        self.left = left
 
 
 def key_of(override: str) -> str:
@@ -58,7 +64,7 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2` would be
     # refused
     ordered = sorted(arguments, key=lambda word: word not in MULTIRUN)
-    parsed = _check_flags(ordered)
+    parsed = check_flags(ordered)
     typed = set(parsed.overrides)
     words: list[str] = []
     refused: list[str] = []
@@ -67,7 +73,8 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
             words.append(_translated(word, groups) if word in typed else word)
         except UserError as error:
             refused += error.args
-    refuse(refused)
+    if refused:
+        raise Untranslated(refused, [word for word in words if word in typed or word not in ordered])
     overrides = [word for word in words if word in typed or word not in ordered]
     _tell_repeated(overrides)
     if parsed.multirun:
@@ -79,10 +86,11 @@ class _Flags(argparse.ArgumentParser):
     """Hydra's flags, whose mistakes are told in one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message.removeprefix('argument ')}: python train.py --hydra-help lists the flags.")
+        what = message.removeprefix("argument ")
+        raise UserError(f"{what}: keys are written key=value, without dashes; --hydra-help lists the flags.")
 
 
-def _check_flags(words: Sequence[str]) -> argparse.Namespace:
+def check_flags(words: Sequence[str]) -> argparse.Namespace:
     """Hydra tells these with a traceback, argparse with a page."""
     from hydra._internal.utils import get_args_parser  # here: --help answers without it
 
@@ -114,8 +122,13 @@ def _check_flags(words: Sequence[str]) -> argparse.Namespace:
 def _translated(word: str, groups: Groups) -> str:
     key, sign, value = key_of(word), word[: len(word) - len(word.lstrip("+~"))], word.partition("=")[2]
     choices = groups.get(key)
+    require(bool(key), f"{word!r} can't be read as an override: write key=value.")
     if not choices:
-        require(key not in HABITS or key in groups, f"{word}: there is no such key; {HABITS.get(key)}.")
+        habit = key if key in HABITS else key.partition(".")[0]
+        way = HABITS.get(habit, "")
+        require(not way or habit in groups, f"{word}: there is no such key; {way.rstrip('.')}.")
+        ours = "a run has a directory of its own below paths.log_dir=..., under name=..."
+        require(key not in UNUSED, f"{word} would change nothing: {ours}")
         return word
     if "none" in choices and ((sign == "~" and not value) or (not sign and "=" in word and value in NOTHING)):
         return f"{key}=none"
@@ -127,6 +140,8 @@ def _translated(word: str, groups: Groups) -> str:
         )
         require(key not in SEVERAL, f"{word} would take the place of the parts that are there: write {add}.")
         return f"{key}={value}"
+    if not sign and SCALAR.fullmatch(value) and value not in choices:
+        raise UserError(no_such_choice(key, value, choices, groups))
     return word
 
 
@@ -159,97 +174,8 @@ def _check_jobs(overrides: Sequence[str]) -> None:
             )
 
 
-def _leaves_called(name: str, tree: Any) -> list[str]:
-    """Full keys below `tree` that end in `name`, the shortest first; at most three."""
-    leaves = flatten(OmegaConf.to_container(tree)) if isinstance(tree, DictConfig) else {}
-    return sorted((key for key in leaves if key.endswith(f".{name}")), key=lambda key: (key.count("."), key))[:3]
-
-
-def explain(error: BaseException, groups: Mapping[str, Sequence[str]] | None = None) -> str | None:
-    """One sentence for what Hydra or OmegaConf found wrong with a command line, or None if `error` is not such a
-    mistake.
-
-    `groups` are what an override may start with, to propose from: the groups with their choices, and the keys at the
-    root with none.
-    """
-    groups = groups or {}
-    if isinstance(error, UserError):
-        return str(error)
-    name, cause = type(error).__name__, error.__cause__
-    if name == "MissingConfigException":
-        group, _, choice = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
-        options = getattr(error, "options", None) or groups.get(group)  # Hydra lists none for a choice among several
-        if group and options:
-            return _no_such_choice(group, choice, options, groups)
-        return str(error).splitlines()[0]
-    if name == "OverrideParseException":
-        override = getattr(error, "override", "")
-        return (
-            f"{override!r} can't be read as an override: write key=value, and quote a value that has spaces or "
-            "brackets."
-        )
-    if name == "ConfigCompositionException":
-        text = str(error)
-        if isinstance(cause, OmegaConfBaseException):
-            key = str(cause.full_key or "")
-            parent = cause.parent_node
-            names = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
-            prefix, _, last = key.rpartition(".")
-            deeper = _leaves_called(last, parent) if not prefix else []
-            hint = f"did you mean {' or '.join(deeper)}?" if deeper else did_you_mean(last, names)
-            return _no_such_key(key, hint)
-        match = re.search(r"Could not override '([^'@]+)", text)
-        if match:
-            word = match.group(1).split("/")[0]
-            return f"{word}: there is no such group or key; {did_you_mean(word, groups)}"
-        return " ".join(text.split()) or None
-    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
-        return f"{error}: write group=choice, such as model=mlp, or ~group to leave a group out."
-    if isinstance(error, OmegaConfBaseException):
-        return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
-    return None
-
-
-def refused_as_well(error: Exception, folder: Path | None, groups: Groups) -> list[str]:
-    """A sentence for each override of this command line that Hydra refuses, where it stopped with `error` at the first
-    of several; else none. `folder` has the configuration files."""
-    from hydra import compose, initialize_config_dir  # here: --help answers without them
-    from hydra.errors import HydraException
-
-    if not isinstance(error, HydraException) or folder is None:
-        return []
-    parsed, found = _check_flags(sys.argv[1:]), []
-    other = parsed.multirun or parsed.config_name or parsed.config_path or parsed.config_dir
-    left = [] if other or len(parsed.overrides) < 2 else list(parsed.overrides)
-    while left:
-        sentence = explain(error, groups) or ""
-        places = {word: re.search(rf"(?<![\w.]){re.escape(key_of(word))}(?![\w.])", sentence) for word in left}
-        wrong = (
-            min((match.start(), word) for word, match in places.items() if match)[1:] if any(places.values()) else ()
-        )
-        if not wrong:
-            break
-        found.append(sentence)
-        left.remove(*wrong)
-        try:
-            with initialize_config_dir(str(folder), version_base="1.3"):
-                compose(Path(sys.argv[0]).stem, overrides=left)
-        except HydraException as next_error:
-            error = next_error
-        else:
-            break
-    return found
-
-
-def _no_such_key(key: str, hint: str) -> str:
-    prefix, _, last = key.rpartition(".")
-    if prefix == "trainer" and last in FILLED_IN:
-        return f"{key}: there is no such key in trainer; {FILLED_IN[last]}."
-    where = (f" in {prefix}" if prefix else "") + (f"; {hint}" if hint else "")
-    return f"{key}: there is no such key{where} (to add a new key, put a + before it)"
-
-
-def _no_such_choice(group: str, choice: str, options: Sequence[str], groups: Groups) -> str:
+def no_such_choice(group: str, choice: str, options: Sequence[str], groups: Groups) -> str:
+    """The sentence for a choice that a group does not have."""
     hint = did_you_mean(choice, options)
     others = [name for name, names in groups.items() if name != group and choice in names]
     if others and not hint.startswith("did you mean"):

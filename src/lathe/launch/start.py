@@ -105,6 +105,9 @@ def _launch(cfg: DictConfig, job: str) -> Any:
                 if outer is not None:
                     outer.send(resolved)
                 result = execute(job, resolved, 1 if outer else processes, resolved["launch"], nodes)
+        except FileNotFoundError as error:
+            require(run.path.is_dir(), f"{run.path} was moved or removed while its run went on: resume it where it is.")
+            raise error
         except BaseException:  # an interrupt and a bug too: a directory that holds nothing is in the way
             if fresh and not run.begun:
                 run.remove()

@@ -11,8 +11,9 @@ from typing import Any
 
 from lathe import files, trust
 from lathe.config.help import configuration_folder, help_text, root_names
+from lathe.config.mistakes import explain, refused_as_well
 from lathe.config.schema import renamed
-from lathe.config.words import explain, refused_as_well, translate
+from lathe.config.words import translate
 from lathe.errors import Stopped, UserError
 from lathe.launch.group import waited
 
@@ -95,7 +96,7 @@ def sentence_for(error: BaseException) -> str | None:
         if type(error).__name__ == "MissingConfigException"
         else ""
     )
-    if "submitit" in missing and not find_spec("hydra_plugins.hydra_submitit_launcher"):
+    if "submitit" in missing and not find_spec("submitit"):
         return (
             "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e "
             ".[slurm]."

@@ -4,7 +4,7 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder
+from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder, StochasticWeightAveraging
 from lightning.pytorch.loggers import Logger
 
 from lathe.callbacks import ExactResume
@@ -40,6 +40,11 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
             not isinstance(callback, (LearningRateFinder, BatchSizeFinder)),
             f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: "
             "leave it out, and compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).",
+        )
+        require(
+            not isinstance(callback, StochasticWeightAveraging),
+            f"callbacks.{name}: StochasticWeightAveraging averages when the checkpoints have been written, so nothing "
+            "would hold its average: leave it out, and take callbacks=[default,ema].",
         )
         made[name] = callback
     return [ExactResume(cfg["seed"]), *make_methods(cfg), *made.values()]

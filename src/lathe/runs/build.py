@@ -170,7 +170,7 @@ def _check_task(kind: Any, target: str) -> None:
     if issubclass(kind, LightningModule):
         raise UserError(
             f"model._target_={target} is a plain LightningModule, which says neither what its net is nor how a batch's "
-            "metrics add up: derive it from lathe.tasks.Task, with losses and sums in the place of its steps."
+            "metrics add up: derive it from lathe.tasks.Task, with losses and reduce in the place of its steps."
         )
     if issubclass(kind, nn.Module):
         raise UserError(

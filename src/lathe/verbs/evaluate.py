@@ -13,7 +13,7 @@ from rich.table import Table
 
 from lathe.callbacks import Progress
 from lathe.errors import require
-from lathe.files import write_atomically
+from lathe.files import require_file, write_atomically
 from lathe.images.files import SUFFIXES
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
@@ -57,9 +57,11 @@ def check_output(output: Path, run: Path, source: str | None) -> None:
     """An output takes the place of whatever file has its name, but not of what the verb reads.
 
     Raises:
+        OSError: it is a device or a pipe.
         UserError: it is the input, one of the images in the input's folder, or a file of the run.
     """
     place = output.resolve()
+    require_file(output)
     if source is not None:
         read = Path(source).resolve()
         image = place.parent == read and place.suffix.lower() in IMAGES

@@ -36,6 +36,7 @@ CLASSES: dict[str, dict[str, Rule]] = {
 }
 _TARGET = text("the dotted path of a class or function", r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILDER = "lathe.optim.build_optimizer"  # hands what it does not take to the class at `kind`, but for what is null
+WHOLE, GLOBAL = ("experiment", "debug"), "# @package _global_"  # groups whose files set keys of the whole
 _HYDRA: dict[str, Rule] = {"_recursive_": flag, "_convert_": word("none", "partial", "object", "all")}
 
 
@@ -70,6 +71,8 @@ def problems(
     for key, value in cfg.items():
         if key in tree:
             yield from _place(tree[key], key, value, saved)
+        elif key in WHOLE:
+            yield key, f"{key}: the file that was chosen sets no key of the run; it begins with the line `{GLOBAL}`."
         elif read is not None and key not in read:
             yield key, f"{key}: there is no such key, and nothing reads it; {did_you_mean(key, tree)}"
     for key, place in tree.items():
@@ -133,8 +136,11 @@ def _place(place: Place, key: str, value: Any, saved: bool) -> Iterator[Problem]
             elif isinstance(node, Mapping) and "_target_" not in node:
                 add = f"add {name} to {key}, or set {below}=null."
                 yield below, f"{below} sets options of a {place.noun} that the run does not have: {add}"
-            elif node is not None:
+            elif isinstance(node, Mapping):
                 yield from _place(Part(), below, node, saved)
+            elif node is not None:
+                such = f"a {place.noun} has a name of its own, and its keys stand below that"
+                yield below, f"{below}={shown(node)}: {such}: {key}.<name>.{name}."
 
 
 def _keys(place: Keys, key: str, value: Mapping[str, Any], saved: bool) -> Iterator[Problem]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import yaml
 
+from lathe.config.schema.check import GLOBAL
 from lathe.config.schema.names import canonical
 
 NOT_GROUPS = ("hydra", "local")  # Hydra's own keys, and files that no clone has
-GLOBAL = "# @package _global_"  # the first line of a file that sets keys of several groups
 
 
 @dataclass(frozen=True)

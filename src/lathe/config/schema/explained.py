@@ -60,7 +60,7 @@ class Page:
         every = {*self.rules, *(name.rpartition(".")[0] for name in self.rules), *self.tree, *self.groups} - {""}
         same = [name for name in sorted(every) if name.rpartition(".")[2] == key][:3]
         near = [*every, *(f"{key.rpartition('.')[0]}.{name}" for name in further)]
-        hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, near)
+        hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, near, "--help lists the groups")
         raise UserError(f"--help {key}: there is no such key; {hint}")
 
     def _look_up(self, key: str) -> tuple[bool, Any]:

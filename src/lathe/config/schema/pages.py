@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from lathe.config.schema.as_json import BUILDER
-from lathe.config.schema.check import CLASSES
-from lathe.config.schema.described import GLOBAL, Written, choices, comments, headings, parts, written
+from lathe.config.schema.check import CLASSES, GLOBAL
+from lathe.config.schema.described import Written, choices, comments, headings, parts, written
 from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZERS
 from lathe.config.schema.places import Keys, Parts, Place

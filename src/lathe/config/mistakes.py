@@ -1,0 +1,163 @@
+"""What is wrong with a command line that Hydra refused: a sentence for each mistake, those in values that Hydra has not
+come to among them.
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lathe.config.composed import check, flatten, resolve
+from lathe.config.help import configuration_folder
+from lathe.config.schema.trainer import FILLED_IN
+from lathe.config.words import Groups, Untranslated, check_flags, key_of, no_such_choice
+from lathe.errors import UserError, did_you_mean
+
+
+def _leaves_called(name: str, tree: Any) -> list[str]:
+    """Full keys below `tree` that end in `name`, the shortest first; at most three."""
+    leaves = flatten(OmegaConf.to_container(tree)) if isinstance(tree, DictConfig) else {}
+    return sorted((key for key in leaves if key.endswith(f".{name}")), key=lambda key: (key.count("."), key))[:3]
+
+
+def explain(error: BaseException, groups: Groups | None = None) -> str | None:
+    """One sentence for what Hydra or OmegaConf found wrong with a command line, or None if `error` is not such a
+    mistake.
+
+    `groups` are what an override may start with, to propose from: the groups with their choices, and the keys at the
+    root with none.
+    """
+    groups = groups or {}
+    if isinstance(error, UserError):
+        return str(error)
+    name, cause = type(error).__name__, error.__cause__
+    if any(kind.__name__ == "YAMLError" for kind in type(error).__mro__):
+        mark, why = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error).splitlines()[0]
+        where = f"{mark.name}, line {mark.line + 1}" if mark is not None else getattr(error, "name", "a file")
+        return f"{where}: the file can't be read as YAML ({why}): mend it there."
+    if name == "UnicodeDecodeError":
+        folders = [configuration_folder(), check_flags(sys.argv[1:]).config_dir]
+        paths = (path for folder in folders if folder for path in Path(folder).rglob("*.yaml"))
+        path = next(filter(_undecodable, paths), None)
+        return None if path is None else f"{path} can't be read as YAML (it is no UTF-8 text): write it anew."
+    if name == "MissingConfigException":
+        group, _, choice = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+        options = getattr(error, "options", None) or groups.get(group)  # Hydra lists none for a choice among several
+        if group and options:
+            return no_such_choice(group, choice, options, groups)
+        return str(error).splitlines()[0]
+    if name == "OverrideParseException":
+        override = getattr(error, "override", "")
+        return (
+            f"{override!r} can't be read as an override: write key=value, and quote a value that has more than letters "
+            "of a to z, digits and . _ - / : in it."
+        )
+    if name == "ConfigCompositionException":
+        text = str(error)
+        if isinstance(cause, OmegaConfBaseException):
+            key = str(cause.full_key or "")
+            parent = cause.parent_node
+            names = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
+            prefix, _, last = key.rpartition(".")
+            deeper = _leaves_called(last, parent) if not prefix else []
+            hint = f"did you mean {' or '.join(deeper)}?" if deeper else did_you_mean(last, names)
+            return _no_such_key(key, hint)
+        several = re.search(r"Ambiguous value for argument '(.+?)'", text)
+        if several:
+            return f"{several.group(1)} has several values: add -m for a sweep, or write [...] for a list."
+        match = re.search(r"Could not (override|append|delete from config)\D*?'([^'@]+)", text)
+        if match:
+            word = match.group(2)
+            if match.group(1) == "append":
+                return f"+{word}: the key is there already: write it without the plus."
+            if match.group(1) != "override":
+                return f"~{word}: there is no such key to leave out; {did_you_mean(word, groups)}"
+            word = word.split("/")[0]
+            if word in groups:
+                return f"{word}: this command has no such group; --help lists what it takes."
+            return f"{word}: there is no such group or key; {did_you_mean(word, groups)}"
+        return " ".join(text.split()) or None
+    if name == "HydraException":
+        hint = ": give values, such as 0.1,0.01, or use another sweeper" if "sweep type" in str(error) else ""
+        return " ".join(str(error).split()) + hint
+    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
+        return f"{error}: write group=choice, such as model=mlp, or ~group to leave a group out."
+    if isinstance(error, OmegaConfBaseException):
+        return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
+    return None
+
+
+def _undecodable(path: Path) -> bool:
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        return True
+    return False
+
+
+def refused_as_well(error: Exception, folder: Path | None, groups: Groups) -> list[str]:
+    """A sentence for each word of this command line that is refused, where Hydra or `translate` stopped with `error`
+    before the values were looked at; else none. `folder` has the configuration files."""
+    from hydra import compose, initialize_config_dir  # here: --help answers without them
+    from hydra.errors import HydraException
+
+    translated = not isinstance(error, Untranslated)
+    if folder is None or (translated and not isinstance(error, HydraException)):
+        return []
+    parsed, verb = check_flags(sys.argv[1:]), Path(sys.argv[0]).stem
+    left = list(parsed.overrides if translated else error.left)  # type: ignore[attr-defined]
+    found: list[str] = [] if translated else list(error.args)
+    if parsed.multirun or parsed.config_name or parsed.config_path or parsed.config_dir:
+        return found
+    stopped: Exception | None = error if translated else None
+    while left:
+        if stopped is not None:
+            sentence, wrong = explain(stopped, groups) or "", _at_fault(stopped, left, groups)
+            if not wrong or sentence in found:
+                break
+            found.append(sentence)
+            # what lies below a choice that was refused is known once there is one
+            below = f"{key_of(wrong)}." if groups.get(key_of(wrong)) else "="
+            left = [word for word in left if word != wrong and not key_of(word).startswith(below)]
+        try:
+            with initialize_config_dir(str(folder), version_base="1.3"):
+                cfg = compose(verb, overrides=left)
+        except HydraException as next_error:
+            stopped = next_error
+        else:
+            return [*found, *_values(cfg, verb, left)]
+    return found
+
+
+def _at_fault(error: Exception, words: Sequence[str], groups: Groups) -> str:
+    """The first of these overrides that the sentence of an error of Hydra's names; empty if there is none."""
+    if getattr(error, "override", None) in words:
+        return str(error.override)  # type: ignore[attr-defined]
+    sentence = explain(error, groups) or ""
+    key = re.split("[=:]", sentence)[0]
+    places = {word: re.search(rf"(?<![\w.]){re.escape(key_of(word))}(?![\w.])", sentence) for word in words}
+    found = sorted((match.start(), word) for word, match in places.items() if match)
+    above = [word for word in words if key_of(word).startswith(f"{key}.")]
+    return found[0][1] if found else next(iter(above), "")
+
+
+def _values(cfg: DictConfig, verb: str, words: Sequence[str]) -> list[str]:
+    """What is wrong with the values that these overrides type, each alone."""
+    try:
+        sentences = check(resolve(cfg), verb, rules=None, raw=OmegaConf.to_container(cfg, resolve=False))
+    except UserError:  # which may come of what was left out
+        return []
+    keys = [key_of(word) for word in words]
+    return [sentence for sentence in sentences if re.split(r"[=:]", sentence)[0] in keys]
+
+
+def _no_such_key(key: str, hint: str) -> str:
+    prefix, _, last = key.rpartition(".")
+    if prefix == "trainer" and last in FILLED_IN:
+        return f"{key}: there is no such key in trainer; {FILLED_IN[last]}."
+    where = (f" in {prefix}" if prefix else "") + (f"; {hint}" if hint else "")
+    return f"{key}: there is no such key{where} (to add a new key, put a + before it)"
