@@ -12,6 +12,7 @@ from lathe.config.schema.held import held
 from lathe.data.base import ExactDataModule, replicas_of
 from lathe.data.buckets import Ints, plan_buckets, round_up
 from lathe.data.order import IGNORE, EpochLoader
+from lathe.data.source import check_members, using
 from lathe.data.tokens import Ids, Tokens
 from lathe.errors import UserError
 
@@ -230,6 +231,7 @@ class DocumentDataModule(ExactDataModule[Documents]):
                 f"data.pad_multiple={pad_multiple} does not divide data.length={length}: choose a divisor of it."
             )
         super().__init__(max_batch_size, eval_batch_size, seed)
+        check_members(source, "vocab_size", "prepare", "load")
         self.source, self.vocab_size, self.length, self.long = source, vocab_size, length, long
         self.max_tokens, self.max_batch_size = max_tokens, max_batch_size
         self.shape = {"growth": bucket_growth, "pad_multiple": pad_multiple, "row_multiple": row_multiple}
@@ -237,7 +239,8 @@ class DocumentDataModule(ExactDataModule[Documents]):
 
     def prepare_data(self) -> None:
         """Lets the source fetch or check its data; Lightning calls it in one process per machine."""
-        self.source.prepare()
+        with using(self.source, "prepared"):
+            self.source.prepare()
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """The batch with its share of the global count: a loss that is summed over targets and divided by it is, in the
@@ -249,7 +252,8 @@ class DocumentDataModule(ExactDataModule[Documents]):
         """The documents of all splits, checked against what was declared; `cut_tokens` says how much `long=cut` took
         off each.
         """
-        splits = self.source.load()
+        with using(self.source, "loaded"):
+            splits = self.source.load()
         if self.source.vocab_size != self.vocab_size:
             raise UserError(
                 f"data.vocab_size={self.vocab_size} is not what the source {type(self.source).__name__} has:"

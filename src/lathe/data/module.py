@@ -11,9 +11,10 @@ from lathe.data.base import ExactDataModule
 from lathe.data.checks import check_class_names
 from lathe.data.loader import ImageLoader, ResidentLoader
 from lathe.data.normalize import Normalizer
+from lathe.data.source import check_members, load_splits, using
 from lathe.data.splits import Source, Split
 from lathe.data.stream import StreamLoader
-from lathe.errors import UserError, under
+from lathe.errors import UserError
 
 
 @held("lathe.data.ImageDataModule")
@@ -71,6 +72,7 @@ class ImageDataModule(ExactDataModule[Split]):
             raise UserError(
                 "data.normalize=folded needs resident images: use data.normalize=batch with data.loader=workers."
             )
+        check_members(source, "num_classes", "prepare", "load")
         self.source = source
         self.num_classes = num_classes
         self.class_names = check_class_names(class_names, num_classes)
@@ -90,20 +92,13 @@ class ImageDataModule(ExactDataModule[Split]):
 
     def prepare_data(self) -> None:
         """Lets the source fetch its data; Lightning calls it in one process per machine."""
-        self.source.prepare()
+        with using(self.source, "prepared"):
+            self.source.prepare()
 
     def open(self) -> dict[str, Split]:
         """The source's splits, whose facts are those declared."""
-        with under("data.source"):
-            splits = self.source.load()
-        _, channels, height, width = splits.train.images.shape
-        facts = {"num_classes": self.source.num_classes, "channels": channels, "image_size": max(height, width)}
-        for name, found in facts.items():
-            if getattr(self, name) != found:
-                raise UserError(
-                    f"data.{name}={getattr(self, name)} is not what the source {type(self.source).__name__} has:"
-                    f" set data.{name}={found}, or change data.source."
-                )
+        facts = {name: getattr(self, name) for name in ("num_classes", "channels", "image_size")}
+        splits = load_splits(self.source, facts)
         return {"train": splits.train, "val": splits.val, "test": splits.test}
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

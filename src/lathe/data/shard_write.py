@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from lathe.data.checks import check_number
 from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
+from lathe.data.source import check_members, load_splits, using
 from lathe.data.splits import Source, stratified_split
-from lathe.errors import ArgumentError, UserError, under
+from lathe.errors import ArgumentError, UserError
 from lathe.files import whole
 from lathe.images.files import file_kind
 from lathe.images.pictures import COLOURS, MOST, SUFFIXES, PictureError, read_picture, scaled
@@ -105,9 +106,10 @@ def _folders(folder: Path) -> list[str]:
 
 def source_samples(source: Source) -> dict[str, Iterator[Sample]]:
     """The splits of a source of images, image by image in stored order."""
-    source.prepare()
-    with under("data.source"):
-        splits = source.load()
+    check_members(source, "num_classes", "prepare", "load")
+    with using(source, "prepared"):
+        source.prepare()
+    splits = load_splits(source)
 
     def walk(name: str) -> Iterator[Sample]:
         split = getattr(splits, name)

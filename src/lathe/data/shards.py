@@ -44,7 +44,7 @@ class ShardImages:
         self, paths: list[Path], sizes: Labels, table: Table, shape: tuple[int, int, int], max_open: int = 16
     ) -> None:
         self.paths, self.sizes, self.table, self.max_open = paths, sizes, table, max_open
-        self.shape = (len(table), *shape)
+        self.shape, self.dtype = (len(table), *shape), np.dtype(np.uint8)
         self._open: OrderedDict[int, int] = OrderedDict()  # file descriptors, the last used one last
         self._owner = os.getpid()
 

@@ -12,6 +12,7 @@ from lathe.config.schema.held import held
 from lathe.data.base import ExactDataModule
 from lathe.data.order import IGNORE, Batch, EpochLoader
 from lathe.data.random import hashed_seed
+from lathe.data.source import check_members, using
 from lathe.errors import UserError
 
 Ids = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
@@ -123,17 +124,20 @@ class TokenDataModule(ExactDataModule[Tokens]):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
+        check_members(source, "vocab_size", "prepare", "load")
         self.source = source
         self.vocab_size = vocab_size
         self.length = length
 
     def prepare_data(self) -> None:
         """Lets the source fetch or check its data; Lightning calls it in one process per machine."""
-        self.source.prepare()
+        with using(self.source, "prepared"):
+            self.source.prepare()
 
     def open(self) -> dict[str, Tokens]:
         """All splits of the source, checked against what was declared."""
-        splits = self.source.load()
+        with using(self.source, "loaded"):
+            splits = self.source.load()
         if self.source.vocab_size != self.vocab_size:
             raise UserError(
                 f"data.vocab_size={self.vocab_size} is not what the source {type(self.source).__name__} has:"
