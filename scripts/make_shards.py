@@ -56,15 +56,16 @@ def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     if images["folder"] is not None:
         with under("images"):
             source = ImageFolder(**images)
+        names = source.classes
         splits = {name: source.samples(name) for name in ("train", "val", "test")}
     else:
         known = "num_classes" in settings["data"]
         require(known, "data: only image data sets are written as shards; token files are streamed as they are.")
         source = make(settings["data"]["source"], "data.source")
-        splits = source_samples(source)
+        splits, names = source_samples(source), settings["data"].get("class_names")
     folder = Path(settings["paths"]["data_dir"]) / settings["output"]
     written = {key: settings[key] for key in ("shard_size", "encoding", "overwrite")}
-    return folder, write_shards(folder, splits, source.num_classes, **written)
+    return folder, write_shards(folder, splits, source.num_classes, class_names=names, **written)
 
 
 if __name__ == "__main__":

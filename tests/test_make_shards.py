@@ -1,6 +1,7 @@
 """scripts/make_shards.py: the real command, and one sentence for each mistake."""
 
 import importlib.util
+import json
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,14 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.commands import check, run
-from support.runs import ROOT, config
+from support.runs import ROOT, SMALL, config, new_run, runs
 
 from lathe.data.digits import Digits
 from lathe.data.shards import Shards
 from lathe.errors import UserError
+from lathe.runs.rundir import RunDir
+from lathe.runs.shippable import class_names
+from lathe.verbs.train import train
 
 spec = importlib.util.spec_from_file_location("make_shards", ROOT / "scripts" / "make_shards.py")
 assert spec is not None
@@ -101,3 +105,36 @@ def test_what_cannot_be_written_is_named(tmp_path: Path, overrides: list[str], s
     with pytest.raises(UserError, match=says):
         make(tmp_path, *overrides)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_names_of_class_folders_reach_the_answers(tmp_path: Path) -> None:
+    for number, kind in enumerate(("zebra", "ant")):  # not in their sorted order
+        (tmp_path / "files" / kind).mkdir(parents=True)
+        for i in range(8):
+            Image.new("L", (8, 8), 40 * number + i).save(tmp_path / "files" / kind / f"{i}.png")
+    asked = ("images.channels=1", "images.val_size=4", "images.test_size=4", "output=set")
+    folder, index = make(tmp_path, f"images.folder={tmp_path / 'files'}", *asked)
+    assert index["class_names"] == ["ant", "zebra"]
+    overrides = (
+        f"data.source.name={folder}",
+        "data.num_classes=2",
+        "data.batch_size=4",
+        "trainer.max_epochs=1",
+        "trainer.log_every_n_steps=1",
+    )
+    cfg = new_run(tmp_path / "logs", "data=shards", *SMALL, *overrides, "data.pin_memory=false")
+    train(cfg)
+    (run_dir,) = runs(tmp_path / "logs")
+    saved = RunDir(run_dir).config
+    assert class_names(saved) == ["ant", "zebra"]
+    assert saved | {"trusted": []} == cfg | {"data": cfg["data"] | {"class_names": ["ant", "zebra"]}}
+
+
+def test_an_index_without_names_is_read_and_one_with_wrong_names_is_not(tmp_path: Path) -> None:
+    sizes = ("data.source.train_size=8", "data.source.val_size=2", "data.source.test_size=2", "output=made")
+    folder, index = make(tmp_path, "data=synthetic", *sizes)
+    assert "class_names" not in index
+    assert Shards("", str(folder)).class_names is None
+    (folder / "index.json").write_text(json.dumps(index | {"class_names": ["one"]}))
+    with pytest.raises(UserError, match=r"index\.json is not version 1 .* or is damaged"):
+        Shards("", str(folder)).load()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from lathe.data.checks import check_class_names
 from lathe.errors import UserError
 from lathe.images.pictures import COLOURS, as_seen
 
@@ -139,11 +140,13 @@ def read_index(folder: Path, key: str) -> dict[str, Any]:
         known = index["format"] == FORMAT and index["version"] == VERSION
         counts = [shard["samples"] for name in SPLITS for shard in index["splits"][name]["shards"]]
         known = known and all(isinstance(n, int) for n in (*counts, *index["image"], index["num_classes"]))
+        if "class_names" in index:  # an older one has none
+            check_class_names(index["class_names"], index["num_classes"])
         entries = [entry for split in index["splits"].values() for entry in (split["table"], *split["shards"])]
         known = known and all(
             Path(entry["file"]).name == entry["file"] != "" and isinstance(entry["bytes"], int) for entry in entries
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, UserError):
         known = False
     if not known:
         raise UserError(

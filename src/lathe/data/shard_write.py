@@ -2,14 +2,14 @@
 already.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lathe.data.checks import check_number
+from lathe.data.checks import check_class_names, check_number
 from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
 from lathe.data.source import check_members, load_splits, using
 from lathe.data.splits import Source, stratified_split
@@ -126,6 +126,7 @@ def write_shards(
     shard_size: int,
     encoding: Literal["png", "npy"] = "png",
     overwrite: bool = False,
+    class_names: Sequence[str] | None = None,
 ) -> dict[str, Any]:
     """Writes `output`/<split>-<number>.tar and their index, all or nothing; returns the index.
 
@@ -138,6 +139,7 @@ def write_shards(
         shard_size: samples of a shard; the last one of a split may have fewer.
         encoding: "png" (lossless; 1 or 3 channels) or "npy" (raw pixels: larger, and faster to read).
         overwrite: replace shards that are there; False refuses.
+        class_names: in the order of the classes, for whoever trains on the shards; None for none.
 
     Raises:
         UserError: `output` exists, webdataset is missing, images are of different shapes or cannot be encoded, or a
@@ -162,6 +164,8 @@ def write_shards(
         partial.mkdir()
         paths: dict[str, list[Path]] = {}
         facts: dict[str, Any] = {"num_classes": num_classes, "encoding": encoding}
+        if class_names is not None:
+            facts["class_names"] = check_class_names(class_names, num_classes)
         shape: tuple[int, ...] | None = None
         for name, samples in splits.items():
             written: list[str] = []

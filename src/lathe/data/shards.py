@@ -131,6 +131,11 @@ class Shards:
         """As index.json has it."""
         return int(self.index["num_classes"])
 
+    @property
+    def class_names(self) -> list[str] | None:
+        """As index.json has them; None where it has none."""
+        return self.index.get("class_names")
+
     def prepare(self) -> None:
         """Checks all files."""
         check_files(self.folder, self.index, self.verify)
@@ -223,6 +228,13 @@ class ShardDataModule(ImageDataModule):
     def __init__(self, source: Shards, *, window: int = 16, **settings: Any) -> None:
         super().__init__(source, **settings)
         self.window = window
+
+    def open(self) -> dict[str, Split]:
+        """As `ImageDataModule` has it; classes that were given no names take those of the shards."""
+        splits = super().open()
+        if self.class_names is None:
+            self.class_names = self.source.class_names
+        return splits
 
     def build(self, split: Split, device: torch.device, **order: Any) -> Any:
         if self.loader != "workers":

@@ -158,9 +158,16 @@ class Start(Callback):
                 str(pl_module.monitor),
             )
         if trainer.is_global_zero:
+            self.keep_names(getattr(trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
             rundir.point_latest(self.run.path.parent.parent, self.run.path)
             if self.cfg["trainer"].get("accelerator") == "auto":
                 print(found_device(trainer), flush=True)
+
+    def keep_names(self, found: list[str] | None) -> None:
+        """Writes names of classes that came with the data into config.yaml, where whoever answers by name looks."""
+        data = self.cfg["data"]
+        if found and "class_names" in data and data["class_names"] is None:
+            self.run.save_config({**self.cfg, "data": {**data, "class_names": list(found)}})
 
 
 def from_lightning(error: BaseException) -> bool:
