@@ -179,19 +179,13 @@ def test_a_training_with_wrong_content_leaves_no_run(
         "    def load(self):\n"
         "        split = Split.whole(np.zeros((4, 1, 8, 8), np.uint8), np.full(4, 10))\n"
         "        return Splits(split, split, split)\n"
-        "class Wide(Wrong):\n"
-        "    def load(self):\n"
-        "        images, labels = np.zeros((300, 1, 8, 6), np.uint8), np.arange(300) % 10\n"
-        "        rows = np.split(np.arange(300), [200, 250])\n"
-        "        return Splits(*(Split(images, labels, part) for part in rows))\n"
         "class Raises(Wrong):\n"
         "    def load(self):\n"
         "        raise ValueError('no pixels')\n"
     )
     for name, sentence in (
         ("Wrong", "Error: data.source: the train split's labels go from 10 to 10, expected 0 to 9.\n"),
-        ("Wide", "Error: data.source: images are 8 x 6 pixels, expected square ones, as predictions, exports and "),
-        ("Raises", f"no pixels ({tmp_path / 'my_own_source.py'}:16)\n"),
+        ("Raises", f"no pixels ({tmp_path / 'my_own_source.py'}:11)\n"),
     ):
         source = f"data.source={{_target_: my_own_source.{name}}}"
         code, errors = cli(*SMALL, "~data.source", f"+{source}", "launch.timeout=60")

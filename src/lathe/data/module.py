@@ -99,12 +99,6 @@ class ImageDataModule(ExactDataModule[Split]):
         """The source's splits, whose facts are those declared."""
         facts = {name: getattr(self, name) for name in ("num_classes", "channels", "image_size")}
         splits = load_splits(self.source, facts)
-        height, width = splits.train.images.shape[2:]
-        if height != width and getattr(self.trainer, "training", False):  # what was trained is still evaluated
-            raise UserError(
-                f"data.source: images are {height} x {width} pixels, expected square ones, as predictions, exports and "
-                "the server take them: pad or scale them."
-            )
         return {"train": splits.train, "val": splits.val, "test": splits.test}
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
