@@ -34,8 +34,36 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return 0 if named else min(2, os.cpu_count() or 1)
 
 
+# The files that take longest begin, so that both workers end at about the same time.
+LONGEST = (
+    "laws/test_law3_interruption.py",
+    "config/test_choices.py",
+    "launch/test_agent.py",
+    "laws/test_law7_mistakes.py",
+    "receipt/test_receipt.py",
+    "test_repository.py",
+    "strategies/test_deepspeed_runs.py",
+    "callbacks/test_distill.py",
+    "verbs/export/test_ship.py",
+    "benchmark/test_inference.py",
+    "export/test_executorch.py",
+    "laws/test_law1_same_config.py",
+    "data/test_foreign.py",
+    "strategies/test_tensor.py",
+    "verbs/test_run_ends.py",
+    "laws/test_law3_lines.py",
+    "test_readme.py",
+    "test_faults.py",
+    "laws/test_law2_strategies.py",
+    "verbs/export/test_matrix.py",
+    "test_torchserve_script.py",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`-m law3` selects the tests of law 3: those of tests/laws by the name of their file, others by their mark."""
+    place = {Path(__file__).parent / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
     for item in items:
         if found := re.match(r"test_(law[1-7])_", item.path.name):
             item.add_marker(found[1])

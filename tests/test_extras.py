@@ -86,7 +86,7 @@ def test_training_with_channels_removed_is_refused_at_once(
     )
     assert (code, errors) == (
         1,
-        "Error: compression.prune_channels: torch_pruning can't be imported: pip install -e '.[compress]'.\n",
+        "Error: removing channels: torch_pruning can't be imported: pip install -e '.[compress]'.\n",
     )
     assert runs(tmp_path / "logs") == []
 
@@ -97,9 +97,7 @@ def test_compressing_a_run_is_refused_before_it_is_scored(finished: Path, monkey
     asked = config(f"run={finished}", "compression=prune_channels", name="compress")
     cfg = RunDir(finished).config
     cfg |= {"request": asked, "strategy": asked["strategy"], "trainer": {**cfg["trainer"], **asked["trainer"]}}
-    with pytest.raises(
-        UserError, match=r"^compression\.prune_channels: torch_pruning can't be imported: pip install -e"
-    ):
+    with pytest.raises(UserError, match=r"^removing channels: torch_pruning can't be imported: pip install -e"):
         compress(cfg)
 
 

@@ -52,9 +52,10 @@ def test_no_module_names_at_import_what_windows_lacks() -> None:
     assert {path.name: found for path in FILES if (found := lacking(path.read_text()))} == {}
 
 
-def without_usr1(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of pre-emption as a system without SIGUSR1 imports it."""
+def of_windows(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of pre-emption as a system without SIGUSR1 and SIGHUP imports it."""
     monkeypatch.delattr(signal, "SIGUSR1")
+    monkeypatch.delattr(signal, "SIGHUP")
     spec = importlib.util.spec_from_file_location("preemption_of_windows", lathe.callbacks.preemption.__file__)
     assert spec is not None
     assert spec.loader is not None
@@ -64,5 +65,5 @@ def without_usr1(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_preemption_takes_the_signals_that_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert lathe.callbacks.preemption.SIGNALS == (signal.SIGTERM, signal.SIGUSR1)
-    assert without_usr1(monkeypatch).SIGNALS == (signal.SIGTERM,)
+    assert lathe.callbacks.preemption.SIGNALS == (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+    assert of_windows(monkeypatch).SIGNALS == (signal.SIGTERM,)

@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -73,3 +74,12 @@ def test_what_a_launcher_left_behind_does_not_make_commands_start_anew(
         with start(command("--help"), tmp_path, environment(**extra)) as process:
             assert isinstance(process, kind)
             assert "train.py" in process.communicate(timeout=60)[0]
+
+
+def test_the_longest_files_begin(pytestconfig: pytest.Config) -> None:
+    conftest: Any = next(found for found in pytestconfig.pluginmanager.get_plugins() if hasattr(found, "LONGEST"))
+    tests = ROOT / "tests"
+    assert [name for name in conftest.LONGEST if not (tests / name).is_file()] == []
+    items = [SimpleNamespace(path=tests / name) for name in ("test_wheel.py", "test_readme.py")]
+    conftest.pytest_collection_modifyitems(items)
+    assert [item.path.name for item in items] == ["test_readme.py", "test_wheel.py"]

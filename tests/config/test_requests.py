@@ -53,6 +53,8 @@ def composed(verb: str) -> Any:
         ("benchmark", "rounds", 0, "a whole number from 1 or null"),
         ("benchmark", "seconds", 0, "a number above 0 or null"),
         ("benchmark", "batches", [], "a list of 1 or more items"),
+        ("benchmark", "seconds", 0, "a number above 0"),
+        ("benchmark", "threads", [0], "a whole number from 1 to 1024, a list of 1 or more items"),
         ("prepare_tokens", "suffixes", [], "a list of 1 or more items"),
         ("prepare_tokens", "suffixes", ".txt", "a list of 1 or more items"),
         ("prepare_tokens", "separator", "", "the text between two documents or null"),

@@ -23,7 +23,7 @@ def require_packages() -> None:
     """Raises UserError where torch-pruning, an extra, is not installed."""
     sentence = uninstalled("compress", "torch_pruning")
     if sentence:
-        raise UserError(sentence)
+        raise UserError(f"removing channels: {sentence}")
 
 
 def find_groups(net: nn.Module, example: Tensor, exclude: Sequence[str] = ()) -> list[Group]:
