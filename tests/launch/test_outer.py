@@ -199,6 +199,7 @@ TYPED = {"trainer": {"accelerator": "cpu", "devices": 2}, "launch": {"timeout": 
 def exchange(rank: int) -> dict[str, Any]:
     """As two ranks that composed different configurations."""
     outer = Outer("torchrun:1", rank, rank, 2, False)
+    torch.distributed.barrier()  # a rank that leaves while the other still connects would close its connection
     torch.distributed.destroy_process_group()
     os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = "localhost", os.environ["TEST_PORT"]
     if rank == 0:
