@@ -77,7 +77,7 @@ def test_memory_is_held_against_the_dense_run_and_the_kept_activations() -> None
     results = {
         "auto, 1": counted(10, 10, 20, 5, 50),
         "fsdp, 2": counted(5, 5, 10, 5, 30),
-        "deepspeed_3, 2": [{"error": "strategy=deepspeed_3 needs DeepSpeed: pip install -e .[deepspeed]"}],
+        "deepspeed_3, 2": [{"error": "strategy=deepspeed_3 needs DeepSpeed: pip install -e '.[deepspeed]'"}],
         "auto, 1, none": counted(1, 1, 2, 100, 124),
         "auto, 1, blocks": counted(1, 1, 2, 30, 64),
         "auto, 1, every_2": counted(1, 1, 2, 50, 84),

@@ -129,8 +129,8 @@ def test_a_launcher_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr("lathe.launch.telling.find_spec", lambda name: None)
     told = sentence_for(MissingConfigException("x"))
     assert (
-        told
-        == "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e .[slurm]."
+        told == "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e "
+        "'.[slurm]'."
     )
 
 

@@ -134,6 +134,7 @@ def test_a_missing_package_is_one_sentence(
     for module in [key for key in sys.modules if key.split(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(UserError, match=rf"^logger={name} needs the {name} package: pip install -e \.\[{name}\]\.$"):
+    needs = rf"^logger={name} needs the {name} package: pip install -e '\.\[{name}\]'\.$"
+    with pytest.raises(UserError, match=needs):
         make(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []

@@ -158,7 +158,7 @@ def write_shards(
     try:
         from webdataset import ShardWriter
     except ImportError as error:
-        raise UserError("writing shards needs webdataset: install it with pip install -e .[shards].") from error
+        raise UserError("writing shards needs webdataset: install it with pip install -e '.[shards]'.") from error
     output.parent.mkdir(parents=True, exist_ok=True)
     with whole(output, replace_folder=True) as partial:
         partial.mkdir()

@@ -118,7 +118,8 @@ class HuggingFace:
             from tokenizers import Tokenizer as Backend
         except ImportError:
             raise UserError(
-                f"tokenizer={name} needs the package tokenizers: pip install -e .[tokenizers], or use tokenizer=bytes."
+                f"tokenizer={name} needs the package tokenizers: pip install -e '.[tokenizers]', or use "
+                "tokenizer=bytes."
             ) from None
         path = Path(name) / "tokenizer.json" if Path(name).is_dir() else Path(name)
         try:

@@ -98,8 +98,8 @@ def sentence_for(error: BaseException) -> str | None:
     )
     if "submitit" in missing and not find_spec("submitit"):
         return (
-            "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: pip install -e "
-            ".[slurm]."
+            "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: "
+            "pip install -e '.[slurm]'."
         )
     return explain(error, root_names()) or _foreign_sentence(error)
 

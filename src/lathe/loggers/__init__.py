@@ -55,7 +55,7 @@ def wandb(
     try:
         import wandb as package
     except ImportError as error:
-        raise UserError("logger=wandb needs the wandb package: pip install -e .[wandb].") from error
+        raise UserError("logger=wandb needs the wandb package: pip install -e '.[wandb]'.") from error
     from lightning.pytorch.loggers import WandbLogger
 
     if package.run is not None and package.run.id != run_dir.name:
@@ -99,7 +99,7 @@ def mlflow(
     try:
         import mlflow as package
     except ImportError as error:
-        raise UserError("logger=mlflow needs the mlflow package: pip install -e .[mlflow].") from error
+        raise UserError("logger=mlflow needs the mlflow package: pip install -e '.[mlflow]'.") from error
     from lightning.pytorch.loggers import MLFlowLogger
 
     if getattr(rank_zero_only, "rank", 0) == 0:

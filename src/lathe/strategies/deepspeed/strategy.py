@@ -73,7 +73,7 @@ class DeepSpeed(DeepSpeedStrategy):
                 f"offload_parameters=true: stage {stage} does not split parameters, use strategy=deepspeed_3_offload."
             )
         if importlib.util.find_spec("deepspeed") is None:
-            raise UserError(f"strategy={name} needs DeepSpeed: pip install -e .[deepspeed]")
+            raise UserError(f"strategy={name} needs DeepSpeed: pip install -e '.[deepspeed]'")
         self._name = name
         zero: dict[str, Any] = {
             "stage": stage,
