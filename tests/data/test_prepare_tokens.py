@@ -247,7 +247,7 @@ def test_a_tokenizer_that_is_none_is_refused(corpus: Path, tokenizer: Path) -> N
 def test_the_missing_package_is_named(corpus: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tokenizers", None)
     with pytest.raises(
-        UserError, match=r"tokenizer=gpt2 needs the package tokenizers: pip install -e \.\[tokenizers\]"
+        UserError, match=r"tokenizer=gpt2 needs the package tokenizers: pip install -e '\.\[tokenizers\]'"
     ):
         prepare(settings(corpus, tokenizer="gpt2"))
 

@@ -169,7 +169,7 @@ def test_bad_settings_are_refused(arguments: dict[str, Any], sentence: str) -> N
 def test_without_the_package_the_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(room.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
-        UserError, match=r"^strategy=deepspeed_3_offload needs DeepSpeed: pip install -e \.\[deepspeed\]$"
+        UserError, match=r"^strategy=deepspeed_3_offload needs DeepSpeed: pip install -e '\.\[deepspeed\]'$"
     ):
         DeepSpeed(stage=3, offload_optimizer=True)
 
