@@ -11,7 +11,7 @@ from lathe.data import Cifar, ImageDataModule
 from lathe.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
-IMAGES = ["digits", "cifar10", "cifar100", "synthetic", "shards"]
+IMAGES = ["digits", "cifar10", "cifar100", "fashion_mnist", "synthetic", "shards"]
 NAMES = [*IMAGES, "tokens", "synthetic_tokens", "documents", "document_files"]
 
 

@@ -74,6 +74,7 @@ BESIDE = {
     "model=gpt_nano": ("data=synthetic_tokens",),
     "data=synthetic_tokens": ("model=gpt_nano",),
     "data=tokens": ("model=gpt_nano",),
+    "data=fashion_mnist": (*MLP, "data.source.download=false"),
     "data=documents": ("model=gpt_nano",),
     "data=document_files": ("model=gpt_nano",),
     "data=cifar10": (*MLP, "data.source.download=false"),
@@ -81,7 +82,7 @@ BESIDE = {
 }
 CHOICES = {
     "model": ("mlp", "deep_mlp", "gpt_nano", "resnet20", "resnet18", "vit_tiny", "wrn40_2"),
-    "data": ("digits", "synthetic", "synthetic_tokens", "documents", "cifar10", "shards", "tokens"),
+    "data": ("digits", "synthetic", "synthetic_tokens", "documents", "cifar10", "fashion_mnist", "shards", "tokens"),
     "optimizer": ("sgd", "adamw", "muon"),
     "scheduler": ("constant", "cosine", "cosine_restarts", "one_cycle", "step"),
     "callbacks": ("[default,ema,early_stopping,device_stats]",),

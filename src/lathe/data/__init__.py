@@ -17,6 +17,7 @@ from lathe.data.synthetic import Synthetic
 
 if TYPE_CHECKING:
     from lathe.data.documents import DocumentDataModule
+    from lathe.data.fashion_mnist import FashionMnist
     from lathe.data.shards import ShardDataModule, Shards
     from lathe.data.synthetic_documents import SyntheticDocuments
     from lathe.data.synthetic_tokens import SyntheticTokens
@@ -27,6 +28,7 @@ else:
         __name__,
         {
             "DocumentDataModule": "documents",
+            "FashionMnist": "fashion_mnist",
             "ShardDataModule": "shards",
             "Shards": "shards",
             "SyntheticDocuments": "synthetic_documents",
@@ -41,6 +43,7 @@ __all__ = [
     "Cifar",
     "Digits",
     "DocumentDataModule",
+    "FashionMnist",
     "ImageDataModule",
     "Normalizer",
     "ResidentLoader",

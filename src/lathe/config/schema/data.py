@@ -67,6 +67,15 @@ DATA: dict[str, dict[str, Rule]] = {
         "archives": items() | None,
         "base_url": text("an address", r"(https?|file)://\S+"),
     },
+    "lathe.data.FashionMnist": {
+        "data_dir": path,
+        "folder": path | None,
+        "download": flag,
+        "val_size": _size,
+        "split_seed": _seed,
+        "files": node | None,
+        "base_url": text("an address", r"(https?|file)://\S+"),
+    },
     "lathe.data.Shards": {**_files, "max_open": whole(1, 2**20)},
     "lathe.data.TokenFiles": _files,
     "lathe.data.Synthetic": {

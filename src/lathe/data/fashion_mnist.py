@@ -1,0 +1,159 @@
+"""Fashion-MNIST (H. Xiao, K. Rasul, R. Vollgraf, "Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine
+Learning Algorithms", 2017)."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lathe.config.schema.held import held
+from lathe.data.download import download
+from lathe.data.idx import IdxFile, parse_idx, read_bounded
+from lathe.data.records import Recorded
+from lathe.data.splits import Images
+from lathe.errors import UserError
+
+BASE_URL = "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/"
+SIDE = 28
+# Images and labels of each split. The MD5 hashes stand in the publishers' README; the SHA-256 hashes are those of the
+# contents of the files that have them.
+FILES: dict[str, tuple[IdxFile, IdxFile]] = {
+    "train": (
+        IdxFile(
+            "train-images-idx3-ubyte",
+            "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
+            "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
+            (60000, SIDE, SIDE),
+        ),
+        IdxFile(
+            "train-labels-idx1-ubyte",
+            "25c81989df183df01b3e8a0aad5dffbe",
+            "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
+            (60000,),
+        ),
+    ),
+    "test": (
+        IdxFile(
+            "t10k-images-idx3-ubyte",
+            "bef4ecab320f06d8554ea6380940ec79",
+            "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
+            (10000, SIDE, SIDE),
+        ),
+        IdxFile(
+            "t10k-labels-idx1-ubyte",
+            "bb300cfdad3c16e7a12a480ee83cd310",
+            "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
+            (10000,),
+        ),
+    ),
+}
+
+
+@held("lathe.data.FashionMnist", "files")
+class FashionMnist(Recorded):
+    """28 x 28 grey images of clothes: 60,000 for training, of which `val_size` are kept for validation, and 10,000 for
+    the test.
+
+    Each of the four IDX files, downloaded or put there by hand, is checked against the hash of its published contents,
+    whether it is compressed or not.
+
+    Args:
+        data_dir: folder of the `.npy` files that are made at the first start, and of the downloads.
+        folder: where the IDX files are, compressed (`.gz`) or not; it may be read-only. None is `data_dir`.
+        download: whether to fetch the files that are not there, if `folder` is None.
+        val_size: training images kept for validation, stratified.
+        split_seed: draws them; apart from the run's seed.
+        files: images and labels of "train" and "test"; None is the published ones. For tests and mirrors.
+        base_url: folder they are fetched from.
+
+    Raises:
+        UserError: in `prepare`, without data and network, for a file with other contents than published, and for a
+            folder that cannot be written; in `load`, if `prepare` has not run.
+    """
+
+    num_classes = 10
+
+    def __init__(
+        self,
+        data_dir: str,
+        folder: str | None = None,
+        download: bool = True,
+        val_size: int = 5000,
+        split_seed: int = 0,
+        files: Mapping[str, Any] | None = None,
+        base_url: str = BASE_URL,
+    ) -> None:
+        super().__init__("fashion_mnist", (1, SIDE, SIDE), data_dir, val_size, split_seed)
+        self.folder = None if folder is None else Path(folder)
+        self.download = download
+        self.files = FILES if files is None else files
+        self.base_url = base_url
+
+    def read(self) -> dict[str, Images]:
+        """The records of the four files."""
+        if self.folder is not None and not self.folder.is_dir():
+            raise UserError(f"data.source.folder={self.folder} is no folder: give the one that has the IDX files.")
+        found = [self._find(file) for file in self._all()]  # all of them, before any is fetched
+        paths = iter(path or self._fetch(file) for path, file in zip(found, self._all(), strict=True))
+        records = {}
+        for split, (images, labels) in self.files.items():
+            pixels, classes = _contents(next(paths), images), _contents(next(paths), labels)
+            if classes.max() >= self.num_classes:
+                raise UserError(f"{labels.name} has the label {classes.max()}, expected 0 to {self.num_classes - 1}.")
+            records[split] = np.concatenate([classes[:, None], pixels.reshape(len(pixels), -1)], axis=1)
+        return records
+
+    def _all(self) -> list[IdxFile]:
+        return [file for pair in self.files.values() for file in pair]
+
+    def _find(self, file: IdxFile) -> Path | None:
+        """Where the file is; None if it has to be fetched."""
+        folder = self.folder or self.data_dir
+        for name in (f"{file.name}.gz", file.name):
+            if (folder / name).is_file():
+                return folder / name
+        if self.folder is None and self.download:
+            return None
+        where = f"data.source.folder={folder}" if self.folder else f"paths.data_dir={folder}"
+        off = "" if self.folder else " and data.source.download=false"
+        way = (
+            "data.source.folder=null with a network"
+            if self.folder
+            else "set data.source.folder to where they are, or data.source.download=true"
+        )
+        raise UserError(
+            f"{where} has no {file.name}.gz{off}: put {', '.join(f'{one.name}.gz' for one in self._all())} there, or "
+            f"{way}."
+        )
+
+    def _fetch(self, file: IdxFile) -> Path:
+        path = self.data_dir / f"{file.name}.gz"
+        by_hand = (
+            f"put {', '.join(f'{one.name}.gz' for one in self._all())} into paths.data_dir={self.data_dir} by hand, "
+            "set data.source.folder to where they are (Debian's package dataset-fashion-mnist has them), or try "
+            "data=digits, which needs no network"
+        )
+        download(self.base_url + path.name, path, file.md5, by_hand)
+        return path
+
+
+def _contents(path: Path, file: IdxFile) -> Images:
+    """The array of a file whose contents are the published ones."""
+    most = 4 + 4 * len(file.shape) + math.prod(file.shape)
+    data = read_bounded(path, most)
+    try:
+        array = parse_idx(data, file.shape)
+    except ValueError as error:
+        raise UserError(
+            f"{path} cannot be read as {file.name} ({error}): put the published file there and run again."
+        ) from error
+    found = hashlib.sha256(data).hexdigest()
+    if found != file.sha256:
+        raise UserError(
+            f"{path} has contents of the SHA-256 hash {found} and not the published {file.sha256}, so it is damaged or "
+            "another file: delete it and run again."
+        )
+    return array

@@ -1,0 +1,86 @@
+"""Labelled images of one size that are read once from what is published and then kept as two memory-mapped files."""
+
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+
+from lathe.data.download import locked
+from lathe.data.splits import Images, Split, Splits, stratified_split
+from lathe.errors import UserError
+from lathe.files import whole
+
+
+class Recorded(ABC):
+    """A source whose training and test images are `<name>-train.npy` and `<name>-test.npy` of uint8 records, label
+    first; a subclass says what they are made from (`read`). Validation images are cut out of the training images.
+
+    Args:
+        name: of the data set, in file names and messages.
+        shape: channels, height, width.
+        data_dir: folder of the `.npy` files.
+        val_size: training images kept for validation, stratified.
+        split_seed: draws them; apart from the run's seed.
+
+    Raises:
+        UserError: in `prepare`, for a folder that cannot be written; in `load`, if `prepare` has not run.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, int, int], data_dir: str, val_size: int, split_seed: int) -> None:
+        self.name = name
+        self.shape = shape
+        self.data_dir = Path(data_dir)
+        self.val_size = val_size
+        self.split_seed = split_seed
+
+    @abstractmethod
+    def read(self) -> dict[str, Images]:
+        """The records of "train" and "test", uint8 [n, 1 + pixels], from what is published, checked."""
+
+    def prepare(self) -> None:
+        """Makes the `.npy` files, unless they are there."""
+        if self._ready():
+            return
+        try:
+            self.data_dir.mkdir(parents=True, exist_ok=True)
+            with locked(self.data_dir / f".{self.name}.lock"):
+                if not self._ready():  # another run may have made them meanwhile
+                    for split, records in self.read().items():
+                        self._save(split, records)
+        except OSError as error:
+            raise UserError(
+                f"paths.data_dir={self.data_dir} cannot be written ({error.strerror or error}): choose a folder with "
+                "enough space that you may write to."
+            ) from error
+
+    def load(self) -> Splits:
+        """Images uint8 [n, *shape], memory-mapped."""
+        train, test = self._open("train"), self._open("test")
+        if train is None or test is None:
+            raise UserError(f"paths.data_dir={self.data_dir} has no {self.name}: call prepare() of its source first.")
+        labels, images = train[:, 0].astype(np.int64), train[:, 1:].reshape(-1, *self.shape)
+        rows = stratified_split(labels, {"val": self.val_size}, self.split_seed)
+        return Splits(
+            train=Split(images, labels, rows["train"]),
+            val=Split(images, labels, rows["val"]),
+            test=Split.whole(test[:, 1:].reshape(-1, *self.shape), test[:, 0].astype(np.int64)),
+        )
+
+    def _ready(self) -> bool:
+        return all(self._open(split) is not None for split in ("train", "test"))
+
+    def _path(self, split: str) -> Path:
+        return self.data_dir / f"{self.name}-{split}.npy"
+
+    def _open(self, split: str) -> Images | None:
+        """The records of a split, or None if they are not there or not whole, in which case they are made again."""
+        try:
+            records: Images = np.load(self._path(split), mmap_mode="r")
+        except (OSError, ValueError, EOFError):
+            return None
+        wide = 1 + int(np.prod(self.shape))
+        return records if records.dtype == np.uint8 and records.ndim == 2 and records.shape[1] == wide else None
+
+    def _save(self, split: str, records: Images) -> None:
+        with whole(self._path(split)) as temporary, open(temporary, "wb") as file:
+            np.save(file, records)

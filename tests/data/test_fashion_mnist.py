@@ -1,0 +1,175 @@
+"""Fashion-MNIST from small files in the real format: what is read, what is fetched, and what is refused."""
+
+import gzip
+import hashlib
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.runs import config
+
+from lathe.data import FashionMnist
+from lathe.data.fashion_mnist import FILES
+from lathe.data.idx import IdxFile, parse_idx
+from lathe.errors import UserError
+
+IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
+Truth = dict[str, tuple[np.ndarray, np.ndarray]]
+
+
+def idx(array: np.ndarray) -> bytes:
+    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.tobytes()
+
+
+def write(folder: Path, compressed: bool = True, highest: int = 9) -> tuple[dict[str, tuple[IdxFile, ...]], Truth]:
+    """The four files with few images; the table that describes them, and what is in them."""
+    folder.mkdir(exist_ok=True)
+    rng = np.random.default_rng(0)
+    files: dict[str, tuple[IdxFile, ...]] = {}
+    truth: Truth = {}
+    for split, pair in FILES.items():
+        n = {"train": 60, "test": 20}[split]
+        labels = (np.arange(n) % (highest + 1)).astype(np.uint8)
+        truth[split] = (rng.integers(0, 256, (n, 28, 28), dtype=np.uint8), labels)
+        made = []
+        for file, array in zip(pair, truth[split], strict=True):
+            data = idx(array)
+            packed = gzip.compress(data, mtime=0)
+            (folder / (file.name + ".gz" * compressed)).write_bytes(packed if compressed else data)
+            made.append(
+                IdxFile(file.name, hashlib.md5(packed).hexdigest(), hashlib.sha256(data).hexdigest(), array.shape)
+            )
+        files[split] = tuple(made)
+    return files, truth
+
+
+def source(tmp_path: Path, files: Any, **settings: Any) -> FashionMnist:
+    given = {"folder": str(tmp_path / "files"), "val_size": 10, **settings}
+    return FashionMnist(str(tmp_path / "data"), files=files, **given)
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_the_images_and_labels_that_went_in_from_a_folder(tmp_path: Path, compressed: bool) -> None:
+    files, truth = write(tmp_path / "files", compressed)
+    data = source(tmp_path, files)
+    data.prepare()
+    splits = data.load()
+    for split, key in ((splits.train, "train"), (splits.val, "train"), (splits.test, "test")):
+        images, labels = split.read()
+        assert np.array_equal(images[:, 0], truth[key][0][split.rows])
+        assert np.array_equal(labels, truth[key][1][split.rows])
+    assert np.array_equal(np.sort(np.concatenate([splits.train.rows, splits.val.rows])), np.arange(60))
+    assert np.bincount(splits.val.read()[1]).tolist() == [1] * 10
+    other = source(tmp_path, files, split_seed=1)
+    assert not np.array_equal(other.load().val.rows, splits.val.rows)
+    assert isinstance(splits.train.images, np.memmap)
+    for file in (tmp_path / "files").iterdir():
+        file.unlink()  # a later start needs them no longer
+    source(tmp_path, files).prepare()
+
+
+def test_the_published_files_are_described() -> None:
+    assert [(file.md5, file.shape) for pair in FILES.values() for file in pair] == [
+        ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", (60000, 28, 28)),
+        ("25c81989df183df01b3e8a0aad5dffbe", (60000,)),
+        ("bef4ecab320f06d8554ea6380940ec79", (10000, 28, 28)),
+        ("bb300cfdad3c16e7a12a480ee83cd310", (10000,)),
+    ]
+    cfg = config("data=fashion_mnist")["data"]
+    assert (cfg["mean"], cfg["std"], cfg["image_size"], len(cfg["class_names"])) == ([0.286], [0.353], 28, 10)
+
+
+def test_it_is_fetched_checked_and_fetched_once(serve: Callable, tmp_path: Path) -> None:
+    files, truth = write(tmp_path / "files")
+    server = serve((tmp_path / "files" / f"{IMAGES}.gz").read_bytes())  # it has this file alone, under every name
+    for name in ("train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"):
+        (tmp_path / "data").mkdir(exist_ok=True)
+        (tmp_path / "files" / f"{name}.gz").rename(tmp_path / "data" / f"{name}.gz")
+    data = source(tmp_path, files, folder=None, base_url=server.url)
+    data.prepare()
+    assert np.array_equal(data.load().test.read()[1], truth["test"][1])
+    data.prepare()
+    assert len(server.asked) == 1
+
+
+def test_a_download_with_another_hash_is_not_kept(serve: Callable, tmp_path: Path) -> None:
+    files, _ = write(tmp_path / "files")
+    server = serve(b"something else")
+    with pytest.raises(UserError, match=r"train-images-idx3-ubyte\.gz arrived with another hash"):
+        source(tmp_path, files, folder=None, base_url=server.url).prepare()
+    assert not list((tmp_path / "data").glob("*ubyte*"))
+
+
+def test_without_a_network_it_says_how_to_put_them_there(serve: Callable, tmp_path: Path) -> None:
+    server = serve(b"")
+    server.close()
+    with pytest.raises(UserError, match=r"cannot be fetched .*t10k-labels-idx1-ubyte\.gz into paths\.data_dir=.* by"):
+        source(tmp_path, None, folder=None, base_url=server.url).prepare()
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^data\.source\.folder=.*files is no folder"):
+        source(tmp_path, None).prepare()
+    files, _ = write(tmp_path / "files")
+    (tmp_path / "files" / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(UserError, match=r"^data\.source\.folder=.*files has no t10k-labels-idx1-ubyte\.gz: put "):
+        source(tmp_path, files).prepare()
+    with pytest.raises(UserError, match=r"^paths\.data_dir=.*data has no train.* and data\.source\.download=false: "):
+        source(tmp_path, files, folder=None, download=False).prepare()
+    with pytest.raises(UserError, match="has no fashion_mnist"):
+        source(tmp_path, files).load()
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_other_contents_are_refused_and_leave_nothing(tmp_path: Path, compressed: bool) -> None:
+    files, _ = write(tmp_path / "files", compressed)
+    path = tmp_path / "files" / (IMAGES + ".gz" * compressed)
+    kept = path.read_bytes()
+    real = idx(np.zeros((60, 28, 28), np.uint8))
+    pack: Callable[[bytes], bytes] = gzip.compress if compressed else bytes  # type: ignore[assignment]
+    wrong = {
+        r"SHA-256 hash \w+ and not the published": pack(real),  # other pixels
+        r"its values are less than the 47040": pack(real[:-1]),
+        r"its values are more than the 47040": pack(real + b"\0"),
+        r"expected an array \[60, 28, 28\], got \[60, 28, 27\]": pack(real[:12] + struct.pack(">i", 27) + real[16:]),
+        r"got 3 dimensions of type 0x0d": pack(b"\0\0\x0d" + real[3:]),
+        r"expected 3 dimensions of bytes, got 1": pack(idx(np.zeros(60, np.uint8))),
+        "no IDX file": pack(b"hello"),
+    }
+    if compressed:
+        wrong["cannot be read .*: put"] = kept[:-10]
+        wrong[r"Not a gzipped file"] = real
+    for words, content in wrong.items():
+        path.write_bytes(content)
+        with pytest.raises(UserError, match=words):
+            source(tmp_path, files).prepare()
+    assert not list(tmp_path.rglob("*.npy"))
+
+
+def test_a_file_that_unpacks_to_more_is_not_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, _ = write(tmp_path / "files")
+    path = tmp_path / "files" / f"{IMAGES}.gz"
+    path.write_bytes(gzip.compress(bytes(50_000_000), 1))
+    read: list[int] = []
+    plain = gzip.GzipFile.read
+    monkeypatch.setattr(gzip.GzipFile, "read", lambda file, size=-1: read.append(size) or plain(file, size))
+    with pytest.raises(UserError, match="cannot be read as train-images"):
+        source(tmp_path, files).prepare()
+    assert read == [16 + 60 * 784 + 1]
+
+
+def test_labels_outside_the_classes_under_their_right_hash(tmp_path: Path) -> None:
+    files, _ = write(tmp_path / "files", highest=10)
+    with pytest.raises(UserError, match="train-labels-idx1-ubyte has the label 10, expected 0 to 9"):
+        source(tmp_path, files).prepare()
+
+
+def test_an_array_is_what_it_announces() -> None:
+    array = np.arange(24, dtype=np.uint8).reshape(2, 3, 4)
+    assert np.array_equal(parse_idx(idx(array), (2, 3, 4)), array)
+    with pytest.raises(ValueError, match="no IDX file"):
+        parse_idx(b"", (2,))
