@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from omegaconf import OmegaConf
 from support.hostile_runs import plant, put
 from support.runs import ROOT
 
@@ -20,6 +21,7 @@ from lathe.config.schema import renamed
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.check import KINDS, findings
+from lathe.trust.document import read_yaml
 from lathe.trust.own import BASES
 from lathe.trust.parts import CALLBACKS, LAYERS, LOGGERS, METRICS, OPTIMIZERS, SCHEDULERS, listed
 
@@ -206,3 +208,15 @@ def test_what_is_listed_is_of_its_kind_and_takes_no_code(kind: str, place: str, 
             continue  # a layer of a newer or older torch
         assert issubclass(found, base), name
         assert not code & set(inspect.signature(found.__init__).parameters), name
+
+
+def test_values_are_read_as_omegaconf_writes_them(tmp_path: Path) -> None:
+    content = {"a": 1e-3, "b": "1e-3", "c": [True, None, "null", "2001-01-01", -3, 1e16], "d": {"e": "ß: #", "f": ""}}
+    path = tmp_path / "config.yaml"
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(content)))
+    assert read_yaml(path, "x") == content
+    path.write_text("lr: 1e-3\nday: 2001-01-01\n")
+    assert read_yaml(path, "x") == {"lr": 0.001, "day": "2001-01-01"}
+    path.write_text("lr: 1\nlr: 2\n")
+    with pytest.raises(UserError, match=r"^x can't be read as a configuration\.$"):
+        read_yaml(path, "x")
