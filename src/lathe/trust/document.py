@@ -36,7 +36,7 @@ def read_yaml(path: Path, where: str) -> Any:
     try:
         text = data.decode()
         foreign = _foreign(text)
-        content = None if foreign else yaml.load(text, Loader=_Loader)
+        content = None if foreign else yaml.load(text, Loader=_Loader)  # noqa: S506  # SafeLoader's constructors
     except Exception as error:  # a torn or hostile file can fail in nearly any way, also by what its values mean
         raise UserError(f"{where} can't be read as a configuration.") from error
     if foreign:
