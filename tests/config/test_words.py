@@ -32,6 +32,18 @@ GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name":
         (["~compression"], ["compression=none"]),
         (["callbacks=[default,ema]"], ["callbacks=[default,ema]"]),
         (["~callbacks.ema", "+model.net.width=3", "seed=1"], ["~callbacks.ema", "+model.net.width=3", "seed=1"]),
+        *[
+            (
+                [f"{sign}optimizer={{_target_: mine.Lion, lr: 1}}"],
+                ["~optimizer", "+optimizer={_target_: mine.Lion, lr: 1}"],
+            )
+            for sign in ("", "+", "++")
+        ],
+        (
+            ["~optimizer", "+optimizer={_target_: A.B}"],
+            ["~optimizer", "+optimizer={_target_: A.B}"],
+        ),  # as `Next:` has it
+        (["optimizer={lr: 1}"], ["optimizer={lr: 1}"]),
         (["strategy=ddp", "-m", "seed=1,2"], ["-m", "strategy=ddp", "seed=1,2"]),
         (["--cfg", "job", "seed=1"], ["--cfg", "job", "seed=1"]),
         (["-m", "seed=range(1,3)"], ["-m", "seed=range(1,3)"]),

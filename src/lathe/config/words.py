@@ -39,6 +39,7 @@ HABITS = {
 # Hydra's own, which would be taken and do nothing: a run has a directory by Lathe's rules.
 UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir")
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
+WHOLE_NODE = re.compile(r"\{.*\b_target_ *:", re.DOTALL)  # a part that is typed with its class, as in a file
 
 
 class Untranslated(UserError):
@@ -70,7 +71,8 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     refused: list[str] = []
     for word in ordered:
         try:
-            words.append(_translated(word, groups) if word in typed else word)
+            new = _translated(word, groups) if word in typed else [word]
+            words += new[1:] if len(new) == 2 and new[0] in words else new
         except UserError as error:
             refused += error.args
     if refused:
@@ -119,7 +121,7 @@ def check_flags(words: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
-def _translated(word: str, groups: Groups) -> str:
+def _translated(word: str, groups: Groups) -> list[str]:
     key, sign, value = key_of(word), word[: len(word) - len(word.lstrip("+~"))], word.partition("=")[2]
     choices = groups.get(key)
     require(bool(key), f"{word!r} can't be read as an override: write key=value.")
@@ -129,9 +131,11 @@ def _translated(word: str, groups: Groups) -> str:
         require(not way or habit in groups, f"{word}: there is no such key; {way.rstrip('.')}.")
         ours = "a run has a directory of its own below paths.log_dir=..., under name=..."
         require(key not in UNUSED, f"{word} would change nothing: {ours}")
-        return word
+        return [word]
     if "none" in choices and ((sign == "~" and not value) or (not sign and "=" in word and value in NOTHING)):
-        return f"{key}=none"
+        return [f"{key}=none"]
+    if key not in SEVERAL and WHOLE_NODE.match(value):  # Hydra would mix it with the keys of the file it replaces
+        return [f"~{key}", f"+{key}={value}"]
     if sign.startswith("+"):
         add = (
             f"{key}=[default,{value}] to add to them"
@@ -139,17 +143,18 @@ def _translated(word: str, groups: Groups) -> str:
             else f"{key}={value}, or {key}=[...] for several"
         )
         require(key not in SEVERAL, f"{word} would take the place of the parts that are there: write {add}.")
-        return f"{key}={value}"
+        return [f"{key}={value}"]
     if not sign and SCALAR.fullmatch(value) and value not in choices:
         raise UserError(no_such_choice(key, value, choices, groups))
-    return word
+    return [word]
 
 
 def _tell_repeated(overrides: Sequence[str]) -> None:
     last: dict[str, str] = {}
     for word in overrides:
         key = key_of(word)
-        if key in last and last[key] != word:
+        whole = word.startswith(f"+{key}=") and last.get(key) == f"~{key}"  # what a whole part is put in as
+        if key in last and last[key] != word and not whole:
             print(f"{last[key]} is replaced by {word}, which was typed later.")
         last[key] = word
 

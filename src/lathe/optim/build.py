@@ -4,7 +4,10 @@ batch.
 
 import inspect
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -41,33 +44,38 @@ def scaled_lr(lr: float, *, scale_lr: str, batch_size: int | None, reference_bat
 
 
 def parameter_groups(
-    net: nn.Module, *, weight_decay: float, no_decay: Iterable[str], roles: Mapping[str, str]
+    net: nn.Module,
+    *,
+    weight_decay: float | None,
+    no_decay: Iterable[str],
+    roles: Mapping[str, str],
+    decays: bool = True,
 ) -> list[dict[str, Any]]:
     """Split the trainable parameters of `net` by their role (empty for most optimizers) and by whether they decay.
 
     `no_decay` holds the words `norm` (parameters of normalisation layers) and `bias` (names that end in bias) and name
     patterns such as `head.*`; a module may name parameters of its own in `never_decayed`, such as learned step sizes.
     Each group has a `name` (`decay`, `no_decay`, `muon/decay`, ...) for the learning-rate monitor; empty groups are
-    left out. Frozen parameters are in none.
+    left out. Frozen parameters are in none. A `weight_decay` of None is left to the optimizer; one that decays nothing
+    (not `decays`) has the one group `all`.
 
     Raises UserError if a pattern matches no parameter, or nothing is left to train.
     """
-    exempt = matching_names(net, no_decay, key="no_decay")
+    exempt = matching_names(net, no_decay, key="no_decay") if decays else set()
     for prefix, module in net.named_modules():
         exempt |= {f"{prefix}.{name}" if prefix else name for name in getattr(module, "never_decayed", ())}
     groups: dict[str, dict[str, Any]] = {}
     for parameter_name, parameter in net.named_parameters():
         if not parameter.requires_grad:
             continue
-        decay = "no_decay" if parameter_name in exempt else "decay"
+        kept = parameter_name in exempt
+        decay = ("no_decay" if kept else "decay") if decays else "all"
         role = roles.get(parameter_name)
         name = f"{role}/{decay}" if role else decay
         if name not in groups:
-            groups[name] = {
-                "params": [],
-                "name": name,
-                "weight_decay": 0.0 if parameter_name in exempt else weight_decay,
-            }
+            groups[name] = {"params": [], "name": name}
+            if decays and (kept or weight_decay is not None):
+                groups[name]["weight_decay"] = 0.0 if kept else weight_decay
             if role:
                 groups[name]["role"] = role
         groups[name]["params"].append(parameter)
@@ -78,66 +86,108 @@ def parameter_groups(
     return [groups[name] for name in sorted(groups)]  # a fixed order, whatever the net registers first
 
 
-def _check_known(kind: type[Optimizer], keys: Iterable[str]) -> None:
+def _takes(kind: type[Optimizer]) -> tuple[dict[str, inspect.Parameter], bool]:
+    """The options of a class, and whether it takes any other."""
     parameters = list(inspect.signature(kind).parameters.values())[1:]  # the first one is the groups
-    known = [parameter.name for parameter in parameters]
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    unknown = [key for key in keys if key not in known]
+    named = {one.name: one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)}
+    return named, any(one.kind is one.VAR_KEYWORD for one in parameters)
+
+
+def _check_known(kind: type[Optimizer], options: Mapping[str, Any]) -> None:
+    known, takes_any = _takes(kind)
+    unknown = [key for key in options if key not in known]
     if unknown and not takes_any:
         key = unknown[0]
-        if unknown[0] in ("lr", "weight_decay"):
-            raise ArgumentError(
-                f"{key} is not an option of {kind.__name__}, and every group of parameters is given it: choose "
-                "another class."
-            )
-        hint = did_you_mean(unknown[0], known, f"its options are {', '.join(known)}.")
+        if key in ("lr", "weight_decay"):
+            raise ArgumentError(f"{key} is not an option of {kind.__name__}: set {key} to null, or choose another.")
+        hint = did_you_mean(key, known, f"its options are {', '.join(known)}.")
         raise ArgumentError(f"{key}: {kind.__name__} takes no such option; leave it out, or set it to null; {hint}")
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in options:
+            raise ArgumentError(f"{key}: {kind.__name__} needs a value for it; add one.")
 
 
 @held("lathe.optim.build_optimizer")
 def check_options(
     *,
     kind: type[Optimizer],
-    lr: float,
-    weight_decay: float,
+    lr: float | None = None,
+    weight_decay: float | None = None,
     scale_lr: str = "none",
     reference_batch_size: int | None = None,
     batch_size: int | None = None,
     no_decay: Sequence[str] | None = None,
     **options: Any,
-) -> tuple[float, dict[str, Any]]:
-    """Return the learning rate and the options that `kind` gets, after trying them out on a weight of nothing: all that
-    can be known without a net.
+) -> dict[str, Any]:
+    """Return the options that `kind` gets, `lr` and `weight_decay` among them, those at null left out, after trying
+    them out on a weight of nothing: all that can be known without a net.
 
-    Raises ArgumentError for a `kind` that is no optimizer, for what `scaled_lr` refuses, and for options that `kind`
-    does not know, and UserError for those that it does not accept.
+    Raises ArgumentError for a `kind` that is no optimizer or whose step needs a closure, for what `scaled_lr` refuses,
+    and for options that `kind` does not know, and UserError for those that it does not accept.
     """
     if not (inspect.isclass(kind) and issubclass(kind, Optimizer)):
         name = getattr(kind, "__name__", kind)
         raise ArgumentError(f"kind={name}: expected the class of an optimizer such as torch.optim.SGD.")
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ArgumentError(
+            f"kind={kind.__name__} computes the loss several times in a step, and a batch is counted once: choose "
+            "another."
+        )
+    if scale_lr != "none" and lr is None:
+        raise ArgumentError(f"scale_lr={scale_lr} needs lr, the rate at reference_batch_size: set it, or use none.")
+    if lr is not None:
+        lr = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
     # Hydra hands lists over as OmegaConf nodes, which would end up in the checkpoint and keep it from opening with
     # weights_only.
+    given = {"lr": lr, "weight_decay": weight_decay, **options}
     plain: dict[str, Any] = {
         key: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
-        for key, value in options.items()
+        for key, value in given.items()
         if value is not None
     }
-    _check_known(kind, ("lr", "weight_decay", *plain))
-    rate = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
+    _check_known(kind, plain)
     if not hasattr(kind, "roles"):
-        try_out(kind, rate, weight_decay, plain)
-    return rate, plain
+        try_out(kind, plain)
+    return plain
+
+
+def factory_of(made: Any) -> Any:
+    """What makes an optimizer from a net: `made` itself, or, where that is an optimizer's class with its options, as
+    Lightning users write it, `of_class`.
+    """
+    function, given = getattr(made, "func", made), getattr(made, "keywords", {})
+    if not (inspect.isclass(function) and issubclass(function, Optimizer)):
+        return made
+    return partial(of_class, **{"no_decay": ["norm", "bias"], "lr": None, "weight_decay": None, **given}, kind=function)
+
+
+def of_class(net: nn.Module, **keys: Any) -> Optimizer:
+    """`build_optimizer` of a class that stands in `_target_`."""
+    with _named_by_target():
+        return build_optimizer(net, **keys)
+
+
+@contextmanager
+def _named_by_target() -> Iterator[None]:
+    try:
+        yield
+    except ArgumentError as error:
+        raise ArgumentError(*(re.sub("^kind=", "_target_=", sentence) for sentence in error.args)) from error
 
 
 def check_optimizer(factory: Any) -> None:
     """Holds what `optimizer` names against what a task can call, and `build_optimizer`'s keys against the optimizer's
     class.
 
-    Raises ArgumentError for a class of torch's in its place, for a key that is missing, and for what `check_options`
+    Raises ArgumentError for a class that is no optimizer, for a key that is missing, and for what `check_options`
     refuses.
     """
     function = getattr(factory, "func", factory)
-    if function is build_optimizer:
+    if function is of_class:
+        with _named_by_target():
+            check_options(**factory.keywords)
+    elif function is build_optimizer:
         missing = [key for key in ("kind", "lr", "weight_decay") if key not in factory.keywords]
         if missing:
             raise ArgumentError(
@@ -147,10 +197,20 @@ def check_optimizer(factory: Any) -> None:
     elif inspect.isclass(function):
         path = f"{function.__module__}.{function.__qualname__}"
         raise ArgumentError(
-            f"_target_={path}: expected a function that makes an optimizer from a net, got a class; an optimizer's "
-            "class stands in "
-            "kind.path, beside _target_=lathe.optim.build_optimizer."
+            f"_target_={path}: expected the class of an optimizer such as torch.optim.SGD, or a function that makes "
+            "one from a net."
         )
+
+
+def try_on(factory: Any, net: nn.Module) -> None:
+    """Has an optimizer's class that is neither torch's nor Lathe's made once over `net`: what it refuses is told before
+    any data is touched. Those two were tried out on a weight of nothing.
+
+    Raises UserError for what `build_optimizer` refuses.
+    """
+    kind = getattr(factory, "keywords", {}).get("kind")
+    if inspect.isclass(kind) and kind.__module__.split(".")[0] not in ("torch", "lathe"):
+        factory(net)
 
 
 @held("lathe.optim.build_optimizer")
@@ -158,22 +218,23 @@ def build_optimizer(
     net: nn.Module,
     *,
     kind: type[Optimizer],
-    lr: float,
-    weight_decay: float,
+    lr: float | None,
+    weight_decay: float | None,
     no_decay: Sequence[str] | None = None,
     scale_lr: str = "none",
     reference_batch_size: int | None = None,
     batch_size: int | None = None,
     **options: Any,
 ) -> Optimizer:
-    """Return `kind` over the parameter groups of `net`; `options` go to `kind`, except those at null.
+    """Return `kind` over the parameter groups of `net`; `options` go to `kind`, except those at null, for which it has
+    its own values; so for `lr` and `weight_decay`.
 
     An optimizer class whose parameters play different roles (Muon's do) has a static method `roles(net)` that returns
-    one word per parameter name; its groups then carry that word as `role`.
+    one word per parameter name; its groups then carry that word as `role`. A class without weight decay gets one group.
 
     Raises UserError for what `check_options` and `parameter_groups` refuse.
     """
-    rate, plain = check_options(
+    plain = check_options(
         kind=kind,
         lr=lr,
         weight_decay=weight_decay,
@@ -184,8 +245,16 @@ def build_optimizer(
     )
     roles: Mapping[str, str] = kind.roles(net) if hasattr(kind, "roles") else {}
     patterns = [no_decay] if isinstance(no_decay, str) else list(no_decay or [])
-    groups = parameter_groups(net, weight_decay=weight_decay, no_decay=patterns, roles=roles)
+    known, takes_any = _takes(kind)
+    groups = parameter_groups(
+        net, weight_decay=weight_decay, no_decay=patterns, roles=roles, decays=takes_any or "weight_decay" in known
+    )
     try:
-        return kind(groups, lr=rate, weight_decay=weight_decay, **plain)  # type: ignore[call-arg]  # checked above
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise refused(kind, weight_decay, plain, error) from error
+        optimizer: Optimizer = kind(groups, **plain)
+    except Exception as error:  # of a user's class, any
+        raise refused(kind, plain, error) from error
+    if any("lr" not in group for group in optimizer.param_groups):
+        raise ArgumentError(
+            f"kind={kind.__name__} keeps no lr in its groups, which schedulers and monitors read: choose another."
+        )
+    return optimizer

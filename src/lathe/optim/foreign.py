@@ -104,7 +104,7 @@ def counted_in_steps(factory: Any) -> str | None:
     return f"{_name(factory)} is stepped after every optimizer step: {_typed(factory)} counts steps, not epochs."
 
 
-def try_out(kind: type[Optimizer], lr: float, weight_decay: float, options: Mapping[str, Any]) -> None:
+def try_out(kind: type[Optimizer], options: Mapping[str, Any]) -> None:
     """Has one of torch's own optimizers make a step with a single weight: some values are refused only then.
 
     Raises:
@@ -118,16 +118,15 @@ def try_out(kind: type[Optimizer], lr: float, weight_decay: float, options: Mapp
         return
     weight = torch.zeros(1, 1, requires_grad=True)
     weight.grad = torch.ones(1, 1)
-    step: Any = kind.step
     try:
-        step(kind([weight], lr=lr, weight_decay=weight_decay, **options), lambda: torch.zeros(()))  # type: ignore[call-arg]
+        kind([weight], **options).step()
     except Exception as error:
-        raise refused(kind, weight_decay, options, error) from error
+        raise refused(kind, options, error) from error
 
 
-def refused(kind: type[Optimizer], weight_decay: float, options: Mapping[str, Any], error: Exception) -> ArgumentError:
+def refused(kind: type[Optimizer], options: Mapping[str, Any], error: Exception) -> ArgumentError:
     """The sentence for what an optimizer has raised."""
-    typed = ", ".join(f"{key}={value}" for key, value in {"weight_decay": weight_decay, **options}.items())
+    typed = ", ".join(f"{key}={value}" for key, value in options.items() if key != "lr") or "its defaults"
     return ArgumentError(f"kind={kind.__name__} refused {typed} ({_said(error)}): correct that value.")
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from lathe.data.foreign import share
 from lathe.errors import ArgumentError, UserError, did_you_mean, under
-from lathe.optim.build import check_optimizer
+from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.foreign import check_scheduler
 from lathe.tasks import Task
 
@@ -153,7 +153,7 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     options: dict[str, Any] = {}
     if cfg["optimizer"].get("batch_size") is not None:
         options["batch_size"] = cfg["data"]["batch_size"] * int(cfg["trainer"].get("accumulate_grad_batches", 1))
-    optimizer = make(cfg["optimizer"], "optimizer", _partial_=True, **options)
+    optimizer = factory_of(make(cfg["optimizer"], "optimizer", _partial_=True, **options))
     with under("optimizer"):
         check_optimizer(optimizer)
     scheduler = None
@@ -161,7 +161,10 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
         scheduler = make(cfg["scheduler"], "scheduler", _partial_=True, _convert_="all")
         with under("scheduler"):
             check_scheduler(scheduler)
-    return _called(task, optimizer=optimizer, scheduler=scheduler)
+    built = _called(task, optimizer=optimizer, scheduler=scheduler)
+    with under("optimizer"):
+        try_on(optimizer, built.net)
+    return built
 
 
 def _check_task(kind: Any, target: str) -> None:

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
 from lathe.errors import UserError, under
+from lathe.optim.build import factory_of
 from lathe.tasks import logged, ranks
 from lathe.tasks.older import refuse_older_names
 from lathe.tasks.scheduler import make_scheduler
@@ -248,7 +249,7 @@ class Task(LightningModule):
         if self._make_optimizer is None:
             return None
         with under("optimizer"):
-            optimizer = self._make_optimizer(self.net)
+            optimizer = factory_of(self._make_optimizer)(self.net)
         if self._make_scheduler is None:
             return optimizer
         with under("scheduler"):

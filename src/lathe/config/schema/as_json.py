@@ -84,7 +84,7 @@ def named(name: str) -> str:
 def schema(folder: Path) -> Json:
     """The schema of every file in a folder of configurations: any of those of a verb or a group."""
     found = written(folder)
-    built = parts(found)
+    built = {key: [name for name in names if name in CLASSES] for key, names in parts(found).items()}
     everything = comments(found)
     defs = dict(DEFS)
     defs["own"] = {

@@ -46,6 +46,10 @@ def takes(part: Mapping[str, Any]) -> dict[str, Rule] | None:
     if name == _BUILDER:
         options = OPTIMIZERS.get(canonical(_kind(part)))
         return None if options is None else OPTIMIZER | {key: rule | None for key, rule in options.items()}
+    if name in OPTIMIZERS:  # the class itself, as Lightning users write it
+        return {key: rule for key, rule in OPTIMIZER.items() if key != "kind"} | {
+            key: rule | None for key, rule in OPTIMIZERS[name].items()
+        }
     return CLASSES.get(name)
 
 

@@ -8,8 +8,8 @@ from lathe.config.schema.rule import Rule, count, flag, items, node, null, numbe
 OPTIMIZER: dict[str, Rule] = {
     "_partial_": only[True],
     "kind": node,
-    "lr": number(above=0),
-    "weight_decay": number(0),
+    "lr": number(above=0) | null("the class's own"),
+    "weight_decay": number(0) | null("the class's own"),
     "no_decay": items(text("a pattern")) | text("a pattern") | null("all decay"),
     "scale_lr": word("none", "linear", "sqrt"),
     "reference_batch_size": count.of("samples") | None,
