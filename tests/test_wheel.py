@@ -81,6 +81,8 @@ def test_a_wheel_composes_and_trains_in_another_folder(tmp_path: Path) -> None:
     told = shown(sys.executable, "-c", "import lathe.configs as c; print(c.__file__, c.FOLDER)", cwd=away, **found)
     assert told == f"{tmp_path}/site/lathe/configs/__init__.py {tmp_path}/site/lathe/configs\n"
     assert "resnet20" in shown(sys.executable, "train.py", "--help", cwd=away, **found)
+    composed = shown(sys.executable, "-c", "import lathe; print(lathe.compose(['model=mlp']).seed)", cwd=away, **found)
+    assert composed == "42\n"
     shown(sys.executable, "train.py", *SMALL, "trainer.max_steps=3", cwd=away, **found)
     (result,) = away.glob("logs/*/*/result.json")
     assert json.loads(result.read_text())

@@ -1,1 +1,21 @@
-"""Lathe: a Lightning + Hydra research template."""
+"""Lathe: a Lightning + Hydra research template.
+
+From Python: `lathe.compose`, `lathe.train` and `lathe.load` (docs/python.md).
+"""
+
+from importlib import import_module
+from typing import Any
+
+# Where the faces stand. They are named, not imported: `import lathe` is the first thing that every command does.
+_FACES = {"compose": "lathe.launch.python", "train": "lathe.launch.python", "load": "lathe.verbs.load"}
+__all__ = ["compose", "load", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _FACES:
+        raise AttributeError(f"module 'lathe' has no attribute {name!r}")
+    return getattr(import_module(_FACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

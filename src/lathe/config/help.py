@@ -33,14 +33,17 @@ def root_names() -> dict[str, list[str]]:
     configuration.
     """
     folder = configuration_folder()
-    if folder is None:
-        return {}
-    keys: list[str] = re.findall(r"^(\w+):", _map(folder), flags=re.MULTILINE)
+    return {} if folder is None else names_of(folder, Path(sys.argv[0]).stem)
+
+
+def names_of(folder: Path, verb: str) -> dict[str, list[str]]:
+    """As `root_names`, of the configuration `verb` in `folder`."""
+    keys: list[str] = re.findall(r"^(\w+):", _map(folder, verb), flags=re.MULTILINE)
     return {**{key: [] for key in keys}, **choices(folder)}
 
 
-def _map(folder: Path) -> str:
-    path = folder / f"{Path(sys.argv[0]).stem}.yaml"
+def _map(folder: Path, verb: str) -> str:
+    path = folder / f"{verb}.yaml"
     return path.read_text() if path.is_file() else ""
 
 
@@ -61,7 +64,7 @@ def help_text(typed: Sequence[str] = ()) -> str:
     words = (sys.modules["__main__"].__doc__ or "").strip()
     if folder is None:
         return words
-    text = _map(folder)
+    text = _map(folder, Path(sys.argv[0]).stem)
     named = set(re.findall(r"^  - (?:optional )?(\w+):", text, flags=re.MULTILINE))
     table = choices(folder)
     rows = "\n".join(f"  {group:14}{', '.join(table[group])}" for group in table if group in named and table[group])

@@ -99,16 +99,24 @@ def _undecodable(path: Path) -> bool:
     return False
 
 
-def refused_as_well(error: Exception, folder: Path | None, groups: Groups) -> list[str]:
+def refused_as_well(
+    error: Exception,
+    folder: Path | None,
+    groups: Groups,
+    words: Sequence[str] | None = None,
+    verb: str | None = None,
+) -> list[str]:
     """A sentence for each word of this command line that is refused, where Hydra or `translate` stopped with `error`
-    before the values were looked at; else none. `folder` has the configuration files."""
+    before the values were looked at; else none. `folder` has the configuration files. From Python, `words` and `verb`
+    are what stands in the command line else."""
     from hydra import compose, initialize_config_dir  # here: --help answers without them
     from hydra.errors import HydraException
 
     translated = not isinstance(error, Untranslated)
     if folder is None or (translated and not isinstance(error, HydraException)):
         return []
-    parsed, verb = check_flags(sys.argv[1:]), Path(sys.argv[0]).stem
+    parsed = check_flags(sys.argv[1:] if words is None else words)
+    verb = verb or Path(sys.argv[0]).stem
     left = list(parsed.overrides if translated else error.left)  # type: ignore[attr-defined]
     found: list[str] = [] if translated else list(error.args)
     if parsed.multirun or parsed.config_name or parsed.config_path or parsed.config_dir:

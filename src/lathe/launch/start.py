@@ -46,18 +46,19 @@ def launch(cfg: DictConfig, job: str) -> Any:
         UserError: the configuration can't work, told before any data or device is touched.
     """
     try:
-        return _launch(cfg, job)
+        return launched(cfg, job)[0]
     except Exception as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN and not isinstance(error, Stopped):
             raise  # Hydra goes on with the sweep's other jobs and raises this at the end; a signal means the sweep too
         sys.exit(tell(error))
 
 
-def _launch(cfg: DictConfig, job: str) -> Any:
+def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
+    """As `launch`, whose exceptions are raised, with the run directory beside what rank 0 returned."""
     typed, around = resolve(cfg), detect_outer()
     # What a run that is continued or joined is made of, it says itself.
     alone = typed.get("resume") is not None or (around is not None and around.rank != 0)
-    check_typed(cfg, typed, None if alone else _together(around))
+    check_typed(cfg, typed, None if alone else check_together(around))
     for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
         cfg.paths[key] = os.path.abspath(cfg.paths[key])
     typed = resolve(cfg)  # with what follows them
@@ -68,16 +69,16 @@ def _launch(cfg: DictConfig, job: str) -> Any:
     if outer is not None and outer.rank != 0:
         with outer:
             received = outer.receive(typed)
-            return None if received is None else call(job, received)
+            return (None, "") if received is None else (call(job, received), received["paths"]["run_dir"])
     log_dir = Path(typed["paths"]["log_dir"])
     # The first node makes the directory that the others find; of two commands with resume=auto one starts the run.
     with ExitStack() as held:
         with arriving(log_dir) if nodes.launch_id or typed["resume"] == "auto" else nullcontext():
             run, resolved = find_run(typed, outer, nodes)
             if run is not None:
-                refuse(check(resolved, "train", _together(around), saved="run"))
+                refuse(check(resolved, "train", check_together(around), saved="run"))
             elif alone:
-                check_typed(cfg, resolve(cfg), _together(around))
+                check_typed(cfg, resolve(cfg), check_together(around))
             processes = count_processes(resolved, outer, nodes)
             complete = (
                 run is not None and run.complete and not differences(run.config, resolved, rundir.NOT_THE_EXPERIMENT)
@@ -87,7 +88,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
                     outer.dismiss(resolved)
             if run is not None and complete and not owes_receipt(run, resolved):
                 print(f"{run.path} is complete; raise {end_of(run)} to train it further.")
-                return run.result.get("objective")
+                return run.result.get("objective"), str(run.path)
             fresh = run is None
             if run is None:
                 resolved = pinned(resolved)
@@ -98,7 +99,7 @@ def _launch(cfg: DictConfig, job: str) -> Any:
         if complete:
             print(f"{run.path} is complete but for its receipt, which is measured now.")
             call("lathe.verbs.finalise:complete", resolved)
-            return run.result.get("objective")
+            return run.result.get("objective"), str(run.path)
         try:
             reopened = run.reopened(resolved) if not fresh and (run.complete or not nodes.several) else nullcontext()
             with outer or nullcontext(), reopened:
@@ -112,10 +113,10 @@ def _launch(cfg: DictConfig, job: str) -> Any:
             if fresh and not run.begun:
                 run.remove()
             raise
-    return (result or {}).get("objective")
+    return (result or {}).get("objective"), str(run.path)
 
 
-def _together(around: Outer | None) -> tuple[Together, ...]:
+def check_together(around: Outer | None) -> tuple[Together, ...]:
     """What the keys of a run mean together, beside lathe.config.schema's."""
 
     def sizes(cfg: Taken) -> None:

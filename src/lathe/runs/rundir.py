@@ -9,7 +9,7 @@ import os
 import secrets
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -233,12 +233,15 @@ def point_latest(log_dir: Path, target: Path) -> None:
         link.symlink_to(os.path.relpath(target, log_dir.absolute()), target_is_directory=True)
 
 
-def open_run(path: str | Path, key: str) -> RunDir:
-    """The run directory that `key` (such as `resume`) names.
+def open_run(path: str | Path, key: str, trusted: Sequence[str] = ()) -> RunDir:
+    """The run directory that `key` (such as `resume`) names. Packages that are `trusted` are so in this process from
+    now on.
 
     Raises:
         UserError: it does not exist or is not a run directory.
     """
+    if trusted:
+        trust.allow({"trusted": list(trusted)})
     if not isinstance(path, (str, Path)) or not str(path).strip():
         raise UserError(f"{key}={path}: expected the path of a run directory; logs/latest is the newest run.")
     try:

@@ -1,0 +1,44 @@
+"""Training in a process that goes on afterwards, such as a notebook's."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+
+from lathe.verbs.train import train
+
+
+def train_inside(cfg: dict[str, Any]) -> dict[str, Any]:
+    """As `train`, which it leaves with torch's settings, the random states and the process groups that it has met."""
+    with same_numbers(), _settings():
+        return train(cfg)
+
+
+@contextmanager
+def same_numbers() -> Iterator[None]:
+    """Leaves the random states of Python, NumPy and torch as they are, also after an error, which Lightning's own
+    isolate_rng does not."""
+    states = _collect_rng_states()
+    try:
+        yield
+    finally:
+        _set_rng_states(states)
+
+
+@contextmanager
+def _settings() -> Iterator[None]:
+    strict, warn = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    tuned, exact = torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic
+    kind, precision = torch.get_default_dtype(), torch.get_float32_matmul_precision()
+    several = torch.distributed.is_available() and torch.distributed.is_initialized()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(strict, warn_only=warn)
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = tuned, exact
+        torch.set_default_dtype(kind)
+        torch.set_float32_matmul_precision(precision)
+        if not several and torch.distributed.is_available() and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()

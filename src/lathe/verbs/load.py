@@ -1,0 +1,225 @@
+"""A run in hand, in a script or a notebook: its net, its data, its metrics and its predictions."""
+
+import csv
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lathe.data import Normalizer
+from lathe.data.checks import check_declared
+from lathe.errors import UserError, require
+from lathe.images.files import ImageFile, find_images, open_array, open_image
+from lathe.runs.rundir import RunDir, open_run
+from lathe.runs.score import open_data, open_run_net
+from lathe.runs.shippable import class_names, is_image
+from lathe.runs.trainer import quiet
+from lathe.serving.answers import probabilities
+from lathe.tasks import Task
+from lathe.verbs.evaluate import rebuild
+from lathe.verbs.inside import same_numbers
+from lathe.verbs.predict import BATCH, Images, Normalized
+
+Array = np.ndarray[Any, Any]
+# One process on what this machine has: as scripts/predict.py predicts.
+HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "enable_progress_bar": False}
+AUTO = {"_target_": "lathe.strategies.auto", "processes": "per_device"}
+
+
+def load(path: str | Path = "logs/latest", checkpoint: str = "best", trusted: Sequence[str] = ()) -> "Run":
+    """The run in the directory `path`, with the weights of its `checkpoint`, `best` or `last`. Nothing is built before
+    it is asked for. `trusted` are packages that the run may build parts of, as `trusted=[...]` of the commands.
+
+    Raises:
+        UserError: it is no run directory, or its configuration names what may not be built.
+    """
+    return Run(open_run(path, "run", trusted), checkpoint)
+
+
+@dataclass(frozen=True, repr=False)
+class Predictions:
+    """What a net answers to `n` samples: float32 `logits` `[n, classes]`, of token ids those of the last position;
+    float64 `probabilities` of the same shape; and of each sample `prediction`, the number of the likeliest class
+    `[n]`, its `probability` `[n]`, and its name in `classes` (None where the data name none)."""
+
+    logits: Array
+    probabilities: Array
+    prediction: Array
+    probability: Array
+    classes: list[str] | None
+
+    def __len__(self) -> int:
+        return len(self.prediction)
+
+    def __repr__(self) -> str:
+        shown = self.classes[:8] if self.classes else self.prediction[:8].tolist()
+        return f"Predictions of {len(self)}: {', '.join(map(str, shown))}{', ...' if len(self) > 8 else ''}"
+
+
+class Run:
+    """A run directory: `dir`, `config` (the resolved one that it has trained with), `result` (the final metrics; empty
+    while it is unfinished) and `metrics` (every logged step), and its `net`, `task` and `datamodule`, made when they
+    are asked for."""
+
+    def __init__(self, run: RunDir, checkpoint: str = "best") -> None:
+        self.dir, self.checkpoint, self._run = run.path, checkpoint, run
+        self._config = run.config
+        self._config["paths"]["run_dir"] = str(run.path)
+
+    def __repr__(self) -> str:
+        cfg, result = self._config, self.result
+        steps = f"complete after {result.get('steps')} steps" if result else "unfinished"
+        found = [f"{name} {value:.4g}" for name, value in sorted(result.items()) if name.startswith("test/") and value]
+        net = str((cfg["model"].get("net") or cfg["model"]).get("_target_")).rpartition(".")[2]
+        return f"Run {self.dir}: {net}, {', '.join([steps, *found])}"
+
+    @property
+    def config(self) -> DictConfig:
+        """The resolved configuration, a copy."""
+        found = OmegaConf.create(self._config)
+        assert isinstance(found, DictConfig)
+        return found
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """What result.json holds; empty while the run is unfinished."""
+        return self._run.result if self._run.complete else {}
+
+    @property
+    def metrics(self) -> Any:
+        """metrics.csv, a row for each logged optimizer step: a pandas DataFrame where pandas is installed, else a list
+        of dicts, which lack what a step did not log."""
+        path = self.dir / "metrics.csv"
+        require(path.is_file(), f"{self.dir} has no metrics.csv: it has not begun to train.")
+        if find_spec("pandas") is not None:
+            return import_module("pandas").read_csv(path)
+        with open(path, newline="") as file:
+            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
+        return [{**row, "step": int(row["step"])} for row in rows]
+
+    @cached_property
+    def task(self) -> Task:
+        """The task with the checkpoint's weights and structure, on the CPU in eval mode.
+
+        Raises:
+            UserError: there is no such checkpoint, or it is damaged.
+        """
+        with _untouched():
+            return open_run_net(self.dir, "run", self.checkpoint)[0]
+
+    @property
+    def net(self) -> nn.Module:
+        """The task's net."""
+        return self.task.net
+
+    @cached_property
+    def datamodule(self) -> Any:
+        """The run's data module, set up: `train_dataloader()`, `val_dataloader()` and `test_dataloader()` give global
+        batches, on the CPU.
+        """
+        with _untouched():
+            return open_data(self.config_dict)
+
+    @property
+    def config_dict(self) -> dict[str, Any]:
+        """`config` as plain dicts and lists."""
+        found = OmegaConf.to_container(self.config)
+        assert isinstance(found, dict)
+        return {str(key): value for key, value in found.items()}
+
+    def predict(self, x: Any, resize: bool = False, batch_size: int | None = None) -> Predictions:
+        """The answers of the run's net, in the precision that it has trained in, as scripts/predict.py and the server
+        give them.
+
+        `x` is uint8 pixels `[n, channels, height, width]`, or a path of a folder, of a picture or of a .npy file, or a
+        list of paths; for a language model, token ids `[n, time]`. `resize` scales pictures of another size to the
+        net's; `batch_size` None is the run's evaluation batch.
+
+        Raises:
+            UserError: `x` does not fit the net, or the net answers with NaN.
+        """
+        cfg = self._config
+        check_declared(cfg["data"], self.dir)
+        size = batch_size or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH
+        with _untouched():
+            batches = self._images(x, resize, size) if is_image(cfg) else self._tokens(x, size)
+            task, _, trainer = self._answering
+            quiet()
+            found = trainer.predict(task, dataloaders=batches, return_predictions=True)
+        logits = torch.cat([torch.as_tensor(part).float().cpu() for part in found or []]).numpy()
+        last = logits[:, -1] if logits.ndim == 3 else logits
+        try:
+            shares = probabilities(last)
+        except ValueError as error:
+            raise UserError(f"run={self.dir}: {error}: train it again.") from error
+        best = shares.argmax(axis=1)
+        names = class_names(cfg) if cfg["data"].get("class_names") else None
+        rows = np.arange(len(best))
+        return Predictions(last, shares, best, shares[rows, best], [names[index] for index in best] if names else None)
+
+    @cached_property
+    def _answering(self) -> tuple[Task, Any, Any]:
+        """Not `task`, whose net stays as it is: a Trainer moves it, and a precision changes its weights."""
+        cfg = self.config_dict
+        cfg["trainer"] = {**cfg["trainer"], **HERE}
+        return rebuild({**cfg, "strategy": AUTO, "request": {"checkpoint": self.checkpoint}})
+
+    def _images(self, x: Any, resize: bool, batch_size: int) -> Any:
+        facts = self._config["data"]
+        side = facts["image_size"]
+        images = Images(_files(x, facts["channels"]), (side, side), resize, batch_size)
+        return Normalized(images, Normalizer(facts["mean"], facts["std"], facts["channels"]))
+
+    def _tokens(self, x: Any, batch_size: int) -> DataLoader[Any]:
+        facts, ids = self._config["data"], np.asarray(x)
+        require(
+            ids.ndim == 2 and ids.size > 0 and np.issubdtype(ids.dtype, np.integer),
+            f"x of shape {list(ids.shape)} and type {ids.dtype}: expected token ids, integers [n, time].",
+        )
+        require(
+            int(ids.min()) >= 0 and int(ids.max()) < facts["vocab_size"],
+            f"x holds token ids from {ids.min()} to {ids.max()}: expected 0 to {facts['vocab_size'] - 1}.",
+        )
+        require(
+            ids.shape[1] <= facts["length"],
+            f"x holds {ids.shape[1]} token ids in a row: expected at most {facts['length']}.",
+        )
+        return DataLoader(torch.from_numpy(ids.astype(np.int64)), batch_size)  # type: ignore[arg-type]  # has rows
+
+
+def _files(x: Any, channels: int) -> list[ImageFile]:
+    if isinstance(x, (str, Path)):
+        path = Path(x)
+        picture = path.is_file() and path.suffix.lower() != ".npy"
+        return [open_image(path, channels)] if picture else find_images(path, channels)
+    if isinstance(x, (list, tuple)) and x and all(isinstance(item, (str, Path)) for item in x):
+        paths = [Path(item) for item in x]
+        gone = next((path for path in paths if not path.is_file()), None)
+        require(gone is None, f"input={gone}: there is no such file or folder.")
+        return [open_array(p, channels) if p.suffix.lower() == ".npy" else open_image(p, channels) for p in paths]
+    pixels = np.asarray(x)
+    require(
+        pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[1] == channels and len(pixels) > 0,
+        f"x of shape {list(pixels.shape)} and type {pixels.dtype}: expected uint8 pixels [n, {channels}, height, "
+        "width], or paths of pictures.",
+    )
+    height, width = pixels.shape[2:]
+    return [ImageFile(Path("x"), channels, (height, width), len(pixels), lambda: pixels, numbered=True)]
+
+
+@contextmanager
+def _untouched() -> Iterator[None]:
+    """Leaves the random states and the filters of warnings as they are: a net that is built draws numbers."""
+    with same_numbers(), warnings.catch_warnings():
+        yield

@@ -1,0 +1,188 @@
+"""Lathe from Python: a training in this process, as the command does it, that leaves nothing behind."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+from support.runs import ROOT, SMALL, config, runs, weights
+
+import lathe
+from lathe.config.composed import resolve
+from lathe.config.composing import overrides_of
+from lathe.errors import UserError
+from lathe.runs import rundir
+from lathe.runs.rundir import RunDir
+from lathe.tasks import ClassificationTask
+from lathe.verbs.train import train
+
+SHORT = (*SMALL, "trainer.max_epochs=1", "callbacks.progress_bar=null")
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    code = "import sys, lathe; print(sorted({'torch', 'hydra', 'omegaconf', 'lathe.launch'} & set(sys.modules)), lathe)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("[] ")
+    assert {"compose", "load", "train"} <= set(dir(lathe))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = lathe.nothing
+
+
+def test_compose_gives_the_commands_configuration_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "configs").mkdir()  # another project's
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["ipykernel_launcher.py", "-f", "kernel.json"])
+    assert resolve(lathe.compose(["model=mlp", "trainer.accelerator=cpu"])) == config(
+        "model=mlp", "trainer.accelerator=cpu"
+    )
+    assert Path.cwd() == tmp_path
+
+
+def test_every_mistake_is_told_at_once() -> None:
+    with pytest.raises(UserError) as told:
+        lathe.compose(["model=mpl", "optimizer.lr=-1", "foo=3", "data.batch_size=0"])
+    assert [line.split(":")[0].split("=")[0] for line in told.value.args] == [
+        "model",
+        "foo",
+        "data.batch_size",
+        "optimizer.lr",
+    ]
+    with pytest.raises(UserError, match="-m: only overrides are taken here"):
+        lathe.compose(["-m", "seed=1,2"])
+    with pytest.raises(UserError, match="expected a list of overrides"):
+        lathe.compose("model=mlp")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("optimizer.lr", 1e-07),
+        ("tags", ["it's", "a \\'b\\", "ü, [x]", "null"]),
+        ("trainer.max_time", {"minutes": 5}),
+        ("callbacks.progress_bar", None),
+        ("trainer.gradient_clip_val", 0.5),
+        ("data.eval_batch_size", "${data.batch_size}"),
+        ("test", False),
+    ],
+)
+def test_a_key_that_was_changed_is_as_typed(key: str, value: Any) -> None:
+    cfg = lathe.compose(["model=mlp", "trainer.accelerator=cpu"])
+    OmegaConf.update(cfg, key, value)
+    words = overrides_of(cfg)
+    assert len(words) == 3
+    again = lathe.compose(words)
+    assert OmegaConf.to_container(again) == OmegaConf.to_container(cfg)
+    assert overrides_of(again.copy()) == words
+
+
+def test_keys_that_came_or_went_are_typed_too() -> None:
+    cfg = lathe.compose(["model=mlp", "trainer.accelerator=cpu"])
+    OmegaConf.set_struct(cfg, False)
+    del cfg.callbacks["nan_guard"]
+    cfg.callbacks.mine = {"_target_": "lightning.pytorch.callbacks.Timer"}
+    words = overrides_of(cfg)
+    assert words[2:] == ["~callbacks.nan_guard", "++callbacks.mine._target_='lightning.pytorch.callbacks.Timer'"]
+    assert resolve(lathe.compose(words)) == resolve(cfg)
+
+
+def everything() -> dict[str, Any]:
+    """What a training may change in this process and must not."""
+    return {
+        "handlers": {number: signal.getsignal(number) for number in signal.valid_signals()},
+        "environment": dict(os.environ),
+        "folder": Path.cwd(),
+        "random": random.getstate(),
+        "numpy": [str(part) for part in np.random.get_state()],
+        "torch": torch.get_rng_state().tolist(),
+        "strict": torch.are_deterministic_algorithms_enabled(),
+        "filters": list(warnings.filters),
+        "hydra": GlobalHydra.instance().hydra,
+        "config": HydraConfig.instance().cfg,
+        "group": torch.distributed.is_initialized(),
+    }
+
+
+def test_trainings_in_one_process_leave_it_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also after one that failed and one that Ctrl-C has ended; each as if it were the only one."""
+    words = [*SHORT, "trainer.deterministic=true", f"paths.log_dir={tmp_path}"]
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):  # a notebook's own use of Hydra
+        before = everything()
+        first = lathe.train(words)
+        assert everything() == before
+        assert compose("train").seed == 42
+
+        def fail(self: Any) -> None:
+            raise RuntimeError("a bug of the user's")
+
+        def interrupt(self: Any) -> None:
+            signal.raise_signal(signal.SIGINT)
+
+        for hook, kind, said in ((fail, RuntimeError, "a bug"), (interrupt, KeyboardInterrupt, "resume=")):
+            with monkeypatch.context() as patch:
+                patch.setattr(ClassificationTask, "on_validation_epoch_start", hook)
+                with pytest.raises(kind, match=said):
+                    lathe.train(words)
+            assert everything() == before
+        with pytest.raises(UserError, match="no such file"):
+            lathe.train([*words, f"ckpt_path={tmp_path}/none.ckpt"])
+        cfg = lathe.compose(words)
+        last = lathe.train(cfg)
+        assert everything() == before
+    assert first.dir != last.dir
+    assert weights(first.dir).keys() == weights(last.dir).keys()
+    for name, value in weights(first.dir).items():
+        assert torch.equal(value, weights(last.dir)[name])
+    assert RunDir(last.dir).overrides == words
+    assert len(runs(tmp_path)) == 4  # those that had begun
+    capsys.readouterr()
+
+
+def test_a_changed_configuration_trains_and_goes_on(tmp_path: Path) -> None:
+    """As the command would have with the same words, and `resume` takes the run up from the change."""
+    cfg = lathe.compose([*SHORT, f"paths.log_dir={tmp_path}"])
+    cfg.optimizer.lr = 0.025
+    run = lathe.train(cfg)
+    assert run.config.optimizer.lr == 0.025
+    assert RunDir(run.dir).overrides[-1] == "optimizer.lr=0.025"
+    longer = lathe.train([f"resume={run.dir}", "trainer.max_epochs=2"])
+    assert longer.dir == run.dir
+    assert longer.result["epochs"] == 2
+    straight = config(*SMALL, "callbacks.progress_bar=null", "optimizer.lr=0.025", f"paths.log_dir={tmp_path}/direct")
+    rundir.create(tmp_path / "direct", straight, [])
+    assert train(straight)["steps"] == longer.result["steps"]
+
+
+@pytest.mark.slow
+def test_two_devices_train_as_the_command_does(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import lathe\n"
+        "if __name__ == '__main__':\n"
+        f"    words = {[*SHORT, f'paths.log_dir={tmp_path}']!r}\n"
+        "    one, two = lathe.train(words), lathe.train([*words, 'trainer.devices=2'])\n"
+        "    print(two.result['devices'], abs(two.result['test/loss'] - one.result['test/loss']) < 1e-4)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "mine.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "2 True"

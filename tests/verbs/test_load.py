@@ -1,0 +1,142 @@
+"""A run in hand: its net, its data, its metrics, and the predictions that commands and the server give."""
+
+import builtins
+import csv
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.runs import SMALL, column, config, new_run, weights
+
+import lathe
+from lathe.errors import UserError
+from lathe.serving.answers import answer
+from lathe.serving.model import describe
+from lathe.serving.model import load as load_served
+from lathe.verbs.load import Run
+from lathe.verbs.predict import predict
+from lathe.verbs.train import train
+
+TOKENS = (
+    "data=synthetic_tokens",
+    "model=gpt_nano",
+    "trainer.max_steps=2",
+    "trainer.accelerator=cpu",
+    "callbacks.progress_bar=null",
+    "data.batch_size=8",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *SMALL, "precision=bf16-mixed")
+    train(cfg)
+    return lathe.load(cfg["paths"]["run_dir"])
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (70, 1, 8, 8), dtype=np.uint8)
+
+
+def test_a_run_has_its_parts(run: Run) -> None:
+    assert not run.net.training
+    for name, value in run.net.state_dict().items():
+        assert torch.equal(value, weights(run.dir, "best")[name])
+    assert lathe.load(run.dir, "last").net.state_dict().keys() == weights(run.dir).keys()
+    assert run.task.net is run.net
+    assert sum(len(y) for _, y, *_ in run.datamodule.test_dataloader()) >= 297
+    assert run.config.model.net.width == 16
+    assert run.result["epochs"] == 2
+    assert repr(run).startswith(f"Run {run.dir}: MLP, complete after {run.result['steps']} steps, test/accuracy ")
+
+
+@pytest.mark.parametrize("pandas", [True, False])
+def test_metrics_are_a_table_where_pandas_is_there(run: Run, pandas: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not pandas:
+        found = importlib.util.find_spec
+        monkeypatch.setattr("lathe.verbs.load.find_spec", lambda name: None if name == "pandas" else found(name))
+    table: Any = run.metrics
+    if pandas:
+        pytest.importorskip("pandas")
+        assert table["val/loss"].dropna().tolist() == column(run.dir, "val/loss")
+    else:
+        assert [row["val/loss"] for row in table if "val/loss" in row] == column(run.dir, "val/loss")
+        assert isinstance(table[0]["step"], builtins.int)
+
+
+def test_predictions_are_those_of_the_command_and_the_server(run: Run, pixels: np.ndarray, tmp_path: Path) -> None:
+    """In the precision of training, as scripts/predict.py; and in the server's float32."""
+    np.save(tmp_path / "x.npy", pixels)
+    for index in (0, 1):
+        Image.fromarray(pixels[index, 0]).save(tmp_path / f"{index}.png")
+    asked = config(
+        f"run={run.dir}",
+        f"input={tmp_path / 'x.npy'}",
+        f"output={tmp_path / 'y.csv'}",
+        "trainer.accelerator=cpu",
+        "trainer.enable_progress_bar=false",
+        name="predict",
+    )
+    cfg = run.config_dict
+    predict({**cfg, "trainer": cfg["trainer"] | asked["trainer"], "strategy": asked["strategy"], "request": asked})
+    with open(tmp_path / "y.csv", newline="") as file:
+        told = list(csv.DictReader(file))
+    before = torch.get_rng_state()
+    found = run.predict(pixels)
+    assert torch.equal(before, torch.get_rng_state())
+    assert len(found) == len(told) == 70
+    assert [int(row["prediction"]) for row in told] == found.prediction.tolist()
+    assert [row["probability"] for row in told] == [f"{value:.6f}" for value in found.probability]
+    assert found.classes is None or [row["class"] for row in told] == found.classes
+    for again in (tmp_path / "x.npy", str(tmp_path / "x.npy"), [tmp_path / "x.npy"], torch.from_numpy(pixels)):
+        assert np.array_equal(run.predict(again).logits, found.logits)
+    files = run.predict([tmp_path / "0.png", tmp_path / "1.png"])
+    assert np.allclose(files.logits, found.logits[:2], atol=1e-2)  # another batch, in bfloat16
+    assert np.array_equal(run.predict(tmp_path / "0.png").prediction, found.prediction[:1])
+
+
+def test_the_server_answers_the_same(tmp_path: Path, pixels: np.ndarray) -> None:
+    cfg = new_run(tmp_path, *SMALL, "trainer.max_epochs=1")
+    train(cfg)
+    run = lathe.load(cfg["paths"]["run_dir"])
+    served = load_served(str(run.dir), "module", "best", torch.get_num_threads())
+    said = answer(served(pixels), describe(str(run.dir), "module", "best"), 1, single=False)["predictions"]
+    found = run.predict(pixels, batch_size=70)
+    assert [row[0]["index"] for row in said] == found.prediction.tolist()
+    assert np.allclose([row[0]["probability"] for row in said], found.probability, rtol=1e-6)
+
+
+def test_token_ids_are_answered_by_what_comes_next(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *TOKENS)
+    train(cfg)
+    run = lathe.load(cfg["paths"]["run_dir"])
+    ids = np.arange(12).reshape(3, 4)
+    found = run.predict(ids)
+    served = load_served(str(run.dir), "module", "best", torch.get_num_threads())
+    assert np.allclose(served(ids)[:, -1], found.logits, atol=1e-5)
+    for wrong, said in ((ids[0], "expected token ids"), (ids - 1, "from -1 to 10"), (ids / 2, "expected token ids")):
+        with pytest.raises(UserError, match=said):
+            run.predict(wrong)
+
+
+def test_what_does_not_fit_is_told(run: Run, pixels: np.ndarray, tmp_path: Path) -> None:
+    for wrong, said in (
+        (pixels.astype(np.float32), "expected uint8 pixels"),
+        (pixels[0], "expected uint8 pixels"),
+        (pixels[:0], "expected uint8 pixels"),
+        (np.repeat(pixels, 3, 1), "expected uint8 pixels"),
+        (pixels[..., :7], "has 8 x 7 pixels"),
+        ([tmp_path / "none.png"], "there is no such file"),
+    ):
+        with pytest.raises(UserError, match=said):
+            run.predict(wrong)
+    assert len(run.predict(pixels[..., :7], resize=True)) == 70
+    with pytest.raises(UserError, match="no checkpoint 'first'"):
+        _ = lathe.load(run.dir, "first").net
+    with pytest.raises(UserError, match="no such directory"):
+        lathe.load(tmp_path / "nowhere")
