@@ -17,10 +17,10 @@ from lathe.config.schema import (
     CONTRADICTIONS,
     Problem,
     Together,
+    current,
     follows,
     kind_of,
     problems,
-    renamed,
     rules,
     shown,
     together,
@@ -52,7 +52,7 @@ def resolve(cfg: DictConfig) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise UserError(*(_unresolved(cfg) or [_why(error)])) from error
     assert isinstance(container, dict)
-    return {str(key): value for key, value in renamed(container).items()}
+    return {str(key): value for key, value in current(container).items()}
 
 
 def _unresolved(cfg: DictConfig) -> list[str]:
@@ -125,10 +125,10 @@ def mistyped(
             yield key, f"{key} is a group of keys here, but {such}"
 
 
-GROUPS = ("data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
+GROUPS = ("data", "task", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
 # What the configuration of every run has had from the first version on, and no default stands in for.
 ALWAYS = ("seed", "trainer.accelerator", "trainer.devices", "trainer.num_nodes", "precision.name")
-READ_AGAIN = ("data", "model", "trainer", "strategy", "precision")  # what a job on a finished run builds
+READ_AGAIN = ("data", "task", "model", "trainer", "strategy", "precision")  # what a job on a finished run builds
 
 
 def check(

@@ -59,7 +59,7 @@ def _objective(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
     """The name of what a job returns, and whether lower is better; None where nothing says so."""
     from hydra.utils import get_object
 
-    task = get_object(cfg["model"]["_target_"])
+    task = get_object(cfg["task"]["_target_"])
     checkpoint = cfg["callbacks"].get("checkpoint") or {}
     monitor, mode = checkpoint.get("monitor"), checkpoint.get("mode")
     monitor = getattr(task, "monitor", None) if monitor == "auto" else monitor

@@ -21,7 +21,7 @@ from lathe import trust
 from lathe.config.composed import check, differences, flatten, mistyped, pinned, resolve
 from lathe.config.direction import check_direction
 from lathe.config.mesh import data_replicas
-from lathe.config.schema import Taken, Together, rules
+from lathe.config.schema import Taken, Together, current, moved, rules
 from lathe.config.stages import check_compression
 from lathe.config.words import key_of
 from lathe.errors import Stopped, refuse, require
@@ -226,7 +226,10 @@ def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[To
     raw, known = OmegaConf.to_container(cfg, resolve=False), rules(resolved, verb)
     tell_older_names(raw)
     own = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
-    own = [key for key in own if key not in known]
+    if isinstance(raw, dict) and "_target_" in (raw.get("model") or {}):
+        named = next((item for item in typed if key_of(item).split(".")[0] == "task"), None)
+        require(named is None, f"{named}: the file model={choices['model']} names its own task: take that out of it.")
+    own = [key for key in map(moved, own) if key not in known]
     defaults = _defaults([item for item in typed if key_of(item) in choices]) if own else {}
     refuse(check(resolved, verb, together, raw, more=mistyped(own, resolved, defaults, verb)))
 
@@ -236,7 +239,7 @@ def _defaults(groups: list[str]) -> dict[str, Any]:
     null.
     """
     tree = compose(config_name=HydraConfig.get().job.config_name, overrides=groups)
-    leaves: dict[str, Any] = flatten(OmegaConf.to_container(tree))
+    leaves: dict[str, Any] = flatten(current(OmegaConf.to_container(tree)))
     for key, value in leaves.items():
         if isinstance(value, str) and ("${" in value or value == "???"):
             try:

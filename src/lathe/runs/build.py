@@ -16,7 +16,7 @@ from lathe.data.foreign import share
 from lathe.errors import ArgumentError, UserError, did_you_mean, under
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.foreign import check_scheduler
-from lathe.tasks import Task
+from lathe.tasks import Task, initialise
 
 
 def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -144,12 +144,13 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
         UserError: a part can't be built, or its keys can't work; what can be known without data and devices is told
             here.
     """
-    if not isinstance(cfg["model"].get("_target_"), str):
-        raise UserError(f"model={cfg['model']!r}: expected a node whose _target_ names {_named(Task)}.")
-    task = make(cfg["model"], "model", _partial_=True)
-    _check_task(task.func, cfg["model"]["_target_"])
+    if not isinstance(cfg["task"].get("_target_"), str):
+        raise UserError(f"task={cfg['task']!r}: expected a node whose _target_ names {_named(Task)}.")
+    task = make(cfg["task"], "task", _partial_=True)
+    _check_task(task.func, cfg["task"]["_target_"])
+    parts = {"net": make_net(cfg["model"])} if "net" in cfg["model"] else {}
     if not train:
-        return _called(task)
+        return _called(task, **parts)
     options: dict[str, Any] = {}
     if cfg["optimizer"].get("batch_size") is not None:
         options["batch_size"] = cfg["data"]["batch_size"] * int(cfg["trainer"].get("accumulate_grad_batches", 1))
@@ -161,10 +162,22 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
         scheduler = make(cfg["scheduler"], "scheduler", _partial_=True, _convert_="all")
         with under("scheduler"):
             check_scheduler(scheduler)
-    built = _called(task, optimizer=optimizer, scheduler=scheduler)
+    built = _called(task, **parts, optimizer=optimizer, scheduler=scheduler)
     with under("optimizer"):
         try_on(optimizer, built.net)
     return built
+
+
+def make_net(model: dict[str, Any]) -> nn.Module:
+    """The net of `model`, with the initial weights that it names.
+
+    Raises:
+        UserError: it can't be built, or is none.
+    """
+    net: nn.Module = make_part(model["net"], "model.net", nn.Module)
+    with under("model"):
+        initialise(net, model.get("init"))
+    return net
 
 
 def _check_task(kind: Any, target: str) -> None:
@@ -172,21 +185,21 @@ def _check_task(kind: Any, target: str) -> None:
         return  # a function may make a task
     if issubclass(kind, LightningModule):
         raise UserError(
-            f"model._target_={target} is a plain LightningModule, which says neither what its net is nor how a batch's "
+            f"task._target_={target} is a plain LightningModule, which says neither what its net is nor how a batch's "
             "metrics add up: derive it from lathe.tasks.Task, with losses and reduce in the place of its steps."
         )
     if issubclass(kind, nn.Module):
         raise UserError(
-            f"model._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask, whose net "
+            f"task._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask; the net "
             "stands in model.net."
         )
-    raise UserError(f"model._target_={target}: expected {_named(Task)}, got the class {kind.__name__}.")
+    raise UserError(f"task._target_={target}: expected {_named(Task)}, got the class {kind.__name__}.")
 
 
 def _called(factory: Any, **parts: Any) -> Task:
-    task = call_factory(factory, "model", **parts)
+    task = call_factory(factory, "task", **parts)
     if not isinstance(task, Task):
-        raise UserError(f"model._target_={factory.func.__name__}: expected {_named(Task)}, got {_named(type(task))}.")
+        raise UserError(f"task._target_={factory.func.__name__}: expected {_named(Task)}, got {_named(type(task))}.")
     if not isinstance(task.net, nn.Module):
         raise UserError(f"model.net: expected {_named(nn.Module)}, got {_named(type(task.net))}.")
     return task

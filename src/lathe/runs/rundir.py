@@ -18,12 +18,13 @@ from typing import IO, Any
 from omegaconf import OmegaConf
 
 from lathe import trust
+from lathe.config.composed import GROUPS as PARTS
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
 
 # What every configuration of a run has, as groups of keys.
-GROUPS = ("paths", "data", "model", "optimizer", "trainer", "strategy", "precision", "compile", "callbacks", "logger")
+GROUPS = ("paths", *PARTS)
 # What stands in a run directory, besides what loggers make: nobody else may write there.
 _OWN = (
     "config.yaml overrides.yaml environment.json metrics.csv result.json receipt.json receipt.md .lock checkpoints "

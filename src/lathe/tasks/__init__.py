@@ -2,8 +2,8 @@
 strategies.
 """
 
-from lathe.tasks.base import SPLITS, Task
+from lathe.tasks.base import SPLITS, Task, initialise
 from lathe.tasks.classification import ClassificationTask
 from lathe.tasks.language_modelling import LanguageModellingTask
 
-__all__ = ["SPLITS", "ClassificationTask", "LanguageModellingTask", "Task"]
+__all__ = ["SPLITS", "ClassificationTask", "LanguageModellingTask", "Task", "initialise"]

@@ -14,8 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.config.schema.held import held
 from lathe.data.order import IGNORE
-from lathe.nets.init import apply_init
-from lathe.tasks.base import Task
+from lathe.tasks.base import Task, initialise
 
 CHUNK = 2**24  # logits whose log-probabilities exist at the same time in evaluation: 64 MiB of float32
 
@@ -71,8 +70,7 @@ class LanguageModellingTask(Task):
         init: str | None = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler)
-        if init is not None:
-            apply_init(net, init)
+        initialise(net, init)
 
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         return {"cross_entropy": summed_cross_entropy(outputs, batch[1]) / self._count(batch)}

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lathe.config.schema import renamed
+from lathe.config.schema import current
 from lathe.errors import UserError
 from lathe.trust import own
 from lathe.trust.check import GETTERS, KINDS, Finding, findings, kind_at, names_in
@@ -104,7 +104,7 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
         OSError: it can't be read.
     """
     words = f"{where}: its config.yaml"
-    config = renamed(read_yaml(path, words))  # first of all: what is checked is what will be built
+    config = current(read_yaml(path, words))  # first of all: what is checked is what will be built
     if not isinstance(config, dict):
         raise UserError(f"{words} can't be read as a configuration.")
     if not isinstance(config.get("name", "x"), str) or not _plain(config.get("name", "x")):

@@ -16,7 +16,8 @@ from lathe.trust.parts import kinds_of, listed
 PLACES = [
     (re.compile(pattern), kind)
     for pattern, kind in (
-        (r"model", "task"),
+        (r"task", "task"),
+        (r"task\..+", "module"),
         (r"model\..+", "module"),
         (r"optimizer(?:\.kind)?", "optimizer"),
         (r"scheduler", "scheduler"),

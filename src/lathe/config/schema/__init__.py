@@ -1,7 +1,7 @@
 """What every key takes: kinds, ranges and choices, in one place. Imports no torch."""
 
 from lathe.config.schema.check import Problem, follows, problems, rules
-from lathe.config.schema.names import renamed
+from lathe.config.schema.names import current, moved, renamed
 from lathe.config.schema.rule import kind_of, shown
 from lathe.config.schema.together import CLASHES, CONTRADICTIONS, Taken, Together, together
 
@@ -11,8 +11,10 @@ __all__ = [
     "Problem",
     "Taken",
     "Together",
+    "current",
     "follows",
     "kind_of",
+    "moved",
     "problems",
     "renamed",
     "rules",

@@ -5,7 +5,7 @@ from lathe.config.schema.rule import Rule, flag, items, node, number, text, whol
 _depth, _width = whole(1, 100_000), whole(1, 2**20)
 _dropout = number(0, below=1)
 _classes = whole(1, 2**24)
-_init = text("an initialisation") | items(text("an initialisation"), 1) | None
+INIT = text("an initialisation") | items(text("an initialisation"), 1) | None
 _flat: dict[str, Rule] = {
     "width": _width,
     "depth": _depth,
@@ -22,8 +22,8 @@ _convolutions: dict[str, Rule] = {
 }
 
 MODELS: dict[str, dict[str, Rule]] = {
-    "lathe.tasks.ClassificationTask": {"net": node, "label_smoothing": number(0, below=1), "init": _init},
-    "lathe.tasks.LanguageModellingTask": {"net": node, "init": _init},
+    "lathe.tasks.ClassificationTask": {"net": node, "label_smoothing": number(0, below=1), "init": INIT},
+    "lathe.tasks.LanguageModellingTask": {"net": node, "init": INIT},
     "lathe.nets.MLP": _flat,
     "lathe.nets.DeepMLP": _flat,
     "lathe.nets.ViT": {

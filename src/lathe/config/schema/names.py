@@ -95,6 +95,30 @@ def canonical(target: str) -> str:
     return f"{root}.{words[1]}.{name}" if root in ("lathe", "torch") and len(words) > 2 else target
 
 
+NET = ("init", "net")  # the keys of `model`
+
+
+def current(config: Any) -> Any:
+    """A whole configuration under the names of now, and its task apart from its net: an earlier one, or a model's file
+    that names its task, has the task's keys beside the net, under `model`."""
+    config = renamed(config)
+    model = config.get("model") if isinstance(config, dict) else None
+    if not isinstance(model, dict) or set(model) <= set(NET):
+        return config
+    task = config.get("task") or {}
+    own = NET if "lathe.tasks." in str(model.get("_target_", "lathe.tasks.")) else ("net",)
+    given = {key: value for key, value in model.items() if key not in own}
+    known = task if given.get("_target_", task.get("_target_")) == task.get("_target_") else {}
+    moved = {"task": {**known, **given}, "model": {key: model[key] for key in own if key in model}}
+    return {key: moved.get(key, value) for key, value in ({"task": None} | config).items()}
+
+
+def moved(key: str) -> str:
+    """Where a key of a command line stands now: one of `model` that is none of its own is the task's."""
+    group, _, name = key.partition(".")
+    return f"task.{name}" if group == "model" and name and name.split(".")[0] not in NET else key
+
+
 def renamed(tree: Any, tell: Callable[[str, str, str], None] | None = None, key: str = "") -> Any:
     """A copy of a configuration in which each part has its name of now. `tell` is called with the key, the older name
     and that of now.

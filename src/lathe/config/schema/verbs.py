@@ -1,5 +1,6 @@
 """The keys of train.yaml and of the other verbs' YAML files: what stands where."""
 
+from lathe.config.schema.models import INIT
 from lathe.config.schema.places import Keys, Part, Parts, Place
 from lathe.config.schema.rule import (
     Rule,
@@ -55,7 +56,8 @@ TRAIN: dict[str, Place] = {
     "trusted": _trusted,
     "paths": Keys({"data_dir": path, "log_dir": path, "run_dir": none}),
     "data": Part(),
-    "model": Part(),
+    "task": Part(),
+    "model": Keys({"init": INIT, "net": Part()}, ("init", "net")),
     "optimizer": Part(),
     "scheduler": Part(null=True),
     "trainer": Part(
