@@ -94,9 +94,9 @@ def test_the_options_of_optimizers_are_theirs(name: str) -> None:
             ["optimizer.lr={_target_: builtins.print}"],
             "optimizer.lr={'_target_': 'builtins.print'}: expected a number above 0",
         ),
-        (["model._target_='a b'"], "model._target_=a b: expected the dotted path of a class or function, got a word."),
+        (["task._target_='a b'"], "task._target_=a b: expected the dotted path of a class or function, got a word."),
         (["scheduler._partial_=false"], "scheduler._partial_=false: expected true"),
-        (["~model._target_"], "model has no _target_: leave ~model._target_ out"),
+        (["~task._target_"], "task has no _target_: leave ~task._target_ out"),
     ],
 )
 def test_what_nothing_takes_is_one_sentence(change: list[str], sentence: str) -> None:

@@ -17,7 +17,7 @@ from support.hostile_runs import plant, put
 from support.runs import ROOT
 
 from lathe import trust
-from lathe.config.schema import renamed
+from lathe.config.schema import current
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.check import KINDS, findings
@@ -169,7 +169,7 @@ def test_names_that_stand_in_runs_made_earlier_may_be_built() -> None:
             value = (
                 {"_target_": "hydra.utils.get_class", "path": name} if key == "optimizer.kind" else {"_target_": name}
             )
-            assert list(findings(renamed(put({}, key, value)), [], {})) == [], (key, name)
+            assert list(findings(current(put({}, key, value)), [], {})) == [], (key, name)
 
 
 @pytest.mark.parametrize(

@@ -82,7 +82,7 @@ def test_resume_goes_on_in_the_same_directory_with_the_runs_own_configuration(co
     assert [run.path for run in command.runs] == [broken.path]
     assert broken.complete
     assert broken.config["trainer"]["max_epochs"] == 3
-    assert broken.config["model"]["_target_"] == "lathe.tasks.ClassificationTask"
+    assert broken.config["task"]["_target_"] == "lathe.tasks.ClassificationTask"
 
 
 def test_the_same_overrides_and_other_restarts_may_be_typed(command: Command, broken: RunDir) -> None:

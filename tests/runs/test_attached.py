@@ -34,16 +34,16 @@ WRONG = {
         "builtins.dict": "got the class dict.",
         "math.hypot": "expected a lightning LightningDataModule, got a float.",
     },
-    "model": {
+    "task": {
         "torch.nn.Linear": (
-            "model._target_=torch.nn.Linear is a net: expected a task such as lathe.tasks.ClassificationTask"
+            "task._target_=torch.nn.Linear is a net: expected a task such as lathe.tasks.ClassificationTask"
         ),
         "lightning.pytorch.demos.boring_classes.BoringModel": (
             "BoringModel is a plain LightningModule, which says neither what its net is"
         ),
-        "builtins.dict": "model._target_=builtins.dict: expected a lathe Task, got the class dict.",
-        "lathe.callbacks.EMA": "model._target_=lathe.callbacks.EMA: expected a lathe Task, got the class EMA.",
-        "math.hypot": "model can't be built: ",
+        "builtins.dict": "task._target_=builtins.dict: expected a lathe Task, got the class dict.",
+        "lathe.callbacks.EMA": "task._target_=lathe.callbacks.EMA: expected a lathe Task, got the class EMA.",
+        "math.hypot": "task can't be built: ",
     },
     "callbacks.x": {
         "torch.nn.Identity": (
@@ -126,7 +126,7 @@ def test_an_average_that_no_checkpoint_would_hold_is_refused(tmp_path: Path) -> 
 def test_a_net_that_is_a_function_is_told() -> None:
     cfg = config("model=mlp")
     cfg["model"]["net"] = {"_target_": "math.hypot"}
-    with pytest.raises(UserError, match=r"^model\.net: expected a torch Module, got a float\."):
+    with pytest.raises(UserError, match=r"^model\.net\._target_=math\.hypot: expected a torch Module, got a float\."):
         make_task(cfg)
 
 
@@ -142,7 +142,7 @@ def test_a_node_without_a_target_is_told(node: Any) -> None:
 
 # monitors
 
-OWN = "model._target_=support.own_parts.Logging"
+OWN = "task._target_=support.own_parts.Logging"
 STOP = "callbacks=[default,early_stopping]"
 
 

@@ -81,8 +81,8 @@ def test_the_key_of_an_inner_node_is_whole() -> None:
 
 
 def test_what_a_part_says_itself_is_passed_on() -> None:
-    with pytest.raises(UserError, match=r"^model\.label_smoothing=2\.0: expected a number from 0 and below 1"):
-        make_task(config("model=mlp", "model.label_smoothing=2.0"))
+    with pytest.raises(UserError, match=r"^task\.label_smoothing=2\.0: expected a number from 0 and below 1"):
+        make_task(config("model=mlp", "task.label_smoothing=2.0"))
 
 
 def test_call_factory_names_the_key() -> None:

@@ -13,7 +13,7 @@ from lathe.verbs.train import train
 __all__ = ["interruption"]  # a fixture
 
 OWN = (
-    "model._target_=support.own_parts.Logging",
+    "task._target_=support.own_parts.Logging",
     "+callbacks.own._target_=support.own_parts.Note",
     "logger=tensorboard",
 )

@@ -178,7 +178,7 @@ def test_validation_gives_a_tasks_own_metrics_too(tmp_path: Path) -> None:
     cfg = new_run(
         tmp_path,
         *SMALL,
-        "model._target_=support.own_parts.Logging",
+        "task._target_=support.own_parts.Logging",
         "trainer.max_epochs=1",
         "trainer.limit_val_batches=1",
     )

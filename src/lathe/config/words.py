@@ -23,8 +23,8 @@ HABITS = {
     "run_name": "the label of a run is name=...",
     "datamodule": "data sets are chosen by data=...",
     "dataset": "data sets are chosen by data=...",
-    "module": "tasks and nets are chosen by model=...",
-    "net": "tasks and nets are chosen by model=...",
+    "module": "nets are chosen by model=..., what is learned by task=...",
+    "net": "nets are chosen by model=...",
     "gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
     "devices": "devices are trainer.devices=...",
     "epochs": "the length of a run is trainer.max_epochs=...",
@@ -121,6 +121,11 @@ def check_flags(words: Sequence[str]) -> argparse.Namespace:
     return parsed
 
 
+def earlier(word: str) -> str:
+    """An override as it is written now: what was a key of the model's file, and is one of the task's, may be added."""
+    return f"++{word}" if re.match(r"model\.(label_smoothing|_target_)=", word) else word
+
+
 def _translated(word: str, groups: Groups) -> list[str]:
     key, sign, value = key_of(word), word[: len(word) - len(word.lstrip("+~"))], word.partition("=")[2]
     choices = groups.get(key)
@@ -131,7 +136,7 @@ def _translated(word: str, groups: Groups) -> list[str]:
         require(not way or habit in groups, f"{word}: there is no such key; {way.rstrip('.')}.")
         ours = "a run has a directory of its own below paths.log_dir=..., under name=..."
         require(key not in UNUSED, f"{word} would change nothing: {ours}")
-        return [word]
+        return [earlier(word)]
     if "none" in choices and ((sign == "~" and not value) or (not sign and "=" in word and value in NOTHING)):
         return [f"{key}=none"]
     if key not in SEVERAL and WHOLE_NODE.match(value):  # Hydra would mix it with the keys of the file it replaces

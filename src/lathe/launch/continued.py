@@ -8,7 +8,7 @@ from hydra.core.hydra_config import HydraConfig
 
 from lathe.config.composed import differences, resolve
 from lathe.config.stages import methods
-from lathe.config.words import key_of
+from lathe.config.words import earlier, key_of
 from lathe.errors import require
 from lathe.runs import rundir
 
@@ -23,7 +23,9 @@ def typed_words() -> list[str]:
 
 def composed(overrides: list[str]) -> dict[str, Any]:
     """The resolved configuration of these overrides."""
-    return resolve(compose(config_name=HydraConfig.get().job.config_name, overrides=overrides))
+    return resolve(
+        compose(config_name=HydraConfig.get().job.config_name, overrides=[earlier(word) for word in overrides])
+    )
 
 
 def at_home(run: rundir.RunDir, own: dict[str, Any], cfg: dict[str, Any]) -> dict[str, Any]:
