@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Trainer
+from support.runs import config
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader
 
 from lathe.errors import UserError
+from lathe.runs.build import make_task
 from lathe.tasks import LanguageModellingTask
 from lathe.tasks import language_modelling as module
 
@@ -159,3 +161,11 @@ def test_throughput_counts_tokens_and_the_loss_chooses() -> None:
 def test_an_unknown_initialisation_is_refused() -> None:
     with pytest.raises(UserError, match=r"^init=xavier_unifrom is unknown: did you mean xavier_uniform"):
         LanguageModellingTask(net(), init="xavier_unifrom")
+
+
+def test_images_are_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"^task: LanguageModellingTask learns the next token, .* no vocab_size: choose"
+    ):
+        make_task(config("model=mlp", "task=language_modelling")).check_facts({"num_classes": 10, "channels": 1})
+    make_task(config("model=gpt_nano", "data=synthetic_tokens")).check_facts({"vocab_size": 64, "length": 8})

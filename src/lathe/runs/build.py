@@ -16,7 +16,7 @@ from lathe.data.foreign import share
 from lathe.errors import ArgumentError, UserError, did_you_mean, under
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.foreign import check_scheduler
-from lathe.tasks import Task, initialise
+from lathe.tasks import Task, apply_init
 
 
 def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -176,7 +176,7 @@ def make_net(model: dict[str, Any]) -> nn.Module:
     """
     net: nn.Module = make_part(model["net"], "model.net", nn.Module)
     with under("model"):
-        initialise(net, model.get("init"))
+        apply_init(net, model.get("init"))
     return net
 
 

@@ -2,8 +2,9 @@
 strategies.
 """
 
-from lathe.tasks.base import SPLITS, Task, initialise
+from lathe.nets.init import apply_init
+from lathe.tasks.base import SPLITS, Task
 from lathe.tasks.classification import ClassificationTask
 from lathe.tasks.language_modelling import LanguageModellingTask
 
-__all__ = ["SPLITS", "ClassificationTask", "LanguageModellingTask", "Task", "initialise"]
+__all__ = ["SPLITS", "ClassificationTask", "LanguageModellingTask", "Task", "apply_init"]

@@ -13,7 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
 from lathe.errors import UserError, under
-from lathe.nets.init import apply_init
 from lathe.optim.build import factory_of
 from lathe.tasks import logged, ranks
 from lathe.tasks.older import refuse_older_names
@@ -21,16 +20,6 @@ from lathe.tasks.scheduler import make_scheduler
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
 SPLITS = ("train", "val", "test")
-
-
-def initialise(net: nn.Module, init: Any) -> None:
-    """Draws the net's weights anew by an initialisation's name or function, or by several; None leaves them.
-
-    Raises:
-        ArgumentError: an unknown initialisation.
-    """
-    if init is not None:
-        apply_init(net, init)
 
 
 class Task(LightningModule):

@@ -13,7 +13,8 @@ from lathe.compression.modes import evaluated
 from lathe.config.schema.held import held
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
-from lathe.tasks.base import Task, initialise
+from lathe.nets.init import apply_init
+from lathe.tasks.base import Task
 
 
 @held("lathe.tasks.ClassificationTask")
@@ -42,7 +43,7 @@ class ClassificationTask(Task):
         super().__init__(net, optimizer, scheduler)
         self.label_smoothing = label_smoothing
         self._sizes: dict[tuple[int, torch.device], Tensor] = {}
-        initialise(net, init)
+        apply_init(net, init)
 
     @torch.no_grad()
     def check_facts(self, facts: Mapping[str, Any]) -> None:

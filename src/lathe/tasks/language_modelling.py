@@ -3,7 +3,7 @@ one.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.config.schema.held import held
 from lathe.data.order import IGNORE
-from lathe.tasks.base import Task, initialise
+from lathe.errors import UserError
+from lathe.nets.init import apply_init
+from lathe.tasks.base import Task
 
 CHUNK = 2**24  # logits whose log-probabilities exist at the same time in evaluation: 64 MiB of float32
 
@@ -70,7 +72,15 @@ class LanguageModellingTask(Task):
         init: str | None = None,
     ) -> None:
         super().__init__(net, optimizer, scheduler)
-        initialise(net, init)
+        apply_init(net, init)
+
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        """Raises UserError for data of images, whose classes are no tokens."""
+        if "vocab_size" not in facts and "num_classes" in facts:
+            raise UserError(
+                "task: LanguageModellingTask learns the next token, and these data have num_classes and no vocab_size: "
+                "choose task=classification, or data of tokens such as data=synthetic_tokens."
+            )
 
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
         return {"cross_entropy": summed_cross_entropy(outputs, batch[1]) / self._count(batch)}
