@@ -12,6 +12,7 @@ from lathe.config.schema import problems, rules
 from lathe.config.stages import check_compression, methods
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
+from lathe.optim.build import factory_of
 from lathe.runs.build import make
 from lathe.runs.methods import make_methods
 
@@ -85,7 +86,7 @@ def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
         shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])
         logits = net(torch.empty(shape) if images else torch.empty(shape, dtype=torch.int64))
     assert logits.shape == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
-    optimizer = make(cfg["optimizer"], "optimizer")(net)
+    optimizer = factory_of(make(cfg["optimizer"], "optimizer"))(net)
     assert sum(len(part["params"]) for part in optimizer.param_groups) == len(list(net.parameters()))
     scheduler = make(cfg["scheduler"], "scheduler")(optimizer, 1000)
     assert all(0 <= lr <= cfg["optimizer"]["lr"] for lr in scheduler.get_last_lr())

@@ -32,7 +32,10 @@ def test_paths_are_whole_so_that_a_run_can_be_used_from_anywhere(
     ("typed", "sentence"),
     [
         (("data.batch_size=many",), "data.batch_size=many: expected a whole number from 1"),
-        (("optimizer.lr=fast",), "optimizer.lr=fast: expected a number above 0, got a word"),
+        (
+            ("optimizer.lr=fast",),
+            "optimizer.lr=fast: expected a number above 0 or null",
+        ),
         (("model=mlp", "model.net.width=wide"), "model.net.width=wide: expected a whole number"),
         (("seed=-1",), "seed=-1: expected a whole number from 0"),
         (("data.batch_size=0",), "data.batch_size=0: expected a whole number from 1"),

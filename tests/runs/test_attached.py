@@ -80,11 +80,8 @@ WRONG = {
         "builtins.dict": "got the class dict.",
     },
     "optimizer": {
-        "torch.optim.lr_scheduler.StepLR": "StepLR: expected a function that makes an optimizer",
-        "torch.optim.SGD": (
-            "optimizer._target_=torch.optim.sgd.SGD: expected a function that makes an optimizer from a net, got a "
-            "class"
-        ),
+        "torch.optim.lr_scheduler.StepLR": "StepLR: expected the class of an optimizer",
+        "torch.optim.LBFGS": "optimizer._target_=LBFGS computes the loss several times in a step",
     },
 }
 

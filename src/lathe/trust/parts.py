@@ -11,7 +11,10 @@ LATHE: dict[str, tuple[str, str]] = {
     "module": ("nets", "CifarResNet DeepMLP GPT MLP ResNet ViT WideResNet"),
     "optimizer": ("optim", "Muon"),
     "data": ("data", "DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
-    "data part": ("data", "Augment Cifar Digits Shards Synthetic SyntheticDocuments SyntheticTokens TokenFiles"),
+    "data part": (
+        "data",
+        "Augment Cifar Digits FashionMnist Shards Synthetic SyntheticDocuments SyntheticTokens TokenFiles",
+    ),
     "callback": ("callbacks", "Checkpoint EMA ModelSummary NanGuard Preemption Progress Throughput TorchProfiler"),
     "method": (
         "callbacks",

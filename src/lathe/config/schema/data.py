@@ -1,6 +1,6 @@
 """Data sets, their sources and augmentation."""
 
-from lathe.config.schema.rule import Rule, count, flag, items, node, number, path, share, text, whole, word
+from lathe.config.schema.rule import Rule, anything, count, flag, items, node, number, path, share, text, whole, word
 
 _seed = whole(0, 2**32 - 1)
 _side = whole(1, 65536)
@@ -73,7 +73,7 @@ DATA: dict[str, dict[str, Rule]] = {
         "download": flag,
         "val_size": _size,
         "split_seed": _seed,
-        "files": node | None,
+        "files": anything,
         "base_url": text("an address", r"(https?|file)://\S+"),
     },
     "lathe.data.Shards": {**_files, "max_open": whole(1, 2**20)},
