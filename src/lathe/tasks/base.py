@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -15,6 +14,7 @@ from lathe.compression.structure import structure_of
 from lathe.errors import UserError, under
 from lathe.optim.build import factory_of
 from lathe.tasks import logged, ranks
+from lathe.tasks.from_checkpoint import FromCheckpoint
 from lathe.tasks.older import refuse_older_names
 from lathe.tasks.scheduler import make_scheduler
 
@@ -22,7 +22,7 @@ Objective = Callable[[Any, Any], dict[str, Tensor]]
 SPLITS = ("train", "val", "test")
 
 
-class Task(LightningModule):
+class Task(FromCheckpoint):
     """A net, an objective and the metrics that are reported for it.
 
     A subclass names its `metrics` and gives their sums over a batch (`reduce`); `computed` names metrics that follow

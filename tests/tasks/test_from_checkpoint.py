@@ -1,0 +1,86 @@
+"""Tasks from checkpoints, as Lightning's users load them: in a plain process, without a Trainer."""
+
+import copy
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support.runs import SMALL, new_run, weights
+from torch import Tensor
+
+from lathe.errors import UserError
+from lathe.nets import MLP
+from lathe.runs.score import open_run_net
+from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
+from lathe.verbs.train import train
+
+
+@pytest.fixture(scope="module")
+def best(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run whose net is narrower than its configuration says."""
+    words = (*SMALL, "trainer.max_epochs=1", "compression=prune_channels", "compression.receipt=none")
+    cfg = new_run(tmp_path_factory.mktemp("logs"), *words)
+    train(cfg)
+    return Path(cfg["paths"]["run_dir"]) / "checkpoints" / "best.ckpt"
+
+
+@pytest.fixture
+def x() -> Tensor:
+    return torch.randn(3, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize("kind", [ClassificationTask, Task])
+def test_the_run_says_what_the_net_is(best: Path, x: Tensor, kind: type[Task]) -> None:
+    task = kind.load_from_checkpoint(best, map_location="cpu")
+    assert type(task) is ClassificationTask
+    assert not task.training
+    saved = weights(best.parents[1], "best")
+    assert all(torch.equal(value, saved[name]) for name, value in task.net.state_dict().items())
+    with torch.no_grad():
+        logits, loss = task(x), task.losses(task(x), (x, torch.tensor([0, 1, 2])))
+        assert torch.equal(logits, open_run_net(best.parents[1])[0](x))
+        assert torch.equal(task.predict_step((x, None), 0), logits)
+    assert loss["cross_entropy"].isfinite()
+
+
+def test_a_given_net_is_filled(best: Path, x: Tensor, tmp_path: Path) -> None:
+    """With the structure of the checkpoint; the file may lie anywhere."""
+    alone = shutil.copy(best, tmp_path / "alone.ckpt")
+    net = MLP(channels=1, image_size=8, num_classes=10, width=16, depth=1)
+    task = ClassificationTask.load_from_checkpoint(alone, net=net, label_smoothing=0.1)
+    assert task.net is net
+    assert task.label_smoothing == 0.1
+    task.eval()
+    with torch.no_grad():
+        assert torch.equal(task(x), open_run_net(best.parents[1])[0](x))
+    head = copy.deepcopy(net)
+    del head.head
+    found = ClassificationTask.load_from_checkpoint(str(alone), net=head, strict=False)
+    assert found.net.state_dict().keys() < net.state_dict().keys()
+
+
+def test_what_can_not_be_loaded_is_told(best: Path, tmp_path: Path) -> None:
+    alone = shutil.copy(best, tmp_path / "alone.ckpt")
+    (tmp_path / "torn.ckpt").write_bytes(Path(best).read_bytes()[:500])
+    net = MLP(channels=1, image_size=8, num_classes=10, width=8, depth=1)
+    for path, options, said in (
+        (tmp_path / "none.ckpt", {}, "there is no such file"),
+        (alone, {}, "lies in no run directory"),
+        (best, {"label_smoothing": 0.1}, "label_smoothing: expected with net="),
+        (best, {"weights_only": False}, "leave weights_only out"),
+        (tmp_path / "torn.ckpt", {"net": net}, "cut off or of another kind"),
+        (best, {"net": MLP(channels=1, image_size=8, num_classes=7, width=16, depth=1)}, "of another net"),
+    ):
+        with pytest.raises(UserError, match=said):
+            ClassificationTask.load_from_checkpoint(path, **options)
+    with pytest.raises(UserError, match="is of a ClassificationTask: expected a LanguageModellingTask"):
+        LanguageModellingTask.load_from_checkpoint(best)
+    config = best.parents[1] / "config.yaml"
+    text = config.read_text()
+    try:
+        config.write_text(text.replace("lathe.nets.MLP", "os.system"))
+        with pytest.raises(UserError, match=r"names `os.system`"):
+            ClassificationTask.load_from_checkpoint(best)
+    finally:
+        config.write_text(text)
