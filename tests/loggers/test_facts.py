@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from support.interruptions import Interrupted, Interruption, interruption
 from support.runs import SMALL, new_run
+from support.wandb_file import read_wandb
 
 from lathe.config.composed import flatten
 from lathe.errors import UserError
@@ -30,7 +31,8 @@ def test_tensorboard_has_the_configuration_as_hparams(tmp_path: Path) -> None:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     cfg = new_run(tmp_path, *WORDS, "logger=tensorboard")
-    assert train(cfg)["tags"] == ["baseline", "seed test"]
+    result = train(cfg)
+    assert result["tags"] == ["baseline", "seed test"]
     events = EventAccumulator(str(run_of(cfg) / "tensorboard"))
     events.Reload()
     content = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
@@ -40,29 +42,54 @@ def test_tensorboard_has_the_configuration_as_hparams(tmp_path: Path) -> None:
     assert told["test"].number_value == 1
     assert told["paths.run_dir"].string_value == str(run_of(cfg))
     assert told["tags"].string_value == "['baseline', 'seed test']"
+    assert [event.value for event in events.Scalars("result/objective")] == pytest.approx([result["objective"]])
+    assert [event.step for event in events.Scalars("result/test/loss")] == [result["steps"]]
     assert "hp_metric" not in events.Tags()["scalars"]
 
 
-def read_wandb() -> tuple[dict[str, Any], set[str]]:
-    """The configuration and tags of the run that this process has open, which ends here."""
+@pytest.mark.slow
+def test_wandbs_offline_file_has_configuration_tags_and_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interruption: Interruption
+) -> None:
+    """Also of a run that was interrupted: the same id, below the same folder, and its result once."""
     import wandb as package
 
-    run = package.run
-    assert run is not None
-    told, tags = dict(run.config), set(run.tags or ())
-    package.finish()
-    return told, tags
-
-
-@pytest.mark.slow
-def test_wandb_has_the_configuration_and_tags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    cfg = new_run(tmp_path, *WORDS, "logger=wandb", "logger.wandb.tags=[mine]")
-    train(cfg)
-    told, tags = read_wandb()
+    words = (
+        "logger.wandb.tags=[mine]",
+        "logger.wandb.group=many",
+        "logger.wandb.entity=lab",
+        "logger.wandb.log_model=true",
+    )
+    cfg = new_run(tmp_path, *WORDS, "logger=wandb", *words)
+    interruption.hook, interruption.step = "on_test_start", 1
+    with pytest.raises(Interrupted):
+        train(cfg)
+    cfg["trainer"]["max_epochs"], interruption.step = 2, 10**9
+    result = train(cfg)
+    assert package.run is None
+    found = read_wandb(run_of(cfg))
+    told, summary, run = found.config, found.summary, found.run
     assert (told["optimizer.lr"], told["model.net.width"]) == (0.1, 16)
     assert told["paths.run_dir"] == str(run_of(cfg))
-    assert tags == {"mine", "baseline", "seed test"}
+    assert set(run.tags) >= {"mine"}
+    assert (run.run_id, run.run_group, run.entity) == (run_of(cfg).name, "many", "lab")
+    assert summary["result/test/accuracy"] == result["test/accuracy"]
+    assert summary["result/steps"] == result["steps"]
+    assert found.artifacts[-1] == f"{run_of(cfg).name}-best"
+    assert len(list((run_of(cfg) / "wandb").glob(f"offline-run-*-{run_of(cfg).name}"))) == 2
+
+
+def test_a_tasks_own_logger_is_the_first_that_was_chosen(tmp_path: Path) -> None:
+    from lathe.runs.attached import make_loggers
+
+    def kinds(*words: str) -> list[str]:
+        return [type(logger).__name__ for logger in make_loggers(new_run(tmp_path, *SMALL, *words), tmp_path, 0)]
+
+    assert kinds() == ["CSVLogger"]
+    assert kinds("logger=[csv,tensorboard]") == ["TensorBoardLogger", "CSVLogger"]
+    (lines,) = make_loggers(new_run(tmp_path, *SMALL), tmp_path, 0)
+    assert lines.save_dir == str(tmp_path)
 
 
 @pytest.mark.slow
@@ -100,12 +127,14 @@ def test_mlflow_has_the_configuration_and_a_longer_continuation_does_not_contrad
         train(cfg)
     cfg["trainer"]["max_epochs"], interruption.step = 2, 10**9
     with pytest.warns(UserWarning, match="cut at 6000"):
-        train(cfg)
+        result = train(cfg)
     client = MlflowClient(cfg["logger"]["mlflow"]["tracking_uri"])
     experiment = client.get_experiment_by_name("lathe")
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     told = run.data.params
+    assert run.data.metrics["result/test/accuracy"] == result["test/accuracy"]
+    assert run.info.status == "FINISHED"
     assert (told["optimizer.lr"], told["model.net.width"], told["trainer.max_epochs"]) == ("0.1", "16", "1")
     assert told["paths.run_dir"] == str(run_of(cfg))
     assert len(told["data.class_names"]) == 6000
@@ -128,13 +157,15 @@ def test_an_address_that_cant_be_used_is_one_sentence_without_its_login(tmp_path
 def test_a_second_job_in_this_process_has_a_wandb_run_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import wandb as package
+
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     names = []
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         names.append(wandb(tmp_path / name, 0).experiment.id)  # type: ignore[attr-defined]
     assert names == ["one", "two"]
-    read_wandb()
+    package.finish()
 
 
 def test_secrets_are_hidden() -> None:

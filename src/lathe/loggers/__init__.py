@@ -16,8 +16,19 @@ from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.loggers.csv import CSVLogger
 from lathe.loggers.facts import LOGIN, log_facts, run_facts
+from lathe.loggers.result import log_result
 
-__all__ = ["CSVLogger", "csv", "ended_on_error", "log_facts", "mlflow", "run_facts", "tensorboard", "wandb"]
+__all__ = [
+    "CSVLogger",
+    "csv",
+    "ended_on_error",
+    "log_facts",
+    "log_result",
+    "mlflow",
+    "run_facts",
+    "tensorboard",
+    "wandb",
+]
 
 
 def csv(run_dir: Path, start_step: int) -> Logger:
@@ -46,8 +57,11 @@ def wandb(
     offline: bool = True,
     group: str | None = None,
     tags: list[str] | None = None,
+    entity: str | None = None,
+    log_model: bool = False,
 ) -> Logger:
-    """Weights & Biases, files under wandb/ in the run directory. A continued run goes on under the same id.
+    """Weights & Biases, files under wandb/ in the run directory. A continued run goes on under the same id. With
+    `log_model`, best.ckpt becomes an artifact of the run at its end.
 
     Raises:
         UserError: wandb is not installed.
@@ -64,9 +78,14 @@ def wandb(
     options: dict[str, Any] = {"group": group, "tags": tags, "settings": settings}
     if not offline:
         options["resume"] = "allow"
-    return WandbLogger(
+    if entity is not None:
+        options["entity"] = entity
+    logger = WandbLogger(
         name=name or run_dir.name, project=project, save_dir=str(run_dir), id=run_dir.name, offline=offline, **options
     )
+    # Lightning's own log_model knows its ModelCheckpoint alone, and refuses to stage files offline.
+    setattr(logger, "ships_model", log_model)  # noqa: B010
+    return logger
 
 
 @contextmanager

@@ -43,6 +43,10 @@ class CSVLogger(Logger):
     def log_dir(self) -> str:
         return str(self._path.parent)
 
+    @property
+    def save_dir(self) -> str:
+        return self.log_dir
+
     @rank_zero_only
     def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
         """Nothing: config.yaml beside the file holds them."""

@@ -63,7 +63,7 @@ def _to_tensorboard(logger: TensorBoardLogger, facts: Mapping[str, Any], metric:
 
     plain = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in facts.items()}
     writer = logger.experiment._get_file_writer()
-    for summary in hparams(plain, {metric: 0.0}):
+    for summary in hparams(plain, {metric: 0.0, "result/objective": 0.0}):
         writer.add_summary(summary)
 
 

@@ -72,15 +72,15 @@ def _monitoring(name: str, node: Any, task: Task) -> Any:
 
 
 def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Logger]:
-    """metrics.csv, which every run has, and the loggers that the configuration lists.
+    """The loggers that the configuration lists, and last metrics.csv, which every run has: a task's `self.logger` is
+    the first.
 
     Raises:
         UserError: a node is no logger, or one that can't start.
     """
-    nodes = {
-        "csv": {"_target_": "lathe.loggers.csv"},
-        **{name: node for name, node in cfg["logger"].items() if node is not None},
-    }
+    listed = {name: node for name, node in cfg["logger"].items() if node is not None}
+    lines = listed.pop("csv", {"_target_": "lathe.loggers.csv"})
+    nodes = {**listed, "csv": lines}
     return [make_logger(node, f"logger.{name}", run_dir, start_step) for name, node in nodes.items()]
 
 

@@ -26,7 +26,7 @@ from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
 from lathe.config.stages import methods
 from lathe.errors import Stopped, UserError, require, under
-from lathe.loggers import CSVLogger, ended_on_error, log_facts, run_facts
+from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_result, run_facts
 from lathe.nets import recompute
 from lathe.runs import rundir, summary
 from lathe.runs.attached import make_callbacks, make_loggers
@@ -98,6 +98,8 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     except SIGTERMException as error:  # Lightning's own, between two batches of the test
         raise Stopped("SIGTERM", str(run.path)) from error
     result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
+    for logger in loggers:
+        log_result(logger, result, run.best)
     if trainer.is_global_zero:
         run.finish(result)
         summary.show(result, run, cfg)

@@ -16,5 +16,7 @@ LOGGERS: dict[str, dict[str, Rule]] = {
         "offline": flag,
         "group": text("a name") | None,
         "tags": items(text("a label")),
+        "entity": text("a name") | None,
+        "log_model": flag,
     },
 }
