@@ -13,8 +13,11 @@ from lathe.config.stages import check_compression, methods
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
 from lathe.optim.build import factory_of
-from lathe.runs.build import make
+from lathe.optim.foreign import build_scheduler
+from lathe.optim.plan import check_plan, plan_of
+from lathe.runs.build import make, make_schedule
 from lathe.runs.methods import make_methods
+from lathe.tasks import ClassificationTask
 
 CONFIGS = ROOT / "configs"
 NOT_TRAINING = ("target", "hydra", "local", "sweep")
@@ -88,7 +91,10 @@ def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
     assert logits.shape == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
     optimizer = factory_of(make(cfg["optimizer"], "optimizer"))(net)
     assert sum(len(part["params"]) for part in optimizer.param_groups) == len(list(net.parameters()))
-    scheduler = make(cfg["scheduler"], "scheduler")(optimizer, 1000)
+    made = make_schedule(cfg["scheduler"])
+    plan = plan_of(made)
+    check_plan(made, ClassificationTask(net))
+    scheduler = build_scheduler(plan.with_mode("min"), optimizer, 1000)
     assert all(0 <= lr <= cfg["optimizer"]["lr"] for lr in scheduler.get_last_lr())
     module = make(data, "data")
     facts = [key for key in ("num_classes", "vocab_size", "length", "batch_size", "max_tokens") if key in data]

@@ -199,7 +199,6 @@ def test_what_is_listed_is_of_its_kind_and_takes_no_code(kind: str, place: str, 
         "func",
         "lr_lambda",
         "device_ids",
-        "schedulers",
     }
     for name in names.split():
         assert listed(f"{place}.{name}", kind)

@@ -18,8 +18,32 @@ LENGTH = "total_steps"  # the parameter that gets the run's number of optimizer 
 
 
 def wants_length(factory: Callable[..., Any]) -> bool:
-    """Whether a scheduler is planned for the length of the run: whether it has a parameter `total_steps`."""
-    return LENGTH in inspect.signature(factory).parameters
+    """Whether a scheduler is planned for the length of the run: whether it, or one that it is made of, has a parameter
+    `total_steps`.
+    """
+    return LENGTH in inspect.signature(factory).parameters or any(map(wants_length, _inner(factory)))
+
+
+def _is_scheduler(item: Any) -> bool:
+    return isinstance(item, partial) or (inspect.isclass(item) and issubclass(item, LRScheduler))
+
+
+def _inner(factory: Any) -> list[Any]:
+    """The schedulers that one such as SequentialLR is made of."""
+    lists = [value for value in getattr(factory, "keywords", {}).values() if isinstance(value, list)]
+    return [item for value in lists for item in value if _is_scheduler(item)]
+
+
+def _made(factory: Any, optimizer: Optimizer, total_steps: int | None) -> Any:
+    function, given = getattr(factory, "func", factory), dict(getattr(factory, "keywords", {}))
+    for key, value in given.items():
+        if isinstance(value, list):  # SequentialLR's and ChainedScheduler's schedulers, in their order
+            given[key] = [_made(item, optimizer, total_steps) if _is_scheduler(item) else item for item in value]
+    parameters = list(inspect.signature(function).parameters)
+    if LENGTH in parameters:
+        given[LENGTH] = total_steps
+    named = "optimizer" in parameters[1:]  # ChainedScheduler takes it second
+    return function(optimizer=optimizer, **given) if named else function(optimizer, **given)
 
 
 def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_steps: int | None) -> LRScheduler:
@@ -30,17 +54,16 @@ def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_ste
     """
     name = _name(factory)
     try:
-        made = factory(optimizer, **({LENGTH: total_steps} if wants_length(factory) else {}))
+        made = _made(factory, optimizer, total_steps)
     except UserError:
         raise
     except Exception as error:
         raise ArgumentError(
             f"_target_={name} refused {_typed(factory)} ({_said(error)}): correct that value."
         ) from error
-    if not isinstance(made, LRScheduler) or isinstance(made, ReduceLROnPlateau):
+    if not isinstance(made, LRScheduler):
         raise ArgumentError(
-            f"_target_={name}: expected a scheduler that is stepped after every optimizer step, got "
-            f"{type(made).__name__}."
+            f"_target_={name}: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got {_kind(made)}."
         )
     return made
 
@@ -50,21 +73,41 @@ def check_scheduler(factory: Any) -> None:
     has torch's own schedulers make a few steps with an optimizer of nothing.
 
     Raises:
-        UserError: it is no scheduler, waits for a metric, lacks a value or does not know a key, or refuses a value.
+        UserError: it is no scheduler, lacks a value or does not know a key, or refuses a value.
     """
     function, name = getattr(factory, "func", factory), _name(factory)
-    if inspect.isclass(function) and issubclass(function, ReduceLROnPlateau):
-        raise ArgumentError(
-            f"_target_={name} waits for a metric, and schedulers are stepped after every optimizer step: choose "
-            "another."
-        )
     if not callable(function) or (inspect.isclass(function) and not issubclass(function, LRScheduler)):
         raise ArgumentError(
             f"_target_={name}: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got {_kind(function)}."
         )
-    given: Mapping[str, Any] = getattr(factory, "keywords", {})
+    for key, value in getattr(factory, "keywords", {}).items():
+        for number, item in enumerate(value if isinstance(value, list) else ()):
+            if _is_scheduler(item):
+                try:
+                    check_scheduler(item)
+                except ArgumentError as error:
+                    raise ArgumentError(*(f"{key}[{number}].{sentence}" for sentence in error.args)) from error
+    _check_keys(function, name, getattr(factory, "keywords", {}))
+    if function.__module__.startswith("torch."):
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scheduler = build_scheduler(factory, optimizer, 1000)
+            step: Any = scheduler.step
+            try:
+                for _ in range(3):
+                    optimizer.step()
+                    step(1.0) if isinstance(scheduler, ReduceLROnPlateau) else step()
+            except Exception as error:
+                raise ArgumentError(
+                    f"_target_={name} refused {_typed(factory)} ({_said(error)}): correct that value."
+                ) from error
+
+
+def _check_keys(function: Any, name: str, given: Mapping[str, Any]) -> None:
     parameters = inspect.signature(function).parameters
-    names = list(parameters)[1:]  # the first is the optimizer
+    own = "optimizer" if "optimizer" in parameters else next(iter(parameters), None)
+    names = [key for key in parameters if key != own]
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for key in given:
         if key not in names and not takes_any:
@@ -80,19 +123,6 @@ def check_scheduler(factory: Any) -> None:
         )
         if not fixed and key not in given and key != LENGTH:
             raise ArgumentError(f"{key}: {name} needs a value for it; add one.")
-    if function.__module__.startswith("torch."):
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1, momentum=0.9)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            scheduler = build_scheduler(factory, optimizer, 1000)
-            try:
-                for _ in range(3):
-                    optimizer.step()
-                    scheduler.step()
-            except Exception as error:
-                raise ArgumentError(
-                    f"_target_={name} refused {_typed(factory)} ({_said(error)}): correct that value."
-                ) from error
 
 
 def counted_in_steps(factory: Any) -> str | None:
@@ -101,7 +131,10 @@ def counted_in_steps(factory: Any) -> str | None:
     """
     if wants_length(factory) or not getattr(factory, "func", factory).__module__.startswith("torch."):
         return None
-    return f"{_name(factory)} is stepped after every optimizer step: {_typed(factory)} counts steps, not epochs."
+    return (
+        f"{_name(factory)} is stepped after every optimizer step: {_typed(factory)} counts steps, not epochs "
+        "(interval=epoch counts those)."
+    )
 
 
 def try_out(kind: type[Optimizer], options: Mapping[str, Any]) -> None:
@@ -143,7 +176,13 @@ def _kind(thing: Any) -> str:
 
 def _typed(factory: Any) -> str:
     given = factory.keywords if isinstance(factory, partial) else {}
-    return ", ".join(f"{key}={value}" for key, value in given.items()) or "its defaults"
+    shown = {
+        key: f"[{', '.join(map(_name, value))}]"
+        if isinstance(value, list) and any(map(_is_scheduler, value))
+        else value
+        for key, value in given.items()
+    }
+    return ", ".join(f"{key}={value}" for key, value in shown.items()) or "its defaults"
 
 
 def _said(error: Exception) -> str:

@@ -12,10 +12,11 @@ from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
+from lathe.config.schema.optim import PLAN
 from lathe.data.foreign import share
-from lathe.errors import ArgumentError, UserError, did_you_mean, under
+from lathe.errors import ArgumentError, UserError, did_you_mean, require, under
 from lathe.optim.build import check_optimizer, factory_of, try_on
-from lathe.optim.foreign import check_scheduler
+from lathe.optim.plan import check_plan, plan_of
 from lathe.tasks import Task, apply_init
 
 
@@ -157,14 +158,18 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     optimizer = factory_of(make(cfg["optimizer"], "optimizer", _partial_=True, **options))
     with under("optimizer"):
         check_optimizer(optimizer)
-    scheduler = None
-    if cfg.get("scheduler"):
-        scheduler = make(cfg["scheduler"], "scheduler", _partial_=True, _convert_="all")
-        with under("scheduler"):
-            check_scheduler(scheduler)
+    scheduler = make_schedule(cfg["scheduler"]) if cfg.get("scheduler") else None
     built = _called(task, **parts, optimizer=optimizer, scheduler=scheduler)
     with under("optimizer"):
         try_on(optimizer, built.net)
+    if scheduler is not None:
+        with under("scheduler"):
+            check_plan(scheduler, built)
+            require(
+                not plan_of(scheduler).waits or cfg["trainer"].get("limit_val_batches") != 0,
+                "scheduler.monitor waits for a validation, and trainer.limit_val_batches=0 leaves them out: drop one "
+                "of the two.",
+            )
     return built
 
 
@@ -178,6 +183,23 @@ def make_net(model: dict[str, Any]) -> nn.Module:
     with under("model"):
         apply_init(net, model.get("init"))
     return net
+
+
+def make_schedule(node: dict[str, Any]) -> Any:
+    """A scheduler's factory, or Lightning's mapping of it where keys beside it say when it is stepped.
+
+    Raises:
+        UserError: as `make`.
+    """
+    if "_target_" not in node and isinstance(node.get("scheduler"), dict):  # Lightning's form, with its own default
+        inner = make(node["scheduler"], "scheduler.scheduler", _partial_=True, _convert_="all")
+        return {"interval": "epoch", **node, "scheduler": inner}
+    target = target_of(node)
+    takes = inspect.signature(target).parameters if callable(target) else {}
+    beside = {key: value for key, value in node.items() if key in PLAN and key not in takes}
+    own = {key: value for key, value in node.items() if key not in beside}
+    factory = make(own, "scheduler", _partial_=True, _convert_="all")
+    return {"scheduler": factory, **beside} if beside else factory
 
 
 def _check_task(kind: Any, target: str) -> None:

@@ -32,9 +32,10 @@ class Task(FromCheckpoint):
     and metric objects per step cost several times the step of a small net. All ranks' sums are added before they are
     divided, so metrics do not depend on the number of devices.
 
-    `optimizer` makes an Optimizer from the net; `scheduler` makes a scheduler from it, which is stepped after every
-    optimizer step, and gets the run's number of them if it has a parameter `total_steps`. Both are null for evaluation
-    alone. Nothing goes into hyper-parameters: the run directory rebuilds the task from its configuration.
+    `optimizer` makes an Optimizer from the net, or is a class of one; `scheduler` makes a scheduler from it, which is
+    stepped after every optimizer step, and gets the run's number of them if it has a parameter `total_steps`, or it is
+    Lightning's mapping of one with `interval`, `frequency` and `monitor`. Both are null for evaluation alone. Nothing
+    goes into hyper-parameters: the run directory rebuilds the task from its configuration.
     """
 
     metrics: tuple[str, ...] = ("loss",)
@@ -48,7 +49,7 @@ class Task(FromCheckpoint):
         self,
         net: nn.Module,
         optimizer: Callable[[nn.Module], Optimizer] | None = None,
-        scheduler: Callable[..., LRScheduler] | None = None,
+        scheduler: Callable[..., LRScheduler] | Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
         self.net = net
@@ -253,8 +254,8 @@ class Task(FromCheckpoint):
         if self._make_scheduler is None:
             return optimizer
         with under("scheduler"):
-            scheduler = make_scheduler(self._make_scheduler, optimizer, self.trainer, self.schedule_repeats)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+            scheduler = make_scheduler(self._make_scheduler, optimizer, self)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler}
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves the net's own plain names in `state_dict`, and keeps the metrics that are under way.

@@ -20,7 +20,7 @@ PLACES = [
         (r"task\..+", "module"),
         (r"model\..+", "module"),
         (r"optimizer(?:\.kind)?", "optimizer"),
-        (r"scheduler", "scheduler"),
+        (r"scheduler(?:\.scheduler)?(?:\.schedulers\[\d+\])*", "scheduler"),
         (r"trainer", "trainer"),
         (r"strategy", "strategy"),
         (r"data", "data"),

@@ -54,10 +54,10 @@ TransformerEncoderLayer TripletMarginLoss Unflatten Unfold Upsample UpsamplingBi
 ZeroPad2d ZeroPad3d
 """
 OPTIMIZERS = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax LBFGS Muon NAdam RAdam RMSprop Rprop SGD SparseAdam"
-# Not here: those that take functions or other schedulers.
+# Not here: those that take functions.
 SCHEDULERS = (
-    "ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LinearLR MultiStepLR OneCycleLR "
-    "PolynomialLR ReduceLROnPlateau StepLR"
+    "ChainedScheduler ConstantLR CosineAnnealingLR CosineAnnealingWarmRestarts CyclicLR ExponentialLR LinearLR "
+    "MultiStepLR OneCycleLR PolynomialLR ReduceLROnPlateau SequentialLR StepLR"
 )
 # Not here: metrics with a pretrained net, which they download.
 METRICS = """

@@ -14,7 +14,7 @@ from lathe.config.schema.data import DATA
 from lathe.config.schema.loggers import LOGGERS
 from lathe.config.schema.models import MODELS
 from lathe.config.schema.names import canonical
-from lathe.config.schema.optim import OPTIMIZER, OPTIMIZERS, SCHEDULERS
+from lathe.config.schema.optim import OPTIMIZER, OPTIMIZERS, PLAN, PLATEAU, SCHEDULERS
 from lathe.config.schema.places import Keys, Part, Parts, Place
 from lathe.config.schema.rule import Rule, flag, path, shown, text, word
 from lathe.config.schema.strategies import STRATEGIES
@@ -37,6 +37,7 @@ CLASSES: dict[str, dict[str, Rule]] = {
 _TARGET = text("the dotted path of a class or function", r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILDER = "lathe.optim.build_optimizer"  # hands what it does not take to the class at `kind`, but for what is null
 WHOLE, GLOBAL = ("experiment", "debug"), "# @package _global_"  # groups whose files set keys of the whole
+_NONE: dict[str, Rule] = {}
 _HYDRA: dict[str, Rule] = {"_recursive_": flag, "_convert_": word("none", "partial", "object", "all")}
 
 
@@ -50,7 +51,7 @@ def takes(part: Mapping[str, Any]) -> dict[str, Rule] | None:
         return {key: rule for key, rule in OPTIMIZER.items() if key != "kind"} | {
             key: rule | None for key, rule in OPTIMIZERS[name].items()
         }
-    return CLASSES.get(name)
+    return PLATEAU if name == "torch.optim.ReduceLROnPlateau" else CLASSES.get(name)
 
 
 def _kind(part: Mapping[str, Any]) -> str:
@@ -129,7 +130,7 @@ def _place(place: Place, key: str, value: Any, saved: bool) -> Iterator[Problem]
     elif isinstance(place, Keys):
         yield from _keys(place, key, value, saved)
     elif isinstance(place, Part):
-        yield from _part(key, value)
+        yield from _part(key, value, PLAN if key == "scheduler" else {})
         if not saved:
             yield from _missing(key, [name for name in place.needs if name not in value])
     else:
@@ -171,8 +172,12 @@ def _filled_in(key: str, value: Any) -> str | None:
     return f"{key}={shown(value)} is not taken from here: {FILLED_IN[name]}." if given else None
 
 
-def _part(key: str, part: Mapping[str, Any]) -> Iterator[Problem]:
-    """What is wrong with a part and with the parts inside it."""
+def _part(key: str, part: Mapping[str, Any], beside: Mapping[str, Rule] = _NONE) -> Iterator[Problem]:
+    """What is wrong with a part and with the parts inside it; `beside` are keys that the part itself does not take."""
+    inner = part.get(key)
+    if beside and "_target_" not in part and isinstance(inner, Mapping):  # as Lightning writes a scheduler
+        yield from _keys(Keys({key: Part(), **beside}, tuple(beside)), key, part, False)
+        return
     if "_target_" not in part:
         choose = f"choose one of the files in configs/{key.split('.')[0]}."
         yield key, f"{key} has no _target_: leave ~{key}._target_ out, or {choose}"
@@ -187,7 +192,7 @@ def _part(key: str, part: Mapping[str, Any]) -> Iterator[Problem]:
         below = f"{key}.{name}"
         if name == "_target_":
             continue
-        rule = (rules or {}).get(name) or _HYDRA.get(name)
+        rule = (rules or {}).get(name) or _HYDRA.get(name) or beside.get(name)
         if rule is not None:
             found = rule.sentence(below, value)
             if found is not None:

@@ -18,6 +18,25 @@ OPTIMIZER: dict[str, Rule] = {
 _share = Rule("number", low=0, below=1, saying="a share of the run below 1")
 _position = whole(0).of("optimizer steps") | _share
 _schedule = {"_partial_": only[True], "warmup": _position}
+# Beside a scheduler, its own keys apart: when it is stepped, and with what.
+PLAN: dict[str, Rule] = {
+    "interval": word("step", "epoch"),
+    "frequency": count.of("optimizer steps, epochs or validations"),
+    "monitor": text("a metric's name"),
+}
+PLATEAU: dict[str, Rule] = {  # torch's ReduceLROnPlateau, whose `mode` may also follow the metric
+    "_partial_": only[True],
+    "monitor": text("a metric's name"),
+    "mode": word("auto", "max", "min"),
+    "factor": number(above=0, below=1),
+    "patience": whole(0).of("validations"),
+    "threshold": number(0),
+    "threshold_mode": word("rel", "abs"),
+    "cooldown": whole(0).of("validations"),
+    "min_lr": number(0) | items(number(0)),
+    "eps": number(0),
+    "frequency": count.of("validations"),
+}
 SCHEDULERS: dict[str, dict[str, Rule]] = {
     "lathe.optim.constant": _schedule,
     "lathe.optim.cosine": {**_schedule, "min_ratio": share},

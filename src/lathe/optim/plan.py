@@ -1,0 +1,111 @@
+"""When a scheduler is stepped, and by which metric: the keys that stand beside it, as Lightning users write them."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from lathe.config.schema.optim import PLAN
+from lathe.errors import ArgumentError, did_you_mean
+from lathe.optim.foreign import check_scheduler
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A scheduler's `factory`, stepped after every `frequency`-th optimizer step or epoch; one that waits for a metric,
+    after every `frequency`-th validation, with `monitor`. None are the task's own, or Lathe's: steps.
+    """
+
+    factory: Callable[..., Any]
+    interval: str | None = None
+    frequency: int = 1
+    monitor: str | None = None
+
+    @property
+    def waits(self) -> bool:
+        """Whether it is one of those that wait for a metric."""
+        function = getattr(self.factory, "func", self.factory)
+        return inspect.isclass(function) and issubclass(function, ReduceLROnPlateau)
+
+    @property
+    def mode(self) -> str:
+        """The direction of one that waits for a metric; auto is the metric's own."""
+        return str(getattr(self.factory, "keywords", {}).get("mode", "auto"))
+
+    @property
+    def plain(self) -> bool:
+        """Whether Lightning steps it as Lathe's own, after every optimizer step."""
+        return self.interval in (None, "step") and self.frequency == 1 and not self.waits
+
+    def with_mode(self, mode: str) -> Callable[..., Any]:
+        """The factory, with a `mode` for one that waits for a metric."""
+        if not self.waits:
+            return self.factory
+        keys = {**getattr(self.factory, "keywords", {}), "mode": mode}
+        return partial(getattr(self.factory, "func", self.factory), **keys)
+
+
+def plan_of(made: Any) -> Plan:
+    """The plan of a scheduler's factory, or of Lightning's mapping of it under `scheduler` beside `interval`,
+    `frequency` and `monitor`.
+
+    Raises:
+        ArgumentError: a key is not known, or its value is wrong.
+    """
+    if not isinstance(made, Mapping):
+        return Plan(made)
+    for key, value in made.items():
+        if key == "scheduler":
+            continue
+        if key not in PLAN:
+            raise ArgumentError(f"{key}: there is no such key beside a scheduler; {did_you_mean(key, PLAN)}")
+        sentence = PLAN[key].sentence(key, value)
+        if sentence is not None:
+            raise ArgumentError(sentence)
+    return Plan(made["scheduler"], **{key: value for key, value in made.items() if key != "scheduler"})
+
+
+def check_plan(made: Any, task: Any) -> None:
+    """Holds what `scheduler` names against its signature, and the metric that it waits for against what `task` reports.
+
+    Raises:
+        UserError: what `plan_of` and `check_scheduler` refuse; a metric that nothing reports, or whose better direction
+            is not known; a key that nothing would read.
+    """
+    plan = plan_of(made)
+    check_scheduler(plan.with_mode("min" if plan.mode == "auto" else plan.mode))
+    if not plan.waits:
+        if plan.monitor is not None:
+            raise ArgumentError(f"monitor={plan.monitor} is read by ReduceLROnPlateau alone: leave it out.")
+        return
+    if plan.interval == "step":
+        raise ArgumentError("interval=step: a metric comes with a validation, so leave interval out.")
+    monitor = monitored(plan, task)
+    known = [name for name in task.metric_names if name.startswith("val/")]
+    if monitor.startswith(("train/", "test/")):
+        raise ArgumentError(f"monitor={monitor} is not known after a validation: choose one of {', '.join(known)}.")
+    if type(task).__module__.startswith("lathe.") and monitor not in task.metric_names:
+        raise ArgumentError(f"monitor={monitor}: the task reports no such metric; {did_you_mean(monitor, known)}")
+    direction(plan, task)
+
+
+def monitored(plan: Plan, task: Any) -> str:
+    """The metric that a scheduler waits for: its own, or the task's."""
+    return task.monitor if plan.monitor in (None, "auto") else str(plan.monitor)
+
+
+def direction(plan: Plan, task: Any) -> str:
+    """The `mode` of a scheduler that waits for a metric: its own, or that of the task's metric.
+
+    Raises:
+        ArgumentError: it has none, and the metric is not the task's.
+    """
+    monitor = monitored(plan, task)
+    if plan.mode != "auto":
+        return plan.mode
+    if monitor not in task.metric_names:
+        raise ArgumentError(f"mode=auto knows the task's own metrics, and not {monitor}: set mode to max or min.")
+    return "min" if monitor.rpartition("/")[2] in task.minimised else "max"

@@ -1,0 +1,182 @@
+"""Any of torch's schedulers in any form that Lightning users write: what a run steps when, by which metric, the same on
+two processes and after a death."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.commands import check as check_command
+from support.commands import run
+from support.interruptions import Interrupted, Interruption, interruption, same
+from support.runs import SMALL, column, config, new_run, runs
+
+import lathe.verbs.train
+from lathe.config.composed import check
+from lathe.errors import UserError, refuse
+from lathe.runs.build import make_task
+from lathe.trust.check import findings
+
+__all__ = ["interruption"]  # a fixture
+TORCH = "torch.optim.lr_scheduler."
+PARTS = (*SMALL, "test=false", "callbacks.throughput=null", "callbacks.checkpoint.every_n_train_steps=5")
+
+
+def node(name: str, **keys: Any) -> dict[str, Any]:
+    return {"_target_": TORCH + name, "_partial_": True, **keys}
+
+
+STEP = node("StepLR", step_size=1, gamma=0.5)
+WARM = node("LinearLR", start_factor=0.5, total_iters=2)
+FORMS: dict[str, dict[str, Any]] = {
+    "by epoch": {**STEP, "interval": "epoch"},
+    "Lightning's, by epoch": {"scheduler": STEP},
+    "every other epoch": {**STEP, "interval": "epoch", "frequency": 2},
+    "every tenth step": {**STEP, "interval": "step", "frequency": 10},
+    "one after the other": {**node("SequentialLR", schedulers=[WARM, STEP], milestones=[2]), "interval": "epoch"},
+    "chained": {**node("ChainedScheduler", schedulers=[WARM, STEP]), "interval": "epoch"},
+    "planned for epochs": {"_target_": "lathe.optim.step", "_partial_": True, "milestones": [0.5], "interval": "epoch"},
+    "on a plateau": node("ReduceLROnPlateau", monitor="val/loss", patience=0, threshold=10.0, threshold_mode="abs"),
+}
+RATES = {  # of the four epochs, 20 optimizer steps each
+    "by epoch": [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125],
+    "Lightning's, by epoch": [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125],
+    "every other epoch": [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5],
+    "every tenth step": [0.5**k for k in range(8)],
+    "one after the other": [0.5, 0.5, 0.75, 0.75, 1, 1, 0.5, 0.5],
+    "chained": [0.5, 0.5, 0.375, 0.375, 0.25, 0.25, 0.125, 0.125],
+    "planned for epochs": [1, 1, 1, 1, 0.1, 0.1, 0.1, 0.1],
+    "on a plateau": [1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01],  # the first validation is the best there can be
+}
+
+
+def run_of(folder: Path, form: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    cfg = new_run(folder, *PARTS, "trainer.max_epochs=4", "trainer.log_every_n_steps=10", *overrides)
+    cfg["scheduler"] = form
+    refuse(check(config() | {"scheduler": form}))
+    return cfg
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_rates_are_the_same_alone_and_after_deaths(name: str, tmp_path: Path, interruption: Interruption) -> None:
+    """At an epoch's end, in its middle, and around a validation."""
+    alone = run_of(tmp_path / "alone", FORMS[name], "callbacks.lr_monitor.logging_interval=step")
+    lathe.verbs.train.train(alone)
+    directory = Path(alone["paths"]["run_dir"])
+    assert column(directory, "lr-SGD/decay") == pytest.approx([0.1 * rate for rate in RATES[name]])
+    if name in ("Lightning's, by epoch", "every other epoch", "planned for epochs"):
+        return  # stepped like "by epoch"
+    cfg = run_of(tmp_path / "died", FORMS[name], "callbacks.lr_monitor.logging_interval=step")
+    for hook, step in (
+        ("on_train_epoch_end", 20),
+        ("on_train_batch_start", 33),
+        ("on_validation_end", 40),
+        ("on_validation_start", 60),
+        ("on_train_batch_start", 60),
+    ):
+        interruption.hook, interruption.step = hook, step
+        with pytest.raises(Interrupted):
+            lathe.verbs.train.train(cfg)
+    interruption.hook = ""
+    lathe.verbs.train.train(cfg)
+    same(directory, Path(cfg["paths"]["run_dir"]))
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_run_with_it_is_read_again(name: str) -> None:
+    """By commands on a run directory that may come from elsewhere: nothing in it could run code."""
+    assert list(findings(config() | {"scheduler": FORMS[name]}, [], {})) == []
+    function = node("LambdaLR", lr_lambda={"_target_": "os.system", "_partial_": True})
+    assert len(list(findings(config() | {"scheduler": node("SequentialLR", schedulers=[function])}, [], {}))) == 2
+
+
+@pytest.mark.slow
+def test_two_processes_reduce_as_one(tmp_path: Path) -> None:
+    form = f"scheduler={{_target_: {TORCH}ReduceLROnPlateau, monitor: val/loss, patience: 0, threshold: 0.2}}"
+    rates = []
+    for folder, words in (("one", ()), ("two", ("strategy=ddp", "trainer.devices=2"))):
+        words = (*PARTS, "trainer.max_epochs=6", "callbacks.lr_monitor.logging_interval=step", *words)
+        check_command(run(*words, form, f"paths.log_dir={tmp_path / folder}", cwd=tmp_path))
+        rates.append(column(runs(tmp_path / folder)[-1], "lr-SGD/decay"))
+    assert rates[0] == rates[1]
+    assert 1 < len(set(rates[0])) < 6
+
+
+def test_a_plateau_follows_the_tasks_metric_each_validation(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *PARTS, "scheduler=plateau", "scheduler.patience=0", "scheduler.threshold_mode=abs")
+    cfg["scheduler"].update(threshold=0.5)  # accuracy can't rise by this again after the first
+    cfg["trainer"].update(val_check_interval=0.5, log_every_n_steps=10)
+    cfg["callbacks"]["lr_monitor"]["logging_interval"] = "step"
+    lathe.verbs.train.train(cfg)
+    directory = Path(cfg["paths"]["run_dir"])
+    assert column(directory, "lr-SGD/decay") == pytest.approx([0.1, 0.1, 0.01, 0.001])
+    (state,) = torch.load(directory / "checkpoints" / "last.ckpt", weights_only=True)["lr_schedulers"]
+    assert (state["mode"], state["validations"]) == ("max", 4)
+    assert state["best"] == pytest.approx(column(directory, "val/accuracy")[0])
+
+
+@pytest.mark.parametrize(
+    ("form", "overrides", "sentence"),
+    [
+        (
+            node("ReduceLROnPlateau", monitor="val/acuracy"),
+            (),
+            "scheduler.monitor=val/acuracy: the task reports no such",
+        ),
+        (
+            node("ReduceLROnPlateau", monitor="train/loss"),
+            (),
+            "scheduler.monitor=train/loss is not known after a valid",
+        ),
+        (node("ReduceLROnPlateau"), ("trainer.limit_val_batches=0",), "scheduler.monitor waits for a validation, and "),
+        (node("ReduceLROnPlateau", interval="step"), (), "scheduler.interval=step: a metric comes with a validation"),
+        (node("ReduceLROnPlateau", patience="x"), (), "scheduler.patience=x: expected a number of validations"),
+        (
+            node("StepLR", step_size=1, monitor="val/loss"),
+            (),
+            "scheduler.monitor=val/loss is read by ReduceLROnPlateau",
+        ),
+        (node("StepLR", step_size=1, interval="epochs"), (), "scheduler.interval=epochs: expected step or epoch"),
+        ({"scheduler": STEP, "frequency": 0}, (), "scheduler.frequency=0: expected a number of "),
+        ({"scheduler": STEP, "freqency": 1}, (), "scheduler.freqency: there is no such key in scheduler; did you mean"),
+        (
+            node("SequentialLR", schedulers=[WARM, STEP], milestones=[1, 2]),
+            (),
+            "scheduler._target_=SequentialLR refused ",
+        ),
+        (
+            node("SequentialLR", schedulers=[WARM, node("StepLR", step_sze=1)], milestones=[1]),
+            (),
+            "scheduler.schedulers[1].step_sze is not a key of StepLR: did you mean step_size?",
+        ),
+    ],
+)
+def test_what_cant_be_stepped_is_one_sentence(form: dict[str, Any], overrides: tuple[str, ...], sentence: str) -> None:
+    cfg = config("model=mlp", "model.net.width=4", *overrides)
+    cfg["scheduler"] = form
+    with pytest.raises(UserError) as caught:
+        _refused(cfg)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+
+
+def _refused(cfg: dict[str, Any]) -> None:
+    refuse(check(cfg))
+    make_task(cfg)
+
+
+def test_a_metric_of_a_part_of_the_users_own_that_never_comes(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *PARTS, "model._target_=support.own_parts.Logging")
+    cfg["scheduler"] = node("ReduceLROnPlateau", monitor="own/nothing", mode="min")
+    with pytest.raises(UserError, match=r"^scheduler\.monitor=own/nothing: no validation has reported it; "):
+        lathe.verbs.train.train(cfg)
+    cfg["scheduler"] = node("ReduceLROnPlateau", monitor="own/worse")
+    with pytest.raises(UserError, match=r"^scheduler\.mode=auto knows the task's own metrics, and not own/worse"):
+        make_task(cfg)
+
+
+def test_the_lottery_goes_through_steps_alone(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *PARTS, "compression=lottery", "compression.receipt=none")
+    cfg["scheduler"] = {**STEP, "interval": "epoch"}
+    with pytest.raises(UserError, match=r"^compression\.lottery goes through the schedule again in each round"):
+        lathe.verbs.train.train(cfg)
