@@ -166,7 +166,7 @@ def _refused(cfg: dict[str, Any]) -> None:
 
 
 def test_a_metric_of_a_part_of_the_users_own_that_never_comes(tmp_path: Path) -> None:
-    cfg = new_run(tmp_path, *PARTS, "model._target_=support.own_parts.Logging")
+    cfg = new_run(tmp_path, *PARTS, "task._target_=support.own_parts.Logging")
     cfg["scheduler"] = node("ReduceLROnPlateau", monitor="own/nothing", mode="min")
     with pytest.raises(UserError, match=r"^scheduler\.monitor=own/nothing: no validation has reported it; "):
         lathe.verbs.train.train(cfg)
