@@ -43,6 +43,9 @@ def chosen(choice: str) -> dict[str, Any]:
     """The configuration of a choice, with what it goes with."""
     group, name = choice.split("=")
     words = "vocab_size" in (CONFIGS / group / f"{name}.yaml").read_text()
+    if choice == "data=dataset":
+        facts = ["data.num_classes=2", "data.channels=1", "data.image_size=4", "data.class_names=[a,b]"]
+        return config(choice, "data.train={_target_: support.own_datasets.Pictures}", *facts)
     return config(choice, *{"model": ["data=synthetic_tokens"], "data": ["model=gpt_nano"]}.get(group, [])[:words])
 
 

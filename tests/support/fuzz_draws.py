@@ -18,6 +18,7 @@ QUICK = (
     "trainer.enable_model_summary=false",
     "trainer.max_epochs=1",
 )
+FACTS = ("data.num_classes=2", "data.channels=1", "data.image_size=4")
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=2")
 # What is typed by chance, whatever the key: words, numbers and structures as a shell hands them over.
 JUNK = (
@@ -75,6 +76,7 @@ BESIDE = {
     "data=synthetic_tokens": ("model=gpt_nano",),
     "data=tokens": ("model=gpt_nano",),
     "data=fashion_mnist": (*MLP, "data.source.download=false"),
+    "data=dataset": ("data.train={_target_: support.own_datasets.Pictures}", *FACTS, *MLP),
     "data=documents": ("model=gpt_nano",),
     "data=document_files": ("model=gpt_nano",),
     "data=cifar10": (*MLP, "data.source.download=false"),
@@ -82,7 +84,17 @@ BESIDE = {
 }
 CHOICES = {
     "model": ("mlp", "deep_mlp", "gpt_nano", "resnet20", "resnet18", "vit_tiny", "wrn40_2"),
-    "data": ("digits", "synthetic", "synthetic_tokens", "documents", "cifar10", "fashion_mnist", "shards", "tokens"),
+    "data": (
+        "digits",
+        "synthetic",
+        "synthetic_tokens",
+        "documents",
+        "dataset",
+        "cifar10",
+        "fashion_mnist",
+        "shards",
+        "tokens",
+    ),
     "optimizer": ("sgd", "adamw", "muon"),
     "scheduler": ("constant", "cosine", "cosine_restarts", "one_cycle", "step"),
     "callbacks": ("[default,ema,early_stopping,device_stats]",),

@@ -16,6 +16,7 @@ from lathe.data.stream import StreamLoader
 from lathe.data.synthetic import Synthetic
 
 if TYPE_CHECKING:
+    from lathe.data.dataset import DatasetDataModule
     from lathe.data.documents import DocumentDataModule
     from lathe.data.fashion_mnist import FashionMnist
     from lathe.data.shards import ShardDataModule, Shards
@@ -27,6 +28,7 @@ else:
     __getattr__ = lazily(
         __name__,
         {
+            "DatasetDataModule": "dataset",
             "DocumentDataModule": "documents",
             "FashionMnist": "fashion_mnist",
             "ShardDataModule": "shards",
@@ -41,6 +43,7 @@ else:
 __all__ = [
     "Augment",
     "Cifar",
+    "DatasetDataModule",
     "Digits",
     "DocumentDataModule",
     "FashionMnist",

@@ -9,6 +9,7 @@ from lathe.config.schema.held import held
 from lathe.data.augment import Augment
 from lathe.data.base import ExactDataModule
 from lathe.data.checks import check_class_names
+from lathe.data.folds import check_folds, refold
 from lathe.data.loader import ImageLoader, ResidentLoader
 from lathe.data.normalize import Normalizer
 from lathe.data.source import check_members, load_splits, using
@@ -40,6 +41,9 @@ class ImageDataModule(ExactDataModule[Split]):
         prefetch_factor: batches each worker reads ahead; None is torch's choice.
         persistent_workers: keep workers between epochs.
         class_names: in the order of the labels, for people who read answers; None leaves them as numbers.
+        folds: parts of equal class shares into which training and validation images together are divided, by the
+            source's `split_seed`; None takes the source's own splits.
+        fold: the part that validates; the others train.
 
     Raises:
         UserError: for an unknown name, a size that is none, names that are none, or a wrong `mean` or `std` here; for
@@ -66,12 +70,16 @@ class ImageDataModule(ExactDataModule[Split]):
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
         class_names: Sequence[str] | None = None,
+        folds: int | None = None,
+        fold: int | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         if loader == "workers" and normalize == "folded":
             raise UserError(
                 "data.normalize=folded needs resident images: use data.normalize=batch with data.loader=workers."
             )
+        check_folds(folds, fold)
+        self.folds, self.fold = folds, fold
         check_members(source, "num_classes", "prepare", "load")
         self.source = source
         self.num_classes = num_classes
@@ -99,6 +107,8 @@ class ImageDataModule(ExactDataModule[Split]):
         """The source's splits, whose facts are those declared."""
         facts = {name: getattr(self, name) for name in ("num_classes", "channels", "image_size")}
         splits = load_splits(self.source, facts)
+        if self.folds is not None and self.fold is not None:
+            splits = refold(splits, self.folds, self.fold, getattr(self.source, "split_seed", 0))
         return {"train": splits.train, "val": splits.val, "test": splits.test}
 
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:

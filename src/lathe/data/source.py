@@ -31,15 +31,15 @@ def check_members(source: object, *names: str) -> None:
 
 
 @contextmanager
-def using(source: object, what: str) -> Iterator[None]:
+def using(source: object, what: str, key: str = KEY) -> Iterator[None]:
     """Tells what a source of the user's own raises as one sentence with the line that raised it; `what` was to be done
-    with the source. A source of Lathe's own raises what it does.
+    with the source, which stands at `key`. A source of Lathe's own raises what it does.
 
     Raises:
         UserError: see above.
     """
     try:
-        with under(KEY):
+        with under(key):
             yield
     except UserError:
         raise
@@ -47,7 +47,7 @@ def using(source: object, what: str) -> Iterator[None]:
         if type(source).__module__.split(".")[0] == __name__.split(".")[0]:
             raise
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        raise UserError(f"{KEY} can't be {what}: {said} ({_line(error)})") from error
+        raise UserError(f"{key} can't be {what}: {said} ({_line(error)})") from error
 
 
 def _line(error: BaseException) -> str:

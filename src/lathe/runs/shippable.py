@@ -87,7 +87,7 @@ class Shippable:
 
 def is_image(cfg: Mapping[str, Any]) -> bool:
     """Whether the configuration's data are images."""
-    return "image_size" in cfg["data"] and "channels" in cfg["data"]
+    return cfg["data"].get("image_size") is not None and cfg["data"].get("channels") is not None
 
 
 def make_preprocess(cfg: Mapping[str, Any], input_size: Any = None) -> Preprocess:

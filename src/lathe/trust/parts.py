@@ -10,7 +10,7 @@ LATHE: dict[str, tuple[str, str]] = {
     "task": ("tasks", "ClassificationTask LanguageModellingTask"),
     "module": ("nets", "CifarResNet DeepMLP GPT MLP ResNet ViT WideResNet"),
     "optimizer": ("optim", "Muon"),
-    "data": ("data", "DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
+    "data": ("data", "DatasetDataModule DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
     "data part": (
         "data",
         "Augment Cifar Digits FashionMnist Shards Synthetic SyntheticDocuments SyntheticTokens TokenFiles",

@@ -13,6 +13,12 @@ _loading: dict[str, Rule] = {
     "eval_batch_size": _batch | None,
     "seed": _seed,
 }
+_reading: dict[str, Rule] = {
+    "num_workers": whole(0, 65536),
+    "pin_memory": flag,
+    "prefetch_factor": whole(1, 4096) | None,
+    "persistent_workers": flag,
+}
 _images: dict[str, Rule] = {
     "source": node,
     "num_classes": whole(1, 2**24),
@@ -24,16 +30,14 @@ _images: dict[str, Rule] = {
     **_loading,
     "augment": node | None,
     "loader": word("resident", "workers"),
-    "num_workers": whole(0, 65536),
-    "pin_memory": flag,
-    "prefetch_factor": whole(1, 4096) | None,
-    "persistent_workers": flag,
+    **_reading,
 }
+_folds: dict[str, Rule] = {"folds": whole(2, 2**20) | None, "fold": whole(0, 2**20) | None}
 _files: dict[str, Rule] = {"data_dir": path, "name": path, "verify": flag}
 _sizes: dict[str, Rule] = {"train_size": _size, "val_size": _size, "test_size": _size}
 
 DATA: dict[str, dict[str, Rule]] = {
-    "lathe.data.ImageDataModule": {**_images, "normalize": word("batch", "folded")},
+    "lathe.data.ImageDataModule": {**_images, **_folds, "normalize": word("batch", "folded")},
     "lathe.data.ShardDataModule": {**_images, "window": whole(1, 2**20)},
     "lathe.data.TokenDataModule": {"source": node, "vocab_size": _ids, "length": _length, **_loading},
     "lathe.data.DocumentDataModule": {
@@ -48,6 +52,29 @@ DATA: dict[str, dict[str, Rule]] = {
         "bucket_growth": number(1) | None,
         "pad_multiple": _length,
         "row_multiple": _batch,
+    },
+    "lathe.data.DatasetDataModule": {
+        "train": node,
+        "val": node | None,
+        "test": node | None,
+        "input": text() | None,
+        "target": text() | None,
+        "transform": node | None,
+        "eval_transform": node | None,
+        "collate_fn": node | None,
+        "val_share": number(above=0, below=1),
+        "test_share": number(above=0, below=1),
+        "split_seed": _seed,
+        "num_classes": whole(1, 2**24) | None,
+        "class_names": items(text()) | None,
+        "channels": whole(1, 65536) | None,
+        "image_size": _side | None,
+        "mean": items(number(), 1) | None,
+        "std": items(number(above=0), 1) | None,
+        "samples": _size | None,
+        **_loading,
+        **_folds,
+        **_reading,
     },
     "lathe.data.Augment": {
         "crop": whole(0, 65536),

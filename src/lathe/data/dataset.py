@@ -1,0 +1,283 @@
+"""The LightningDataModule of any torch Dataset or Hugging Face dataset."""
+
+from collections.abc import Callable, Sequence, Sized
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.utils.data import DataLoader
+
+from lathe.config.schema.held import held
+from lathe.data.base import SPLITS, ExactDataModule
+from lathe.data.checks import check_class_names
+from lathe.data.folds import check_folds, fold_rows
+from lathe.data.item_loaders import InOrder, ItemLoader, Moved
+from lathe.data.items import Collate, Items, form, labels_at_hand, taken
+from lathe.data.iterable import EvalStream, TrainStream, is_iterable
+from lathe.data.seeded import Seeded
+from lathe.data.source import using
+from lathe.data.splits import Labels, stratified_split
+from lathe.errors import ArgumentError, UserError
+
+
+@held("lathe.data.DatasetDataModule")
+class DatasetDataModule(ExactDataModule[Items]):
+    """Train, validation and test loaders over datasets with `__len__` and `__getitem__`, equal on one device and on
+    many. Samples are (input, target), or whatever a task of the user's own takes.
+
+    Args:
+        train: dataset to train on.
+        val: dataset on which an epoch is chosen; None cuts it out of `train`.
+        test: dataset of the test; None cuts it out of `train`.
+        input: name of the input in samples that are dicts, as those of Hugging Face; None leaves samples as they are.
+        target: name of the target in them.
+        transform: function of a training sample's input, whose random draws follow from (seed, epoch, sample).
+        eval_transform: the same for validation and test.
+        collate_fn: makes a batch of a list of samples; None is torch's default.
+        val_share: of `train` that is cut out where there is no `val`.
+        test_share: the same for `test`.
+        split_seed: draws the cuts, stratified where the dataset has its labels at hand; apart from the run's seed.
+        num_classes: what targets that are class numbers are held against; None leaves targets alone.
+        class_names: in the order of the labels, for people who read answers; None takes those of a Hugging Face
+            dataset's target, or leaves them as numbers.
+        channels: of inputs that are images [channels, height, width], checked; None for others.
+        image_size: larger side of such images in pixels, checked.
+        mean: of each channel, which the datasets or their transforms have taken off; for whoever answers requests.
+        std: of each channel, by which they have divided.
+        batch_size: training samples per step, over all devices together.
+        eval_batch_size: the same for validation and test; None takes `batch_size`.
+        seed: of order and random draws; 0 is a seed.
+        samples: of an epoch, where `train` is iterable; None is its own number, which it may not have.
+        folds: parts into which `train`, less what is cut out for the test, is divided, stratified as the cuts are; None
+            cuts a validation set out instead, or takes `val`.
+        fold: the part that validates; the others train.
+        num_workers: reading processes.
+        pin_memory: page-locked batches, on a GPU.
+        prefetch_factor: batches each worker reads ahead; None is torch's choice.
+        persistent_workers: keep workers between epochs.
+
+    Raises:
+        UserError: for a part that is not of its kind here; in `setup` for datasets whose first samples are not as
+            declared; for batch sizes that do not fit, and while reading, for samples that make no batch.
+    """
+
+    def __init__(
+        self,
+        train: Any,
+        val: Any = None,
+        test: Any = None,
+        input: str | None = None,  # noqa: A002 (the name that stands in the configuration)
+        target: str | None = None,
+        transform: Callable[[Any], Any] | None = None,
+        eval_transform: Callable[[Any], Any] | None = None,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        val_share: float = 0.1,
+        test_share: float = 0.1,
+        split_seed: int = 0,
+        num_classes: int | None = None,
+        class_names: Sequence[str] | None = None,
+        channels: int | None = None,
+        image_size: int | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        batch_size: int = 64,
+        eval_batch_size: int | None = None,
+        seed: int = 0,
+        samples: int | None = None,
+        folds: int | None = None,
+        fold: int | None = None,
+        num_workers: int = 0,
+        pin_memory: bool = False,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+    ) -> None:
+        super().__init__(batch_size, eval_batch_size, seed)
+        self.datasets = {"train": train, "val": val, "test": test}
+        check_folds(folds, fold)
+        self.folds, self.fold = folds, fold
+        if folds is not None and val is not None:
+            raise ArgumentError(f"folds={folds} divides data.train: let data.val be null, or data.folds.")
+        if (input is None) != (target is None):
+            raise ArgumentError(f"input={input} and target={target} go together: name both, or neither.")
+        self.columns = None if input is None or target is None else (input, target)
+        functions = {"transform": transform, "eval_transform": eval_transform, "collate_fn": collate_fn}
+        for name, function in functions.items():
+            if function is not None and not callable(function):
+                raise ArgumentError(
+                    f"{name}: expected a function or an object that can be called, got {form(function)}; a function's "
+                    "node needs _partial_: true."
+                )
+        self.transform, self.eval_transform, self.collate_fn = transform, eval_transform, collate_fn
+        self.shares = {"val": val_share, "test": test_share}
+        self.split_seed = split_seed
+        self.num_classes = num_classes
+        if class_names is not None and num_classes is None:
+            raise ArgumentError("class_names need data.num_classes: give their number too.")
+        self.class_names = None if num_classes is None else check_class_names(class_names, num_classes)
+        self.channels, self.image_size = channels, image_size
+        self.mean, self.std = mean and list(mean), std and list(std)
+        self.options: dict[str, Any] = {
+            "num_workers": num_workers,
+            "pin_memory": pin_memory and torch.cuda.is_available(),
+            "prefetch_factor": prefetch_factor if num_workers else None,
+            "persistent_workers": persistent_workers and num_workers > 0,
+        }
+        self.samples = samples
+        for name, dataset in self.datasets.items():
+            if name == "train" or dataset is not None:
+                _check_kind(name, dataset)
+        self._check_iterable()
+
+    def _check_iterable(self) -> None:
+        found = {name: type(one).__name__ for name, one in self.datasets.items() if is_iterable(one)}
+        for name, kind in found.items():
+            if self.options["num_workers"]:
+                raise UserError(
+                    f"data.num_workers={self.options['num_workers']}: data.{name} is iterable ({kind}) and read by one "
+                    "process: use 0."
+                )
+        train = self.datasets["train"]
+        if "train" not in found:
+            if self.samples is not None:
+                raise UserError(
+                    f"data.samples={self.samples}: data.train has a number of samples of its own: use null."
+                )
+            return
+        missing = [f"data.{name}" for name, one in self.datasets.items() if one is None]
+        if missing or self.folds is not None:
+            what = "data.folds" if self.folds is not None else " and ".join(missing)
+            raise UserError(f"{what}: nothing can be cut out of {found['train']}, which is iterable: give datasets.")
+        if self.samples is None:
+            if not isinstance(train, Sized):
+                raise UserError(
+                    f"data.train: {found['train']} is iterable and has no __len__: give data.samples, an epoch's."
+                )
+            self.samples = len(train)
+
+    def open(self) -> dict[str, Items]:
+        """The splits, whose first samples have been read and are as declared."""
+        rows = self._rows()
+        splits = {}
+        for name in SPLITS:
+            source = name if self.datasets[name] is not None else "train"
+            transform = self.transform if name == "train" else self.eval_transform
+            splits[name] = Items(self.datasets[source], f"data.{source}", rows.get(name), self.columns, transform)
+        for name, items in splits.items():
+            if not is_iterable(items.dataset):  # what is read of that one is gone
+                self._check_first(name, items)
+        self._take_names()
+        return splits
+
+    def _rows(self) -> dict[str, Labels]:
+        """Which samples of `train` each split has that is cut out of it."""
+        train = self.datasets["train"]
+        folded = self.folds is not None and self.fold is not None
+        cut = [name for name in ("val", "test") if self.datasets[name] is None and not (folded and name == "val")]
+        sizes = {name: max(1, round(len(train) * self.shares[name])) for name in cut}
+        if not sizes and not folded:
+            return {}
+        if sum(sizes.values()) >= len(train):
+            asked = " and ".join(f"data.{name}_share={self.shares[name]}" for name in sizes)
+            raise UserError(
+                f"{asked} of the {len(train)} samples of data.train leave none to train on: choose less, or give "
+                f"{' and '.join(f'data.{name}' for name in sizes)}."
+            )
+        labels = self._labels()
+        rows = stratified_split(labels, sizes, self.split_seed)
+        if self.folds is not None and self.fold is not None:
+            kept, held_out = fold_rows(labels[rows["train"]], self.folds, self.fold, self.split_seed)
+            rows |= {"train": rows["train"][kept], "val": rows["train"][held_out]}
+        return rows
+
+    def _labels(self) -> Labels:
+        """What the samples of `train` are divided by: their classes, or nothing."""
+        train = self.datasets["train"]
+        labels = labels_at_hand(train, self.columns and self.columns[1])
+        if labels is None and self.num_classes is not None:
+            rank_zero_warn(
+                f"data.train: {type(train).__name__} has no labels at hand (an attribute targets or labels), so it is "
+                "divided without regard to its classes."
+            )
+        return np.zeros(len(train), np.int64) if labels is None else labels
+
+    def _check_first(self, name: str, items: Items) -> None:
+        if not len(items):
+            raise UserError(f"{items.key} has no samples: give a dataset with some.")
+        with using(items.dataset, "read", items.key):
+            first = Seeded(items, self.seed).__getitems__([(0, row) for row in range(min(2, len(items)))])
+        taken(self._collate(items)(first))
+        sample = first[0]
+        if self.channels is None and self.image_size is None:
+            return
+        shape = list(getattr(sample[0], "shape", ())) if isinstance(sample, (tuple, list)) else []
+        if len(shape) != 3:
+            raise UserError(
+                f"{items.key}: item {items.row(0)} is {form(sample)}, expected an image [channels, height, width] and "
+                "its target, as data.channels and data.image_size say: set both to null for other inputs."
+            )
+        found = {"channels": shape[0], "image_size": max(shape[1:])}
+        for key, value in found.items():
+            if getattr(self, key) not in (None, value):
+                raise UserError(
+                    f"data.{key}={getattr(self, key)} is not what item {items.row(0)} of {items.key} has, which is "
+                    f"{form(sample[0])}: set data.{key}={value}, or change the transform of {name}."
+                )
+
+    def _take_names(self) -> None:
+        """Classes that were given no names take those of the dataset's own target."""
+        if self.class_names is None and self.num_classes is not None and self.columns is not None:
+            feature = (getattr(self.datasets["train"], "features", None) or {}).get(self.columns[1])
+            self.class_names = check_class_names(getattr(feature, "names", None), self.num_classes)
+
+    def _collate(self, items: Items) -> Collate:
+        return Collate(items, self.collate_fn, self.num_classes)
+
+    def build(self, split: Items, device: torch.device, **order: Any) -> Any:
+        """A loader of batches; only those that are not asked for by a trainer, which moves them itself, are moved."""
+        size, train = order.pop("batch_size"), order.pop("train")
+        if is_iterable(split.dataset):
+            return self._stream(split, size, train, order)
+        if train:
+            self._check_size(size, len(split), order["world_size"])
+        reader: DataLoader[Any] = DataLoader(
+            split,  # type: ignore[arg-type]  # has what torch asks for
+            batch_size=size,
+            drop_last=train,
+            collate_fn=self._collate(split),  # type: ignore[arg-type]  # which gets the very list that is read
+            **self.options,
+        )
+        loader: Any = ItemLoader(reader, **order) if train else InOrder(reader, **order)
+        return loader if self.trainer is not None or device.type == "cpu" else Moved(loader, device)
+
+    def _stream(self, split: Items, size: int, train: bool, order: dict[str, Any]) -> Any:
+        if order["world_size"] > 1:
+            raise UserError(
+                f"{split.key}: {type(split.dataset).__name__} is iterable and cannot be shared out exactly among "
+                f"{order['world_size']} replicas: use a dataset with __getitem__ and __len__, or trainer.devices=1."
+            )
+        if not train:
+            return EvalStream(split, self._collate(split), size, order["seed"])
+        assert self.samples is not None
+        return TrainStream(split, self._collate(split), self.samples, batch_size=size, **order)
+
+    def _check_size(self, size: int, n: int, replicas: int) -> None:
+        if size % replicas:
+            raise UserError(
+                f"data.batch_size={size} is the global batch and does not divide by the {replicas} replicas that "
+                f"trainer.devices={replicas} makes: choose a multiple of {replicas}, or other devices."
+            )
+        if size > n:
+            raise UserError(f"data.batch_size={size} cannot be filled from {n} training samples: choose 1 to {n}.")
+
+
+def _check_kind(name: str, dataset: Any) -> None:
+    if is_iterable(dataset):
+        return
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, dict)):
+        raise UserError(f"data.{name}: {form(dataset)} is no dataset: expected one with __len__ and __getitem__.")
+    if not isinstance(dataset, Sized):
+        raise UserError(
+            f"data.{name}: {type(dataset).__name__} has no __len__, so an epoch has no order: let it return the number "
+            "of samples."
+        )

@@ -1,0 +1,63 @@
+"""Loaders over the samples of a user's dataset."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from torch.utils.data import DataLoader
+
+from lathe.data.items import taken
+from lathe.data.seeded import Seeded
+from lathe.data.shared import SharedLoader, parts_in_order, reader_over
+from lathe.errors import UserError
+
+
+class ItemLoader(SharedLoader):
+    """`SharedLoader` whose batches may turn out to be refused."""
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        return map(taken, super()._batches(epoch, first))
+
+
+class InOrder:
+    """A rank's part of the batches of an evaluation: every sample once, none filled in.
+
+    Args:
+        loader: a torch DataLoader in stored order, of the global batch size.
+        seed: of what evaluation draws; every epoch draws the same.
+        rank: this process.
+        world_size: processes that share the batches.
+
+    Raises:
+        UserError: a rank would have no sample.
+    """
+
+    def __init__(self, loader: DataLoader[Any], seed: int, rank: int, world_size: int) -> None:
+        dataset: Any = loader.dataset
+        try:
+            rows = parts_in_order(len(dataset), loader.batch_size or 1, rank, world_size)
+        except ValueError as error:
+            raise UserError(f"data.eval_batch_size={loader.batch_size}: {error}, or trainer.devices=1.") from error
+        self.rows = rows
+        lists: list[Any] = rows if dataset.draws_nothing else [[(0, row) for row in part] for part in rows]
+        self._reader = reader_over(loader, dataset if dataset.draws_nothing else Seeded(dataset, seed), lists)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(taken, self._reader)
+
+
+class Moved:
+    """A loader's batches on a device."""
+
+    def __init__(self, loader: Any, device: torch.device) -> None:
+        self.loader, self.device = loader, device
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (move_data_to_device(batch, self.device) for batch in self.loader)

@@ -1,0 +1,182 @@
+"""The samples of a dataset of any kind, as a task wants them: columns, transforms, batches, and what is wrong with
+them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Subset, TensorDataset, default_collate
+
+from lathe.data.seeded import Rowed, draws_nothing, fetch
+from lathe.data.splits import Labels
+from lathe.errors import UserError
+
+
+class Items:
+    """Some rows of a dataset as (input, target), or as they come.
+
+    Args:
+        dataset: with `__len__` and `__getitem__`.
+        key: of the configuration, in messages.
+        rows: which of the dataset's samples; None is all.
+        columns: names of input and target in samples that are dicts; None leaves the samples as they are.
+        transform: of the input; of the whole sample where that is a dict and no columns are named.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        key: str,
+        rows: Labels | None = None,
+        columns: tuple[str, str] | None = None,
+        transform: Callable[[Any], Any] | None = None,
+    ) -> None:
+        self.dataset, self.key, self.rows = dataset, key, rows
+        self.columns, self.transform = columns, transform
+        self.draws_nothing = transform is None and draws_nothing(dataset)
+
+    def __len__(self) -> int:
+        return len(self.dataset) if self.rows is None else len(self.rows)
+
+    def row(self, number: int) -> int:
+        """Which sample of the dataset this one is."""
+        return number if self.rows is None else int(self.rows[number])
+
+    def __getitem__(self, number: int) -> Any:
+        return self.made(self.dataset[self.row(number)], number)
+
+    def __getitems__(self, numbers: Sequence[int]) -> Rowed:
+        samples = fetch(self.dataset, [self.row(number) for number in numbers])
+        return Rowed([self.made(sample, number) for sample, number in zip(samples, numbers, strict=True)], numbers)
+
+    def made(self, sample: Any, number: int) -> Any:
+        """What the dataset has given, as a task wants it."""
+        if self.columns is not None:
+            sample = tuple(self._column(sample, name, number) for name in self.columns)
+        if self.transform is None:
+            return sample
+        if isinstance(sample, (tuple, list)):
+            return (self.transform(sample[0]), *sample[1:])
+        return self.transform(sample)
+
+    def _column(self, sample: Any, name: str, number: int) -> Any:
+        if not isinstance(sample, Mapping) or name not in sample:
+            has = f"has the keys {', '.join(map(str, sample))}" if isinstance(sample, Mapping) else f"is {form(sample)}"
+            raise UserError(
+                f"{self.key}: item {self.row(number)} {has}, expected {name}, which data.input or data.target names."
+            )
+        return sample[name]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Stands for a batch that can't be made, until the process that can say so has it."""
+
+    sentences: tuple[str, ...]
+
+
+def taken(batch: Any) -> Any:
+    """The batch; raises UserError where it could not be made."""
+    if isinstance(batch, Refused):
+        raise UserError(*batch.sentences)
+    return batch
+
+
+class Collate:
+    """Makes a batch out of samples, and looks at it.
+
+    Args:
+        items: that the samples are of.
+        collate: the user's own; None is torch's default.
+        num_classes: what class numbers are held against; None: targets are not looked at.
+    """
+
+    def __init__(self, items: Items, collate: Callable[[list[Any]], Any] | None, num_classes: int | None) -> None:
+        self.items, self.collate, self.num_classes = items, collate, num_classes
+
+    def __call__(self, samples: Rowed) -> Any:
+        try:
+            batch = self._made(samples)
+        except UserError as error:
+            return Refused(error.args)
+        return batch
+
+    def _made(self, samples: Rowed) -> Any:
+        if self.collate is not None:
+            return self._checked(self.collate(list(samples)), samples)
+        try:
+            batch = default_collate(list(samples))
+        except Exception as error:  # torch raises of many kinds here
+            raise UserError(self._odd(samples, error)) from error
+        return self._checked(batch, samples)
+
+    def _odd(self, samples: Rowed, error: Exception) -> str:
+        """Why torch can't stack the samples."""
+        ways = "use data.transform or data.eval_transform to make them alike, or a data.collate_fn"
+        first = form(samples[0])
+        for sample, number in zip(samples, samples.rows, strict=True):
+            if form(sample) != first:
+                return (
+                    f"{self.items.key}: item {self.items.row(number)} is {form(sample)}, but item "
+                    f"{self.items.row(samples.rows[0])} is {first}, so they make no batch: {ways}."
+                )
+        said = " ".join(str(error).split())[:200]
+        return f"{self.items.key}: items such as {first} make no batch ({said}): {ways}."
+
+    def _checked(self, batch: Any, samples: Rowed) -> Any:
+        if self.num_classes is None or not isinstance(batch, (tuple, list)) or len(batch) != 2:
+            return batch
+        x, y = batch
+        if not isinstance(y, Tensor) or y.is_floating_point() or y.dtype == torch.bool:
+            return batch
+        wrong = (y < 0) | (y >= self.num_classes)
+        if wrong.any():
+            where = int(wrong.flatten(1).any(1).nonzero()[0]) if y.ndim > 1 else int(wrong.nonzero()[0])
+            value = int(y[wrong][0])
+            which = self.items.row(samples.rows[where]) if len(y) == len(samples) else "of a batch"
+            raise UserError(
+                f"{self.items.key}: item {which} has the label {value}, expected 0 to {self.num_classes - 1} as "
+                f"data.num_classes={self.num_classes} says."
+            )
+        return [x, y.long()]
+
+
+def form(sample: Any) -> str:
+    """What a sample is, in short: shapes of arrays, within tuples and dicts."""
+    if isinstance(sample, (Tensor, np.ndarray)):
+        return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
+    if isinstance(sample, Mapping):
+        return "{" + ", ".join(f"{name}: {form(value)}" for name, value in sample.items()) + "}"
+    if isinstance(sample, (tuple, list)) and len(sample) <= 8:
+        return "(" + ", ".join(map(form, sample)) + ")"
+    if isinstance(sample, (tuple, list)):
+        return f"a {type(sample).__name__} of {len(sample)}"
+    return "None" if sample is None else type(sample).__name__
+
+
+def labels_at_hand(dataset: Any, target: str | None) -> Labels | None:
+    """The class numbers of all samples, int64 [n], where they can be had without reading the samples: the last of a
+    TensorDataset's tensors, a Hugging Face dataset's column `target`, or an attribute `targets` or `labels`. None where
+    there are none of these."""
+    n = len(dataset)
+    if isinstance(dataset, Subset):
+        inner = labels_at_hand(dataset.dataset, target)
+        return None if inner is None else inner[np.asarray(dataset.indices, dtype=np.int64)]
+    found: Any = None
+    if isinstance(dataset, TensorDataset):
+        found = dataset.tensors[-1]
+    elif target is not None and target in (getattr(dataset, "column_names", None) or ()):
+        found = dataset[target]
+    else:
+        found = next(
+            (value for name in ("targets", "labels") if (value := getattr(dataset, name, None)) is not None), None
+        )
+    try:
+        labels = np.asarray(found[:] if hasattr(found, "__getitem__") else found)
+    except (TypeError, ValueError):
+        return None
+    return labels.astype(np.int64) if labels.shape == (n,) and labels.dtype.kind in "iu" else None

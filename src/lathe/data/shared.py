@@ -1,0 +1,118 @@
+"""A torch DataLoader whose batches are shared out among ranks in the order of (seed, epoch), and whose dataset draws as
+(seed, epoch, sample) say.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lathe.data.order import EpochLoader
+from lathe.data.seeded import Seeded, draws_nothing
+from lathe.errors import UserError
+
+
+def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) -> DataLoader[Any]:
+    """The user's DataLoader over other lists of samples. Its own generator leaves the global one, and so the run,
+    alone.
+    """
+    return DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=loader.num_workers,
+        collate_fn=loader.collate_fn,
+        pin_memory=loader.pin_memory,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        prefetch_factor=loader.prefetch_factor,
+        persistent_workers=loader.persistent_workers,
+        generator=torch.Generator(),
+    )
+
+
+def parts_in_order(n: int, size: int, rank: int, replicas: int) -> list[list[int]]:
+    """A rank's samples of an evaluation, in as many batches as every other rank has, none of them empty; together each
+    of `n` samples once.
+
+    Args:
+        n: samples.
+        size: of a batch, over all ranks together.
+        rank: this one.
+        replicas: how many there are.
+
+    Raises:
+        ValueError: a rank would have a batch without samples.
+    """
+    most = -(-n // replicas)
+    batches = -(-most // max(1, size // replicas))
+    if n // replicas < batches:
+        raise ValueError(
+            f"{n} samples in batches of {size} leave a replica without any: use a batch_size of at least "
+            f"{2 * replicas} and as many samples"
+        )
+    return [part.tolist() for part in torch.arange(rank, n, replicas).tensor_split(batches)]
+
+
+class SharedLoader(EpochLoader):
+    """A rank's part of the batches of a user's DataLoader, in the order of (seed, epoch); see `EpochLoader`. An
+    incomplete last batch is kept unless the user's loader drops it.
+
+    Raises:
+        UserError: a batch that does not divide by the ranks.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], *, shuffle: bool, seed: int, rank: int, world_size: int, limit: Any
+    ) -> None:
+        dataset: Any = loader.dataset
+        n = len(dataset)
+        assert loader.batch_size is not None
+        size = loader.batch_size if loader.drop_last else min(loader.batch_size, n)
+        rest = 0 if loader.drop_last else n % size
+        for what, count in (("batch_size", size), ("last batch", rest)):
+            if count % world_size:
+                way = "a multiple of it" if what == "batch_size" else "drop_last=True"
+                raise UserError(
+                    f"data: train_dataloader's {what} of {count} samples does not divide by the {world_size} replicas "
+                    f"that share it: use {way}, or trainer.devices=1."
+                )
+        if n == 0 or size > n:
+            raise UserError(f"data: train_dataloader has {n} samples, which fill no batch of {size}.")
+        super().__init__(
+            n, batch_size=size, seed=seed, rank=rank, world_size=world_size, train=True, shuffle=shuffle, limit=limit
+        )
+        self.rest = rest // world_size
+        if rest:
+            self._length += 1
+            allowed = int(self._length * limit) if isinstance(limit, float) else limit
+            self.limit = self._length if allowed is None else min(allowed, self._length)
+        self._lists: list[list[Any]] = []
+        self._exact = draws_nothing(dataset)
+        self._reader = reader_over(loader, dataset if self._exact else Seeded(dataset, seed), _Upcoming(self))
+
+    def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        order = self.epoch_order(epoch)
+        whole = (self.n // self.global_batch_size) * self.global_batch_size
+        mine = order[:whole].view(-1, self.global_batch_size)[:, self.rank * self.local_batch_size :][
+            :, : self.local_batch_size
+        ]
+        lists: list[list[Any]] = mine.tolist()
+        if self.rest:
+            lists.append(order[whole + self.rank * self.rest :][: self.rest].tolist())
+        self._lists = [part if self._exact else [(epoch, row) for row in part] for part in lists[first:]]
+        yield from self._reader
+
+
+class _Upcoming:
+    """Batch sampler of one DataLoader for all epochs: its loader says which lists come next."""
+
+    def __init__(self, loader: SharedLoader) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        return iter(self.loader._lists)
+
+    def __len__(self) -> int:
+        return len(self.loader._lists)

@@ -1,0 +1,238 @@
+"""data=dataset: any map-style dataset keeps laws 2 and 3, and what is wrong with it is told in a sentence."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.interruptions import Interrupted, Interruption, interruption, same
+from support.own_datasets import Columns, Drawing, NoLength, Pictures, Shift, halve, load_columns, padded
+from support.ranks import on_ranks
+from support.runs import SMALL, column, new_run
+from torch.utils.data import Subset, TensorDataset
+
+from lathe.data import DatasetDataModule
+from lathe.errors import UserError
+from lathe.runs.build import make_data
+from lathe.verbs.train import train
+
+__all__ = ["interruption"]  # a fixture
+FACTS = {"num_classes": 2, "channels": 1, "image_size": 4}
+
+
+def module(train: Any, replicas: int = 1, rank: int = 0, **settings: Any) -> DatasetDataModule:
+    """A data module as rank `rank` of `replicas` has it."""
+    data = DatasetDataModule(train, **{"batch_size": 16, "seed": 3, **settings})  # type: ignore[arg-type]
+    strategy = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": replicas, "rank": rank})
+    data.trainer = SimpleNamespace(strategy=strategy, limit_train_batches=1.0, overfit_batches=0)  # type: ignore[assignment]
+    strategy.root_device = torch.device("cpu")
+    return data
+
+
+def epochs(data: DatasetDataModule, count: int = 2) -> list[list[torch.Tensor]]:
+    loader = data.train_dataloader()
+    return [[x for x, _ in loader] for _ in range(count)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [Pictures, Drawing])
+def test_global_batches_are_the_same_on_any_number_of_devices(kind: Callable, workers: int) -> None:
+    options = {"num_workers": workers, "transform": Shift() if kind is Pictures else None}
+    one = epochs(module(kind(), **options))
+    parts = [epochs(module(kind(), 2, rank, **options)) for rank in range(2)]
+    assert len(one[0]) == 80 // 16
+    for epoch in range(2):
+        for number, whole in enumerate(one[epoch]):
+            assert torch.equal(torch.cat([part[epoch][number] for part in parts]), whole)
+    assert not torch.equal(one[0][0], one[1][0])
+    assert len(torch.cat(one[0]).unique(dim=0)) == 80
+
+
+def test_draws_follow_the_sample_not_the_batch_and_leave_the_generators() -> None:
+    before = torch.get_rng_state(), np.random.get_state()[2]
+    few, many = (module(Drawing(), batch_size=size) for size in (8, 16))
+    assert torch.equal(torch.cat(epochs(few, 1)[0]), torch.cat(epochs(many, 1)[0]))
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == np.random.get_state()[2]
+    first, second = ([x for x, _ in many.val_dataloader()] for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_dataset_that_draws_nothing_is_read_once() -> None:
+    data = Pictures()
+    loader = module(data).train_dataloader()
+    assert data.read == 6  # two of each split, before anything else
+    list(loader)
+    assert data.read == 86
+
+
+@pytest.mark.parametrize("n", [7, 20, 41])
+@pytest.mark.parametrize("replicas", [1, 2, 3])
+def test_evaluation_sees_every_sample_once_in_as_many_batches_on_each_rank(n: int, replicas: int) -> None:
+    held_out = Pictures(n)
+    parts = [
+        list(module(Pictures(), replicas, rank, val=held_out, eval_batch_size=10).val_dataloader())
+        for rank in range(replicas)
+    ]
+    assert len({len(part) for part in parts}) == 1
+    seen = torch.cat([x for part in parts for x, _ in part])
+    assert sorted(seen.sum((1, 2, 3)).tolist()) == sorted(held_out.x.sum((1, 2, 3)).tolist())
+    assert all(y.dtype == torch.int64 for part in parts for _, y in part)
+
+
+def test_what_is_not_given_is_cut_out_of_train_by_class() -> None:
+    y = torch.tensor([0] * 80 + [1] * 20)
+    data = module(TensorDataset(torch.arange(100.0)[:, None], y), val_share=0.2, num_classes=2)
+    data.setup()
+    assert str(data) == "DatasetDataModule(train: 70, val: 20, test: 10)"
+    rows = {
+        name: torch.cat([x for x, _ in data.eval_loader(name)]).flatten().long() for name in ("train", "val", "test")
+    }
+    assert torch.equal(torch.cat(list(rows.values())).sort().values, torch.arange(100))
+    assert [int(y[rows[name]].sum()) for name in ("train", "val", "test")] == [14, 4, 2]
+    other = module(TensorDataset(torch.arange(100.0)[:, None], y), split_seed=1)
+    assert not torch.equal(torch.cat([x for x, _ in other.val_dataloader()]).flatten().long(), rows["val"][:10])
+    whole = module(Pictures(), val=Pictures(30), test=Subset(Pictures(), [3, 5]))
+    whole.setup()
+    assert str(whole) == "DatasetDataModule(train: 100, val: 30, test: 2)"
+
+
+def test_labels_that_are_not_at_hand_are_told() -> None:
+    with pytest.warns(
+        UserWarning, match=r"data\.train: Pictures has no labels at hand .* without regard to its classes"
+    ):
+        module(Pictures(labels_at_hand=False), num_classes=2).setup()
+    module(Pictures(labels_at_hand=False)).setup()  # has none
+
+
+def test_transforms_and_collate_fn() -> None:
+    given = Pictures(20)
+    data = module(given, val=given, test=given, batch_size=10, transform=halve)
+    assert torch.equal(torch.cat([x for x, _ in data.eval_loader("train")]), given.x / 2)
+    assert torch.equal(torch.cat([x for x, _ in data.val_dataloader()]), given.x)
+    data = module(given, val=given, test=given, batch_size=10, eval_transform=halve)
+    assert torch.equal(torch.cat([x for x, _ in data.eval_loader("train")]), given.x)
+    assert torch.equal(torch.cat([x for x, _ in data.test_dataloader()]), given.x / 2)
+    assert len(list(module(Pictures(odd="shape"), collate_fn=padded).train_dataloader())) == 5
+
+
+def test_a_hugging_face_dataset() -> None:
+    data = module(load_columns(), input="image", target="label", val=Columns(20).with_format("torch"), **FACTS)
+    data.setup()
+    assert data.class_names == ["cat", "dog"]
+    x, y = next(iter(data.val_dataloader()))
+    assert torch.equal(x, Columns(20)._x[:10])
+    assert y.tolist() == [0, 1] * 5
+    assert len(list(data.test_dataloader())) == 1
+    whole = next(iter(module(load_columns(None)).train_dataloader()))  # without columns the batch is a dict
+    assert whole["id"][0].startswith("row ")
+    with pytest.raises(UserError, match=r"^data\.train: item \d+ has the keys image, label, id, expected picture, "):
+        module(load_columns(), input="picture", target="label").setup()
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"channels": 3}, "data.channels=3 is not what item"),
+        ({"image_size": 5}, "data.image_size=5 is not what item"),
+        (
+            {"transform": torch.flatten, "channels": 1},
+            "is (float32 [16], int), expected an image [channels, height, width]",
+        ),
+        ({"train": Pictures(odd="label"), "num_classes": 2}, "data.train: item 5 has the label 7, expected 0 to 1 as"),
+        ({"train": Pictures(odd="negative"), "num_classes": 2}, "data.train: item 5 has the label -1, expected 0 to 1"),
+        ({"train": Pictures(odd="shape")}, "data.train: item 5 is (float32 [1, 3, 4], int), but item "),
+        ({"train": Pictures(odd="shape")}, "so they make no batch: use data.transform or data.eval_transform to"),
+        ({"train": Pictures(odd="none")}, "data.train: item 5 is (None, int), but item "),
+        ({"transform": lambda x: None}, "data.train: items such as (None, int) make no batch (default_collate: "),
+        (
+            {"transform": lambda x: x.nothing},
+            "data.train can't be read: AttributeError: 'Tensor' object has no attribute",
+        ),
+        ({"train": Pictures(0)}, "of the 0 samples of data.train leave none to train on"),
+        ({"val": Pictures(0)}, "data.val has no samples: give a dataset with some."),
+        ({"val_share": 0.7, "test_share": 0.4}, "data.val_share=0.7 and data.test_share=0.4 of the 100 samples of"),
+        ({"batch_size": 81}, "data.batch_size=81 cannot be filled from 80 training samples: choose 1 to 80."),
+        ({"train": NoLength()}, "data.train: NoLength has no __len__, so an epoch has no order"),
+        ({"test": 5}, "data.test: int is no dataset: expected one with __len__ and __getitem__."),
+        ({"input": "x"}, "input=x and target=None go together"),
+        ({"collate_fn": 5}, "collate_fn: expected a function or an object that can be called, got int; a function's"),
+        ({"transform": Pictures()}, "transform: expected a function or an object that can be called, got Pictures"),
+        ({"class_names": ["a", "b"]}, "class_names need data.num_classes"),
+        ({"num_classes": 3, "class_names": ["a", "b"]}, "data.class_names has 2 names for data.num_classes=3"),
+    ],
+)
+@pytest.mark.parametrize("workers", [0, 1])
+def test_refusals(settings: dict[str, Any], sentence: str, workers: int) -> None:
+    given = {"train": Pictures(), "num_workers": workers, **settings}
+    if workers and not getattr(given["train"], "odd", ""):
+        return  # told before there are workers
+    with pytest.raises(UserError) as caught:
+        list(module(**given).train_dataloader())
+    assert sentence in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_does_not_divide_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^data\.batch_size=15 is the global batch and does not divide by the 2 "):
+        module(Pictures(), 2, batch_size=15).train_dataloader()
+    with pytest.raises(UserError, match=r"^data\.eval_batch_size=2: 5 samples in batches of 2 leave a replica without"):
+        module(Pictures(), 2, val=Pictures(5), eval_batch_size=2).val_dataloader()
+
+
+# whole runs
+
+
+def run_of(folder: Path, *words: str) -> dict[str, Any]:
+    own = (
+        "data=dataset",
+        "data.train={_target_: support.own_datasets.Drawing}",
+        "data.transform={_target_: support.own_datasets.Shift, by: 0.5}",
+        "data.num_classes=2",
+        "data.channels=1",
+        "data.image_size=4",
+    )
+    return new_run(folder, *own, *SMALL, "data.batch_size=16", "trainer.log_every_n_steps=1", *words)
+
+
+def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
+    return train(cfg)
+
+
+def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
+    one, two = run_of(tmp_path / "one"), run_of(tmp_path / "two", "trainer.devices=2")
+    result = train(one)
+    results = on_ranks(result_of, two)
+    losses = [column(Path(cfg["paths"]["run_dir"]), "train/loss") for cfg in (one, two)]
+    assert len(losses[0]) == 10
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    for name in ("val/loss", "val/accuracy", "test/loss", "test/accuracy"):
+        assert results[0][name] == pytest.approx(result[name], rel=1e-5)
+
+
+@pytest.mark.parametrize(("step", "words"), [(3, ()), pytest.param(8, ("data.num_workers=1",), marks=pytest.mark.slow)])
+def test_an_interruption_in_an_epoch_changes_nothing(
+    tmp_path: Path, interruption: Interruption, step: int, words: tuple[str, ...]
+) -> None:
+    words = ("callbacks.checkpoint.every_n_train_steps=1", "callbacks.throughput=null", *words)
+    whole, cut = run_of(tmp_path / "whole", *words), run_of(tmp_path / "cut", *words)
+    train(whole)
+    interruption.hook, interruption.step = "on_train_batch_start", step
+    with pytest.raises(Interrupted):
+        train(cut)
+    interruption.step = 10**9
+    train(cut)
+    same(Path(cut["paths"]["run_dir"]), Path(whole["paths"]["run_dir"]))
+
+
+def test_a_run_directory_is_enough(tmp_path: Path) -> None:
+    from lathe.verbs.evaluate import evaluate
+
+    cfg = run_of(tmp_path)
+    result = train(cfg)
+    request = {"split": "test", "checkpoint": "best", "batch_size": None, "output": None, "run": "x"}
+    assert evaluate({**cfg, "request": request})["test/loss"] == pytest.approx(result["test/loss"], rel=1e-6)
+    assert str(make_data(cfg)) == "DatasetDataModule(not set up)"

@@ -1,0 +1,113 @@
+"""data.folds and data.fold: every sample validates once, classes are shared out equally, and the test stays."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.own_datasets import Pictures
+from support.runs import config
+from torch.utils.data import TensorDataset
+
+from lathe.data import DatasetDataModule, Split, Splits
+from lathe.data.folds import fold_rows, refold
+from lathe.errors import UserError
+from lathe.runs.build import make_data
+
+
+@pytest.mark.parametrize("folds", [2, 3, 5])
+def test_each_sample_validates_once_and_classes_are_equal(folds: int) -> None:
+    labels = np.array([0] * 40 + [1] * 11 + [2] * 5)[np.random.default_rng(0).permutation(56)]
+    parts = [fold_rows(labels, folds, fold, seed=0) for fold in range(folds)]
+    assert np.array_equal(np.sort(np.concatenate([val for _, val in parts])), np.arange(56))
+    for train, val in parts:
+        assert np.array_equal(np.sort(np.concatenate([train, val])), np.arange(56))
+        assert abs(len(val) - 56 / folds) < 1
+        assert np.all(np.abs(np.bincount(labels[val], minlength=3) - np.array([40, 11, 5]) / folds) < 1)
+    assert not np.array_equal(parts[0][1], fold_rows(labels, folds, 0, seed=1)[1])
+
+
+def test_digits_in_five_folds() -> None:
+    cfg = config("data.folds=5", "data.fold=0")
+    seen, tests = [], []
+    for fold in range(5):
+        data = make_data({**cfg, "data": {**cfg["data"], "fold": fold}})
+        data.setup()
+        assert str(data) == "ImageDataModule(train: 1200, val: 300, test: 297)"
+        seen.append(torch.cat([x for x, y in data.eval_loader("val")])[:300])
+        tests.append(torch.cat([x for x, y in data.eval_loader("test")]))
+    plain = make_data(config())
+    assert len(torch.cat(seen)) == 1500
+    both = torch.cat([x[y != -100] for name in ("train", "val") for x, y in plain.eval_loader(name)])
+    assert torch.allclose(torch.cat(seen).double().sum(0), both.double().sum(0))
+    first = torch.cat([x for x, y in plain.eval_loader("test")])
+    assert all(torch.equal(images, first) for images in tests)
+
+
+def test_splits_of_several_arrays_are_put_together() -> None:
+    def split(n: int, start: int) -> Split:
+        images = (np.arange(n, dtype=np.uint8) + start).reshape(n, 1, 1, 1)
+        return Split.whole(images, np.arange(n) % 2)
+
+    given = Splits(split(6, 0), split(4, 100), split(2, 200))
+    found = [refold(given, 5, fold, 0) for fold in range(5)]
+    assert sorted(np.concatenate([one.val.read()[0].ravel() for one in found])) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+        5,
+        100,
+        101,
+        102,
+        103,
+    ]
+    assert all(sorted(one.val.read()[1].tolist()) == [0, 1] for one in found)
+    assert all(one.test is given.test for one in found)
+
+
+def test_a_dataset_in_folds() -> None:
+    y = torch.tensor([0] * 80 + [1] * 20)
+    given = TensorDataset(torch.arange(100.0)[:, None], y)
+    seen: dict[str, list[list[int]]] = {"train": [], "val": [], "test": []}
+    for fold in range(3):
+        data = DatasetDataModule(given, num_classes=2, folds=3, fold=fold, batch_size=10)
+        for name, rows in seen.items():
+            rows.append(torch.cat([x for x, _ in data.eval_loader(name)]).flatten().long().tolist())
+    assert seen["test"][0] == seen["test"][1] == seen["test"][2]
+    assert sorted(sum(seen["val"], seen["test"][0])) == list(range(100))
+    assert [int(y[rows].sum()) for rows in seen["val"]] == [6, 6, 6]
+    assert all(not set(train) & set(val) for train, val in zip(seen["train"], seen["val"], strict=True))
+    whole = DatasetDataModule(given, test=Pictures(10), folds=2, fold=1)
+    whole.setup()
+    assert str(whole) == "DatasetDataModule(train: 50, val: 50, test: 10)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"folds": 5}, "data.folds=5 needs data.fold: give both, or neither."),
+        ({"fold": 0}, "data.fold=0 needs data.folds: give both, or neither."),
+        ({"folds": 5, "fold": 5}, "data.fold=5 is none of data.folds=5: choose 0 to 4."),
+        ({"folds": 5, "fold": -1}, "data.fold=-1: expected a whole number from 0 to 1048576 or null, got one out of"),
+        ({"folds": 1, "fold": 0}, "data.folds=1: expected a whole number from 2 to 1048576 or null, got one out of"),
+        ({"folds": 200, "fold": 0}, "data.folds=200: class "),
+    ],
+)
+def test_refusals(settings: dict[str, Any], sentence: str) -> None:
+    cfg = config()
+    with pytest.raises(UserError) as caught:
+        make_data({**cfg, "data": {**cfg["data"], **settings}}).setup()
+    assert sentence in str(caught.value)
+
+
+def test_more_refusals() -> None:
+    with pytest.raises(UserError, match=r"^folds=3 divides data\.train: let data\.val be null, or data\.folds\.$"):
+        DatasetDataModule(Pictures(), val=Pictures(), folds=3, fold=0)
+    with pytest.raises(UserError, match=r"^data\.folds=46: class 0 has 45 samples outside the test"):
+        DatasetDataModule(Pictures(), num_classes=2, folds=46, fold=0).setup()
+    images: Any = [np.zeros((1, 2, 2), np.uint8)] * 4
+    split = Split(images, np.arange(4), np.arange(4))
+    with pytest.raises(UserError, match=r"^data\.folds=2 cannot divide images that are streamed from shards"):
+        refold(Splits(split, split, split), 2, 0, 0)

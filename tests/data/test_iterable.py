@@ -1,0 +1,123 @@
+"""data=dataset with an iterable dataset: in its own order, continued where it can be, refused on several devices."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.interruptions import Interrupted, Interruption, interruption, same
+from support.own_datasets import Flow, Pictures, Stateful
+from support.runs import SMALL, new_run
+
+from lathe.data import DatasetDataModule
+from lathe.errors import UserError
+from lathe.verbs.train import train
+
+__all__ = ["interruption"]  # a fixture
+HELD_OUT: dict[str, Any] = {"val": Pictures(20), "test": Pictures(20)}
+
+
+def module(dataset: Any, **settings: Any) -> DatasetDataModule:
+    return DatasetDataModule(dataset, **{"batch_size": 16, "samples": 80, **HELD_OUT, **settings})
+
+
+def test_samples_come_in_their_own_order_and_draw_by_epoch_and_sample() -> None:
+    flow = Stateful()
+    loader = module(flow).train_dataloader()
+    first, second = ([x for x, _ in loader] for _ in range(2))
+    assert len(loader) == len(first) == len(second) == 5
+    assert flow.epochs == [0, 1]
+    assert torch.allclose(torch.cat(first), flow.x[:80], atol=0.6)
+    assert not torch.equal(first[0], second[0])
+    again = module(Stateful(), batch_size=8).train_dataloader()
+    assert torch.equal(torch.cat([x for x, _ in again]), torch.cat(first))
+
+
+def test_a_loader_goes_on_where_its_state_says() -> None:
+    loader = module(Stateful()).train_dataloader()
+    whole = [x for x, _ in loader]
+    cut = module(Stateful()).train_dataloader()
+    for number, _ in enumerate(cut):
+        if number == 2:
+            break
+    state = cut.state_dict()
+    assert state == {"epoch": 0, "batch": 3, "dataset": {"at": 48}}
+    other = module(Stateful()).train_dataloader()
+    other.load_state_dict(state)
+    rest = [x for x, _ in other]
+    assert len(rest) == 2
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[3:], strict=True))
+    assert len(list(other)) == 5
+
+
+def test_without_a_state_the_run_says_what_it_loses() -> None:
+    with pytest.warns(
+        UserWarning, match=r"data\.train: Flow has no state_dict and load_state_dict, so a run that is co"
+    ):
+        loader = module(Flow()).train_dataloader()
+    loader.load_state_dict({"epoch": 0, "batch": 2})
+    assert len(list(loader)) == 3
+
+
+def test_evaluation_of_an_iterable_has_each_sample_once() -> None:
+    data = module(Stateful(), val=Flow(20))
+    assert [len(y) for _, y in data.val_dataloader()] == [16, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        (
+            {"samples": None},
+            "data.train: Stateful is iterable and has no __len__: give data.samples, an epoch's.",
+        ),
+        ({"samples": 97}, "data.train: Stateful ended within batch 6"),
+        ({"val": None}, "data.val: nothing can be cut out of Stateful, which is iterable: give datasets."),
+        ({"folds": 2, "fold": 0, "val": None}, "data.folds: nothing can be cut out of Stateful"),
+        ({"num_workers": 1}, "data.num_workers=1: data.train is iterable (Stateful) and read by one process: use 0."),
+        ({"num_classes": 1}, "data.train: item 1 has the label 1, expected 0 to 0"),
+    ],
+)
+def test_refusals(settings: dict[str, Any], sentence: str) -> None:
+    if "num_classes" in settings:
+        settings = {**settings, "val": Flow(9), "test": Flow(9)}
+    with pytest.raises(UserError) as caught:
+        list(module(Stateful(90), **settings).train_dataloader())
+    assert sentence in str(caught.value)
+
+
+def test_several_processes_refuse_it() -> None:
+    from types import SimpleNamespace
+
+    data = module(Stateful())
+    strategy = SimpleNamespace(
+        distributed_sampler_kwargs={"num_replicas": 2, "rank": 0}, root_device=torch.device("cpu")
+    )
+    data.trainer = SimpleNamespace(strategy=strategy, limit_train_batches=1.0, overfit_batches=0)  # type: ignore[assignment]
+    with pytest.raises(
+        UserError, match=r"^data\.train: Stateful is iterable and cannot be shared out exactly among 2 "
+    ):
+        data.train_dataloader()
+    with pytest.raises(UserError, match=r"^data\.samples=80: data\.train has a number of samples of its own"):
+        module(Pictures())
+
+
+def test_an_interruption_in_an_epoch_changes_nothing(tmp_path: Path, interruption: Interruption) -> None:
+    node = "{_target_: support.own_datasets.%s}"
+    words = [
+        f"data.{name}={node % kind}"
+        for name, kind in (("train", "Stateful"), ("val", "Pictures"), ("test", "Pictures"))
+    ]
+    facts = ("data.num_classes=2", "data.channels=1", "data.image_size=4", "data.samples=96")
+    every = ("callbacks.checkpoint.every_n_train_steps=1", "callbacks.throughput=null", "data.batch_size=16")
+    whole, cut = (
+        new_run(tmp_path / name, "data=dataset", *words, *facts, *SMALL, *every, "trainer.log_every_n_steps=1")
+        for name in ("whole", "cut")
+    )
+    train(whole)
+    interruption.hook, interruption.step = "on_train_batch_start", 8
+    with pytest.raises(Interrupted):
+        train(cut)
+    interruption.step = 10**9
+    train(cut)
+    same(Path(cut["paths"]["run_dir"]), Path(whole["paths"]["run_dir"]))
