@@ -17,6 +17,7 @@ from lathe.errors import UserError
 from lathe.loggers.csv import CSVLogger
 from lathe.loggers.facts import LOGIN, log_facts, run_facts
 from lathe.loggers.result import log_result
+from lathe.loggers.run_log import run_log
 
 __all__ = [
     "CSVLogger",
@@ -26,6 +27,7 @@ __all__ = [
     "log_result",
     "mlflow",
     "run_facts",
+    "run_log",
     "tensorboard",
     "wandb",
 ]

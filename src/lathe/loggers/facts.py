@@ -21,8 +21,18 @@ def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.env
     """A configuration's `leaves`, by their dotted keys, but for those of the command alone. Hidden are the values of
     keys that are called like a secret (token, password, api_key), values that a variable of the environment with such a
     name has, and logins in addresses."""
-    secrets = {value for name, value in environment.items() if _secret(name) and len(value) >= SHORTEST}
+    secrets = _of_environment(environment)
     return {key: _shown(key, value, secrets) for key, value in leaves.items() if key.partition(".")[0] not in LEFT_OUT}
+
+
+def secrets_in(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> set[str]:
+    """The values that `run_facts` hides, but for logins in addresses."""
+    typed = {str(value) for key, value in leaves.items() if value is not None and _secret(key.rpartition(".")[2])}
+    return _of_environment(environment) | {value for value in typed if len(value) >= SHORTEST}
+
+
+def _of_environment(environment: Mapping[str, str]) -> set[str]:
+    return {value for name, value in environment.items() if _secret(name) and len(value) >= SHORTEST}
 
 
 def _secret(name: str) -> bool:

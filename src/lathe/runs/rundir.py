@@ -27,8 +27,8 @@ from lathe.runs.environment import describe_environment
 GROUPS = ("paths", *PARTS)
 # What stands in a run directory, besides what loggers make: nobody else may write there.
 _OWN = (
-    "config.yaml overrides.yaml environment.json metrics.csv result.json receipt.json receipt.md .lock checkpoints "
-    "exports"
+    "config.yaml overrides.yaml environment.json metrics.csv run.log result.json receipt.json receipt.md .lock "
+    "checkpoints exports"
 )
 OWN_FILES = tuple(_OWN.split())
 # What may differ between a run and its continuation without making it another experiment.

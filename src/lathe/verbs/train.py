@@ -26,7 +26,7 @@ from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
 from lathe.config.stages import methods
 from lathe.errors import Stopped, UserError, require, under
-from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_result, run_facts
+from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_result, run_facts, run_log
 from lathe.nets import recompute
 from lathe.runs import rundir, summary
 from lathe.runs.attached import make_callbacks, make_loggers
@@ -50,7 +50,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
     """
     quiet()
     run = rundir.RunDir(cfg["paths"]["run_dir"])
-    with ended_on_error(run.path):
+    with ended_on_error(run.path), run_log(run.path, flatten(cfg)):
         return _train(cfg, run)
 
 

@@ -1,0 +1,80 @@
+"""run.log: what `logging` and warnings said during a run, beside what they do elsewhere."""
+
+import logging
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lathe.errors import UserError
+from lathe.loggers.facts import HIDDEN, LOGIN, secrets_in
+
+NAME = "run.log"
+
+
+class _Plain(logging.Formatter):
+    """One record as text, without the values that are secrets."""
+
+    def __init__(self, hidden: set[str]) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
+        words = sorted(map(re.escape, hidden), key=len, reverse=True)
+        self.hidden = re.compile("|".join([LOGIN.pattern, *words]))
+
+    def format(self, record: logging.LogRecord) -> str:
+        return self.hidden.sub(HIDDEN, super().format(record))
+
+
+@contextmanager
+def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """Appends to run.log, in rank 0, until the run ends: records of `logging` (from INFO on, where nobody has chosen
+    another level), warnings, and the error that ends it. `leaves` is the flat configuration, whose secrets are hidden
+    as they are from loggers, like those of the `environment`."""
+    if getattr(rank_zero_only, "rank", 0) != 0:
+        yield
+        return
+    file = logging.FileHandler(run_dir / NAME, encoding="utf-8")
+    file.setFormatter(_Plain(secrets_in(leaves, environment)))
+    root = logging.getLogger()
+    silent = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    homes = [root, *(logger for logger in silent if not logger.propagate)]
+    # Without handlers logging shows warnings by this one; a file would take its place.
+    shown = [] if root.handlers or logging.lastResort is None else [logging.lastResort]
+    level, before = root.level, warnings.showwarning
+
+    def show(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *rest: Any, **more: Any
+    ) -> None:
+        before(message, category, filename, lineno, *rest, **more)
+        write("warnings", logging.WARNING, f"{category.__name__}: {message} ({filename}:{lineno})")
+
+    def write(name: str, level: int, said: str, error: BaseException | None = None) -> None:
+        stack = None if error is None else (type(error), error, error.__traceback__)
+        file.handle(logging.LogRecord(name, level, "", 0, said, None, stack))
+
+    for home in homes:
+        home.addHandler(file)
+    for handler in shown:
+        root.addHandler(handler)
+    if shown and level > logging.INFO:  # nobody has chosen it
+        root.setLevel(logging.INFO)
+    warnings.showwarning = show
+    try:
+        write("lathe", logging.INFO, f"process {os.getpid()} begins")
+        yield
+        write("lathe", logging.INFO, f"process {os.getpid()} has ended")
+    except BaseException as error:
+        write("lathe", logging.ERROR, str(error) or repr(error), None if isinstance(error, UserError) else error)
+        raise
+    finally:
+        warnings.showwarning = before
+        root.setLevel(level)
+        for handler in shown:
+            root.removeHandler(handler)
+        for home in homes:
+            home.removeHandler(file)
+        file.close()
