@@ -10,6 +10,7 @@ from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.callbacks import Timer
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
+from lathe.callbacks.checkpoint_top import Top
 from lathe.callbacks.methods.base import compressions
 from lathe.config.schema.held import held
 from lathe.errors import ArgumentError, UserError, did_you_mean
@@ -27,7 +28,8 @@ class Checkpoint(CheckpointBase):
     validation, so that a continued run neither misses nor repeats one.
 
     `dirpath` null means checkpoints/ in the run directory. The key `async`, whose name Python keeps for itself, writes
-    files in a thread while training goes on.
+    files in a thread while training goes on. With `save_top_k` above 1, or -1 for all, `top` keeps so many of the best
+    epochs under names of their own besides.
 
     Raises:
         UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known,
@@ -42,17 +44,25 @@ class Checkpoint(CheckpointBase):
         mode: str = "max",
         every_n_train_steps: int | None = None,
         every_n_epochs: int | None = 1,
+        save_top_k: int = 1,
         **options: bool,
     ) -> None:
         super().__init__()
         self.asynchronous = options.pop("async", False)
         if mode == "auto":
             raise ArgumentError("mode=auto is for a configuration, whose task is known: choose max or min.")
+        if save_top_k == 0:
+            raise ArgumentError("save_top_k=0: the best epoch is always kept: choose 1, more, or -1 for all.")
+        if monitor is None and save_top_k != 1:
+            raise ArgumentError(
+                f"save_top_k={save_top_k} needs a monitor, and there is none: name a metric, or take 1."
+            )
         for key in options:
             raise TypeError(f"Checkpoint() got an unexpected keyword argument {key!r}")
         self._dirpath = Path(dirpath) if dirpath else None
         self.monitor, self.mode = monitor, mode
         self.every_n_train_steps, self.every_n_epochs = every_n_train_steps, every_n_epochs
+        self.top = Top(save_top_k, mode)
         self.best_score: float | None = None
         self.best_step = 0
         self.best_metrics: dict[str, float] = {}
@@ -160,6 +170,7 @@ class Checkpoint(CheckpointBase):
             self.best_score, self.best_step, self.unjudged = score, trainer.global_step, None
             self.best_metrics = reported
             self.save(trainer, "best")
+        self.top.judge(self, trainer, score)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -170,6 +181,7 @@ class Checkpoint(CheckpointBase):
             "unjudged": self.unjudged,
             "validated_step": self._validated_step,
             "stopped": self._stopped,
+            "top": self.top.kept,
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -185,6 +197,7 @@ class Checkpoint(CheckpointBase):
         self.best_metrics = state_dict["best_metrics"]
         self.latest, self.unjudged = state_dict.get("latest", {}), state_dict.get("unjudged")  # older runs lack these
         self._validated_step, self._stopped = state_dict.get("validated_step", -1), state_dict.get("stopped")
+        self.top.kept = state_dict.get("top", [])
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:

@@ -11,6 +11,7 @@ CALLBACKS: dict[str, dict[str, Rule]] = {
         "every_n_train_steps": steps | null("the ends of epochs alone"),
         "every_n_epochs": count.of("epochs") | null("the last epoch alone"),
         "async": flag,
+        "save_top_k": whole(-1, 10000).of("epochs"),
     },
     "lathe.callbacks.EMA": {
         "decay": number(0, below=1),

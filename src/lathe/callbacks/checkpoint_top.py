@@ -1,0 +1,54 @@
+"""The best epochs beside the best one, each in a checkpoint of its own."""
+
+import json
+import math
+import shutil
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from lathe.files import write_atomically
+
+LIST = "top.json"
+
+
+class Top:
+    """The `count` best epochs (-1: all that were judged; 1: none beside best.ckpt). `kept` are their names, scores and
+    steps, the best first; of equals the later, as with best.ckpt."""
+
+    def __init__(self, count: int, mode: str) -> None:
+        self.count, self.sign = count, -1.0 if mode == "max" else 1.0
+        self.kept: list[dict[str, Any]] = []
+
+    def judge(self, checkpoint: Any, trainer: Trainer, score: float) -> None:
+        """Writes the checkpoint of the epoch that has just been judged, if it is one of the best, and then removes the
+        one in whose place it came; every rank takes part. A run that goes on from before does the same again."""
+        if self.count == 1 or math.isnan(score):
+            return
+        name = f"epoch={trainer.current_epoch}-step={trainer.global_step}"
+        found = {"name": name, "score": score, "step": trainer.global_step}
+        others = [one for one in self.kept if one["name"] != name]
+        ranked = sorted([found, *others], key=lambda one: (self.sign * one["score"], -one["step"]))
+        count = len(ranked) if self.count < 0 else self.count
+        if found not in ranked[:count]:
+            return
+        checkpoint.save(trainer, name)
+        self.kept = ranked[:count]
+        drain = getattr(trainer.strategy.checkpoint_io, "drain", None)
+        if ranked[count:] and drain is not None:
+            drain()  # a file that a thread still writes is not whole
+        trainer.strategy.barrier("top")
+        if trainer.is_global_zero:
+            folder = checkpoint.path(name).parent
+            write_atomically(folder / LIST, json.dumps(self.kept, indent=2) + "\n")
+            for one in ranked[count:]:
+                _remove(checkpoint.path(one["name"]))
+
+
+def _remove(path: Path) -> None:
+    """A file, or a folder that ranks have written together, which a link of that name leads to."""
+    folder = path.resolve()
+    path.unlink(missing_ok=True)
+    if folder != path and folder.is_dir():
+        shutil.rmtree(folder, ignore_errors=True)
