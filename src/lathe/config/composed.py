@@ -215,9 +215,12 @@ def changes(saved: dict[str, Any], asked: dict[str, Any], own: str, ignore: Sequ
     ]
 
 
+BEFORE: dict[str, Any] = {"ckpt_strict": True}  # what a key that came later stood for in earlier configurations
+
+
 def differences(old: dict[str, Any], new: dict[str, Any], ignore: Sequence[str] = ()) -> list[str]:
     """Lines `key: old -> new` for every leaf that differs, leaving out keys that equal or lie below one of `ignore`."""
-    before, after = flatten(old), flatten(new)
+    before, after = BEFORE | flatten(old), BEFORE | flatten(new)
     lines = []
     for key in sorted(before.keys() | after.keys()):
         if any(key == name or key.startswith(f"{name}.") for name in ignore):

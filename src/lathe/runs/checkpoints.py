@@ -29,8 +29,17 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
             f"{key}={path}: there is no such file; a run's checkpoints are best.ckpt and last.ckpt in its "
             "checkpoints folder."
         )
+    return _checked(read_plain(path, key), path, key)
+
+
+def read_plain(path: Path, key: str) -> Any:
+    """What torch has saved in a file, if it is plain data.
+
+    Raises:
+        UserError: it is truncated, foreign, or holds more than plain data.
+    """
     try:
-        state = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise UserError(
             f"{key}={path} is not a checkpoint of plain tensors, so it is not opened: loading it could run code."
@@ -39,14 +48,14 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
         raise UserError(
             f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another."
         ) from error
-    return _checked(state, path, key)
 
 
 def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict) or "global_step" not in state:
         raise UserError(f"{key}={path} is not a checkpoint of a run: it has no `state_dict` and `global_step`.")
     odd = next(
-        (name for name, value in state["state_dict"].items() if not isinstance(name, str) or not _plain(value)), None
+        (name for name, value in state["state_dict"].items() if not isinstance(name, str) or not plain_tensor(value)),
+        None,
     )
     if odd is not None:
         raise UserError(f"{key}={path} is not a checkpoint of a run: its weight {odd!a} is no plain tensor.")
@@ -58,7 +67,7 @@ def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
     return state
 
 
-def _plain(value: Any) -> bool:
+def plain_tensor(value: Any) -> bool:
     """Whether `value` is a tensor with numbers of its own in memory or on disk: none without storage, sparse or of
     another class.
     """

@@ -32,6 +32,7 @@ from lathe.runs import rundir, summary
 from lathe.runs.attached import make_callbacks, make_loggers
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
 from lathe.runs.reported import check_names, not_reported
 from lathe.runs.trainer import found_device, make_trainer, quiet
 from lathe.strategies import compile_net
@@ -187,8 +188,9 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
     path = Path(cfg["ckpt_path"])
     if path.is_dir() and not (path / "meta.pt").is_file():
         path = rundir.open_run(path, "ckpt_path").checkpoint("best" if cfg["ckpt_mode"] == "weights" else "last")
-    state = read_checkpoint(path, "ckpt_path")
-    if cfg["ckpt_mode"] == "trainer":
+    weights = cfg["ckpt_mode"] == "weights"
+    state = read_weights(path, "ckpt_path") if weights else read_checkpoint(path, "ckpt_path")
+    if not weights:
         require("optimizer_states" in state, f"ckpt_path={path} holds weights alone: use ckpt_mode=weights.")
         averaged = "ema" in state and "ema" not in cfg["callbacks"]
         require(
@@ -207,8 +209,16 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
         )
         apply_structure(task.net, state.get("structure", {}))
         return path
-    restore(task.net, state, f"ckpt_path={path}")
-    _tell_what_is_taken(path, int(state["global_step"]))
+    if cfg.get("ckpt_map"):
+        state["state_dict"] = renamed_weights(state["state_dict"], cfg["ckpt_map"], "ckpt_map")
+    if cfg.get("ckpt_strict", True):
+        restore(task.net, state, f"ckpt_path={path}")
+    else:
+        apply_structure(task.net, state.get("structure", {}))
+        for line in take_what_fits(task.net, state["state_dict"], f"ckpt_path={path}"):
+            rank_zero_only(print)(line)
+    if "global_step" in state:
+        _tell_what_is_taken(path, int(state["global_step"]))
     tell_what_goes(cfg, task.net, f"ckpt_path={path}")
     return None
 

@@ -123,6 +123,14 @@ def _start(cfg: Mapping[str, Any]) -> Iterator[str]:
         yield (
             "ckpt_mode=trainer says what is taken from ckpt_path, which is null: set ckpt_path, or leave ckpt_mode out."
         )
+    for key, usual in (("ckpt_map", None), ("ckpt_strict", True)):
+        if cfg.get(key, usual) == usual:
+            continue
+        typed = f"{key}={shown(cfg[key])}"
+        if cfg.get("ckpt_path") is None and cfg.get("resume") is None:
+            yield f"{typed} is about the weights of ckpt_path, which is null: set ckpt_path, or leave {key} out."
+        elif cfg.get("ckpt_mode") == "trainer":
+            yield f"{typed} takes a part of the weights, ckpt_mode=trainer the whole state: use ckpt_mode=weights."
 
 
 def _devices(cfg: Mapping[str, Any]) -> Iterator[str]:

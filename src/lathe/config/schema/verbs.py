@@ -53,6 +53,8 @@ TRAIN: dict[str, Place] = {
     "resume": text("a run directory") | "auto" | None,
     "ckpt_path": path | None,
     "ckpt_mode": word("weights", "trainer"),
+    "ckpt_map": group(text("a prefix", r".*") | None) | None,
+    "ckpt_strict": flag,
     "trusted": _trusted,
     "paths": Keys({"data_dir": path, "log_dir": path, "run_dir": none}),
     "data": Part(),
