@@ -41,9 +41,7 @@ def test_a_file_of_another_program_gives_its_weights(tmp_path: Path, net: Any, f
         torch.save({"model": given, "epoch": 3} if form == "under model" else given, file)
     found = started(tmp_path, file)
     for name, value in net.items():
-        torch.testing.assert_close(
-            found[name], value, rtol=1e-3 if form == "float16" else 0, atol=1e-3 * (form == "float16")
-        )
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-3 if form == "float16" else 0)
 
 
 def test_names_are_replaced_by_their_longest_prefix() -> None:
@@ -67,12 +65,8 @@ def test_a_prefix_that_does_nothing_or_too_much_is_told(table: dict[str, str | N
 def test_what_fits_is_taken_and_the_rest_is_listed() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 4))
     before = net.state_dict()["0.bias"].clone()
-    given = {
-        "0.weight": torch.ones(3, 2),
-        "1.weight": torch.ones(5, 3),
-        "head.bias": torch.ones(1),
-        "1.bias": torch.ones(4),
-    }
+    sizes = {"0.weight": (3, 2), "1.weight": (5, 3), "head.bias": (1,), "1.bias": (4,)}
+    given = {name: torch.ones(size) for name, size in sizes.items()}
     assert take_what_fits(net, given, "ckpt_path=x") == [
         "ckpt_path=x: 2 of 4 weights are taken.",
         "Not in the file, so as they were made: 0.bias.",
@@ -81,9 +75,7 @@ def test_what_fits_is_taken_and_the_rest_is_listed() -> None:
     ]
     assert torch.equal(net.state_dict()["0.weight"], torch.ones(3, 2))
     assert torch.equal(net.state_dict()["0.bias"], before)
-    with pytest.raises(
-        UserError, match=r"^ckpt_path=x fits this net nowhere: its first weight is z, the net's 0\.weight;"
-    ):
+    with pytest.raises(UserError, match=r"^ckpt_path=x fits this net nowhere: its first weight is z, .*0\.weight;"):
         take_what_fits(net, {"z": torch.ones(1)}, "ckpt_path=x")
 
 
@@ -125,7 +117,5 @@ def test_a_file_without_weights_is_told(tmp_path: Path, content: Any, said: str)
     with pytest.raises(UserError, match=rf"^ckpt_path={tmp_path}/w\.pt {said}"):
         read_weights(tmp_path / "w.pt", "ckpt_path")
     (tmp_path / "w.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(
-        UserError, match=r"^ckpt_path=.*w\.safetensors can't be read as safetensors \(.*\): take another\.$"
-    ):
+    with pytest.raises(UserError, match=r"^ckpt_path=.*safetensors can't be read as safetensors \(.*\): take"):
         read_weights(tmp_path / "w.safetensors", "ckpt_path")
