@@ -50,7 +50,9 @@ class Items:
         return self.made(self.dataset[self.row(number)], number)
 
     def __getitems__(self, numbers: Sequence[int]) -> Rowed:
-        samples = fetch(self.dataset, [self.row(number) for number in numbers])
+        samples = fetch(self.dataset, numbers if self.rows is None else self.rows[np.asarray(numbers)].tolist())
+        if self.columns is None and self.transform is None:
+            return Rowed(samples, numbers)
         return Rowed([self.made(sample, number) for sample, number in zip(samples, numbers, strict=True)], numbers)
 
     def made(self, sample: Any, number: int) -> Any:
