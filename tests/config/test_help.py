@@ -78,7 +78,7 @@ EXPLAINED = {
         ["optimizer"],
         [
             "optimizer: how weights move",
-            "choices adamw, muon, radam, sgd",
+            "choices adamw, lamb, lars, muon, radam, sgd",
             "chosen  sgd",
             "optimizer.kind.path",
             "a number of samples from 1 or null",

@@ -11,11 +11,18 @@ from omegaconf import DictConfig
 from torch.optim.lr_scheduler import LambdaLR
 
 from lathe.nets import CifarResNet
-from lathe.optim import Muon
+from lathe.optim import LAMB, LARS, Muon
 from lathe.optim.build import factory_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
-OPTIMIZERS = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "muon": Muon, "radam": torch.optim.RAdam}
+OPTIMIZERS = {
+    "sgd": torch.optim.SGD,
+    "adamw": torch.optim.AdamW,
+    "muon": Muon,
+    "lamb": LAMB,
+    "lars": LARS,
+    "radam": torch.optim.RAdam,
+}
 # The factors at the steps 0, 50 and 99 of 100, by hand: warm-up over 5 steps, 30 for one-cycle.
 SCHEDULERS = {
     "constant": [1, 1, 1],
@@ -41,9 +48,9 @@ def test_every_file_is_listed_here(group: str, table: dict) -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_optimizers(name: str) -> None:
     net = CifarResNet(depth=8, width=4)
-    own = ["+optimizer.reference_batch_size=128", "+optimizer.batch_size=256"] if name == "radam" else []
-    scaled = f"{'+' * bool(own)}optimizer.scale_lr=linear"
-    config = read("optimizer", name, "optimizer.lr=0.03", scaled, *own)
+    keys = ("scale_lr=linear", "reference_batch_size=128", "batch_size=256")
+    plus = "+" if name == "radam" else ""
+    config = read("optimizer", name, "optimizer.lr=0.03", *(f"{plus}optimizer.{key}" for key in keys))
     optimizer = factory_of(instantiate(config))(net)
     assert type(optimizer) is OPTIMIZERS[name]
     assert max(group["lr"] for group in optimizer.param_groups) == pytest.approx(0.06)

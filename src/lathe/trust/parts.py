@@ -9,7 +9,7 @@ import re
 LATHE: dict[str, tuple[str, str]] = {
     "task": ("tasks", "ClassificationTask LanguageModellingTask"),
     "module": ("nets", "CifarResNet DeepMLP GPT MLP ResNet ViT WideResNet"),
-    "optimizer": ("optim", "Muon"),
+    "optimizer": ("optim", "LAMB LARS Muon"),
     "data": ("data", "DatasetDataModule DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
     "data part": (
         "data",

@@ -85,6 +85,13 @@ OPTIMIZERS: dict[str, dict[str, Rule]] = {
     "torch.optim.Adamax": {"betas": _betas, "eps": _eps, **_how},
     "torch.optim.Adadelta": {"rho": share, "eps": _eps, **_how},
     "torch.optim.RMSprop": {"alpha": _decayed, "eps": _eps, "momentum": number(0), "centered": flag, **_how},
+    "lathe.optim.LAMB": {"betas": _betas, "eps": _eps},
+    "lathe.optim.LARS": {
+        "momentum": _decayed,
+        "nesterov": flag,
+        "trust_coefficient": number(above=0),
+        "eps": _eps,
+    },
     "lathe.optim.Muon": {
         "momentum": _decayed,
         "nesterov": flag,
