@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lathe.config.schema.held import held
 from lathe.errors import ArgumentError, UserError, did_you_mean
 from lathe.optim.foreign import refused, try_out
-from lathe.optim.rules import matching_names
+from lathe.optim.rules import layer_numbers, matching_names
 
 
 @held("lathe.optim.build_optimizer")
@@ -50,13 +50,15 @@ def parameter_groups(
     no_decay: Iterable[str],
     roles: Mapping[str, str],
     decays: bool = True,
+    layers: Mapping[str, int] | None = None,
 ) -> list[dict[str, Any]]:
     """Split the trainable parameters of `net` by their role (empty for most optimizers) and by whether they decay.
 
     `no_decay` holds the words `norm` (parameters of normalisation layers) and `bias` (names that end in bias) and name
     patterns such as `head.*`; a module may name parameters of its own in `never_decayed`, such as learned step sizes.
     Each group has a `name` (`decay`, `no_decay`, `muon/decay`, ...) for the learning-rate monitor; empty groups are
-    left out. Frozen parameters are in none. A `weight_decay` of None is left to the optimizer; one that decays nothing
+    left out. Frozen parameters are in none. With `layers`, the number of each parameter's layer, a group holds those of
+    one (`layer_03/decay`) and its `layer`. A `weight_decay` of None is left to the optimizer; one that decays nothing
     (not `decays`) has the one group `all`.
 
     Raises UserError if a pattern matches no parameter, or nothing is left to train.
@@ -72,8 +74,12 @@ def parameter_groups(
         decay = ("no_decay" if kept else "decay") if decays else "all"
         role = roles.get(parameter_name)
         name = f"{role}/{decay}" if role else decay
+        if layers is not None:
+            name = f"layer_{layers[parameter_name]:02}/{name}"
         if name not in groups:
             groups[name] = {"params": [], "name": name}
+            if layers is not None:
+                groups[name]["layer"] = layers[parameter_name]
             if decays and (kept or weight_decay is not None):
                 groups[name]["weight_decay"] = 0.0 if kept else weight_decay
             if role:
@@ -117,6 +123,7 @@ def check_options(
     reference_batch_size: int | None = None,
     batch_size: int | None = None,
     no_decay: Sequence[str] | None = None,
+    layer_decay: float | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Return the options that `kind` gets, `lr` and `weight_decay` among them, those at null left out, after trying
@@ -203,14 +210,17 @@ def check_optimizer(factory: Any) -> None:
 
 
 def try_on(factory: Any, net: nn.Module) -> None:
-    """Has an optimizer's class that is neither torch's nor Lathe's made once over `net`: what it refuses is told before
-    any data is touched. Those two were tried out on a weight of nothing.
+    """Has an optimizer made once over `net` whose class is neither torch's nor Lathe's, which were tried out on a
+    weight of nothing, and looks for the layers that are asked for: what is refused is told before any data is touched.
 
     Raises UserError for what `build_optimizer` refuses.
     """
-    kind = getattr(factory, "keywords", {}).get("kind")
-    if inspect.isclass(kind) and kind.__module__.split(".")[0] not in ("torch", "lathe"):
+    keys = getattr(factory, "keywords", {})
+    own = inspect.isclass(keys.get("kind")) and keys["kind"].__module__.split(".")[0] not in ("torch", "lathe")
+    if own:
         factory(net)
+    elif keys.get("layer_decay") is not None:
+        layer_numbers(net)
 
 
 @held("lathe.optim.build_optimizer")
@@ -224,6 +234,7 @@ def build_optimizer(
     scale_lr: str = "none",
     reference_batch_size: int | None = None,
     batch_size: int | None = None,
+    layer_decay: float | None = None,
     **options: Any,
 ) -> Optimizer:
     """Return `kind` over the parameter groups of `net`; `options` go to `kind`, except those at null, for which it has
@@ -232,7 +243,10 @@ def build_optimizer(
     An optimizer class whose parameters play different roles (Muon's do) has a static method `roles(net)` that returns
     one word per parameter name; its groups then carry that word as `role`. A class without weight decay gets one group.
 
-    Raises UserError for what `check_options` and `parameter_groups` refuse.
+    `layer_decay` multiplies the learning rate of each layer by itself once for each layer above it (Bao et al. 2022,
+    arXiv:2106.08254): the head has the whole rate, the stem the least.
+
+    Raises UserError for what `check_options`, `parameter_groups` and `layer_numbers` refuse.
     """
     plain = check_options(
         kind=kind,
@@ -246,8 +260,14 @@ def build_optimizer(
     roles: Mapping[str, str] = kind.roles(net) if hasattr(kind, "roles") else {}
     patterns = [no_decay] if isinstance(no_decay, str) else list(no_decay or [])
     known, takes_any = _takes(kind)
+    layers = None if layer_decay is None else layer_numbers(net)
     groups = parameter_groups(
-        net, weight_decay=weight_decay, no_decay=patterns, roles=roles, decays=takes_any or "weight_decay" in known
+        net,
+        weight_decay=weight_decay,
+        no_decay=patterns,
+        roles=roles,
+        decays=takes_any or "weight_decay" in known,
+        layers=layers,
     )
     try:
         optimizer: Optimizer = kind(groups, **plain)
@@ -257,4 +277,8 @@ def build_optimizer(
         raise ArgumentError(
             f"kind={kind.__name__} keeps no lr in its groups, which schedulers and monitors read: choose another."
         )
+    if layers is not None and layer_decay is not None:
+        top = max(layers.values())
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"] * layer_decay ** (top - group["layer"])
     return optimizer

@@ -52,7 +52,7 @@ def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_ste
     Raises:
         UserError: the factory refuses, or makes something else.
     """
-    name = _name(factory)
+    name, before = _name(factory), _ratios(optimizer)
     try:
         made = _made(factory, optimizer, total_steps)
     except UserError:
@@ -65,7 +65,18 @@ def build_scheduler(factory: Callable[..., Any], optimizer: Optimizer, total_ste
         raise ArgumentError(
             f"_target_={name}: expected a scheduler such as torch.optim.lr_scheduler.StepLR, got {_kind(made)}."
         )
+    if any(abs(one - other) > 1e-6 for one, other in zip(before, _ratios(optimizer), strict=True)):
+        raise ArgumentError(
+            f"_target_={name} gives all groups one rate, and theirs differ (layer_decay, Muon): choose another."
+        )
     return made
+
+
+def _ratios(optimizer: Optimizer) -> list[float]:
+    """Each group's learning rate as a share of the largest."""
+    rates = [float(group["lr"]) for group in optimizer.param_groups]
+    largest = max(rates)
+    return [rate / largest for rate in rates] if largest else [1.0 for _ in rates]
 
 
 def check_scheduler(factory: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which parameters a rule such as `no_decay: [norm, bias, head.*]` means."""
+"""Which parameters a rule such as `no_decay: [norm, bias, head.*]` means, and in which layer each lies."""
 
 import re
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
-from lathe.errors import ArgumentError, did_you_mean
+from lathe.errors import ArgumentError, UserError, did_you_mean
 
 # By name, because torch has no common base class of its norms, and a cloner's own `ScaleNorm` or `RMSNorm` is meant
 # too.
@@ -48,4 +48,27 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
             hint = did_you_mean(rule, ["norm", "bias", *names], like)
             raise ArgumentError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
         found |= matched
+    return found
+
+
+def layer_numbers(net: nn.Module) -> dict[str, int]:
+    """Return the layer of each parameter: 0 before the repeated `blocks` of `net`, 1 to n in them, n + 1 behind.
+
+    What is registered before the first block's parameters counts as before, as stems and embeddings are, and the rest
+    outside of blocks, such as heads, as behind.
+
+    Raises UserError if the net names no `blocks` with parameters.
+    """
+    blocks = list(getattr(net, "blocks", None) or ())
+    inside = {id(parameter): number for number, block in enumerate(blocks, 1) for parameter in block.parameters()}
+    if not inside:
+        raise UserError(
+            f"layer_decay numbers the layers by the `blocks` of the net, and {type(net).__name__} has none: leave it "
+            "out."
+        )
+    found: dict[str, int] = {}
+    begun = False
+    for name, parameter in net.named_parameters():
+        begun = begun or id(parameter) in inside
+        found[name] = inside.get(id(parameter), len(blocks) + 1 if begun else 0)
     return found

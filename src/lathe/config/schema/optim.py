@@ -14,6 +14,7 @@ OPTIMIZER: dict[str, Rule] = {
     "scale_lr": word("none", "linear", "sqrt"),
     "reference_batch_size": count.of("samples") | None,
     "batch_size": count.of("samples") | None,
+    "layer_decay": number(above=0, high=1) | null("one rate for all layers"),
 }
 _share = Rule("number", low=0, below=1, saying="a share of the run below 1")
 _position = whole(0).of("optimizer steps") | _share
