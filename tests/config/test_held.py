@@ -39,6 +39,8 @@ FREE = {
     "lathe.data.TokenFiles": ("data_dir",),
     "lathe.data.FashionMnist": ("files",),
 }
+TASKS = ("ClassificationTask", "RegressionTask", "MultiLabelTask", "Weighted")  # objects in the place of nodes
+FREE |= {f"lathe.tasks.{name}": ("loss", "metrics") for name in TASKS}
 HELD = [name for name in TABLES if name.partition(".")[0] in ("lathe", "target")] + ["compile", "precision"]
 
 

@@ -11,4 +11,4 @@ from lathe.tasks.older import RENAMED
 def test_a_task_with_a_name_of_an_earlier_version_is_refused(old: str, new: str) -> None:
     with pytest.raises(UserError, match=rf"Mine\.{old} is called {new} now: rename it\.$"):
         type("Mine", (Task,), {old: lambda self: None})
-    type("Mine", (Task,), {new: lambda self: None})
+    type("Mine", (Task,), {new: getattr(Task, new)})

@@ -60,12 +60,23 @@ def _objective(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
     from hydra.utils import get_object
 
     task = get_object(cfg["task"]["_target_"])
+    own, ways = _ways(task, cfg["task"].get("metrics"))
     checkpoint = cfg["callbacks"].get("checkpoint") or {}
     monitor, mode = checkpoint.get("monitor"), checkpoint.get("mode")
-    monitor = getattr(task, "monitor", None) if monitor == "auto" else monitor
+    monitor = own if monitor == "auto" else monitor
     name = cfg["objective"] or monitor
     if name == monitor and mode in ("min", "max"):
         return name, mode == "min"
     split, _, metric = str(name).rpartition("/")
+    return name, ways.get(metric) if split else None
+
+
+def _ways(task: Any, metrics: Any) -> tuple[str | None, dict[str, bool | None]]:
+    """What a task of this class and these nodes of metrics monitors, and for each metric whether lower is better."""
+    from hydra.utils import instantiate
+
+    if metrics is not None and hasattr(task, "directions"):
+        found: tuple[str | None, dict[str, bool | None]] = task.directions(instantiate(metrics))
+        return found
     known = {*getattr(task, "metrics", ()), *getattr(task, "computed", ())}
-    return name, metric in getattr(task, "minimised", ()) if split and metric in known else None
+    return getattr(task, "monitor", None), {name: name in getattr(task, "minimised", ()) for name in known}

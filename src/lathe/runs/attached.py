@@ -62,7 +62,13 @@ def _monitoring(name: str, node: Any, task: Task) -> Any:
         node = {**node, "monitor": task.monitor}
     if node.get("mode") == "auto":
         monitor = node["monitor"]
-        if monitor is not None and monitor not in task.metric_names and type(task).__module__.split(".")[0] != "lathe":
+        own = monitor in task.metric_names or type(task).__module__.split(".")[0] == "lathe"
+        if str(monitor).rpartition("/")[2] in task.undirected:
+            raise UserError(
+                f"callbacks.{name}.mode=auto: the torchmetric behind {monitor} does not say whether higher is better; "
+                f"set callbacks.{name}.mode to max or min."
+            )
+        if monitor is not None and not own:
             raise UserError(
                 f"callbacks.{name}.mode=auto knows the task's own metrics, and not {monitor}: set "
                 f"callbacks.{name}.mode to max or min."

@@ -69,14 +69,17 @@ def score(task: Task, forward: Forward, batches: Iterable[Any]) -> dict[str, flo
     """
     training = task.training
     task.eval()
+    meters = None if task.meters is None else task.meters.fresh()
     total: Tensor | None = None
     for batch in batches:
         outputs = torch.as_tensor(forward(batch[0]))
         loss = torch.stack(list(task.losses(outputs, batch).values())).sum()
         sums = task.reduce(outputs, batch, loss).double()
         total = sums if total is None else total + sums
+        if meters is not None:
+            meters.update("test", *task.scored(outputs, batch))
     task.train(training)
     assert total is not None, "no batches"
     *values, count = total.tolist()
     means = {name: value / count for name, value in zip(task.metrics, values, strict=True)}
-    return {**means, **task.compute(means)}
+    return {**means, **task.compute(means), **({} if meters is None else meters.take("test"))}

@@ -6,5 +6,17 @@ from lathe.nets.init import apply_init
 from lathe.tasks.base import SPLITS, Task
 from lathe.tasks.classification import ClassificationTask
 from lathe.tasks.language_modelling import LanguageModellingTask
+from lathe.tasks.loss import Weighted
+from lathe.tasks.multi_label import MultiLabelTask
+from lathe.tasks.regression import RegressionTask
 
-__all__ = ["SPLITS", "ClassificationTask", "LanguageModellingTask", "Task", "apply_init"]
+__all__ = [
+    "SPLITS",
+    "ClassificationTask",
+    "LanguageModellingTask",
+    "MultiLabelTask",
+    "RegressionTask",
+    "Task",
+    "Weighted",
+    "apply_init",
+]

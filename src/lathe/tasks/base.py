@@ -1,7 +1,5 @@
 """What every task shares: optimizers, running sums of its metrics, and plain names in checkpoints."""
 
-import re
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -11,15 +9,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
-from lathe.errors import UserError, under
-from lathe.optim.build import factory_of
-from lathe.tasks import logged, ranks
+from lathe.tasks import logged, ranks, written
 from lathe.tasks.from_checkpoint import FromCheckpoint
+from lathe.tasks.meters import SPLITS, Meters
+from lathe.tasks.microbatches import microbatches
 from lathe.tasks.older import refuse_older_names
-from lathe.tasks.scheduler import make_scheduler
+from lathe.tasks.scheduler import make_optimizers
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
-SPLITS = ("train", "val", "test")
 
 
 class Task(FromCheckpoint):
@@ -30,7 +27,8 @@ class Task(FromCheckpoint):
     for callbacks to monitor; of `minimised` lower is better. `monitor` is what chooses the best epoch, `unit` what
     throughput counts. Sums are kept on the device and read once per logged step or epoch: a read waits for the device,
     and metric objects per step cost several times the step of a small net. All ranks' sums are added before they are
-    divided, so metrics do not depend on the number of devices.
+    divided, so metrics do not depend on the number of devices. `meters` are torchmetrics, which are updated with every
+    batch's `scored`; of those in `undirected` nobody knows whether higher is better.
 
     `optimizer` makes an Optimizer from the net, or is a class of one; `scheduler` makes a scheduler from it, which is
     stepped after every optimizer step, and gets the run's number of them if it has a parameter `total_steps`, or it is
@@ -42,8 +40,10 @@ class Task(FromCheckpoint):
     computed: tuple[str, ...] = ()
     logged: tuple[str, ...] = ()
     minimised: tuple[str, ...] = ("loss", "perplexity")
+    undirected: tuple[str, ...] = ()
     monitor = "val/loss"
     unit = "samples"
+    predicts = "classes"  # what scripts/predict.py takes outputs for
 
     def __init__(
         self,
@@ -55,6 +55,7 @@ class Task(FromCheckpoint):
         self.net = net
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self.objective: Objective = self.losses
+        self.meters: Meters | None = None
         self._sums: dict[str, Tensor] = {}
         self._epoch_sums: dict[str, Tensor] = {}
         self._logged_step = -1
@@ -66,6 +67,7 @@ class Task(FromCheckpoint):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         refuse_older_names(cls)
+        written.check_signatures(cls)
 
     def __setattr__(self, name: str, value: Any) -> None:
         # Lightning notes the running hook's name some forty times a step; a Module looks each up among parameters and
@@ -83,7 +85,7 @@ class Task(FromCheckpoint):
     @property
     def reported(self) -> tuple[str, ...]:
         """The metrics of each split."""
-        return (*self.metrics, *self.computed)
+        return (*self.metrics, *self.computed, *(() if self.meters is None else self.meters.names))
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError where the net does not fit what the data declares; called on the CPU before any data is
@@ -102,6 +104,10 @@ class Task(FromCheckpoint):
         """
         raise NotImplementedError
 
+    def scored(self, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
+        """Predictions and targets of the batch's rows that count, for `meters`."""
+        raise NotImplementedError
+
     def compute(self, means: dict[str, float]) -> dict[str, float]:
         """The metrics named in `computed`, from the means of `metrics`."""
         return {}
@@ -115,9 +121,7 @@ class Task(FromCheckpoint):
         step.
         """
         logged.install(self.trainer)
-        # Of those whose ranks' sums are added up already; a user's own are not.
-        names = "|".join(map(re.escape, self.metric_names))
-        warnings.filterwarnings("ignore", message=rf".*recommended to use `self\.log\('({names})', .*sync_dist=True")
+        logged.silence(self.metric_names)  # their ranks' sums are added up already; a user's own are not
         return []
 
     def configure_model(self) -> None:
@@ -137,9 +141,14 @@ class Task(FromCheckpoint):
 
     def training_loss(self, outputs: Any, batch: Any) -> Tensor:
         """The loss to train on, after adding the batch's metrics."""
-        terms = list(self.objective(outputs, batch).values())
+        found = self.objective(outputs, batch)
+        if "train" not in self._sums:
+            written.check_losses(self, found)
+        terms = list(found.values())
         loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
         self._add("train", self.reduce(outputs, batch, loss.detach()))
+        if self.meters is not None:
+            self.meters.update("train", *self.scored(outputs.detach(), batch))
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
@@ -153,8 +162,13 @@ class Task(FromCheckpoint):
 
     def evaluate_outputs(self, split: str, outputs: Any, batch: Any) -> None:
         """Adds the metrics of a batch that is not trained on."""
-        loss = torch.stack(list(self.losses(outputs, batch).values())).sum()
+        found = self.losses(outputs, batch)
+        if split not in self._sums:
+            written.check_losses(self, found)
+        loss = torch.stack(list(found.values())).sum()
         self._add(split, self.reduce(outputs, batch, loss))
+        if self.meters is not None:
+            self.meters.update(split, *self.scored(outputs, batch))
 
     def add_nothing(self, split: str) -> None:
         """What a rank that sees no outputs adds (all but the last stage of a pipeline), so that every rank has a sum to
@@ -176,16 +190,12 @@ class Task(FromCheckpoint):
         Raises:
             UserError: the samples do not divide by `n`.
         """
-        size = len(batch[0])
-        if size % n:
-            raise UserError(
-                f"strategy.microbatches={n} does not divide a replica's batch of {size} samples: take a divisor."
-            )
-        parts = [[item / n] * n if item.dim() == 0 else list(item.chunk(n)) for item in batch]
-        return [tuple(part) for part in zip(*parts, strict=True)]
+        return microbatches(batch, n)
 
     def _add(self, split: str, sums: Tensor) -> None:
         total = self._sums.get(split)
+        if total is None:
+            written.check_sums(self, sums)
         self._sums[split] = sums if total is None else total + sums
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -225,7 +235,7 @@ class Task(FromCheckpoint):
         if "train" in self._sums:
             self._take("train")
         if "train" in self._epoch_sums:
-            means = self._means("train", self._epoch_sums.pop("train"))
+            means = self._means("train", self._epoch_sums.pop("train")) | self._metered("train")
             self.write({f"{name}_epoch": value for name, value in means.items()})
             self._monitor(means, logger=False)
 
@@ -237,7 +247,11 @@ class Task(FromCheckpoint):
 
     def _report_split(self, split: str) -> None:
         if split in self._sums:
-            self._monitor(self._means(split, self._sums.pop(split)))
+            self._monitor(self._means(split, self._sums.pop(split)) | self._metered(split))
+
+    def _metered(self, split: str) -> dict[str, float]:
+        found = {} if self.meters is None else self.meters.take(split, self.trainer)
+        return {f"{split}/{name}": value for name, value in found.items()}
 
     def _monitor(self, means: dict[str, float], logger: bool | None = None) -> None:
         """Hands metrics to callbacks and the bar; with `logger` null to the loggers too, and to what `validate` and
@@ -247,15 +261,7 @@ class Task(FromCheckpoint):
         self.log_dict(exact, logger=logger, prog_bar=not self.trainer.testing, rank_zero_only=False)
 
     def configure_optimizers(self) -> Any:
-        if self._make_optimizer is None:
-            return None
-        with under("optimizer"):
-            optimizer = factory_of(self._make_optimizer)(self.net)
-        if self._make_scheduler is None:
-            return optimizer
-        with under("scheduler"):
-            scheduler = make_scheduler(self._make_scheduler, optimizer, self)
-        return {"optimizer": optimizer, "lr_scheduler": scheduler}
+        return make_optimizers(self, self._make_optimizer, self._make_scheduler)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leaves the net's own plain names in `state_dict`, and keeps the metrics that are under way.
@@ -270,11 +276,7 @@ class Task(FromCheckpoint):
         checkpoint["state_dict"] = {
             name.removeprefix("net."): value for name, value in checkpoint["state_dict"].items()
         }
-        sums = {
-            kind: ranks.sums(table.get("train", self._nothing()), self.trainer)
-            for kind, table in self._tables.items()
-            if "train" in table or self.trainer.world_size > 1
-        }
+        sums = ranks.tables(self._tables, self._nothing(), self.trainer)
         structure = structure_of(self.net)
         if structure:
             checkpoint["structure"] = structure
@@ -290,7 +292,5 @@ class Task(FromCheckpoint):
     def on_train_start(self) -> None:
         for kind, rows in self._restored.items():
             self._tables[kind]["train"] = ranks.own_sums(rows, self.trainer, self.device)
-        self._restored = {}
-        if len(self._restored_log) == self.trainer.world_size:  # of another number of ranks, they fit nobody
-            logged.restore(self.trainer, self, self._restored_log[self.trainer.global_rank])
-        self._restored_log = []
+        ranks.restore_logs(self._restored_log, self.trainer, self)
+        self._restored, self._restored_log = {}, []

@@ -9,28 +9,32 @@ from torch.nn import functional as F
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from lathe.compression.modes import evaluated
 from lathe.config.schema.held import held
 from lathe.data.order import IGNORE
-from lathe.errors import UserError
-from lathe.nets.init import apply_init
-from lathe.tasks.base import Task
+from lathe.errors import ArgumentError, UserError
+from lathe.tasks.supervised import SupervisedTask
 
 
-@held("lathe.tasks.ClassificationTask")
-class ClassificationTask(Task):
-    """Cross-entropy with optional label smoothing (Szegedy et al. 2016).
+@held("lathe.tasks.ClassificationTask", "loss", "metrics")
+class ClassificationTask(SupervisedTask):
+    """Cross-entropy with optional label smoothing (Szegedy et al. 2016), or a loss of the user's own.
 
     A batch is `(x, y)`: x [batch, channels, height, width], y either class numbers [batch], -100 in rows that do not
     count, or class probabilities [batch, classes] as mixup gives them. Accuracy against probabilities counts their
-    largest class.
+    largest class. Torchmetrics are given the softmax [batch, classes], those of two classes by name the second's
+    [batch], and class numbers [batch].
+
+    `class_weights` weigh the cross-entropy of a sample by its class: the loss is sum_i w[y_i] l_i / n with w scaled to
+    a mean of 1, in training and evaluation. torch's own divides by sum_i w[y_i] instead, which depends on how samples
+    are divided among devices; this does not.
 
     Raises:
-        ArgumentError: an unknown initialisation.
+        ArgumentError: an unknown initialisation, loss or metric, or arguments that exclude each other.
     """
 
-    metrics = ("loss", "accuracy")
+    metrics: tuple[str, ...] = ("loss", "accuracy")
     monitor = "val/accuracy"
+    known = ("accuracy", "top5_accuracy")
 
     def __init__(
         self,
@@ -39,35 +43,60 @@ class ClassificationTask(Task):
         scheduler: Callable[..., LRScheduler] | None = None,
         label_smoothing: float = 0.0,
         init: str | None = None,
+        loss: Any = None,
+        class_weights: list[float] | None = None,
+        metrics: Any = None,
     ) -> None:
-        super().__init__(net, optimizer, scheduler)
+        super().__init__(net, optimizer, scheduler, init, loss, metrics)
         self.label_smoothing = label_smoothing
+        if loss is not None and (label_smoothing or class_weights is not None):
+            name = "label_smoothing" if label_smoothing else "class_weights"
+            raise ArgumentError(
+                f"{name} is for the task's own cross-entropy, and loss= takes its place: give it to the loss, as in "
+                "loss={_target_: torch.nn.CrossEntropyLoss, "
+                f"{'label_smoothing: 0.1' if label_smoothing else 'weight: [1, 2]'}}}."
+            )
+        self._weights: Tensor | None = None
+        if class_weights is not None:
+            weights = torch.tensor(list(class_weights), dtype=torch.float64)
+            if not weights.sum() > 0:
+                raise ArgumentError("class_weights: expected one above 0, got zeros alone.")
+            self._weights = weights * (len(weights) / weights.sum())
         self._sizes: dict[tuple[int, torch.device], Tensor] = {}
-        apply_init(net, init)
 
-    @torch.no_grad()
-    def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Asks the net for the logits of one empty image.
+    def check_answer(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
+        """Holds logits, class weights and metrics against the number of classes.
 
         Raises:
             UserError: there are more or fewer than `num_classes`.
         """
-        sizes = [facts.get(name) for name in ("channels", "image_size", "image_size")]
-        if not all(isinstance(size, int) for size in (*sizes, facts.get("num_classes"))):
+        wanted = facts.get("num_classes")
+        found = None if outputs is None else outputs.shape[-1]
+        if not isinstance(wanted, int):
             return
-        try:
-            with evaluated(self.net):
-                logits = self.net(torch.zeros(1, *sizes))  # type: ignore[arg-type]  # ints, as asked above
-        except Exception:
-            return  # a net for other images, or another device: its own words come with its first batch
-        found, wanted = (logits.shape[-1] if isinstance(logits, Tensor) else None), facts["num_classes"]
         if found is not None and found != wanted:
             raise UserError(
                 f"data.num_classes={wanted}, but the net gives {found} logits: let model.net.num_classes follow the "
                 "data."
             )
+        if self._weights is not None and len(self._weights) != wanted:
+            raise UserError(
+                f"class_weights: expected a weight for each of data.num_classes={wanted}, got {len(self._weights)}."
+            )
+        if "top5_accuracy" in self.metrics and wanted <= 5:
+            raise UserError(
+                f"metrics=top5_accuracy: of data.num_classes={wanted} classes the right one is always among five; "
+                "leave it out."
+            )
+
+    def imagined(self, rows: int, width: int) -> Tensor:
+        return torch.arange(rows) % width
 
     def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        if self._loss is not None:
+            return self.own_losses(outputs, batch[1])
+        if self._weights is not None:
+            return {"cross_entropy": self._weighted(outputs, batch[1])}
         smoothing = self.label_smoothing if self.training else 0.0
         target = batch[1]
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))  # a half-precision sum loses its digits
@@ -77,14 +106,40 @@ class ClassificationTask(Task):
         total = F.cross_entropy(outputs, target, ignore_index=IGNORE, reduction="sum")
         return {"cross_entropy": total / (target != IGNORE).sum().clamp(min=1)}
 
+    def _weighted(self, outputs: Tensor, target: Tensor) -> Tensor:
+        assert self._weights is not None
+        outputs = self.aligned(outputs, target)
+        if self._weights.device != outputs.device or self._weights.dtype != outputs.dtype:
+            self._weights = self._weights.to(outputs)
+        smoothing = self.label_smoothing if self.training else 0.0
+        each = F.cross_entropy(outputs, target, ignore_index=IGNORE, reduction="none", label_smoothing=smoothing)
+        if target.is_floating_point():
+            return (each * (target.to(outputs.dtype) @ self._weights)).mean()
+        total = (each * self._weights[target.clamp(min=0)]).sum()
+        return total / (target != IGNORE).sum().clamp(min=1)
+
     def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
         target = batch[1]
         if target.is_floating_point():
             target = target.argmax(dim=1)
         outputs = outputs.detach()
-        correct = (outputs.argmax(dim=1) == target).sum()
         count = self._size(target) if self.training else (target != IGNORE).sum()
-        return torch.stack((loss.float() * count, correct.float(), count.float()))
+        if self._named is None:
+            correct = (outputs.argmax(dim=1) == target).sum()
+            return torch.stack((loss.float() * count, correct.float(), count.float()))
+        found = {"accuracy": (outputs.argmax(dim=1) == target).sum()} if "accuracy" in self._named else {}
+        if "top5_accuracy" in self._named:
+            top = outputs.topk(min(5, outputs.shape[1]), dim=1).indices
+            found["top5_accuracy"] = (top == target.unsqueeze(1)).sum()
+        sums = [found[name].float() for name in self._named]
+        return torch.stack((loss.float() * count, *sums, count.float()))
+
+    def counted(self, targets: Tensor) -> Tensor | None:
+        return None if targets.is_floating_point() else targets != IGNORE
+
+    def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        outputs, targets = self._counting(self.aligned(outputs, batch[1]), batch[1])
+        return outputs.softmax(dim=1), targets.argmax(dim=1) if targets.is_floating_point() else targets
 
     def _size(self, target: Tensor) -> Tensor:
         """The number of rows as a tensor beside `target`; made once for each batch size."""

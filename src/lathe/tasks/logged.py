@@ -6,6 +6,9 @@ step's values after checkpoints are, and forgets the means of an epoch that was 
 replace those of a Trainer, and are all that knows its inner names.
 """
 
+import re
+import warnings
+from collections.abc import Iterable
 from operator import attrgetter
 from typing import Any
 
@@ -43,6 +46,12 @@ def install(trainer: Trainer) -> None:
     loop = trainer.fit_loop.epoch_loop
     loop.__class__ = _EpochLoop  # a new one would not know the data, which are attached by now
     loop._results = _Results(training=True)
+
+
+def silence(names: Iterable[str]) -> None:
+    """Keeps Lightning from advising that ranks be added up for these."""
+    either = "|".join(map(re.escape, names))
+    warnings.filterwarnings("ignore", message=rf".*recommended to use `self\.log\('({either})', .*sync_dist=True")
 
 
 class _EpochLoop(_TrainingEpochLoop):
@@ -143,7 +152,7 @@ def states(trainer: Trainer, task: LightningModule) -> dict[str, Any]:
     reset_soon = {id(item.value) for item in results.values() if not item.is_tensor} if epoch_ends else set()
     return {
         "entries": {key: _entry(item) for key, item in entries.items()},
-        "metrics": {name: _state(metric) for name, metric in _metrics(task).items() if id(metric) not in reset_soon},
+        "metrics": {name: state_of(metric) for name, metric in _metrics(task).items() if id(metric) not in reset_soon},
     }
 
 
@@ -165,7 +174,7 @@ def restore(trainer: Trainer, task: LightningModule, saved: dict[str, Any]) -> N
     metrics = _metrics(task)
     for name, state in saved["metrics"].items():
         if name in metrics:
-            _load(metrics[name], state)
+            load_state(metrics[name], state)
     results = trainer.fit_loop.epoch_loop._results
     if not saved["entries"] or not isinstance(results, _Results):
         return
@@ -188,7 +197,8 @@ def _metrics(task: LightningModule) -> dict[str, Metric]:
     return {name: module for name, module in task.named_modules() if isinstance(module, Metric)}
 
 
-def _state(metric: Metric) -> dict[str, Any]:
+def state_of(metric: Metric) -> dict[str, Any]:
+    """A torchmetric's states: plain values and tensors on the CPU."""
     values = {name: getattr(metric, name) for name in metric._defaults}
     return {
         "count": metric._update_count,
@@ -201,7 +211,8 @@ def _state(metric: Metric) -> dict[str, Any]:
     }
 
 
-def _load(metric: Metric, state: dict[str, Any]) -> None:
+def load_state(metric: Metric, state: dict[str, Any]) -> None:
+    """Puts back what `state_of` gave."""
     metric._update_count, metric._computed = state["count"], None
     for name, value in state["values"].items():
         setattr(

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lathe.tasks import logged
@@ -18,6 +19,15 @@ def sums(mine: Tensor, trainer: Trainer) -> list[list[float]]:
         rows = [torch.empty_like(mine) for _ in rows]
         torch.distributed.all_gather(rows, mine)
     return [row.tolist() for row in rows]
+
+
+def tables(mine: dict[str, dict[str, Tensor]], nothing: Tensor, trainer: Trainer) -> dict[str, list[list[float]]]:
+    """Every rank's sums of training, by what they are reset after; a collective."""
+    return {
+        kind: sums(table.get("train", nothing), trainer)
+        for kind, table in mine.items()
+        if "train" in table or trainer.world_size > 1
+    }
 
 
 def own_sums(saved: list[list[float]], trainer: Trainer, device: torch.device) -> Tensor:
@@ -35,8 +45,24 @@ def logs(trainer: Trainer, task: LightningModule) -> list[dict[str, Any]]:
         return []
     connector.flush()
     mine = logged.states(trainer, task)
-    if trainer.world_size == 1:
-        return [mine]
-    each: list[Any] = [None] * trainer.world_size
-    torch.distributed.all_gather_object(each, mine)
+    return gathered(mine, trainer)
+
+
+def gathered(mine: Any, trainer: Trainer) -> list[Any]:
+    """Every rank's; a collective."""
+    each = [mine] * trainer.world_size
+    if trainer.world_size > 1:
+        torch.distributed.all_gather_object(each, mine)
     return each
+
+
+def restore_logs(saved: list[dict[str, Any]], trainer: Trainer, task: LightningModule) -> None:
+    """Puts back this rank's part of what `logs` gave. That of another number of ranks fits nobody; the loss of the
+    states of torchmetrics is told."""
+    if len(saved) == trainer.world_size:
+        logged.restore(trainer, task, saved[trainer.global_rank])
+    elif any(state["count"] for part in saved for state in part["metrics"].values()):
+        rank_zero_warn(
+            f"The torchmetrics of the epoch that was interrupted on {len(saved)} processes do not fit "
+            f"{trainer.world_size}: their training metrics of this epoch are over the rest of it."
+        )

@@ -1,4 +1,4 @@
-"""The scheduler of a run, which is stepped after every optimizer step, after every epoch, or with a metric."""
+"""A run's optimizer, and its scheduler: stepped after every optimizer step, after every epoch, or with a metric."""
 
 import warnings
 from typing import Any
@@ -7,11 +7,24 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
-from lathe.errors import ArgumentError, UserError, did_you_mean
+from lathe.errors import ArgumentError, UserError, did_you_mean, under
+from lathe.optim.build import factory_of
 from lathe.optim.foreign import build_scheduler, counted_in_steps, wants_length
 from lathe.optim.plan import Plan, direction, monitored, plan_of
 
 NEVER = 2**62  # a frequency in which Lightning leaves a scheduler to `Stepping`
+
+
+def make_optimizers(task: Any, make: Any, scheduled: Any) -> Any:
+    """What Lightning's `configure_optimizers` returns of a task, by what makes its optimizer and its scheduler."""
+    if make is None:
+        return None
+    with under("optimizer"):
+        optimizer = factory_of(make)(task.net)
+    if scheduled is None:
+        return optimizer
+    with under("scheduler"):
+        return {"optimizer": optimizer, "lr_scheduler": make_scheduler(scheduled, optimizer, task)}
 
 
 def make_scheduler(made: Any, optimizer: Optimizer, task: Any) -> dict[str, Any]:

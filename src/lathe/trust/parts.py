@@ -7,7 +7,7 @@ import re
 
 # Rooms of this project whose classes moved between files: a name may go through any module of its room.
 LATHE: dict[str, tuple[str, str]] = {
-    "task": ("tasks", "ClassificationTask LanguageModellingTask"),
+    "task": ("tasks", "ClassificationTask LanguageModellingTask MultiLabelTask RegressionTask"),
     "module": ("nets", "CifarResNet DeepMLP GPT MLP ResNet ViT WideResNet"),
     "optimizer": ("optim", "LAMB LARS Muon"),
     "data": ("data", "DatasetDataModule DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
@@ -22,8 +22,9 @@ LATHE: dict[str, tuple[str, str]] = {
     ),
     "strategy": ("strategies", "DDP DeepSpeed FSDP ModelSplit Pipeline TensorParallel ThreeD"),
 }
-# Functions and what lies in legacy/, by their whole names.
+# Functions, what lies in legacy/, and losses, by their whole names.
 FUNCTIONS: dict[str, str] = {
+    "module": "lathe.tasks.Weighted lathe.tasks.loss.Weighted",
     "optimizer": "lathe.optim.build_optimizer",
     "scheduler": (
         "lathe.optim.constant lathe.optim.cosine lathe.optim.cosine_restarts lathe.optim.one_cycle lathe.optim.step"

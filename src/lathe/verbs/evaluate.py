@@ -105,7 +105,11 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
         console.print(title, soft_wrap=True, markup=False, highlight=False)  # whole, to be copied
         console.print(table)
     # a user's own metric may be NaN, where there was nothing to count
-    lost = sorted(name for name in metrics if math.isnan(metrics[name]) and name.partition("/")[2] in task.reported)
+    lost = sorted(
+        name
+        for name in metrics
+        if math.isnan(metrics[name]) and name.partition("/")[2] in (*task.metrics, *task.computed)
+    )
     require(
         not lost,
         f"{request['run']}, {request['checkpoint']}.ckpt: {' and '.join(lost)} is no number, though its weights are: "

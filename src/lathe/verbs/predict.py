@@ -20,6 +20,7 @@ from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
 from lathe.images.files import ImageFile, find_images
 from lathe.images.pictures import scaled
+from lathe.runs.build import target_of
 from lathe.runs.shippable import class_names, is_image
 from lathe.verbs.evaluate import check_request, rebuild
 
@@ -54,6 +55,12 @@ def predict(cfg: dict[str, Any]) -> int:
             size is not None or not request["resize"],
             f"resize=true: target={target} scales images itself; leave it false.",
         )
+    kind = getattr(target_of(cfg["task"]), "predicts", "classes")
+    require(
+        kind == "classes",
+        f"run={request['run']}: its task predicts {kind}, and this writes classes of images: take lathe.load in "
+        "Python, or an export.",
+    )
     files = find_images(Path(request["input"]), facts["channels"])
     batch_size = request["batch_size"] or facts.get("eval_batch_size") or facts.get("batch_size") or BATCH
     images = Images(files, size, request["resize"], batch_size)

@@ -41,7 +41,7 @@ def sensitivity(cfg: dict[str, Any]) -> dict[str, Any]:
         "quantization" not in structure_of(task.net),
         f"run={request['run']} is quantized already, which leaves nothing to choose: take the run that it came from.",
     )
-    metrics = (*task.metrics, *task.computed)
+    metrics = task.reported
     metric = request["metric"]
     require(metric in metrics, f"metric={metric}: the task reports no such metric; {did_you_mean(metric, metrics)}")
     chosen = layers(task.net, request["layers"])

@@ -110,6 +110,7 @@ class Teachers:
         monitored = str(task.monitor).partition("/")[2]
         for index, net in enumerate(self.nets):
             total: Tensor | None = None
+            meters = None if task.meters is None else task.meters.fresh()
             with (
                 torch.random.fork_rng(devices=[]),
                 torch.no_grad(),
@@ -122,8 +123,12 @@ class Teachers:
                     loss = torch.stack(list(task.losses(answer, batch).values())).sum()
                     sums = task.reduce(answer, batch, loss)
                     total = sums if total is None else total + sums
+                    if meters is not None:
+                        meters.update("val", *task.scored(answer, batch))
             assert total is not None, "an empty validation split"
-            self.metrics.append({name.partition("/")[2]: value for name, value in task._means("val", total).items()})
+            own = {} if meters is None else meters.take("val", trainer)
+            means = {name.partition("/")[2]: value for name, value in task._means("val", total).items()}
+            self.metrics.append({**means, **own})
             task.write({f"{self._prefix(index)}_{monitored}": self.metrics[-1][monitored]})
         self.forget()
 

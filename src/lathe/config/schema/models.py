@@ -1,11 +1,14 @@
 """Tasks and nets."""
 
-from lathe.config.schema.rule import Rule, flag, items, node, number, text, whole, word
+from lathe.config.schema.rule import Rule, flag, group, items, node, number, text, whole, word
 
 _depth, _width = whole(1, 100_000), whole(1, 2**20)
 _dropout = number(0, below=1)
 _classes = whole(1, 2**24)
 INIT = text("an initialisation") | items(text("an initialisation"), 1) | None
+_loss = node | group(node) | None
+_metric = text("a metric's name") | node
+_metrics = items(_metric) | group(_metric) | None
 _flat: dict[str, Rule] = {
     "width": _width,
     "depth": _depth,
@@ -22,7 +25,23 @@ _convolutions: dict[str, Rule] = {
 }
 
 MODELS: dict[str, dict[str, Rule]] = {
-    "lathe.tasks.ClassificationTask": {"net": node, "label_smoothing": number(0, below=1), "init": INIT},
+    "lathe.tasks.ClassificationTask": {
+        "net": node,
+        "label_smoothing": number(0, below=1),
+        "init": INIT,
+        "loss": _loss,
+        "class_weights": items(number(0), 1) | None,
+        "metrics": _metrics,
+    },
+    "lathe.tasks.RegressionTask": {"net": node, "init": INIT, "loss": _loss, "metrics": _metrics},
+    "lathe.tasks.MultiLabelTask": {
+        "net": node,
+        "init": INIT,
+        "loss": _loss,
+        "pos_weight": items(number(0), 1) | None,
+        "metrics": _metrics,
+    },
+    "lathe.tasks.Weighted": {"weight": number(), "loss": node},
     "lathe.tasks.LanguageModellingTask": {"net": node, "init": INIT},
     "lathe.nets.MLP": _flat,
     "lathe.nets.DeepMLP": _flat,

@@ -1,0 +1,109 @@
+"""Multi-label classification: binary cross-entropy of each label, or a loss of the user's own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lathe.config.schema.held import held
+from lathe.data.order import IGNORE
+from lathe.errors import ArgumentError, UserError
+from lathe.tasks.supervised import SupervisedTask
+
+
+@held("lathe.tasks.MultiLabelTask", "loss", "metrics")
+class MultiLabelTask(SupervisedTask):
+    """A batch is `(x, y)`: y [batch, labels] of 0 and 1, or -100 throughout a row that only fills up a batch. The net
+    gives a logit for each. `accuracy` is the share of labels that are right at a probability of one half; torchmetrics
+    are given the sigmoid and integers [batch, labels]. `pos_weight` weighs the ones of each label.
+
+    Raises:
+        ArgumentError: an unknown initialisation, loss or metric, or arguments that exclude each other.
+    """
+
+    metrics: tuple[str, ...] = ("loss", "accuracy")
+    known = ("accuracy",)
+    predicts = "labels"
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[[nn.Module], Optimizer] | None = None,
+        scheduler: Callable[..., LRScheduler] | None = None,
+        init: str | None = None,
+        loss: Any = None,
+        pos_weight: list[float] | None = None,
+        metrics: Any = None,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler, init, loss, metrics)
+        if loss is not None and pos_weight is not None:
+            raise ArgumentError(
+                "pos_weight is for the task's own binary cross-entropy, and loss= takes its place: leave one of them "
+                "out."
+            )
+        self._pos_weight = None if pos_weight is None else torch.tensor(list(pos_weight))
+
+    def check_answer(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
+        """Holds logits and weights against the number of labels.
+
+        Raises:
+            UserError: there are more or fewer than `num_classes`.
+        """
+        wanted = facts.get("num_classes")
+        found = None if outputs is None else outputs.shape[-1]
+        if isinstance(wanted, int) and found is not None and found != wanted:
+            raise UserError(
+                f"data.num_classes={wanted}, but the net gives {found} logits: let model.net.num_classes follow the "
+                "data."
+            )
+        if self._pos_weight is not None and found is not None and len(self._pos_weight) != found:
+            raise UserError(
+                f"pos_weight: expected a weight for each of the net's {found} logits, got {len(self._pos_weight)}."
+            )
+
+    def imagined(self, rows: int, width: int) -> Tensor:
+        return ((torch.arange(rows)[:, None] + torch.arange(width)) % 2).float()
+
+    def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Logits in float32 at least.
+
+        Raises:
+            UserError: they have another shape than the targets.
+        """
+        if outputs.shape != targets.shape:
+            raise UserError(
+                f"The net gives {list(outputs.shape)} for labels {list(targets.shape)}: expected [batch, labels] of "
+                "both, and 0 or 1 for each label."
+            )
+        return super().aligned(outputs, targets)
+
+    def counted(self, targets: Tensor) -> Tensor | None:
+        return (targets != IGNORE).all(dim=1)
+
+    def own_losses(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        return super().own_losses(outputs, targets.to(torch.promote_types(outputs.dtype, torch.float32)))
+
+    def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        if self._loss is not None:
+            return self.own_losses(outputs, batch[1])
+        outputs, targets = self._counting(self.aligned(outputs, batch[1]), batch[1])
+        if not len(targets):
+            return {"binary_cross_entropy": outputs.sum()}
+        weight = None if self._pos_weight is None else self._pos_weight.to(outputs)
+        loss = F.binary_cross_entropy_with_logits(outputs, targets.to(outputs.dtype), pos_weight=weight)
+        return {"binary_cross_entropy": loss}
+
+    def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
+        outputs, targets = self._counting(outputs.detach(), batch[1])
+        right = ((outputs > 0) == (targets > 0.5)).float().mean(dim=1).sum()
+        count = torch.full_like(loss, len(targets), dtype=torch.float32)
+        found = [right] if "accuracy" in self.metrics else []
+        return torch.stack((loss.detach().float() * count, *found, count))
+
+    def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        outputs, targets = self._counting(self.aligned(outputs, batch[1]), batch[1])
+        return outputs.sigmoid(), targets.long()

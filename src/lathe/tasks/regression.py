@@ -1,0 +1,89 @@
+"""Regression: the mean squared error, or a loss of the user's own."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lathe.config.schema.held import held
+from lathe.errors import UserError
+from lathe.tasks.supervised import SupervisedTask
+
+
+@held("lathe.tasks.RegressionTask", "loss", "metrics")
+class RegressionTask(SupervisedTask):
+    """A batch is `(x, y)`: y float [batch] or [batch, values], as are the net's outputs; outputs [batch, 1] stand for
+    [batch]. Losses and torchmetrics get both in the shape of y. The metrics `mae` and `mse` are means over all values,
+    and `rmse`, which brings `mse`, is the root of it. Every row counts.
+
+    Raises:
+        ArgumentError: an unknown initialisation, loss or metric.
+    """
+
+    metrics: tuple[str, ...] = ("loss", "mae", "mse")
+    computed: tuple[str, ...] = ("rmse",)
+    minimised = ("loss", "mae", "mse", "rmse")
+    known = ("mae", "mse", "rmse")
+    predicts = "values"
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[[nn.Module], Optimizer] | None = None,
+        scheduler: Callable[..., LRScheduler] | None = None,
+        init: str | None = None,
+        loss: Any = None,
+        metrics: Any = None,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler, init, loss, metrics)
+
+    def sums_of(self, names: list[str]) -> tuple[list[str], tuple[str, ...]]:
+        rooted = "rmse" in names
+        sums = [name for name in names if name != "rmse"]
+        return ([*sums, "mse"] if rooted and "mse" not in sums else sums), (("rmse",) if rooted else ())
+
+    def imagined(self, rows: int, width: int) -> Tensor:
+        values = torch.linspace(-1, 1, rows * width).view(rows, width)
+        return values.squeeze(1)
+
+    def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Outputs in the shape of the targets, in float32 at least.
+
+        Raises:
+            UserError: they have another.
+        """
+        outputs = super().aligned(outputs, targets)
+        if outputs.shape != targets.shape:
+            if outputs.dim() != targets.dim() + 1 or outputs.shape != (*targets.shape, 1):
+                raise UserError(
+                    f"The net gives {list(outputs.shape)} for targets {list(targets.shape)}: expected the same "
+                    "shape, a value for each target."
+                )
+            outputs = outputs.squeeze(-1)
+        return outputs
+
+    def losses(self, outputs: Tensor, batch: Any) -> dict[str, Tensor]:
+        if self._loss is not None:
+            return self.own_losses(outputs, batch[1])
+        outputs = self.aligned(outputs, batch[1])
+        return {"mse": F.mse_loss(outputs, batch[1].to(outputs.dtype))}
+
+    def reduce(self, outputs: Tensor, batch: Any, loss: Tensor) -> Tensor:
+        error = self.aligned(outputs.detach(), batch[1]) - batch[1]
+        rows = error.reshape(len(error), -1)
+        sums = {"mae": lambda: rows.abs().mean(dim=1).sum(), "mse": lambda: rows.square().mean(dim=1).sum()}
+        found = [sums[name]().float() for name in self.metrics[1:]]
+        return torch.stack((loss.detach().float() * len(rows), *found, torch.full_like(loss, len(rows)).float()))
+
+    def compute(self, means: dict[str, float]) -> dict[str, float]:
+        """The root of the mean squared error."""
+        return {"rmse": math.sqrt(means["mse"])} if "rmse" in self.computed else {}
+
+    def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        outputs = self.aligned(outputs, batch[1])
+        return outputs, batch[1].to(outputs.dtype)

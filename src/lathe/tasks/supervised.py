@@ -1,0 +1,149 @@
+"""Tasks of inputs and targets, whose loss and metrics may be the user's own."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lathe.compression.modes import evaluated
+from lathe.nets.init import apply_init
+from lathe.tasks.base import Task
+from lathe.tasks.loss import OwnLoss
+from lathe.tasks.meters import Meters, chosen
+
+ROWS = 2048  # of a trial batch, at most
+
+
+class SupervisedTask(Task):
+    """A batch is `(x, y)`. `loss` is a callable `(outputs, targets) -> scalar`, or several by name, whose sum is
+    trained on (`Weighted` weighs one); null is the task's own. Rows that only fill up a batch of an evaluation are left
+    out before it.
+
+    `metrics` lists what is reported beside the loss: names of `known`, which are sums on the device, and torchmetrics,
+    as a list or by name; null is the task's own. The first that is listed is monitored where the task's own monitor is
+    not among them.
+
+    Raises:
+        ArgumentError: an unknown initialisation, loss or metric.
+    """
+
+    known: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[[nn.Module], Optimizer] | None = None,
+        scheduler: Callable[..., LRScheduler] | None = None,
+        init: str | None = None,
+        loss: Any = None,
+        metrics: Any = None,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler)
+        apply_init(net, init)
+        self._loss = None if loss is None else OwnLoss(loss)
+        self._named: list[str] | None = None  # sums that `metrics` asks for
+        if metrics is not None:
+            self._choose(*chosen(metrics, self.known))
+
+    def _choose(self, sums: list[str], objects: Mapping[str, Any]) -> None:
+        self._named, self.computed = self.sums_of(sums)
+        self.metrics = ("loss", *self._named)
+        if objects:
+            self.meters = Meters(objects)
+        ways = {name: metric.higher_is_better for name, metric in objects.items()}
+        self.minimised = (*self.minimised, *(name for name, higher in ways.items() if higher is False))
+        self.undirected = tuple(name for name, higher in ways.items() if higher is None)
+        self.monitor = monitored(self.monitor, self.reported)
+
+    def sums_of(self, names: list[str]) -> tuple[list[str], tuple[str, ...]]:
+        """The sums that these of `known` need, and which of them are computed from their means."""
+        return names, ()
+
+    @classmethod
+    def directions(cls, metrics: Any) -> tuple[str, dict[str, bool | None]]:
+        """What a task with these `metrics`, as a configuration has them built, monitors, and for each of its metrics
+        whether lower is better; None where nobody knows.
+        """
+        task = cls(nn.Identity(), metrics=metrics)
+        ways = {name: None if name in task.undirected else name in task.minimised for name in task.reported}
+        return task.monitor, ways
+
+    @torch.no_grad()
+    def check_facts(self, facts: Mapping[str, Any]) -> None:
+        """Asks the net for the outputs of one empty image, and tries loss and metrics on outputs like these.
+
+        Raises:
+            UserError: they do not fit.
+        """
+        outputs = self._answer(facts)
+        self.check_answer(outputs, facts)
+        if outputs is None or outputs.dim() != 2 or (self._loss is None and self.meters is None):
+            return
+        trial = torch.randn(
+            min(max(2 * outputs.shape[1], 8), ROWS), outputs.shape[1], generator=torch.Generator().manual_seed(0)
+        )
+        targets = self.imagined(len(trial), trial.shape[1])
+        if self._loss is not None:
+            self._loss.check(self.aligned(trial, targets), targets)
+        if self.meters is not None:
+            self.meters.check(*self.scored(trial, (None, targets)))
+
+    def _answer(self, facts: Mapping[str, Any]) -> Any:
+        sizes: list[Any] = [facts.get(name) for name in ("channels", "image_size", "image_size")]
+        if not all(isinstance(size, int) for size in sizes):
+            return None
+        try:
+            with evaluated(self.net):
+                answer = self.net(torch.zeros(1, *sizes))
+        except Exception:
+            return None  # a net for other images, or another device: its own words come with its first batch
+        return answer if isinstance(answer, Tensor) else None
+
+    def check_answer(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
+        """Raises UserError where the outputs of one image do not fit what the data declares."""
+
+    def imagined(self, rows: int, width: int) -> Tensor:
+        """Targets like the data's, for outputs [rows, width]."""
+        raise NotImplementedError
+
+    def aligned(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Outputs as losses take them, in float32 at least: a half-precision sum loses its digits."""
+        return outputs.to(torch.promote_types(outputs.dtype, torch.float32))
+
+    def counted(self, targets: Tensor) -> Tensor | None:
+        """Which rows do not only fill up a batch: bool [batch]; None for all."""
+        return None
+
+    def scored(self, outputs: Tensor, batch: Any) -> tuple[Tensor, Tensor]:
+        """What torchmetrics are given: predictions and targets of the rows that count."""
+        raise NotImplementedError
+
+    def _counting(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        rows = None if self.training else self.counted(targets)
+        return (outputs, targets) if rows is None else (outputs[rows], targets[rows])
+
+    def own_losses(self, outputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """The terms of the user's own loss; 0 for a batch of nothing but filling rows."""
+        assert self._loss is not None
+        outputs, targets = self._counting(self.aligned(outputs, targets), targets)
+        if not len(targets):
+            return {name: outputs.sum() for name in self._loss.terms}
+        return self._loss(outputs, targets)
+
+    def on_fit_start(self) -> None:
+        divided = self._loss.divided() if self._loss is not None and self.trainer.world_size > 1 else []
+        if divided:
+            rank_zero_warn(
+                f"loss={divided[0]}: the mean by weights of classes depends on which samples a process has, so that "
+                f"{self.trainer.world_size} processes train on a slightly other loss than one; the task's "
+                "class_weights do not."
+            )
+
+
+def monitored(own: str, reported: tuple[str, ...]) -> str:
+    """The task's own monitor if that is reported; else the first metric behind the loss, or the loss."""
+    return own if own.partition("/")[2] in reported else f"val/{[*reported[1:], 'loss'][0]}"

@@ -1,0 +1,160 @@
+"""A loss of the user's own, in training and evaluation, and the sentences for one that does not fit."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lathe.errors import UserError
+from lathe.tasks import ClassificationTask, Task, Weighted
+
+LOGITS = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]])
+LABELS = torch.tensor([0, 1, 0, 2])
+FACTS = {"channels": 1, "image_size": 2, "num_classes": 3}
+
+
+def task(training: bool = True, **options: Any) -> ClassificationTask:
+    return ClassificationTask(nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), **options).train(training)
+
+
+def total(it: ClassificationTask, labels: Tensor = LABELS, logits: Tensor = LOGITS) -> float:
+    with torch.set_grad_enabled(it.training):
+        return sum(value.item() for value in it.losses(logits, (None, labels)).values())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_any_callable_or_several_by_name(training: bool) -> None:
+    expected = F.cross_entropy(LOGITS, LABELS).item()
+    assert total(task(training, loss=nn.CrossEntropyLoss())) == pytest.approx(expected)
+    both = {"own": F.cross_entropy, "size": Weighted(0.5, lambda outputs, targets: outputs.square().mean())}
+    it = task(training, loss=both)
+    assert list(it.losses(LOGITS, (None, LABELS))) == ["own", "size"]
+    assert total(it) == pytest.approx(expected + 0.5 * LOGITS.square().mean().item())
+    assert total(task(training, loss=nn.CrossEntropyLoss()), logits=LOGITS.bfloat16()) == pytest.approx(expected)
+
+
+def test_filling_rows_are_left_out_before_a_users_loss_sees_them() -> None:
+    seen: list[int] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(len(targets))
+        return outputs.mean()
+
+    it = task(False, loss=loss)
+    assert total(it, torch.tensor([0, -100, 1, -100])) == pytest.approx(LOGITS[[0, 2]].mean().item())
+    assert total(it, torch.full((4,), -100)) == 0
+    assert seen == [2]
+
+
+def test_class_weights_do_not_depend_on_the_division_of_a_batch() -> None:
+    weights = torch.tensor([0.5, 1.0, 1.5])  # of [1, 2, 3], with a mean of 1
+    each = F.cross_entropy(LOGITS, LABELS, reduction="none")
+    expected = (weights[LABELS] * each).mean().item()
+    for training in (True, False):
+        it = task(training, class_weights=[1, 2, 3])
+        assert total(it) == pytest.approx(expected)
+        halves = [total(it, LABELS[part], LOGITS[part]) for part in (slice(0, 2), slice(2, 4))]
+        assert sum(halves) / 2 == pytest.approx(expected)
+    rows = torch.tensor([0, -100, 0, -100])
+    assert total(it, rows) == pytest.approx((0.5 * F.cross_entropy(LOGITS, rows)).item())
+    mixed = F.one_hot(LABELS, 3).float()
+    assert total(task(class_weights=[1, 2, 3]), mixed) == pytest.approx(expected)
+    assert total(task(class_weights=[7, 7, 7], label_smoothing=0.1)) == pytest.approx(total(task(label_smoothing=0.1)))
+
+
+def test_what_a_loss_holds_stays_out_of_checkpoints_and_moves_in_the_outputs_number_format() -> None:
+    it = task(loss=nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0])))
+    assert set(it.state_dict()) == set(task().state_dict())
+    assert total(it, logits=LOGITS.double()) == pytest.approx(total(it))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"loss": nn.CrossEntropyLoss}, r"loss=CrossEntropyLoss: expected a callable"),
+        ({"loss": {"a": 3}}, r"loss\.a=3: expected a callable"),
+        ({"loss": {}}, "expected a loss, or several by name"),
+        ({"loss": nn.Linear(1, 1)}, "loss=Linear has parameters of its own"),
+        ({"loss": nn.CrossEntropyLoss(), "label_smoothing": 0.1}, "label_smoothing is for the task's own"),
+        ({"loss": nn.CrossEntropyLoss(), "class_weights": [1, 1, 1]}, "class_weights is for the task's own"),
+        ({"class_weights": [0, 0, 0]}, "class_weights: expected one above 0"),
+        ({"class_weights": [-1, 0, 0]}, "class_weights=.*expected a list"),
+    ],
+)
+def test_a_loss_that_can_not_be_is_refused_at_once(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        task(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"loss=CrossEntropyLoss gives a tensor \[8\] of float32"),
+        ({"loss": lambda outputs, targets: 1.0}, "gives float: expected a scalar"),
+        ({"loss": nn.MSELoss()}, r"loss=MSELoss does not take outputs \[8, 3\] of float32 and targets \[8\] of int64"),
+        ({"loss": lambda outputs: outputs.mean()}, "does not take outputs .*positional argument"),
+        ({"class_weights": [1, 2]}, "class_weights: expected a weight for each of data.num_classes=3, got 2"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_a_loss_that_does_not_fit_is_told_before_data_are_touched(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        task(**options).check_facts(FACTS)
+
+
+def test_a_loss_that_fits_passes() -> None:
+    task(loss={"a": nn.CrossEntropyLoss(weight=torch.tensor([0.0, 1.0, 1.0]))}).check_facts(FACTS)
+
+
+def test_a_loss_that_is_not_finite_at_the_first_step_is_one_sentence() -> None:
+    it = task(loss=lambda outputs, targets: outputs.sum() / 0)
+    with pytest.raises(UserError, match=r"is inf at the first step, on outputs \[4, 3\] of float32 from 0 to 3"):
+        it.losses(LOGITS, (None, LABELS))
+
+
+@pytest.mark.parametrize("weight", [True, "1", float("nan")])
+def test_a_weight_is_a_number(weight: Any) -> None:
+    with pytest.raises(UserError, match="weight="):
+        Weighted(weight, nn.MSELoss())
+
+
+def test_a_method_of_other_arguments_is_told_when_the_class_is_made() -> None:
+    with pytest.raises(
+        UserError, match=r"\.Mine\.reduce\(self, outputs\): expected reduce\(self, outputs, batch, loss"
+    ):
+
+        class Mine(Task):
+            def reduce(self, outputs: Any) -> Tensor:  # type: ignore[override]
+                return torch.zeros(2)
+
+
+class Own(Task):
+    given: Any = None
+    reduced: Any = torch.zeros(2)
+
+    def losses(self, outputs: Any, batch: Any) -> Any:
+        return {"a": torch.zeros(())} if self.given is None else self.given
+
+    def reduce(self, outputs: Any, batch: Any, loss: Any) -> Any:
+        return self.reduced
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("given", torch.zeros(()), r"Own\.losses returned a tensor \[\]: expected a dict of scalar tensors"),
+        ("given", {"a": torch.zeros(3)}, r"Own\.losses returned a dict of a tensor \[3\]: expected"),
+        ("given", {}, r"Own\.losses returned a dict: expected"),
+        ("reduced", torch.zeros(3), r"Own\.reduce returned a tensor \[3\]: expected .*\[len\(metrics\) \+ 1\] = \[2\]"),
+        ("reduced", 1.0, r"Own\.reduce returned a float: expected"),
+    ],
+)
+def test_what_a_method_returns_is_held_against_what_is_asked(split: str, name: str, value: Any, words: str) -> None:
+    it = Own(nn.Identity())
+    setattr(it, name, value)
+    batch = (torch.zeros(1), torch.zeros(1))
+    with pytest.raises(UserError, match=words):
+        it.training_loss(batch[0], batch) if split == "train" else it.evaluate_outputs(split, batch[0], batch)

@@ -1,0 +1,145 @@
+"""Regression and multi-label classification against scikit-learn, on one process and on two."""
+
+from typing import Any
+
+import pytest
+import torch
+import torchmetrics as tm
+from lightning.pytorch import LightningDataModule
+from sklearn.metrics import mean_absolute_error, mean_squared_error, r2_score, roc_auc_score
+from support.ranks import on_ranks
+from support.regression import trainer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics.classification import MultilabelAUROC
+
+from lathe.data.foreign import share
+from lathe.errors import UserError
+from lathe.strategies import DDP
+from lathe.tasks import MultiLabelTask, RegressionTask, Task
+
+
+class Numbers(LightningDataModule):
+    """Targets as a regression or a multi-label classification has them."""
+
+    def __init__(self, kind: str, n: int = 44) -> None:
+        super().__init__()
+        x = torch.randn(n, 4, generator=torch.Generator().manual_seed(0))
+        y = {"value": x[:, 0] * 2 + x[:, 1], "values": x[:, :2] - 1, "labels": (x[:, :2] > 0).float()}[kind]
+        self.data = TensorDataset(x, y)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.data, 4, shuffle=True)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.data, 10)
+
+
+def build(kind: str) -> Task:
+    torch.manual_seed(0)
+    options: dict[str, Any] = {"optimizer": lambda net: torch.optim.SGD(net.parameters(), lr=0.05)}
+    if kind == "labels":
+        return MultiLabelTask(nn.Linear(4, 2), metrics=["accuracy", MultilabelAUROC(2)], **options)
+    metrics = ["mae", "rmse", *([tm.R2Score()] if kind == "value" else [])]
+    return RegressionTask(nn.Linear(4, 1 if kind == "value" else 2), metrics=metrics, **options)
+
+
+def fitted(kind: str, devices: int = 1) -> tuple[Task, dict[str, float]]:
+    data, it = Numbers(kind), build(kind)
+    share(data, 0)
+    options: dict[str, Any] = {"devices": 2, "strategy": DDP()} if devices == 2 else {}
+    run, memory = trainer(max_epochs=2, use_distributed_sampler=False, **options)
+    run.fit(it, datamodule=data)
+    found = {k: float(v) for _, row in memory.rows for k, v in row.items()}
+    return it, found
+
+
+def expected(kind: str, net: nn.Module) -> dict[str, float]:
+    x, y = Numbers(kind).data.tensors
+    with torch.no_grad():
+        out = net(x)
+    if kind == "labels":
+        return {
+            "loss": F.binary_cross_entropy_with_logits(out, y).item(),
+            "accuracy": ((out > 0) == (y > 0)).float().mean().item(),
+            "auroc": roc_auc_score(y, out.sigmoid(), average="macro"),
+        }
+    out = out.view_as(y)
+    mse = mean_squared_error(y, out)
+    found = {"loss": mse, "mae": mean_absolute_error(y, out), "rmse": mse**0.5}
+    return found | ({"r2_score": r2_score(y, out)} if kind == "value" else {})
+
+
+@pytest.mark.parametrize("kind", ["value", "values", "labels"])
+def test_metrics_are_scikit_learns(kind: str) -> None:
+    it, found = fitted(kind)
+    wanted = expected(kind, it.net)
+    assert {name: found[f"val/{name}"] for name in wanted} == pytest.approx(wanted, rel=1e-4)
+    assert set(wanted) <= {name.partition("/")[2].removesuffix("_epoch") for name in found if name.startswith("train/")}
+    assert it.monitor == "val/loss"
+    assert {"loss", "mae", "rmse"} & set(it.reported) <= set(it.minimised)
+
+
+def on_two(rank: int) -> list[dict[str, float]]:
+    return [fitted(kind, devices=2)[1] for kind in ("value", "labels")]
+
+
+def test_two_processes_are_equal_to_one() -> None:
+    first, _ = on_ranks(on_two)
+    for kind, found in zip(("value", "labels"), first, strict=True):
+        assert found == pytest.approx(fitted(kind)[1], rel=1e-4)
+
+
+def total(it: Task, outputs: Tensor, y: Tensor) -> float:
+    return sum(value.item() for value in it.losses(outputs, (None, y)).values())
+
+
+def test_an_output_for_each_row_is_not_spread_over_all_targets() -> None:
+    it, y = RegressionTask(nn.Identity()), torch.tensor([0.0, 1.0, 2.0])
+    assert total(it, torch.tensor([[0.0], [1.0], [4.0]]), y) == pytest.approx(4 / 3)
+    assert total(RegressionTask(nn.Identity(), loss=nn.L1Loss()), y.unsqueeze(1) + 1, y) == 1
+    with pytest.raises(UserError, match=r"The net gives \[3, 2\] for targets \[3\]: expected the same shape"):
+        total(it, torch.zeros(3, 2), y)
+
+
+def test_a_root_brings_its_squares_and_default_metrics_are_all() -> None:
+    it = RegressionTask(nn.Identity(), metrics=["rmse"])
+    assert (it.metrics, it.reported) == (("loss", "mse"), ("loss", "mse", "rmse"))
+    assert RegressionTask(nn.Identity()).reported == ("loss", "mae", "mse", "rmse")
+    assert RegressionTask(nn.Identity(), metrics=["mae"]).reported == ("loss", "mae")
+
+
+def test_labels_that_fill_up_do_not_count_and_ones_are_weighed() -> None:
+    logits, y = torch.tensor([[1.0, -2.0], [0.5, 3.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    it = MultiLabelTask(nn.Identity(), pos_weight=[2.0, 3.0])
+    weight = torch.tensor([2.0, 3.0])
+    wanted = F.binary_cross_entropy_with_logits(logits, y, pos_weight=weight).item()
+    assert total(it, logits, y) == pytest.approx(wanted)
+    filled = torch.cat((y, torch.full((2, 2), -100.0))), torch.cat((logits, logits))
+    it.eval()
+    assert total(it, filled[1], filled[0]) == pytest.approx(wanted)
+    assert it.reduce(filled[1], (None, filled[0]), torch.tensor(1.0)).tolist() == [2.0, 1.5, 2.0]
+    assert total(it, logits, torch.full((2, 2), -100)) == 0
+    with pytest.raises(UserError, match=r"The net gives \[2, 2\] for labels \[2\]: expected \[batch, labels\]"):
+        total(it, logits, y[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("it", "words"),
+    [
+        (lambda net: RegressionTask(net, metrics=[MultilabelAUROC(3)]), "metrics.auroc: MultilabelAUROC"),
+        (lambda net: MultiLabelTask(net, metrics=[tm.AUROC(task="multiclass", num_classes=3)]), "MulticlassAUROC"),
+        (lambda net: MultiLabelTask(net, pos_weight=[1.0]), "pos_weight: expected a weight for each of the net's 3"),
+        (lambda net: MultiLabelTask(net, loss=nn.BCELoss()), "loss=BCELoss does not take outputs"),
+    ],
+)
+def test_what_does_not_fit_is_told_before_data_are_touched(it: Any, words: str) -> None:
+    net = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    with pytest.raises(UserError, match=words):
+        it(net).check_facts({"channels": 1, "image_size": 2})
+
+
+def test_pos_weight_is_not_for_a_loss_of_ones_own() -> None:
+    with pytest.raises(UserError, match="pos_weight is for the task's own"):
+        MultiLabelTask(nn.Identity(), pos_weight=[1.0], loss=nn.BCEWithLogitsLoss())

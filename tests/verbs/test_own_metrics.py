@@ -1,0 +1,60 @@
+"""A run with a loss and torchmetrics of the user's own: monitored, in result.json, evaluated from its directory."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.runs import SMALL, column, config, new_run
+
+from lathe.config.direction import check_direction
+from lathe.errors import UserError
+from lathe.trust.check import findings
+from lathe.verbs.evaluate import evaluate
+from lathe.verbs.train import train
+
+GROUP = "task"
+AUROC = "{_target_: torchmetrics.classification.MulticlassAUROC, num_classes: 10}"
+ECE = "{_target_: torchmetrics.classification.MulticlassCalibrationError, num_classes: 10}"
+MARGIN = "{_target_: lathe.tasks.Weighted, weight: 0.1, loss: {_target_: torch.nn.MultiMarginLoss}}"
+LOSS = f"{{a: {{_target_: torch.nn.CrossEntropyLoss}}, b: {MARGIN}}}"
+OWN = (*SMALL, f"+{GROUP}.loss={LOSS}", f"+{GROUP}.metrics=[accuracy,{ECE},{AUROC}]")
+
+
+def test_a_torchmetric_is_monitored_reported_and_evaluated_from_the_run_directory(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *OWN, "callbacks.checkpoint.monitor=val/calibration_error")
+    result = train(cfg)
+    run = Path(cfg["paths"]["run_dir"])
+    values = column(run, "val/calibration_error")
+    assert result["monitor"] == "val/calibration_error"
+    assert result["val/calibration_error"] == pytest.approx(min(values))  # of which lower is better
+    assert 0.5 < result["test/auroc"] <= 1
+    assert len(column(run, "train/auroc_epoch")) == len(values) == 2
+    assert json.loads((run / "result.json").read_text())["test/auroc"] == result["test/auroc"]
+    assert not list(findings(cfg, [], {}))  # whoever gets the directory may build what it names
+    request = {"run": str(run), "checkpoint": "best", "split": "test", "output": None, "precision": None}
+    found = evaluate({**cfg, "request": request})
+    assert {name: found[name] for name in ("test/auroc", "test/calibration_error", "test/loss")} == pytest.approx(
+        {name: result[name] for name in ("test/auroc", "test/calibration_error", "test/loss")}
+    )
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        (f"+{GROUP}.metrics=[acuracy]", rf"{GROUP}\.metrics=acuracy: the task has no such metric; did you mean"),
+        (f"+{GROUP}.class_weights=[1,2]", r"class_weights: expected a weight for each of data\.num_classes=10"),
+        (f"+{GROUP}.loss={{_target_: torch.nn.MSELoss}}", "loss=MSELoss does not take outputs"),
+        (f"+{GROUP}.metrics=[{AUROC}]", r"monitor=val/accuracy: the task reports no such metric; did you mean"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Using a target size")
+def test_what_does_not_fit_is_told_before_data(tmp_path: Path, override: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        train(new_run(tmp_path, *SMALL, override, "callbacks.checkpoint.monitor=val/accuracy"))
+
+
+def test_a_sweep_knows_which_way_a_torchmetric_goes() -> None:
+    cfg = config(*OWN, "callbacks.checkpoint.monitor=val/auroc")
+    with pytest.raises(UserError, match="would look for the worst run, as higher val/auroc is better"):
+        check_direction(cfg, {"direction": "minimize"}, [])
+    check_direction(cfg, {"direction": "maximize"}, [])
