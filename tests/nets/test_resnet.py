@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lathe.errors import UserError
+from lathe.errors import ArgumentError, UserError
 from lathe.nets import CifarResNet, ResNet
 from lathe.nets.resnet import BasicBlock, Bottleneck, ZeroPadShortcut
 
@@ -91,3 +91,26 @@ def test_bad_sizes_are_refused_in_one_sentence(make, sentence: str) -> None:
     with pytest.raises(UserError) as caught:
         make()
     assert str(caught.value) == sentence
+
+
+# Of the nets of table 1 for 1000 classes, as torchvision publishes them.
+PUBLISHED = {18: 11_689_512, 34: 21_797_672, 50: 25_557_032, 101: 44_549_160, 152: 60_192_808}
+
+
+@pytest.mark.parametrize("depth", PUBLISHED)
+def test_the_stem_of_imagenet_gives_the_published_nets(depth: int) -> None:
+    with torch.device("meta"):
+        net = ResNet(depth=depth, num_classes=1000, stem="imagenet")
+        small = ResNet(depth=depth, num_classes=1000)
+        image = torch.zeros(2, 3, 224, 224)
+        assert net.enter(image).shape == (2, 64, 56, 56)
+        assert net(image).shape == (2, 1000)
+    assert sum(parameter.numel() for parameter in net.parameters()) == PUBLISHED[depth]
+    # a 3x3 window in place of 7x7, and nothing else
+    assert PUBLISHED[depth] - sum(parameter.numel() for parameter in small.parameters()) == 64 * 3 * (49 - 9)
+    assert {name for name, _ in net.named_modules()} - {name for name, _ in small.named_modules()} == {"shrink"}
+
+
+def test_an_unknown_stem_is_refused() -> None:
+    with pytest.raises(ArgumentError, match=r"^stem=big: expected cifar or imagenet, got a word\.$"):
+        ResNet(depth=18, stem="big")  # type: ignore[arg-type]

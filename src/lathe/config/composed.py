@@ -215,7 +215,8 @@ def changes(saved: dict[str, Any], asked: dict[str, Any], own: str, ignore: Sequ
     ]
 
 
-BEFORE: dict[str, Any] = {"ckpt_strict": True}  # what a key that came later stood for in earlier configurations
+# What keys that came later stood for in earlier configurations.
+BEFORE: dict[str, Any] = {"ckpt_strict": True, "model.net.stem": "cifar"}
 
 
 def differences(old: dict[str, Any], new: dict[str, Any], ignore: Sequence[str] = ()) -> list[str]:

@@ -1,9 +1,10 @@
-"""Residual nets with a stem for small images: He et al. 2016, "Deep Residual Learning for Image Recognition",
-arXiv:1512.03385.
+"""Residual nets for small images, and with the stem of ImageNet: He et al. 2016, "Deep Residual Learning for Image
+Recognition", arXiv:1512.03385.
 
-Both families start with one 3x3 convolution of stride 1 and no max-pooling, and end with a global average, so that any
-image of at least 8x8 pixels will do. Convolutions have no bias (a BatchNorm follows each). In training mode a BatchNorm
-needs more than one value per channel: with the four-stage nets at 8x8 pixels, a batch of at least two.
+Both families start with one 3x3 convolution of stride 1 and no max-pooling (`stem="imagenet"`: 7x7 of stride 2, and 3x3
+max-pooling), and end with a global average, so that any image of at least 8x8 pixels will do. Convolutions have no bias
+(a BatchNorm follows each). In training mode a BatchNorm needs more than one value per channel: with the four-stage nets
+at 8x8 pixels, a batch of at least two.
 """
 
 from collections import OrderedDict
@@ -129,12 +130,15 @@ class _StagedResNet(nn.Module):
         num_classes: int,
         shortcut: Shortcut,
         stem: int | None = None,
+        large: bool = False,
     ) -> None:
         super().__init__()
         channels = width if stem is None else stem
-        self.conv = nn.Conv2d(in_channels, channels, kernel_size=3, padding=1, bias=False)
+        window = {"kernel_size": 7, "stride": 2, "padding": 3} if large else {"kernel_size": 3, "padding": 1}
+        self.conv = nn.Conv2d(in_channels, channels, **window, bias=False)  # type: ignore[arg-type]
         self.bn = nn.BatchNorm2d(channels)
         self.relu = nn.ReLU()
+        self.shrink = nn.MaxPool2d(kernel_size=3, stride=2, padding=1) if large else None
         self.blocks = Blocks()
         for stage, count in enumerate(counts):
             for index in range(count):
@@ -146,7 +150,7 @@ class _StagedResNet(nn.Module):
 
     def enter(self, x: Tensor) -> Tensor:
         out: Tensor = self.relu(self.bn(self.conv(x)))
-        return out
+        return out if self.shrink is None else self.shrink(out)
 
     def leave(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.pool(x).flatten(1))
@@ -201,12 +205,15 @@ class CifarResNet(_StagedResNet):
 
 @held("lathe.nets.ResNet")
 class ResNet(_StagedResNet):
-    """The paper's four-stage nets (table 1), `width`, 2x, 4x and 8x `width` channels, with the stem for small images.
+    """The paper's four-stage nets (table 1), `width`, 2x, 4x and 8x `width` channels.
+
+    `stem` "cifar" is one 3x3 convolution of stride 1, for small images; "imagenet" the paper's own, which makes an
+    image's sides a quarter before the first stage, for 224 x 224 pixels and their like.
 
     `depth` 18 and 34 use basic blocks; 50, 101 and 152 use bottlenecks, whose outputs have four times the channels.
     Shortcuts are projections. `forward` takes `[batch, in_channels, H, W]` and returns logits `[batch, num_classes]`.
 
-    Raises ArgumentError if `depth` is another number or `width` is not a whole number of at least 1.
+    Raises ArgumentError if `depth` is another number, `width` no whole number of at least 1, or `stem` unknown.
     """
 
     COUNTS: ClassVar[dict[int, tuple[int, ...]]] = {
@@ -217,7 +224,15 @@ class ResNet(_StagedResNet):
         152: (3, 8, 36, 3),
     }
 
-    def __init__(self, *, depth: int, width: int = 64, in_channels: int = 3, num_classes: int = 10) -> None:
+    def __init__(
+        self,
+        *,
+        depth: int,
+        width: int = 64,
+        in_channels: int = 3,
+        num_classes: int = 10,
+        stem: Literal["cifar", "imagenet"] = "cifar",
+    ) -> None:
         if depth not in self.COUNTS:
             raise ArgumentError(
                 f"depth={depth!r} fits no four-stage ResNet: take 18, 34, 50, 101 or 152, or a CifarResNet for 6n + 2."
@@ -225,5 +240,11 @@ class ResNet(_StagedResNet):
         block: type[BasicBlock | Bottleneck] = BasicBlock if depth < 50 else Bottleneck
         counts = self.COUNTS[depth]
         super().__init__(
-            block, counts, width=width, in_channels=in_channels, num_classes=num_classes, shortcut="projection"
+            block,
+            counts,
+            width=width,
+            in_channels=in_channels,
+            num_classes=num_classes,
+            shortcut="projection",
+            large=stem == "imagenet",
         )

@@ -66,6 +66,6 @@ MODELS: dict[str, dict[str, Rule]] = {
         "shortcut": word("projection", "zero_pad"),
         "stem": _width | None,
     },
-    "lathe.nets.ResNet": _convolutions,
+    "lathe.nets.ResNet": {**_convolutions, "stem": word("cifar", "imagenet")},
     "lathe.nets.WideResNet": {**_convolutions, "depth": whole(10, 100_000), "dropout": _dropout},
 }
