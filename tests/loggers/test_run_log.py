@@ -36,17 +36,19 @@ def test_logging_and_warnings_are_kept_and_shown_as_before(
         warnings.simplefilter("always")
         with run_log(tmp_path, leaves, {"HF_TOKEN": "s3cr3t-value"}):
             logging.getLogger("mine").info("width %d of %s", 16, "s3cr3t-value")
-            logging.getLogger("lightning.pytorch.deep").warning("key abcdefgh at https://me:pw@host/x")
+            logging.getLogger("mine").warning("key abcdefgh at https://me:pw@host/x")
+            logging.getLogger("lightning.pytorch.deep").warning("deep")
             warnings.warn("odd", UserWarning, stacklevel=1)
     assert (list(root.handlers), root.level) == before
     logging.getLogger("mine").warning("later")
     lines = said(tmp_path)
-    assert lines[1:3] == [
+    assert lines[1:4] == [
         "INFO mine: width 16 of hidden",
-        "WARNING lightning.pytorch.deep: key hidden at https://hidden@host/x",
+        "WARNING mine: key hidden at https://hidden@host/x",
+        "WARNING lightning.pytorch.deep: deep",
     ]
-    assert lines[3].startswith(f"WARNING warnings: UserWarning: odd ({__file__}:")
-    assert len(lines) == 5
+    assert lines[4].startswith(f"WARNING warnings: UserWarning: odd ({__file__}:")
+    assert len(lines) == 6
     shown = capsys.readouterr().err
     assert "key abcdefgh" in shown  # on the terminal, as it would be without
     assert "width" not in shown
