@@ -131,3 +131,14 @@ def test_a_part_that_does_not_fit_into_memory_is_a_sentence() -> None:
     node = {"_target_": "torch.nn.Linear", "in_features": 10**8, "out_features": 10**8}
     with pytest.raises(UserError, match=r"^model\.net can't be built: .*memory"):
         make(node, "model.net")
+
+
+def test_weights_of_torchs_losses_are_lists_in_a_file() -> None:
+    cfg = config("model=mlp")
+    inner = {"_target_": "torch.nn.CrossEntropyLoss", "weight": [1, 2, *[1] * 8]}
+    cfg["task"]["loss"] = {"a": inner, "b": {"_target_": "lathe.tasks.Weighted", "weight": 0.5, "loss": inner}}
+    task = make_task(cfg, train=False)
+    outputs, labels = torch.randn(6, 10), torch.tensor([0, 1, 2, 1, 5, 9])
+    plain = torch.nn.functional.cross_entropy(outputs, labels, weight=torch.tensor([1.0, 2.0, *[1.0] * 8]))
+    found = task.train().losses(outputs, (outputs, labels))
+    assert sum(found.values()).item() == pytest.approx(1.5 * plain.item(), rel=1e-6)

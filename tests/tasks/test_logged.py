@@ -30,12 +30,13 @@ def run_of(cfg: dict[str, Any]) -> Path:
 
 
 def points(run_dir: Path) -> dict[str, list[tuple[int, float]]]:
-    """All scalars of the TensorBoard files."""
+    """All scalars of the TensorBoard files but the final result, which metrics.csv has not."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(run_dir / "tensorboard"))
     events.Reload()
-    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in events.Tags()["scalars"]}
+    names = [name for name in events.Tags()["scalars"] if not name.startswith("result/")]
+    return {name: [(event.step, event.value) for event in events.Scalars(name)] for name in names}
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])

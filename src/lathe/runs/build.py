@@ -147,7 +147,7 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     """
     if not isinstance(cfg["task"].get("_target_"), str):
         raise UserError(f"task={cfg['task']!r}: expected a node whose _target_ names {_named(Task)}.")
-    task = make(cfg["task"], "task", _partial_=True)
+    task = make(_weighted(cfg["task"]), "task", _partial_=True)
     _check_task(task.func, cfg["task"]["_target_"])
     parts = {"net": make_net(cfg["model"])} if "net" in cfg["model"] else {}
     if not train:
@@ -171,6 +171,18 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
                 "of the two.",
             )
     return built
+
+
+def _weighted(node: Any) -> Any:
+    """A task's node in which lists of weights for torch's losses, which take tensors, are made tensors."""
+    if not isinstance(node, dict):
+        return node
+    found = {key: _weighted(value) for key, value in node.items()}
+    if str(node.get("_target_")).startswith("torch.nn."):
+        for key in ("weight", "pos_weight"):
+            if isinstance(node.get(key), list):
+                found[key] = {"_target_": "torch.tensor", "data": [float(value) for value in node[key]]}
+    return found
 
 
 def make_net(model: dict[str, Any]) -> nn.Module:
