@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,4 +19,8 @@ def test_the_dataset_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.syspath_prepend(tmp_path)
     command = re.findall(r"^python train.py (data=dataset .*)$", page, flags=re.MULTILINE)[0]
     small = [word for word in SMALL if word != "model=mlp"]
-    assert train(new_run(tmp_path, *shlex.split(command), *small))["test/accuracy"] > 0.9
+    try:
+        assert train(new_run(tmp_path, *shlex.split(command), *small))["test/accuracy"] > 0.9
+    finally:
+        for name in [name for name in sys.modules if name.split(".")[0] == Path(code[0]).parts[0]]:
+            del sys.modules[name]  # other tests have packages of the same name

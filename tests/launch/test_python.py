@@ -17,16 +17,19 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 from support.runs import ROOT, SMALL, config, runs, weights
+from torch.utils.data import BatchSampler, DataLoader
 
 import lathe
 from lathe.config.composed import resolve
 from lathe.config.composing import overrides_of
+from lathe.data import ImageDataModule
 from lathe.errors import UserError
 from lathe.runs import rundir
 from lathe.runs.rundir import RunDir
 from lathe.tasks import ClassificationTask
 from lathe.verbs.train import train
 
+METHODS = ("__init__", "__setattr__", "__delattr__")
 SHORT = (*SMALL, "trainer.max_epochs=1", "callbacks.progress_bar=null")
 
 
@@ -112,6 +115,9 @@ def everything() -> dict[str, Any]:
         "hydra": GlobalHydra.instance().hydra,
         "config": HydraConfig.instance().cfg,
         "group": torch.distributed.is_initialized(),
+        "loaders": [
+            vars(kind).get(name) for kind in (DataLoader, BatchSampler) for name in ("__init__", "__setattr__")
+        ],
     }
 
 
@@ -120,6 +126,7 @@ def test_trainings_in_one_process_leave_it_as_it_was(
 ) -> None:
     """Also after one that failed and one that Ctrl-C has ended; each as if it were the only one."""
     words = [*SHORT, "trainer.deterministic=true", f"paths.log_dir={tmp_path}"]
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # the elastic agent leaves its own to later tests
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):  # a notebook's own use of Hydra
         before = everything()
         first = lathe.train(words)
@@ -138,6 +145,11 @@ def test_trainings_in_one_process_leave_it_as_it_was(
                 with pytest.raises(kind, match=said):
                     lathe.train(words)
             assert everything() == before
+        with monkeypatch.context() as patch:
+            patch.setattr(ImageDataModule, "train_dataloader", fail)
+            with pytest.raises(RuntimeError, match="a bug"):
+                lathe.train(words)
+        assert everything() == before
         with pytest.raises(UserError, match="no such file"):
             lathe.train([*words, f"ckpt_path={tmp_path}/none.ckpt"])
         cfg = lathe.compose(words)

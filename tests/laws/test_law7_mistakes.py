@@ -181,7 +181,7 @@ def test_damaged_and_foreign_checkpoints(cli: Cli, trained: Path, tmp_path: Path
     (tmp_path / "text.ckpt").write_text("not a checkpoint")
     _one_sentence(cli(*SMALL, "ckpt_path=text.ckpt"), "ckpt_path=", "text.ckpt")
     torch.save({"weight": torch.ones(2)}, tmp_path / "foreign.ckpt")
-    _one_sentence(cli(*SMALL, "ckpt_path=foreign.ckpt"), "ckpt_path=", "foreign.ckpt", "state_dict")
+    _one_sentence(cli(*SMALL, "ckpt_path=foreign.ckpt"), "ckpt_path=", "foreign.ckpt", "does not fit", "stem.")
     torch.save({"state_dict": {}, "global_step": 1, "code": Path("x")}, tmp_path / "code.ckpt")
     _one_sentence(cli(*SMALL, "ckpt_path=code.ckpt"), "ckpt_path=", "code.ckpt", "could run code")
     _one_sentence(cli(*SMALL, "model.net.width=8", f"ckpt_path={trained}"), "does not fit", "stem.linear.weight")

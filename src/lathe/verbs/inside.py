@@ -5,14 +5,16 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import get_all_subclasses
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from torch.utils.data import BatchSampler, DataLoader
 
 from lathe.verbs.train import train
 
 
 def train_inside(cfg: dict[str, Any]) -> dict[str, Any]:
     """As `train`, which it leaves with torch's settings, the random states and the process groups that it has met."""
-    with same_numbers(), _settings():
+    with same_numbers(), _settings(), _loaders():
         return train(cfg)
 
 
@@ -42,3 +44,18 @@ def _settings() -> Iterator[None]:
         torch.set_float32_matmul_precision(precision)
         if not several and torch.distributed.is_available() and torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
+
+
+@contextmanager
+def _loaders() -> Iterator[None]:
+    """Lightning 2.6 changes the methods of torch's loaders while it asks a data module for one, and leaves them so if
+    that raises: later loaders with a `batch_size` by position would fail in it."""
+    try:
+        yield
+    finally:
+        for base in (DataLoader, BatchSampler):
+            for kind in get_all_subclasses(base) | {base}:
+                for method in ("__init__", "__setattr__", "__delattr__"):
+                    if f"__old{method}" in vars(kind):
+                        setattr(kind, method, vars(kind)[f"__old{method}"])
+                        delattr(kind, f"__old{method}")

@@ -195,7 +195,7 @@ class Run:
             ids.shape[1] <= facts["length"],
             f"x holds {ids.shape[1]} token ids in a row: expected at most {facts['length']}.",
         )
-        return DataLoader(torch.from_numpy(ids.astype(np.int64)), batch_size)  # type: ignore[arg-type]  # has rows
+        return DataLoader(torch.from_numpy(ids.astype(np.int64)), batch_size=batch_size)  # type: ignore[arg-type]  # has rows
 
 
 def _files(x: Any, channels: int) -> list[ImageFile]:
