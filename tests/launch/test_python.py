@@ -115,9 +115,7 @@ def everything() -> dict[str, Any]:
         "hydra": GlobalHydra.instance().hydra,
         "config": HydraConfig.instance().cfg,
         "group": torch.distributed.is_initialized(),
-        "loaders": [
-            vars(kind).get(name) for kind in (DataLoader, BatchSampler) for name in ("__init__", "__setattr__")
-        ],
+        "loaders": [getattr(kind, name) for kind in (DataLoader, BatchSampler) for name in METHODS],
     }
 
 
