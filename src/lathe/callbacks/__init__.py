@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from lathe.callbacks.checkpoint import Checkpoint, numbers
 from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
 from lathe.callbacks.ema import EMA
+from lathe.callbacks.frozen import FrozenStatistics
 from lathe.callbacks.lean import skip_empty_hooks
 from lathe.callbacks.methods.base import Compression, compressions
 from lathe.callbacks.model_summary import ModelSummary
@@ -51,6 +52,7 @@ __all__ = [
     "Compression",
     "Distill",
     "ExactResume",
+    "FrozenStatistics",
     "Lottery",
     "ModelSummary",
     "NanGuard",

@@ -51,6 +51,12 @@ def check_compression(cfg: dict[str, Any]) -> None:
             f"compression=[{','.join(names)}] has {' and '.join(same)}, which decide over the same {_what(kind)}: "
             "keep one.",
         )
+    cutting = [name for name in names if nodes[name]["kind"] in ("structure", "masks")]
+    require(
+        not cfg.get("freeze") or not cutting,
+        f"freeze={cfg.get('freeze')} keeps parameters as they are, and compression={','.join(cutting)} would cut them: "
+        "leave one of them out.",
+    )
     both = {"quantization", "after"} <= {node["kind"] for node in nodes.values()}
     require(not both, f"compression=[{','.join(names)}] quantizes in training and again after it: keep one of them.")
     trainer, callbacks = cfg.get("trainer", {}), cfg.get("callbacks", {"checkpoint": {}})  # compress.py has neither

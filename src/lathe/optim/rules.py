@@ -51,6 +51,20 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
     return found
 
 
+def freeze(net: nn.Module, rules: Iterable[str]) -> tuple[int, int]:
+    """Leave the parameters that `rules` match out of training; return how many numbers they have, of how many.
+
+    Raises ArgumentError if a pattern matches no parameter, and UserError if nothing is left to train.
+    """
+    frozen = matching_names(net, rules, key="freeze")
+    for name, parameter in net.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name not in frozen)
+    sizes = {name: parameter.numel() for name, parameter in net.named_parameters()}
+    if not any(parameter.requires_grad for parameter in net.parameters()):
+        raise UserError(f"freeze={list(rules)} leaves no parameter of {type(net).__name__} to train: free some.")
+    return sum(sizes[name] for name in frozen), sum(sizes.values())
+
+
 def layer_numbers(net: nn.Module) -> dict[str, int]:
     """Return the layer of each parameter: 0 before the repeated `blocks` of `net`, 1 to n in them, n + 1 behind.
 

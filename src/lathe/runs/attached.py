@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder, StochasticWeightAveraging
 from lightning.pytorch.loggers import Logger
 
-from lathe.callbacks import ExactResume
+from lathe.callbacks import ExactResume, FrozenStatistics
 from lathe.errors import UserError, require
 from lathe.runs.build import make_part, target_of
 from lathe.runs.methods import make_methods
@@ -47,7 +47,8 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
             "would hold its average: leave it out, and take callbacks=[default,ema].",
         )
         made[name] = callback
-    return [ExactResume(cfg["seed"]), *make_methods(cfg), *made.values()]
+    frozen = [FrozenStatistics()] if cfg.get("freeze") else []
+    return [ExactResume(cfg["seed"]), *frozen, *make_methods(cfg), *made.values()]
 
 
 def _monitoring(name: str, node: Any, task: Task) -> Any:

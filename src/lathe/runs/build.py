@@ -10,6 +10,7 @@ import hydra
 from hydra.errors import InstantiationException
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import nn
 
 from lathe.config.schema.optim import PLAN
@@ -17,6 +18,7 @@ from lathe.data.foreign import share
 from lathe.errors import ArgumentError, UserError, did_you_mean, require, under
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.plan import check_plan, plan_of
+from lathe.optim.rules import freeze
 from lathe.tasks import Task, apply_init
 
 
@@ -160,6 +162,9 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
         check_optimizer(optimizer)
     scheduler = make_schedule(cfg["scheduler"]) if cfg.get("scheduler") else None
     built = _called(task, **parts, optimizer=optimizer, scheduler=scheduler)
+    if cfg.get("freeze"):
+        still, of = freeze(built.net, cfg["freeze"])
+        rank_zero_only(print)(f"freeze: {still:,} of {of:,} parameters stay as they are.")
     with under("optimizer"):
         try_on(optimizer, built.net)
     if scheduler is not None:

@@ -55,6 +55,7 @@ TRAIN: dict[str, Place] = {
     "ckpt_mode": word("weights", "trainer"),
     "ckpt_map": group(text("a prefix", r".*") | None) | None,
     "ckpt_strict": flag,
+    "freeze": items(text("a pattern of parameter names"), 1) | None,
     "trusted": _trusted,
     "paths": Keys({"data_dir": path, "log_dir": path, "run_dir": none}),
     "data": Part(),

@@ -1,0 +1,100 @@
+"""Frozen parameters stay as they are, with their running statistics, under any optimizer, and after an interruption."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import seed_everything
+from support.runs import SMALL, config, new_run, weights
+
+from lathe.config.stages import check_compression
+from lathe.errors import UserError
+from lathe.nets import MLP, CifarResNet
+from lathe.optim.rules import freeze
+from lathe.runs.build import make_task
+from lathe.verbs.train import train
+
+RESNET = [word for word in SMALL if "model" not in word] + ["model=resnet20", "model.net.depth=8", "model.net.width=4"]
+FROZEN = "freeze=[conv.*,bn.*,blocks.0.*]"
+
+
+def trained(tmp_path: Path, *words: str) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The weights before and after a run."""
+    cfg = new_run(tmp_path, *RESNET, *words)
+    train(cfg)
+    seed_everything(cfg["seed"], verbose=False)
+    return make_task(cfg).net.state_dict(), weights(Path(cfg["paths"]["run_dir"]))
+
+
+@pytest.mark.parametrize("words", [(), ("optimizer=muon",), ("optimizer=radam", "callbacks=[default,ema]")])
+def test_what_is_frozen_does_not_move_and_the_rest_does(tmp_path: Path, words: tuple[str, ...]) -> None:
+    start, end = trained(tmp_path, FROZEN, *words, "trainer.max_epochs=2")
+    assert start.keys() == end.keys()
+    moved = {name for name in start if not torch.equal(start[name], end[name])}
+    still = {name for name in start if name.startswith(("conv.", "bn.", "blocks.0."))}
+    assert moved == start.keys() - still
+
+
+def test_an_unfrozen_norm_among_frozen_convolutions_goes_on(tmp_path: Path) -> None:
+    start, end = trained(tmp_path, "freeze=[conv.*]", "trainer.max_epochs=1")
+    assert torch.equal(start["conv.weight"], end["conv.weight"])
+    assert not torch.equal(start["bn.running_mean"], end["bn.running_mean"])
+
+
+def test_a_validation_within_the_epoch_leaves_frozen_norms_alone(tmp_path: Path) -> None:
+    start, end = trained(tmp_path, FROZEN, "trainer.max_epochs=1", "trainer.val_check_interval=0.3")
+    assert torch.equal(start["bn.running_var"], end["bn.running_var"])
+    assert not torch.equal(start["blocks.1.bn1.running_var"], end["blocks.1.bn1.running_var"])
+
+
+def test_a_continued_run_ends_with_the_same_bits(tmp_path: Path) -> None:
+    def run(folder: str, *words: str) -> dict[str, Any]:
+        return new_run(tmp_path / folder, *RESNET, FROZEN, "callbacks.checkpoint.every_n_train_steps=7", *words)
+
+    straight = run("a")
+    train(straight)
+    stopped = run("b")
+
+    class Ended(Exception):
+        """The process."""
+
+    from lightning.pytorch.callbacks import Callback
+
+    class End(Callback):
+        def on_train_batch_start(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 16:
+                raise Ended
+
+    from lathe.verbs import train as module
+
+    made = module.make_callbacks
+    try:
+        module.make_callbacks = lambda cfg, task: [*made(cfg, task), End()]
+        with pytest.raises(Ended):
+            train(stopped)
+    finally:
+        module.make_callbacks = made
+    train(stopped)
+    one, two = (weights(Path(cfg["paths"]["run_dir"])) for cfg in (straight, stopped))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_the_numbers_and_what_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    net = CifarResNet(depth=8, width=4)
+    assert freeze(net, ["head.*"]) == (170, sum(value.numel() for value in net.parameters()))
+    assert [name for name, value in net.named_parameters() if not value.requires_grad] == ["head.weight", "head.bias"]
+    mlp = MLP(channels=1, image_size=8, num_classes=10, width=4, depth=2)
+    with pytest.raises(UserError, match=r"^freeze: the pattern 'encoder\.\*' matches no parameter of MLP; "):
+        freeze(mlp, ["encoder.*"])
+    with pytest.raises(UserError, match=r"^freeze=\['\*'\] leaves no parameter of MLP to train: free some\.$"):
+        freeze(mlp, ["*"])
+    make_task(config("model=mlp", "freeze=[head.*]"))
+    assert "freeze: 2,570 of 150,794 parameters stay as they are." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", ["prune", "prune_channels", "rigl"])
+def test_methods_that_would_cut_frozen_parameters_are_refused(method: str) -> None:
+    with pytest.raises(UserError, match=rf"^freeze=\['conv\.\*'\] keeps .* compression={method} would cut them: leave"):
+        check_compression(config(f"compression={method}", "freeze=[conv.*]"))
+    check_compression(config("compression=qat", "freeze=[conv.*]"))
