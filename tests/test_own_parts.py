@@ -1,0 +1,92 @@
+"""Each recipe of docs/own_parts.md trains as it is printed there, by the real command in a clone with its files."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import environment, in_process
+from support.runs import ROOT, SMALL, column, rows, runs
+
+from lathe.runs.rundir import RunDir
+
+PAGE = (ROOT / "docs" / "own_parts.md").read_text()
+RECIPES = re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
+TEN = ["Net", "Data", "Loss", "Metric", "Transform", "Optimizer", "Scheduler", "Callback", "Task", "Strategy"]
+SHORT = [word for word in SMALL if not word.startswith("data.")]
+
+
+def blocks(kind: str, text: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def clone(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The page's files beside the configurations that ship, and importable."""
+    folder = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "configs", folder / "configs", ignore=shutil.ignore_patterns("__pycache__", "local"))
+    for _, text in RECIPES:
+        for block in [*blocks("python", text), *blocks("yaml", text)]:
+            name = re.match(r"# ((?:src/mine|configs)/\S+)\n", block)
+            assert name, block
+            (folder / name[1]).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name[1]).write_text(block)
+    shutil.copy(ROOT / "train.py", folder)
+    sys.path.insert(0, str(folder / "src"))
+    yield folder
+    sys.path.remove(str(folder / "src"))
+    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
+        del sys.modules[name]
+
+
+def test_there_are_ten_of_two_files_at_most() -> None:
+    assert [name for name, _ in RECIPES] == TEN
+    for name, text in RECIPES:
+        assert len(blocks("python", text)) == 1, name
+        assert len(blocks("yaml", text)) <= 1, name
+        assert len(blocks("bash", text)) == 1, name
+
+
+@pytest.mark.parametrize("name", TEN[:-1])
+def test_a_recipe_trains(clone: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (command,) = blocks("bash", dict(RECIPES)[name])
+    typed = shlex.split(command)[2:]
+    short = [word for word in SHORT if name != "Net" or not word.startswith("model")]
+    code = in_process(str(clone / "train.py"), *short, *typed, f"paths.log_dir={tmp_path}", "logger=none")
+    said = capsys.readouterr()
+    assert code == 0, said.err
+    (run,) = runs(tmp_path)
+    result, lines = json.loads((run / "result.json").read_text()), rows(run)
+    assert result["epochs"] == 2
+    losses = column(run, "train/loss_epoch")
+    assert losses[-1] < losses[0]
+    assert ("val/worst_class" in result) == (name == "Metric")
+    assert ("val/grades_off" in result) == (name == "Task")
+    assert any(line.get("weights/largest") for line in lines) == (name == "Callback")
+    if name == "Data":  # a fifth of what the test leaves
+        assert RunDir(run).config["data"]["folds"] == 5
+    if name == "Net":
+        assert RunDir(run).config["model"]["net"]["width"] == 32
+
+
+@pytest.mark.slow
+def test_a_strategy_spreads_over_two_processes(clone: Path) -> None:
+    (command,) = blocks("bash", dict(RECIPES)["Strategy"])
+    path = os.pathsep.join([str(clone / "src"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, *shlex.split(command)[1:], "model=mlp", "trainer.max_epochs=1"],
+        cwd=clone,
+        env=environment(PYTHONPATH=path),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "test/accuracy" in done.stdout
