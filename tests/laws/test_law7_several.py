@@ -53,6 +53,10 @@ SEVERAL = {
             "compression=[qat,prune] is out of order",
         ],
     ),
+    "a key that was typed twice is one mistake": (
+        ["data=dataset", "data.train={_target_: mine.Data}", "data.train={a: 1}", "data.num_classes=0", "seed=-1"],
+        ["data.train.a: ", "data.num_classes=0: ", "seed=-1"],
+    ),
     "keys that Hydra does not know": (
         ["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],
         ["model=rsnet20: ", "optimizer.lrr: ", "sed: ", "optmizer: ", "data.batch_size=0: "],

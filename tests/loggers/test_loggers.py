@@ -117,6 +117,15 @@ def test_mlflow_writes_a_run_and_a_continued_run_goes_on_in_it(tmp_path: Path, s
     }
 
 
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+def test_mlflow_without_an_address_takes_its_own(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+    logger = mlflow(tmp_path / "2026-01-01_00-00-02_aaaaaa", 0, experiment_name="trial", tracking_uri=None)
+    logger.log_metrics({"train/loss": 0.5}, step=1)
+    logger.finalize("success")
+    assert [points for _, _, points in history(store, "trial")] == [[(1, 0.5)]]
+
+
 # what is not installed
 
 

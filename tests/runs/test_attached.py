@@ -170,6 +170,12 @@ def test_any_logged_name_chooses_the_best_epoch(tmp_path: Path, mode: str) -> No
     assert result["own/worse"] == result["objective"]
 
 
+def test_a_callback_without_its_metric_is_one_sentence() -> None:
+    cfg = config("model=mlp", STOP, "~callbacks.early_stopping.monitor")
+    with pytest.raises(UserError, match=r"^callbacks\.early_stopping can't be built: .*'monitor'$"):
+        make_callbacks(cfg, make_task(cfg))
+
+
 def test_any_logged_name_stops_early(tmp_path: Path) -> None:
     cfg = new_run(
         tmp_path,

@@ -196,7 +196,7 @@ def right(rule: Rule) -> list[Any]:
 
 
 def combined(place: Place, others: list[Place], choose: random.Random) -> Draw:
-    """Two or three keys of one command line with values that each of them takes."""
+    """Two or three keys of one command line with values that each of them takes; no words where `right` knows none."""
     chosen = [place, *choose.sample(others, min(len(others), choose.choice((1, 2))))]
     pairs = [(one.key, right(one.rule)) for one in chosen if right(one.rule)]
     words = tuple(f"{key}={written(choose.choice(values))}" for key, values in pairs)
@@ -268,7 +268,8 @@ def draws(seed: int, count: int, groups: int | None = None) -> Iterator[Draw]:
         way = choose.random()
         if way < 0.4:
             near = [one for one in every if one.base == place.base and one.key != place.key]
-            yield structural(place, choose) if way < 0.2 else combined(place, near, choose)
+            several = combined(place, near, choose) if way >= 0.2 else None
+            yield several if several is not None and several.words else structural(place, choose)
             continue
         bad = wrong(place.rule)
         value = written(choose.choice(bad)) if way < 0.7 and bad else choose.choice(JUNK)

@@ -137,7 +137,9 @@ def refused_as_well(
         except HydraException as next_error:
             stopped = next_error
         else:
-            return [*found, *_values(cfg, verb, left)]
+            told = [_subject(sentence) for sentence in found]  # a key that was typed twice is one mistake
+            values = [sentence for sentence in _values(cfg, verb, left) if not _of_one_key(_subject(sentence), told)]
+            return [*found, *values]
     return found
 
 
@@ -146,7 +148,7 @@ def _at_fault(error: Exception, words: Sequence[str], groups: Groups) -> str:
     if getattr(error, "override", None) in words:
         return str(error.override)  # type: ignore[attr-defined]
     sentence = explain(error, groups) or ""
-    key = re.split("[=:]", sentence)[0]
+    key = _subject(sentence)
     places = {word: re.search(rf"(?<![\w.]){re.escape(key_of(word))}(?![\w.])", sentence) for word in words}
     found = sorted((match.start(), word) for word, match in places.items() if match)
     above = [word for word in words if key_of(word).startswith(f"{key}.")]
@@ -160,7 +162,17 @@ def _values(cfg: DictConfig, verb: str, words: Sequence[str]) -> list[str]:
     except UserError:  # which may come of what was left out
         return []
     keys = [key_of(word) for word in words]
-    return [sentence for sentence in sentences if re.split(r"[=:]", sentence)[0] in keys]
+    return [sentence for sentence in sentences if _subject(sentence) in keys]
+
+
+def _subject(sentence: str) -> str:
+    """The key that a sentence begins with."""
+    return re.split("[=:]", sentence)[0]
+
+
+def _of_one_key(key: str, told: Sequence[str]) -> bool:
+    """Whether a key is one of those told, above one or below one."""
+    return any(f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.") for other in told)
 
 
 def _no_such_key(key: str, hint: str) -> str:

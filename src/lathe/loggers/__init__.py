@@ -112,7 +112,8 @@ def mlflow(
     tracking_uri: str | None = None,
     run_name: str | None = None,
 ) -> Logger:
-    """MLflow. A continued run goes on in the MLflow run that carries its directory's name.
+    """MLflow. A continued run goes on in the MLflow run that carries its directory's name. Without a `tracking_uri`,
+    MLflow's own choice holds: the variable MLFLOW_TRACKING_URI, or sqlite:///mlflow.db where the command runs.
 
     Raises:
         UserError: mlflow is not installed, or its address can't be used.
@@ -123,11 +124,13 @@ def mlflow(
         raise UserError("logger=mlflow needs the mlflow package: pip install -e '.[mlflow]'.") from error
     from lightning.pytorch.loggers import MLFlowLogger
 
+    # Lightning's own choice is a folder, which MLflow refuses; an earlier logger's address stays set in this process
+    tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
     if getattr(rank_zero_only, "rank", 0) == 0:
         _check_address(tracking_uri, experiment_name)
     tag = {"lathe.run": run_dir.name}
     run_id = None
-    if start_step and tracking_uri is not None:
+    if start_step:
         package.set_tracking_uri(tracking_uri)
         found = package.search_runs(
             experiment_names=[experiment_name],
@@ -144,7 +147,7 @@ def mlflow(
     )
 
 
-def _check_address(tracking_uri: str | None, experiment_name: str) -> None:
+def _check_address(tracking_uri: str, experiment_name: str) -> None:
     """Asks MLflow once, without the minutes in which it would try again, before data and devices are ready."""
     from mlflow import MlflowClient
 
@@ -156,7 +159,7 @@ def _check_address(tracking_uri: str | None, experiment_name: str) -> None:
     except Exception as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise UserError(
-            f"logger.mlflow.tracking_uri={LOGIN.sub('hidden', str(tracking_uri))} can't be used "
+            f"logger.mlflow.tracking_uri={LOGIN.sub('hidden', tracking_uri)} can't be used "
             f"({LOGIN.sub('hidden', reason)}): give a database file such as sqlite:///mlflow.db, or a server's address."
         ) from error
     finally:

@@ -62,7 +62,7 @@ def _monitoring(name: str, node: Any, task: Task) -> Any:
     if node.get("monitor") == "auto":
         node = {**node, "monitor": task.monitor}
     if node.get("mode") == "auto":
-        monitor = node["monitor"]
+        monitor = node.get("monitor")  # a callback that needs one says so itself
         own = monitor in task.metric_names or type(task).__module__.split(".")[0] == "lathe"
         if str(monitor).rpartition("/")[2] in task.undirected:
             raise UserError(
