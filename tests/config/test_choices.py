@@ -46,6 +46,8 @@ def chosen(choice: str) -> dict[str, Any]:
     if choice == "data=dataset":
         facts = ["data.num_classes=2", "data.channels=1", "data.image_size=4", "data.class_names=[a,b]"]
         return config(choice, "data.train={_target_: support.own_datasets.Pictures}", *facts)
+    if choice == "data=image_folder":  # no image is read
+        return config(choice, f"data.folder={CONFIGS}")
     return config(choice, *{"model": ["data=synthetic_tokens"], "data": ["model=gpt_nano"]}.get(group, [])[:words])
 
 

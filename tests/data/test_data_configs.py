@@ -12,7 +12,7 @@ from lathe.errors import UserError
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "data"
 IMAGES = ["digits", "cifar10", "cifar100", "fashion_mnist", "synthetic", "shards"]
-NAMES = [*IMAGES, "dataset", "tokens", "synthetic_tokens", "documents", "document_files"]
+NAMES = [*IMAGES, "dataset", "image_folder", "tokens", "synthetic_tokens", "documents", "document_files"]
 
 
 def build(name: str, folder: Path, **overrides: object) -> ImageDataModule:

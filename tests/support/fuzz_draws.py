@@ -10,7 +10,7 @@ from typing import Any
 
 from lathe.config.schema import rules
 from lathe.config.schema.rule import Rule, node
-from support.runs import config
+from support.runs import ROOT, config
 
 QUICK = (
     "trainer.accelerator=cpu",
@@ -76,6 +76,7 @@ BESIDE = {
     "data=synthetic_tokens": ("model=gpt_nano",),
     "data=tokens": ("model=gpt_nano",),
     "data=fashion_mnist": (*MLP, "data.source.download=false"),
+    "data=image_folder": (f"data.folder={ROOT / 'configs'}", *MLP),  # folders without images
     "data=dataset": ("data.train={_target_: support.own_datasets.Pictures}", *FACTS, *MLP),
     "data=documents": ("model=gpt_nano",),
     "data=document_files": ("model=gpt_nano",),
@@ -92,6 +93,7 @@ CHOICES = {
         "dataset",
         "cifar10",
         "fashion_mnist",
+        "image_folder",
         "shards",
         "tokens",
     ),

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lathe.config.class_folders import class_names
 from lathe.config.schema import (
     CLASHES,
     CONTRADICTIONS,
@@ -27,6 +28,9 @@ from lathe.config.schema import (
 )
 from lathe.errors import UserError
 
+# What a file of the group data may say for the classes of a folder, and for how many there are.
+OmegaConf.register_new_resolver("lathe.class_names", class_names, replace=True)
+OmegaConf.register_new_resolver("lathe.count", lambda names: None if names is None else len(names), replace=True)
 CPU_PROCESSES_PER_CORE = 4  # more than this on one machine is a typing mistake, not a plan
 
 
@@ -79,6 +83,9 @@ def _fact(error: OmegaConfBaseException) -> str:
     return fact.group(1) if fact and str(error.full_key).startswith("model.") else ""
 
 
+_RAISED = "UserError raised while resolving interpolation: "
+
+
 def _why(error: OmegaConfBaseException) -> str:
     if _fact(error):
         return (
@@ -86,6 +93,8 @@ def _why(error: OmegaConfBaseException) -> str:
             "kind of model, such as data=digits for images or data=synthetic_tokens for tokens."
         )
     key, said = error.full_key or "the configuration", str(error).splitlines()[0]
+    if said.startswith(_RAISED):  # a resolver of Lathe's own
+        return said.removeprefix(_RAISED)
     if said.startswith("Missing mandatory value"):
         return f"{key}: a value has to be given, {key}=...; --help {key} says what it takes."
     lacking = re.fullmatch(r"Interpolation key '([\w.]+)' not found", said)
@@ -187,9 +196,13 @@ def _groups(cfg: dict[str, Any], saved: bool) -> Iterator[Problem]:
 
 def pinned(cfg: dict[str, Any]) -> dict[str, Any]:
     """A copy of a resolved configuration in which the runs and files that it starts from or learns from (`ckpt_path`,
-    teachers) stand with their real, absolute paths: logs/latest leads to another run as soon as this one has begun."""
+    teachers, a folder of data) stand with their real, absolute paths: logs/latest leads to another run as soon as this
+    one has begun, and a run directory is used from any working directory."""
     cfg = copy.deepcopy(cfg)
     cfg["ckpt_path"] = _real(cfg.get("ckpt_path"))
+    for node in (cfg.get("data"), (cfg.get("data") or {}).get("source")):
+        if isinstance(node, dict) and "folder" in node:
+            node["folder"] = _real(node["folder"])
     for node in (cfg.get("compression") or {}).values():
         if isinstance(node, dict) and "teacher" in node:
             node["teacher"] = _real(node["teacher"])

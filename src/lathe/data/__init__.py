@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lathe.data.dataset import DatasetDataModule
     from lathe.data.documents import DocumentDataModule
     from lathe.data.fashion_mnist import FashionMnist
+    from lathe.data.image_folder import ImageFolder
     from lathe.data.shards import ShardDataModule, Shards
     from lathe.data.synthetic_documents import SyntheticDocuments
     from lathe.data.synthetic_tokens import SyntheticTokens
@@ -31,6 +32,7 @@ else:
             "DatasetDataModule": "dataset",
             "DocumentDataModule": "documents",
             "FashionMnist": "fashion_mnist",
+            "ImageFolder": "image_folder",
             "ShardDataModule": "shards",
             "Shards": "shards",
             "SyntheticDocuments": "synthetic_documents",
@@ -48,6 +50,7 @@ __all__ = [
     "DocumentDataModule",
     "FashionMnist",
     "ImageDataModule",
+    "ImageFolder",
     "Normalizer",
     "ResidentLoader",
     "ShardDataModule",

@@ -1,6 +1,7 @@
 """The LightningDataModule of every image data set."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -44,11 +45,12 @@ class ImageDataModule(ExactDataModule[Split]):
         folds: parts of equal class shares into which training and validation images together are divided, by the
             source's `split_seed`; None takes the source's own splits.
         fold: the part that validates; the others train.
+        folder: declared for a source that reads one, which is to be this; None for others.
 
     Raises:
-        UserError: for an unknown name, a size that is none, names that are none, or a wrong `mean` or `std` here; for
-            facts that the source contradicts in `setup`; for batch sizes that do not fit the devices or the data when a
-            loader is asked for.
+        UserError: for an unknown name, a size that is none, names that are none, another `folder` than the source's, or
+            a wrong `mean` or `std` here; for facts that the source contradicts in `setup`; for batch sizes that do not
+            fit the devices or the data when a loader is asked for.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class ImageDataModule(ExactDataModule[Split]):
         class_names: Sequence[str] | None = None,
         folds: int | None = None,
         fold: int | None = None,
+        folder: str | None = None,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         if loader == "workers" and normalize == "folded":
@@ -81,6 +84,11 @@ class ImageDataModule(ExactDataModule[Split]):
         check_folds(folds, fold)
         self.folds, self.fold = folds, fold
         check_members(source, "num_classes", "prepare", "load")
+        if folder is not None and str(getattr(source, "folder", None)) != str(Path(folder)):
+            raise UserError(
+                f"data.folder={folder} is not what the source {type(source).__name__} reads: leave it out, or choose "
+                "data=image_folder."
+            )
         self.source = source
         self.num_classes = num_classes
         self.class_names = check_class_names(class_names, num_classes)
@@ -104,9 +112,11 @@ class ImageDataModule(ExactDataModule[Split]):
             self.source.prepare()
 
     def open(self) -> dict[str, Split]:
-        """The source's splits, whose facts are those declared."""
+        """The source's splits, whose facts are those declared; classes that were given no names take the source's."""
         facts = {name: getattr(self, name) for name in ("num_classes", "channels", "image_size")}
         splits = load_splits(self.source, facts)
+        if self.class_names is None:
+            self.class_names = check_class_names(getattr(self.source, "class_names", None), self.num_classes)
         if self.folds is not None and self.fold is not None:
             splits = refold(splits, self.folds, self.fold, getattr(self.source, "split_seed", 0))
         return {"train": splits.train, "val": splits.val, "test": splits.test}

@@ -15,8 +15,8 @@ from lathe.data.source import check_members, load_splits, using
 from lathe.data.splits import Source, stratified_split
 from lathe.errors import ArgumentError, UserError
 from lathe.files import whole
-from lathe.images.files import file_kind
-from lathe.images.pictures import COLOURS, MOST, SUFFIXES, PictureError, read_picture, scaled
+from lathe.images.files import read_image
+from lathe.images.pictures import COLOURS, SUFFIXES, PictureError, scaled
 
 Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and its class
 
@@ -93,8 +93,7 @@ class ImageFolder:
         """The images of a split, one after the other."""
         for path, label in self.files[split]:
             try:
-                with open(path, "rb") as file:
-                    pixels = read_picture(file, file_kind(path), self.channels, MOST)
+                pixels = read_image(path, self.channels)
             except (PictureError, OSError) as error:
                 raise UserError(f"{path} cannot be read as an image ({error}): mend it or remove it.") from error
             yield (pixels if self.image_size is None else scaled(pixels, (self.image_size, self.image_size))), label

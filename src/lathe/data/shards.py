@@ -229,13 +229,6 @@ class ShardDataModule(ImageDataModule):
         super().__init__(source, **settings)
         self.window = window
 
-    def open(self) -> dict[str, Split]:
-        """As `ImageDataModule` has it; classes that were given no names take those of the shards."""
-        splits = super().open()
-        if self.class_names is None:
-            self.class_names = self.source.class_names
-        return splits
-
     def build(self, split: Split, device: torch.device, **order: Any) -> Any:
         if self.loader != "workers":
             return super().build(split, device, **order)

@@ -51,9 +51,7 @@ class ImageFile:
             yield from map(np.ascontiguousarray, array)
             return
         try:
-            kind = file_kind(self.path)
-            with open(self.path, "rb") as file:
-                pixels = read_picture(file, kind, self.channels, MOST)
+            pixels = read_image(self.path, self.channels)
         except (PictureError, OSError) as error:
             raise _unreadable(self.path, error) from error
         yield pixels
@@ -96,6 +94,18 @@ def open_image(path: Path, channels: int) -> ImageFile:
             return ImageFile(path, channels, picture_size(file, kind, MOST))
     except (PictureError, OSError) as error:
         raise _unreadable(path, error) from error
+
+
+def read_image(path: Path, channels: int) -> Array:
+    """The pixels of an image file, uint8 `[channels, height, width]`.
+
+    Raises:
+        PictureError: it is none, or is damaged or too large.
+        OSError: it can't be read.
+    """
+    kind = file_kind(path)
+    with open(path, "rb") as file:
+        return read_picture(file, kind, channels, MOST)
 
 
 def file_kind(path: Path) -> str:

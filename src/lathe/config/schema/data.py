@@ -37,7 +37,12 @@ _files: dict[str, Rule] = {"data_dir": path, "name": path, "verify": flag}
 _sizes: dict[str, Rule] = {"train_size": _size, "val_size": _size, "test_size": _size}
 
 DATA: dict[str, dict[str, Rule]] = {
-    "lathe.data.ImageDataModule": {**_images, **_folds, "normalize": word("batch", "folded")},
+    "lathe.data.ImageDataModule": {
+        **_images,
+        **_folds,
+        "normalize": word("batch", "folded"),
+        "folder": path | None,
+    },
     "lathe.data.ShardDataModule": {**_images, "window": whole(1, 2**20)},
     "lathe.data.TokenDataModule": {"source": node, "vocab_size": _ids, "length": _length, **_loading},
     "lathe.data.DocumentDataModule": {
@@ -102,6 +107,20 @@ DATA: dict[str, dict[str, Rule]] = {
         "split_seed": _seed,
         "files": anything,
         "base_url": text("an address", r"(https?|file)://\S+"),
+    },
+    "lathe.data.ImageFolder": {
+        "folder": path,
+        "data_dir": path,
+        "classes": items(text(), 1) | None,
+        "train": path | None,
+        "val": path | None,
+        "test": path | None,
+        "channels": whole(1, 3),
+        "image_size": _side,
+        "val_share": number(above=0, below=1),
+        "test_share": number(above=0, below=1),
+        "split_seed": _seed,
+        "skip_bad": whole(0, 2**31),
     },
     "lathe.data.Shards": {**_files, "max_open": whole(1, 2**20)},
     "lathe.data.TokenFiles": _files,

@@ -1,0 +1,130 @@
+"""The classes of a folder of images, by the names of the folders in it or by a list of its files: what a configuration
+has to know of them before any image is read. Imports no NumPy.
+"""
+
+import csv
+import os
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from lathe.config.schema.rule import path as a_path
+from lathe.errors import UserError, require
+
+SPLITS = ("train", "val", "test")
+LISTS = (".txt", ".csv")  # the suffixes of lists of files
+
+
+def class_names(folder: Any, train: Any = None) -> list[str]:
+    """The classes of `folder`, sorted: of its folders, of those in `<folder>/train` if it is divided so, or of those in
+    the folder or the list of files that `train` names in it.
+
+    Raises:
+        UserError: there are none.
+    """
+    for key, value in (("data.folder", folder), ("data.source.train", train)):
+        sentence = (a_path | None if key.endswith("train") else a_path).sentence(key, value)
+        require(sentence is None, sentence or "")
+    home = Path(folder)
+    require(
+        os.path.isdir(home), f"data.folder={folder} is no folder: give one that has a folder of images for each class."
+    )
+    if train is not None and is_list(train):
+        return sorted({label for _, label in read_list(home / train)})
+    place = home / (train or ("train" if has_splits(home) else ""))
+    key = f"data.folder={folder}" if train is None else f"data.source.train={train}"
+    there = os.path.isdir(place)
+    require(there, f"{key}: {place} is no folder: name one in data.folder, or a list of files in it (.txt, .csv).")
+    names = subfolders(place)
+    lacking = "has no folder in it, expected one of images for each class, such as"
+    require(bool(names), f"{key}: {place} {lacking} {place / 'cat'}.")
+    return names
+
+
+def is_list(name: str) -> bool:
+    """Whether a split is named by a list of files, and not by a folder."""
+    return name.lower().endswith(LISTS)
+
+
+def has_splits(folder: Path) -> bool:
+    """Whether the folders in it are called train, val and test: all of them, or all three among others."""
+    names = set(subfolders(folder))
+    return "train" in names and (names <= set(SPLITS) or set(SPLITS) <= names)
+
+
+def subfolders(folder: Path) -> list[str]:
+    """The names of the folders in it, sorted; not the hidden ones."""
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
+    except OSError as error:
+        raise UserError(f"data.folder: {folder} can't be read ({error.strerror}): give one that can.") from error
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads round in a circle
+        return False
+
+
+def read_list(path: Path) -> tuple[tuple[str, str], ...]:
+    """The files that a list names, relative to the data's folder, each with its class: a line for each, whose class is
+    the folder that it lies in, or a CSV with a column `path` and, where the folders are not the classes, `label`.
+
+    Raises:
+        UserError: it can't be read, or names a file outside that folder or twice.
+    """
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(f"data.source: the list {path} can't be read ({error.strerror}): give one that can.") from error
+    return _read_list(path, (found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=8)
+def _read_list(path: Path, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = _rows(file, path) if path.suffix.lower() == ".csv" else [(line.strip("\r\n"), "") for line in file]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UserError(f"data.source: the list {path} can't be read ({error}): write a path of each line.") from error
+    files = []
+    for name, label in rows:
+        if not name.strip():
+            continue
+        place = PurePosixPath(name)
+        require(
+            not place.is_absolute() and ".." not in place.parts and "\0" not in name,
+            f"data.source: the list {path} names {name}, which leads out of the folder: write paths below data.folder.",
+        )
+        label = label or place.parent.name
+        require(
+            bool(label),
+            f"data.source: the list {path} has {name} without a class: write <class>/{name}, or a CSV with the columns "
+            "path and label.",
+        )
+        files.append((str(place), label))
+    require(bool(files), f"data.source: the list {path} has no files: write a path on each line.")
+    seen: set[str] = set()
+    for name, _label in files:
+        require(name not in seen, f"data.source: the list {path} has {name} twice: leave one out.")
+        seen.add(name)
+    return tuple(files)
+
+
+def _rows(file: Any, path: Path) -> list[tuple[str, str]]:
+    reader = csv.DictReader(file)
+    require(
+        "path" in (reader.fieldnames or ()),
+        f"data.source: the list {path} has no column path: its first line names the columns, path or path,label.",
+    )
+    rows = []
+    for row in reader:
+        name, label = (str(row.get(column) or "").strip() for column in ("path", "label"))
+        require(
+            bool(label) or "label" not in (reader.fieldnames or ()),
+            f"data.source: the list {path} has no label in line {reader.line_num}: give each file one.",
+        )
+        rows.append((name, label))
+    return rows

@@ -1,0 +1,145 @@
+"""Which files a folder of images has for each split, and their classes."""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lathe.config.class_folders import SPLITS, has_splits, is_list, read_list, subfolders
+from lathe.data.splits import Labels
+from lathe.errors import UserError, require
+from lathe.images.pictures import SUFFIXES
+
+SHOWN = 5  # names of a long list that a sentence has
+
+
+@dataclass(frozen=True)
+class ImageFiles:
+    """`names` of n files below a folder, with their `labels` [n], and the rows of those splits that the user has made,
+    `rows`; "train" is one of them. `digest` changes with every file's name, size and time of change."""
+
+    names: list[str]
+    labels: Labels
+    rows: dict[str, Labels]
+    digest: str
+
+
+def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | None]) -> ImageFiles:
+    """The image files of `folder` for each split: those that are `given`, the name of a folder or of a list of files in
+    it, or else train, val and test if the folder is divided so. What is divided in no way is all "train".
+
+    Raises:
+        UserError: a split has other classes than train, a class has no image, or a file is not there or in two splits.
+    """
+    named = {split: name for split, name in given.items() if name is not None}
+    if not named and has_splits(folder):
+        named = {split: split for split in SPLITS if (folder / split).is_dir()}
+    elif named and "train" not in named:
+        key, name = next(iter(named.items()))
+        raise UserError(f"data.source.{key}={name} needs data.source.train: say which images the net is trained on.")
+    for split, name in named.items():
+        inside = is_list(name) or not (Path(name).is_absolute() or ".." in Path(name).parts)
+        require(
+            inside,
+            f"data.source.{split}={name} leads out of data.folder={folder}: name a folder or a list of files in it.",
+        )
+    found = {
+        split: _listed(folder, name, split) if is_list(name) else _in_folders(folder / name, folder)
+        for split, name in (named or {"train": ""}).items()
+    }
+    for split, files in found.items():
+        _check_classes(folder, split, files, classes)
+    names = [name for files in found.values() for name, _ in files]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        both = " and ".join(split for split, files in found.items() if twice in dict(files))
+        raise UserError(f"data.folder={folder}: {twice} is in {both}, expected it in one split: leave it out of one.")
+    number = {name: index for index, name in enumerate(classes)}
+    labels = np.array([number[label] for files in found.values() for _, label in files], dtype=np.int64)
+    ends = np.cumsum([len(files) for files in found.values()])
+    rows = {
+        split: np.arange(end - len(files), end)
+        for end, (split, files) in zip(ends.tolist(), found.items(), strict=True)
+    }
+    return ImageFiles(names, labels, rows, _digest(folder, names))
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of these names, and how many follow."""
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
+    require(place.is_dir(), f"data.folder={folder}: {place} is no folder: name one, or a list of files (.txt, .csv).")
+    found: list[tuple[str, str]] = []
+    other: list[str] = []
+    for label in subfolders(place):
+        home, inside = place / label, []
+        try:
+            inside = sorted(name for name in os.listdir(home) if not name.startswith("."))
+        except OSError as error:
+            raise UserError(f"data.folder={folder}: {home} can't be read: {error.strerror}.") from error
+        images = [name for name in inside if os.path.splitext(name)[1].lower() in SUFFIXES]
+        other += [str((home / name).relative_to(folder)) for name in inside if name not in set(images)]
+        below = f", and the folders in it are not read: {some(subfolders(home))}" if subfolders(home) else ""
+        require(
+            bool(images),
+            f"data.folder={folder}: {home} has no image ({', '.join(SUFFIXES)}){below}: put some there, or remove it.",
+        )
+        stems = Counter(os.path.splitext(name)[0] for name in images)
+        same = [name for name in images if stems[os.path.splitext(name)[0]] > 1]
+        if same:
+            rank_zero_warn(
+                f"data.folder={folder}: {home} has {some(same)}, which differ in their suffix alone: if they are "
+                "copies, they may lie on both sides of a split."
+            )
+        found += [(str((home / name).relative_to(folder)), label) for name in images]
+    if other:
+        rank_zero_warn(
+            f"data.folder={folder}: {len(other)} files or folders in it are no images ({', '.join(SUFFIXES)}) and "
+            f"are left out: {some(other)}."
+        )
+    return found
+
+
+def _listed(folder: Path, name: str, split: str) -> list[tuple[str, str]]:
+    found = list(read_list(folder / name))
+    gone = [path for path, _ in found if not (folder / path).is_file()]
+    require(not gone, f"data.source.{split}={name} lists {some(gone)}, not there in data.folder={folder}: mend it.")
+    out = [path for path, _ in found if os.path.splitext(path)[1].lower() not in SUFFIXES]
+    require(not out, f"data.source.{split}={name} lists {some(out)}, expected images ({', '.join(SUFFIXES)}): mend it.")
+    return found
+
+
+def _check_classes(folder: Path, split: str, files: list[tuple[str, str]], classes: Sequence[str]) -> None:
+    has = {label for _, label in files}
+    surplus, lacking = sorted(has - set(classes)), [name for name in classes if name not in has]
+    where = f"data.folder={folder}: {split} has"
+    require(
+        not surplus,
+        f"{where} the class {some(surplus)}, which is none of data.source.classes ({some(list(classes))}): each class "
+        "has to be in every split.",
+    )
+    require(
+        not lacking,
+        f"{where} no class {some(lacking)}, one of data.source.classes ({some(list(classes))}): each class has to be "
+        "in every split.",
+    )
+
+
+def _digest(folder: Path, names: Sequence[str]) -> str:
+    found = hashlib.sha256()
+    for name in names:
+        try:
+            told = os.stat(folder / name)
+            line = f"{name}\0{told.st_size}\0{told.st_mtime_ns}\n"
+        except OSError:  # a link that leads nowhere; whoever reads the image says so
+            line = f"{name}\0\n"
+        found.update(line.encode(errors="surrogateescape"))
+    return found.hexdigest()

@@ -1,0 +1,153 @@
+"""Images of any size in a folder for each class."""
+
+import hashlib
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from lathe.config.class_folders import SPLITS, class_names
+from lathe.config.schema.held import held
+from lathe.data.image_cache import ImageCache, check_bad
+from lathe.data.image_files import ImageFiles, find_files, some
+from lathe.data.splits import Images, Labels, Split, Splits, stratified_split
+from lathe.errors import ArgumentError, UserError, require
+from lathe.images.files import read_image
+from lathe.images.pictures import COLOURS, scaled
+
+
+@held("lathe.data.ImageFolder")
+class ImageFolder:
+    """Image files `<folder>/<class>/*`, or `<folder>/<split>/<class>/*` with splits train, val and test, or as lists of
+    files say. They are decoded and scaled once, as predictions and requests are (`lathe.images`), and kept as an array.
+
+    Args:
+        folder: see above.
+        data_dir: where the array is kept, in `image_folder_cache`.
+        classes: their names in the order of the labels; None are those found, sorted.
+        train: the folder of folders for each class, or the list of files (.txt, .csv) below `folder`, with the images
+            to train on; None are `<folder>/train` if there is one among splits, or all of them.
+        val: the same for validation; None are `<folder>/val`, or `val_share` of train.
+        test: the same for the test; None are `<folder>/test`, or `test_share` of train.
+        channels: 1 makes them grey, 3 RGB.
+        image_size: side in pixels of the square that the middle of each image is brought to.
+        val_share: of train, cut out for validation where there is none; stratified.
+        test_share: of train, cut out for the test where there is none; stratified.
+        split_seed: draws both; apart from the run's seed.
+        skip_bad: images that can't be read and may be left out.
+
+    Raises:
+        UserError: here, for a folder without classes; in `prepare`, for files that can't be used as they are.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        data_dir: str,
+        classes: Sequence[str] | None = None,
+        train: str | None = None,
+        val: str | None = None,
+        test: str | None = None,
+        channels: int = 3,
+        image_size: int = 64,
+        val_share: float = 0.1,
+        test_share: float = 0.1,
+        split_seed: int = 0,
+        skip_bad: int = 0,
+    ) -> None:
+        if channels not in COLOURS:
+            raise ArgumentError(f"channels={channels} cannot be made from image files: choose 1 or 3.")
+        found = class_names(folder, train)
+        self.class_names = list(classes or found)
+        require(
+            set(self.class_names) == set(found),
+            f"data.folder={folder} has the classes {some(found)}, expected {some(self.class_names)}, as "
+            "data.source.classes says: give the folder that has these.",
+        )
+        self.folder, self.data_dir = Path(folder), Path(data_dir)
+        self.given = {"train": train, "val": val, "test": test}
+        self.shape = (channels, image_size, image_size)
+        self.shares = {"val": val_share, "test": test_share}
+        self.split_seed, self.skip_bad = split_seed, skip_bad
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def prepare(self) -> None:
+        """Reads all images, unless they have been since they changed."""
+        self._divided(np.zeros(0, np.int64))  # before the images are read, which may take long
+        made = self._cache.make(self._read, self.skip_bad)
+        splits = self.load()
+        if made:
+            print(f"data.folder={self.folder}: {self._told(splits)}", flush=True)
+
+    def load(self) -> Splits:
+        """Images uint8 [n, channels, image_size, image_size], memory-mapped."""
+        opened = self._cache.open()
+        if opened is None:
+            raise UserError(f"data.folder={self.folder} has not been read yet: call prepare() of its source first.")
+        images, bad = opened
+        if bad:
+            check_bad(bad, self._cache.files, self.skip_bad)
+            told = some([f"{self._cache.files[row]} {why}" for row, why in bad.items()])
+            rank_zero_warn(f"data.source.skip_bad={self.skip_bad}: {len(bad)} images are left out: {told}.")
+        rows = self._divided(np.array(sorted(bad), dtype=np.int64))
+        return Splits(**{split: Split(images, self._files.labels, rows[split]) for split in SPLITS})
+
+    @cached_property
+    def _files(self) -> ImageFiles:
+        return find_files(self.folder, self.class_names, self.given)
+
+    @cached_property
+    def _cache(self) -> ImageCache:
+        files, options = self._files, [str(self.folder.resolve()), self.given, self.shape]
+        called = re.sub(r"\W", "_", self.folder.resolve().name)[:40]
+        name = f"{called}-{hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]}"
+        home = self.data_dir / "image_folder_cache"
+        return ImageCache(home, name, files.digest, [self.folder / file for file in files.names], self.shape)
+
+    def _read(self, path: Path) -> Images:
+        return scaled(read_image(path, self.shape[0]), self.shape[1:])
+
+    def _divided(self, bad: Labels) -> dict[str, Labels]:
+        """The rows of each split; what is not given is cut out of train."""
+        rows = {split: np.setdiff1d(own, bad) for split, own in self._files.rows.items()}
+        train, labels = rows["train"], self._files.labels
+        sizes = {split: max(1, round(len(train) * share)) for split, share in self.shares.items() if split not in rows}
+        if sizes:
+            require(
+                sum(sizes.values()) < len(train),
+                f"data.folder={self.folder} has {len(train)} images to train on, of which "
+                f"{' and '.join(f'data.source.{split}_share={self.shares[split]}' for split in sizes)} leave none: add "
+                "images, or choose less.",
+            )
+            rows |= {
+                split: train[own] for split, own in stratified_split(labels[train], sizes, self.split_seed).items()
+            }
+        counts = np.bincount(labels[rows["train"]], minlength=self.num_classes)
+        if not counts.all():
+            raise UserError(
+                f"data.folder={self.folder}: no image of class {self.class_names[int(counts.argmin())]} is left to "
+                "train on: add images of it, or name the splits (data.source.train, val, test)."
+            )
+        return rows
+
+    def _told(self, splits: Splits) -> str:
+        """How many images there are, and the mean and standard deviation of those to train on."""
+        counts = ", ".join(f"{len(getattr(splits, split))} {split}" for split in SPLITS)
+        rows, sums = splits.train.rows, np.zeros((2, self.shape[0]))
+        for start in range(0, len(rows), 256):
+            block = splits.train.images[rows[start : start + 256]].astype(np.float64) / 255
+            sums += [block.mean((2, 3)).sum(0), (block**2).mean((2, 3)).sum(0)]
+        mean, squares = sums / len(rows)
+        std = np.sqrt(np.maximum(squares - mean**2, 0))
+        measured = " ".join(
+            f"data.{name}={json.dumps([round(float(v), 4) for v in values])}".replace(" ", "")
+            for name, values in (("mean", mean), ("std", std))
+        )
+        return f"{counts} images of {self.num_classes} classes, read once; the training images have {measured}."
