@@ -13,7 +13,7 @@ LATHE: dict[str, tuple[str, str]] = {
     "data": ("data", "DatasetDataModule DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
     "data part": (
         "data",
-        "Augment Cifar Digits FashionMnist Shards Synthetic SyntheticDocuments SyntheticTokens TokenFiles",
+        "Augment Cifar Digits FashionMnist ImageFolder Shards Synthetic SyntheticDocuments SyntheticTokens TokenFiles",
     ),
     "callback": ("callbacks", "Checkpoint EMA ModelSummary NanGuard Preemption Progress Throughput TorchProfiler"),
     "method": (
