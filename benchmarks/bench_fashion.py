@@ -1,0 +1,120 @@
+"""Accuracy and time of `experiment=fashion_resnet` and of the same training written by hand in plain PyTorch.
+
+    python benchmarks/bench_fashion.py --seeds 1 2 3 --folder <the four IDX files>
+
+Both sides train ResNet-20 on the same batches (those of the seed), take the epoch of the best validation accuracy, and
+test it once. They share the data module and the net's class; optimizer, schedule, loop and choice of the epoch are
+written out here, and the weights are drawn by a seed of their own, so that the sides differ as two seeds do. Sides take
+turns, seed by seed.
+"""
+
+import argparse
+import statistics
+import tempfile
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import lathe
+from lathe.config.composed import resolve
+from lathe.nets import CifarResNet
+from lathe.runs.build import make_data
+
+BAR = 0.005  # how far apart the mean test accuracies may be: about two standard errors of n = 3
+
+
+def composed(seed: int, args: argparse.Namespace) -> list[str]:
+    """The experiment's overrides."""
+    words = ["experiment=fashion_resnet", f"seed={seed}", f"paths.log_dir={args.logs}"]
+    words += ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false"] * args.cpu
+    words += [] if args.epochs is None else [f"trainer.max_epochs={args.epochs}"]
+    return [*words, *([] if args.folder is None else [f"data.source.folder={args.folder}"])]
+
+
+def by_lathe(words: list[str], seed: int, device: torch.device) -> float:
+    """Test accuracy of the experiment."""
+    return float(lathe.train(words).result["test/accuracy"])
+
+
+def by_hand(words: list[str], seed: int, device: torch.device) -> float:
+    """Test accuracy of the same training, written out."""
+    cfg = resolve(lathe.compose(words))
+    datamodule, epochs = make_data(cfg), int(cfg["trainer"]["max_epochs"])
+    datamodule.prepare_data()
+    datamodule.setup("fit")
+    datamodule.setup("test")
+    torch.manual_seed(1000 + seed)
+    net = CifarResNet(depth=20, in_channels=1, num_classes=10).to(device)
+    norms = {id(p) for m in net.modules() if isinstance(m, nn.BatchNorm2d) for p in m.parameters()}
+    plain = [p for name, p in net.named_parameters() if id(p) in norms or name.endswith("bias")]
+    decayed = [p for name, p in net.named_parameters() if not (id(p) in norms or name.endswith("bias"))]
+    groups = [{"params": decayed, "weight_decay": 5e-4}, {"params": plain, "weight_decay": 0.0}]
+    optimizer = torch.optim.SGD(groups, lr=0.2, momentum=0.9, nesterov=True)
+    train = datamodule.train_dataloader()
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, 0.2, total_steps=epochs * len(train), pct_start=0.3, cycle_momentum=False
+    )
+    best, state = -1.0, net.state_dict()
+    for _ in range(epochs):
+        net.train()
+        for x, y in train:
+            loss = F.cross_entropy(net(x.to(device)), y.to(device))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+        score = accuracy(net, datamodule.val_dataloader(), device)
+        if score > best:
+            best, state = score, {name: value.clone() for name, value in net.state_dict().items()}
+    net.load_state_dict(state)
+    return accuracy(net, datamodule.test_dataloader(), device)
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, batches: Any, device: torch.device) -> float:
+    """Share of correct answers; labels below 0 fill the last batch up."""
+    net.eval()
+    right = asked = 0
+    for x, y in batches:
+        answers: Tensor = net(x.to(device)).argmax(1).to(y.device)
+        right += int((answers == y).sum())
+        asked += int((y >= 0).sum())
+    return right / asked
+
+
+SIDES = {"lathe": by_lathe, "hand": by_hand}
+
+
+def main() -> None:
+    """Prints each seed's accuracies and seconds, their means, and whether they are within the bar."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="a training of each side for each")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")
+    parser.add_argument("--epochs", type=int, help="of each training; those of the experiment where not given")
+    parser.add_argument("--folder", help="that has the four IDX files; else they are downloaded")
+    parser.add_argument("--logs", default=tempfile.mkdtemp(prefix="fashion_"), help="where the runs go")
+    parser.add_argument("--cpu", action="store_true", help="train on the CPU where there is a GPU")
+    args = parser.parse_args()
+    device = torch.device("cpu" if args.cpu or not torch.cuda.is_available() else "cuda")
+    scores: dict[str, list[float]] = {side: [] for side in args.sides}
+    seconds: dict[str, list[float]] = {side: [] for side in args.sides}
+    for seed in args.seeds:
+        for side in args.sides:
+            began = time.perf_counter()
+            scores[side].append(SIDES[side](composed(seed, args), seed, device))
+            seconds[side].append(time.perf_counter() - began)
+            print(f"seed {seed}, {side}: test accuracy {scores[side][-1]:.4f}, {seconds[side][-1]:.0f} s", flush=True)
+    for side in args.sides:
+        mean, took = statistics.mean(scores[side]), statistics.mean(seconds[side])
+        spread = f"from {min(scores[side]):.4f} to {max(scores[side]):.4f}, n = {len(args.seeds)}"
+        print(f"{side}: mean test accuracy {mean:.4f}, {spread}; mean time {took:.0f} s")
+    if len(args.sides) == len(SIDES):
+        apart = abs(statistics.mean(scores["lathe"]) - statistics.mean(scores["hand"]))
+        print(f"apart: {apart:.4f}, at most {BAR}: {'met' if apart <= BAR else 'missed'}")
+
+
+if __name__ == "__main__":
+    main()
