@@ -28,6 +28,7 @@ GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name":
             for group in ("logger", "callbacks")
             for word in ("null", "[]", "false", "")
         ],
+        (["train=false"], ["trainer.max_epochs=0"]),
         (["compile=null"], ["compile=none"]),
         (["~compression"], ["compression=none"]),
         (["callbacks=[default,ema]"], ["callbacks=[default,ema]"]),

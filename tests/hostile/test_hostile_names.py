@@ -138,6 +138,7 @@ def test_names_that_are_none_are_refused(foreign: RunDir, name: Any, refusal: Re
             "logger.mlflow",
             {"_target_": "lathe.loggers.mlflow", "tracking_uri": "http://127.0.0.1:9"},
         ),
+        "an Aim server": ("logger.aim", {"_target_": "lathe.loggers.aim", "repo": "aim://127.0.0.1:9"}),
         "a server by its database": (
             "logger.mlflow",
             {"_target_": "lathe.loggers.mlflow", "tracking_uri": "postgresql://127.0.0.1/x"},

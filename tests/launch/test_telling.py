@@ -1,6 +1,7 @@
 """One sentence on stderr for a mistake, a traceback for a bug, and the exit code that says so."""
 
 import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,27 @@ def test_ctrl_c_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit) as ended:
         one_sentence(main)()
     assert (ended.value.code, capsys.readouterr().err) == (130, "Error: stopped by Ctrl-C.\n")
+
+
+def test_a_file_of_variables_is_read_and_named_without_its_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".env").write_text('# of this machine\nLATHE_TOKEN="hush hush"\nLATHE_SET=file\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LATHE_SET", "before")
+    monkeypatch.setenv("LATHE_TOKEN", "x")  # so that it is taken back after the test
+    monkeypatch.delenv("LATHE_TOKEN")
+    found: dict[str, str] = {}
+    one_sentence(lambda: found.update(os.environ))()
+    assert (found["LATHE_TOKEN"], found["LATHE_SET"]) == ("hush hush", "before")
+    assert capsys.readouterr().out == ".env sets LATHE_TOKEN.\n"
+
+
+def test_a_file_of_variables_that_is_no_text_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / ".env").write_bytes(b"\xff\xfe=1")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="1"):
+        one_sentence(lambda: None)()
+    assert capsys.readouterr().err.startswith("Error: .env can't be read (")

@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lathe.errors import UserError
-from lathe.loggers import mlflow, tensorboard, wandb
+from lathe.loggers import aim, comet, mlflow, tensorboard, wandb
 
 # tensorboard
 
@@ -129,7 +129,7 @@ def test_mlflow_without_an_address_takes_its_own(tmp_path: Path, store: str, mon
 # what is not installed
 
 
-@pytest.mark.parametrize(("make", "name"), [(wandb, "wandb"), (mlflow, "mlflow")])
+@pytest.mark.parametrize(("make", "name"), [(wandb, "wandb"), (mlflow, "mlflow"), (comet, "comet_ml"), (aim, "aim")])
 def test_a_missing_package_is_one_sentence(
     make: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,7 +143,10 @@ def test_a_missing_package_is_one_sentence(
     for module in [key for key in sys.modules if key.split(".")[0] == name]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setattr(builtins, "__import__", absent)
-    needs = rf"^logger={name} needs the {name} package: pip install -e '\.\[{name}\]'\.$"
+    packages = {"comet_ml": "comet-ml", "aim": "aim"}
+    package = packages.get(name, name)
+    install = package if name in packages else rf"-e '\.\[{name}\]'"
+    needs = rf"^logger={make.__name__} needs the {package} package: pip install {install}\.$"
     with pytest.raises(UserError, match=needs):
         make(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []

@@ -257,3 +257,11 @@ def test_it_ends_so_on_two_ranks(tmp_path: Path, strategy: str, way: str, best: 
     assert "objective is null: there is no val/accuracy" in done.stdout
     again = strict(folder / "result.json")
     assert (again["test/loss"], again["steps"], again["best"]) == (result["test/loss"], result["steps"], best)
+
+
+def test_weights_of_elsewhere_are_tested_without_training(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SHORT)
+    trained = train(cfg)
+    result = train(new_run(tmp_path, *SHORT, "trainer.max_epochs=0", f"ckpt_path={cfg['paths']['run_dir']}"))
+    assert result["test/loss"] == trained["test/loss"]
+    assert (result["steps"], result["best"]) == (0, "the weights of ckpt_path, nothing was trained")

@@ -17,7 +17,8 @@ NOTHING = ("", "null", "none", "None", "[]", "false", "False")  # ways to say th
 HABITS = {
     "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or a sweeper of Hydra's, -m "
     "hydra/sweeper=<its name>",
-    "train": "train.py always trains; to evaluate a finished run: python scripts/evaluate.py run=logs/latest",
+    "train": "train=false tests the weights of ckpt_path=... without training; a finished run is evaluated by "
+    "python scripts/evaluate.py run=logs/latest",
     "task_name": "the label of a run is name=...",
     "experiment_name": "the label of a run is name=...",
     "run_name": "the label of a run is name=...",
@@ -130,6 +131,8 @@ def _translated(word: str, groups: Groups) -> list[str]:
     key, sign, value = key_of(word), word[: len(word) - len(word.lstrip("+~"))], word.partition("=")[2]
     choices = groups.get(key)
     require(bool(key), f"{word!r} can't be read as an override: write key=value.")
+    if (key, value) == ("train", "false") and not sign and key not in groups:
+        return ["trainer.max_epochs=0"]
     if not choices:
         habit = key if key in HABITS else key.partition(".")[0]
         way = HABITS.get(habit, "")

@@ -31,6 +31,10 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def wrapped() -> None:
+        try:
+            _read_variables()
+        except UserError as error:
+            sys.exit(tell(error))
         os.environ.setdefault(FULL_ERROR, os.environ.get("HYDRA_FULL_ERROR", "0"))
         os.environ["HYDRA_FULL_ERROR"] = "1"
         trust.ask("--trust" in sys.argv[1:])
@@ -52,6 +56,22 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
             sys.exit(tell(UserError(*also) if also else error))
 
     return wrapped
+
+
+def _read_variables() -> None:
+    """Variables of the environment from a file .env where the command runs; those that are set already stay."""
+    if not os.path.isfile(".env"):
+        return
+    from dotenv import dotenv_values  # here: few have such a file
+
+    try:
+        found = dotenv_values(".env", encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f".env can't be read ({error}): mend it, or take it away.") from error
+    fresh = {name: value for name, value in found.items() if value is not None and name not in os.environ}
+    os.environ.update(fresh)
+    if fresh and not _silent():
+        print(f".env sets {', '.join(fresh)}.", flush=True)  # never the values, which are keys of accounts
 
 
 def tell(error: Exception) -> int:

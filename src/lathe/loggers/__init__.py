@@ -18,9 +18,12 @@ from lathe.loggers.csv import CSVLogger
 from lathe.loggers.facts import LOGIN, log_facts, run_facts
 from lathe.loggers.result import log_result
 from lathe.loggers.run_log import run_log
+from lathe.loggers.services import aim, comet
 
 __all__ = [
     "CSVLogger",
+    "aim",
+    "comet",
     "csv",
     "ended_on_error",
     "log_facts",

@@ -30,7 +30,10 @@ FUNCTIONS: dict[str, str] = {
         "lathe.optim.constant lathe.optim.cosine lathe.optim.cosine_restarts lathe.optim.one_cycle lathe.optim.step"
     ),
     "strategy": "lathe.strategies.auto lathe.legacy.DP lathe.legacy.Horovod",
-    "logger": "lathe.loggers.csv lathe.loggers.mlflow lathe.loggers.tensorboard lathe.loggers.wandb",
+    "logger": (
+        "lathe.loggers.aim lathe.loggers.comet lathe.loggers.csv lathe.loggers.mlflow lathe.loggers.tensorboard "
+        "lathe.loggers.wandb"
+    ),
     "trainer": "lightning.pytorch.Trainer lightning.Trainer lightning.pytorch.trainer.Trainer",
 }
 # Layers and losses of torch.nn. Not here: Module itself, and DataParallel, which is a strategy.

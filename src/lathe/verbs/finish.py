@@ -65,9 +65,8 @@ def finish(
             reason = (
                 checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"
             )  # the latter in runs of older versions
-            result["best"] = (
-                f"the last weights, {reason}" if result["steps"] else "the initial weights, nothing was trained"
-            )
+            given = "the initial weights" if cfg.get("ckpt_path") is None else "the weights of ckpt_path"
+            result["best"] = f"the last weights, {reason}" if result["steps"] else f"{given}, nothing was trained"
     result |= {
         name: value
         for name, value in reported.items()

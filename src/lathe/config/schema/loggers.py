@@ -19,4 +19,6 @@ LOGGERS: dict[str, dict[str, Rule]] = {
         "entity": text("a name") | None,
         "log_model": flag,
     },
+    "lathe.loggers.comet": {"project": text("a name"), "workspace": text("a name") | None},
+    "lathe.loggers.aim": {"repo": text("a folder or an address"), "experiment": text("a name")},
 }

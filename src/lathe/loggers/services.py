@@ -1,0 +1,68 @@
+"""Loggers of packages that Lathe neither installs nor is tested with in full: Comet and Aim."""
+
+import hashlib
+from pathlib import Path
+
+from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+
+from lathe.config.schema.held import held
+from lathe.errors import UserError
+
+
+@held("lathe.loggers.comet")
+def comet(
+    run_dir: Path,
+    start_step: int,
+    project: str = "lathe",
+    workspace: str | None = None,
+) -> Logger:
+    """Comet, online: Lightning's logger keeps nothing of an offline experiment. A continued run goes on in the same
+    experiment. The key is read from COMET_API_KEY or Comet's own file.
+
+    Raises:
+        UserError: comet-ml is not installed.
+    """
+    try:
+        import comet_ml  # noqa: F401
+    except ImportError as error:
+        raise UserError("logger=comet needs the comet-ml package: pip install comet-ml.") from error
+    from lightning.pytorch.loggers import CometLogger
+
+    key = hashlib.sha256(run_dir.name.encode()).hexdigest()[:40]  # 32 to 50 letters and digits
+    return CometLogger(
+        project=project, workspace=workspace, experiment_key=key, mode="get_or_create", online=True, name=run_dir.name
+    )
+
+
+@held("lathe.loggers.aim")
+def aim(run_dir: Path, start_step: int, repo: str = "logs", experiment: str = "lathe") -> Logger:
+    """Aim, in a repository on this machine or a server. A continued run goes on in the Aim run that carries its
+    directory's name.
+
+    Raises:
+        UserError: aim is not installed.
+    """
+    try:
+        from aim import Repo
+        from aim.pytorch_lightning import AimLogger
+    except ImportError as error:
+        raise UserError("logger=aim needs the aim package: pip install aim.") from error
+
+    if "://" not in repo:
+        Path(repo).mkdir(parents=True, exist_ok=True)
+    found = None
+    if start_step and getattr(rank_zero_only, "rank", 0) == 0:
+        runs = Repo(repo).query_runs(f"run.name == {run_dir.name!r}", report_mode=0).iter_runs()
+        found = next((item.run.hash for item in runs), None)
+    logger: Logger = AimLogger(
+        repo=repo,
+        experiment=experiment,
+        run_name=run_dir.name,
+        run_hash=found,
+        system_tracking_interval=None,
+        log_system_params=False,  # reads the installed packages through a module that setuptools has dropped
+        capture_terminal_logs=False,
+        context_prefixes={"subset": {name: f"{name}/" for name in ("train", "val", "test")}},
+    )
+    return logger
