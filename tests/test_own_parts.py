@@ -46,25 +46,25 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 def test_there_are_ten_of_two_files_at_most() -> None:
-    assert [name for name, _ in RECIPES] == TEN
+    assert [name for name, _ in RECIPES] == [*TEN, "Lightning"]
     for name, text in RECIPES:
         assert len(blocks("python", text)) == 1, name
         assert len(blocks("yaml", text)) <= 1, name
         assert len(blocks("bash", text)) == 1, name
 
 
-@pytest.mark.parametrize("name", TEN[:-1])
+@pytest.mark.parametrize("name", [*TEN[:-1], "Lightning"])
 def test_a_recipe_trains(clone: Path, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (command,) = blocks("bash", dict(RECIPES)[name])
     typed = shlex.split(command)[2:]
-    short = [word for word in SHORT if name != "Net" or not word.startswith("model")]
+    short = [word for word in SHORT if name not in ("Net", "Lightning") or not word.startswith("model")]
     code = in_process(str(clone / "train.py"), *short, *typed, f"paths.log_dir={tmp_path}", "logger=none")
     said = capsys.readouterr()
     assert code == 0, said.err
     (run,) = runs(tmp_path)
     result, lines = json.loads((run / "result.json").read_text()), rows(run)
     assert result["epochs"] == 2
-    losses = column(run, "train/loss_epoch")
+    losses = column(run, "train_loss_epoch" if name == "Lightning" else "train/loss_epoch")
     assert losses[-1] < losses[0]
     assert ("val/worst_class" in result) == (name == "Metric")
     assert ("val/grades_off" in result) == (name == "Task")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.own_lightning import LitNet
 from support.runs import ROOT, config
 
 from lathe.config.composed import check, flatten
@@ -15,7 +16,7 @@ from lathe.export import TARGETS, get
 from lathe.optim.build import factory_of
 from lathe.optim.foreign import build_scheduler
 from lathe.optim.plan import check_plan, plan_of
-from lathe.runs.build import make, make_schedule
+from lathe.runs.build import make, make_schedule, make_task
 from lathe.runs.methods import make_methods
 from lathe.tasks import ClassificationTask
 
@@ -27,6 +28,7 @@ NO_KEYS = [
     f"{group}={path.stem}" for group in ("hydra", "sweep") for path in sorted((CONFIGS / group).glob("*.yaml"))
 ]  # of training
 FORMATS = sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml"))
+OWN = ("model=lightning", "task=lightning", "optimizer=none")  # a LightningModule has these for itself
 VERBS = {
     "evaluate": [],
     "receipt": [],
@@ -42,6 +44,8 @@ OTHERS = {"benchmark": ["suite=scaling"], "make_shards": [], "prepare_tokens": [
 def chosen(choice: str) -> dict[str, Any]:
     """The configuration of a choice, with what it goes with."""
     group, name = choice.split("=")
+    if choice in OWN:
+        return config("model=lightning", "model.net={_target_: support.own_lightning.LitNet}")
     words = "vocab_size" in (CONFIGS / group / f"{name}.yaml").read_text()
     if choice == "data=dataset":
         facts = ["data.num_classes=2", "data.channels=1", "data.image_size=4", "data.class_names=[a,b]"]
@@ -80,7 +84,7 @@ NEEDS_MORE = {
 }
 
 
-@pytest.mark.parametrize("choice", [*CHOICES, *NO_KEYS])
+@pytest.mark.parametrize("choice", [choice for choice in [*CHOICES, *NO_KEYS] if choice not in OWN])
 def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
     """Everything that needs neither data nor a device. Nets are built on the meta device: shapes without memory."""
     group, name = choice.split("=")
@@ -96,11 +100,12 @@ def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
     assert logits.shape == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
     optimizer = factory_of(make(cfg["optimizer"], "optimizer"))(net)
     assert sum(len(part["params"]) for part in optimizer.param_groups) == len(list(net.parameters()))
-    made = make_schedule(cfg["scheduler"])
-    plan = plan_of(made)
-    check_plan(made, ClassificationTask(net))
-    scheduler = build_scheduler(plan.with_mode("min"), optimizer, 1000)
-    assert all(0 <= lr <= cfg["optimizer"]["lr"] for lr in scheduler.get_last_lr())
+    if cfg["scheduler"]:
+        made = make_schedule(cfg["scheduler"])
+        plan = plan_of(made)
+        check_plan(made, ClassificationTask(net))
+        scheduler = build_scheduler(plan.with_mode("min"), optimizer, 1000)
+        assert all(0 <= lr <= cfg["optimizer"]["lr"] for lr in scheduler.get_last_lr())
     module = make(data, "data")
     facts = [key for key in ("num_classes", "vocab_size", "length", "batch_size", "max_tokens") if key in data]
     assert {key: getattr(module, key) for key in facts} == {key: data[key] for key in facts}
@@ -124,6 +129,13 @@ def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
         make(strategy, "strategy")
     trainer = make({**cfg["trainer"], "_partial_": True}, "trainer")
     assert trainer.keywords["max_epochs"] == cfg["trainer"]["max_epochs"]
+
+
+@pytest.mark.parametrize("choice", OWN)
+def test_what_a_module_of_the_users_own_brings_is_built(choice: str) -> None:
+    task = make_task(chosen(choice))
+    assert type(task.driven) is LitNet
+    assert task.driven.hparams["lr"] == 0.1
 
 
 @pytest.mark.parametrize("name", ["benchmark suite=memory", "make_shards", "prepare_tokens input=x", "support"])

@@ -39,7 +39,7 @@ WRONG = {
             "task._target_=torch.nn.Linear is a net: expected a task such as lathe.tasks.ClassificationTask"
         ),
         "lightning.pytorch.demos.boring_classes.BoringModel": (
-            "BoringModel is a plain LightningModule, which says neither what its net is"
+            "BoringModel is a plain LightningModule, which brings its net: model=lightning"
         ),
         "builtins.dict": "task._target_=builtins.dict: expected a lathe Task, got the class dict.",
         "lathe.callbacks.EMA": "task._target_=lathe.callbacks.EMA: expected a lathe Task, got the class EMA.",

@@ -20,6 +20,7 @@ QUICK = (
 )
 FACTS = ("data.num_classes=2", "data.channels=1", "data.image_size=4")
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=2")
+LIT = "model.net={_target_: support.own_lightning.LitNet}"
 # What is typed by chance, whatever the key: words, numbers and structures as a shell hands them over.
 JUNK = (
     "abc",
@@ -81,10 +82,12 @@ BESIDE = {
     "data=documents": ("model=gpt_nano",),
     "data=document_files": ("model=gpt_nano",),
     "data=cifar10": (*MLP, "data.source.download=false"),
+    "model=lightning": (LIT,),
+    "optimizer=none": ("model=lightning", LIT),
     "compression=distill": (*MLP, "compression.distill.teacher=ema"),
 }
 CHOICES = {
-    "model": ("mlp", "deep_mlp", "gpt_nano", "resnet20", "resnet18", "vit_tiny", "wrn40_2"),
+    "model": ("mlp", "deep_mlp", "gpt_nano", "resnet20", "resnet18", "vit_tiny", "wrn40_2", "lightning"),
     "data": (
         "digits",
         "synthetic",
@@ -97,7 +100,7 @@ CHOICES = {
         "shards",
         "tokens",
     ),
-    "optimizer": ("sgd", "adamw", "muon"),
+    "optimizer": ("sgd", "adamw", "muon", "none"),
     "scheduler": ("constant", "cosine", "cosine_restarts", "one_cycle", "step"),
     "callbacks": ("[default,ema,early_stopping,device_stats]",),
     "compression": (

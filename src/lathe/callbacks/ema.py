@@ -9,6 +9,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
 from lathe.callbacks.averaging import MovingAverage, wide
+from lathe.callbacks.driven import net_of
 from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.measure.processes import everyones, processes
@@ -148,7 +149,7 @@ class EMA(Callback):
             )
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        net = pl_module.get_submodule("net")
+        net = net_of(pl_module)
         _refuse_parts(net)
         self._bind(net)
         self._install()
@@ -168,7 +169,7 @@ class EMA(Callback):
             self.update(trainer.global_step)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._bind(pl_module.get_submodule("net"))
+        self._bind(net_of(pl_module))
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -238,7 +239,7 @@ class EMA(Callback):
         if "raw" not in ema:
             return
         # Lightning has just loaded `state_dict`, the average, into the net.
-        net = pl_module.get_submodule("net")
+        net = net_of(pl_module)
         loaded = net.state_dict()
         if not ema["raw"].keys() <= loaded.keys():
             raise UserError(

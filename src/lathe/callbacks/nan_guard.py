@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor, nn
 
+from lathe.callbacks.driven import net_of, task_of
 from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
@@ -87,7 +88,7 @@ class NanGuard(Callback):
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         # Inside a step, it is the one after those that are complete.
         now = trainer.global_step + (0 if state else 1)
-        net = pl_module.get_submodule("net")
+        net = net_of(pl_module)
         scaled = str(trainer.precision) == "16-mixed"  # by a GradScaler, or inside an engine
         bad_loss = self._first_bad_loss(scaled)
         suspect = bad_loss is not None
@@ -154,6 +155,11 @@ class NanGuard(Callback):
                 what = (
                     f"in optimizer step {now} the loss is {found.value}{where}, and each process has a part of the "
                     "net only"
+                )
+            elif task_of(net) is not net:  # a user's own module, whose forward need not be what it trains with
+                what = (
+                    f"in optimizer step {now} the loss is {found.value}{where}, made in the training_step of "
+                    f"{type(net).__name__} from finite weights"
                 )
             else:
                 culprits = everyones(_first_bad_output(trainer, net, net_input(self._batch)))

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from lathe.callbacks.driven import net_of, task_of
 from lathe.config.schema.held import held
 from lathe.measure.flops import count_flops, net_input, peak_flops
 
@@ -35,7 +36,7 @@ class Throughput(Callback):
       process, or not DDP; nan in a line of which a continued run saw only its first step, which is never sampled.
     - `mfu`: model FLOP/s, three times forward's (PaLM, arXiv:2204.02311, appendix B), over the peak of all devices that
       share the net. Counted on a copy without memory (the meta device), made before a strategy cuts the net. Left out
-      where the peak is not known.
+      where the peak is not known, and for a LightningModule of the user's own.
 
     Validation, saving a checkpoint and the seam between epochs are not in the time, nor are the first steps. A GPU is
     waited for at the edges of a window and of such a pause, nowhere else.
@@ -73,9 +74,8 @@ class Throughput(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, _compute_dtype(trainer))
-            self._twin = (
-                _without_memory(pl_module.get_submodule("net")) if self._peak and trainer.is_global_zero else None
-            )
+            known = task_of(pl_module) is pl_module  # of a user's own module nobody knows what it does with a batch
+            self._twin = _without_memory(net_of(pl_module)) if self._peak and trainer.is_global_zero and known else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clear()
@@ -87,7 +87,7 @@ class Throughput(Callback):
         sampler: dict[str, Any] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         self._replicas = int(sampler.get("num_replicas", 1))
         self._share = trainer.world_size / self._replicas  # devices that hold one replica together
-        self._unit = str(getattr(pl_module, "unit", "samples"))
+        self._unit = str(getattr(task_of(pl_module), "unit", "samples"))
         self._size = self.window or trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
         self._reducer = trainer.strategy.model if isinstance(trainer.strategy.model, DistributedDataParallel) else None
         if self._reducer is not None:
@@ -208,7 +208,7 @@ class Throughput(Callback):
 
 def _count(pl_module: LightningModule, batch: Any) -> int:
     """Samples or tokens of a batch, as the task counts them."""
-    count = getattr(pl_module, "count_units", None)
+    count = getattr(task_of(pl_module), "count_units", None)
     return int(count(batch)) if count is not None else len(net_input(batch))
 
 

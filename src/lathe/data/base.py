@@ -34,6 +34,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.seed = seed
         self.test_split = "test"
+        self.fills_up = True  # batches of an evaluation; see EpochLoader
         self._splits: dict[str, SplitData] | None = None
         self._train_loader: EpochLoader | None = None
 
@@ -98,7 +99,9 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         assert self._splits is not None
         replicas, rank = replicas_of(self.trainer)
         where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
-        return self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)
+        loader = self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)
+        loader.fills_up = self.fills_up
+        return loader
 
 
 def replicas_of(trainer: Any) -> tuple[int, int]:

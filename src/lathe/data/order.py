@@ -20,7 +20,8 @@ class EpochLoader(ABC):
     Training: global batch k of epoch e is places k*batch_size to (k+1)*batch_size of that epoch's permutation, and a
     rank takes its contiguous part; an incomplete last batch is dropped. Evaluation: samples in order, every batch of
     the same shape on every rank; rows that fill up the last ones repeat sample 0 under the label -100, so that each
-    sample counts exactly once.
+    sample counts exactly once. For those who know nothing of that label, `fills_up` False leaves these rows out, and a
+    rank's part of a batch is every world_size-th sample, so that each has some of the last, if there are enough.
 
     The state is two integers, equal on all ranks: `epoch`, and `batch`, the batches of it that were yielded. Each
     iteration starts the next epoch, except the first one, and the first one after `load_state_dict`, which continues
@@ -84,6 +85,7 @@ class EpochLoader(ABC):
         self.limit = self._length if allowed is None else min(allowed, self._length)
         self._epoch = 0
         self._batch = 0
+        self.fills_up = True
         self._fresh = True  # the next iteration continues at (epoch, batch) instead of starting the next epoch
 
     def __len__(self) -> int:
@@ -107,7 +109,10 @@ class EpochLoader(ABC):
         epoch, first = self._epoch, self._batch
         for number, batch in enumerate(self._batches(epoch, first), start=first + 1):
             self._epoch, self._batch = epoch, number
-            yield batch
+            if self.train or self.fills_up:
+                yield batch
+            elif len((rows := counted(batch))[0]):
+                yield rows
 
     @abstractmethod
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -128,6 +133,15 @@ class EpochLoader(ABC):
         order = self.epoch_order(epoch)[:total] if self.train else torch.arange(total)
         start = self.rank * self.local_batch_size
         columns = torch.arange(start, start + self.local_batch_size + extra) % self.global_batch_size
+        if not self.train and not self.fills_up:
+            columns = torch.arange(self.rank, self.global_batch_size, self.world_size)
         rows = order.view(self._length, self.global_batch_size)[:, columns]
         counts = rows < self.n
         return rows.where(counts, 0), counts
+
+
+def counted(batch: Batch) -> Batch:
+    """A batch without the rows that only fill it up: those whose targets are all -100."""
+    x, y = batch
+    rows = (y != IGNORE).flatten(1).any(1) if y.dim() > 1 else y != IGNORE
+    return x[rows], y[rows]

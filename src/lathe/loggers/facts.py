@@ -53,9 +53,11 @@ def _shown(key: str, value: Any, secrets: set[str]) -> Any:
 
 
 @rank_zero_only
-def log_facts(logger: Logger, facts: Mapping[str, Any], tags: Sequence[str], start_step: int, metric: str) -> None:
+def log_facts(
+    logger: Logger, facts: Mapping[str, Any], tags: Sequence[str], start_step: int, metric: str | None
+) -> None:
     """Hands a logger the run's facts and tags. A continued run, which starts at `start_step`, neither repeats nor
-    contradicts what it has told before. `metric` is what TensorBoard's table of runs shows beside them."""
+    contradicts what it has told before. `metric` is what TensorBoard's table of runs shows beside them, if any."""
     if isinstance(logger, MLFlowLogger):
         _to_mlflow(logger, facts, tags)
     elif isinstance(logger, TensorBoardLogger):
@@ -68,12 +70,12 @@ def log_facts(logger: Logger, facts: Mapping[str, Any], tags: Sequence[str], sta
             experiment.tags = tuple(dict.fromkeys((*(experiment.tags or ()), *tags)))
 
 
-def _to_tensorboard(logger: TensorBoardLogger, facts: Mapping[str, Any], metric: str) -> None:
+def _to_tensorboard(logger: TensorBoardLogger, facts: Mapping[str, Any], metric: str | None) -> None:
     from torch.utils.tensorboard.summary import hparams
 
     plain = {key: value if isinstance(value, (bool, int, float, str)) else str(value) for key, value in facts.items()}
     writer = logger.experiment._get_file_writer()
-    for summary in hparams(plain, {metric: 0.0, "result/objective": 0.0}):
+    for summary in hparams(plain, dict.fromkeys(filter(None, (metric, "result/objective")), 0.0)):
         writer.add_summary(summary)
 
 

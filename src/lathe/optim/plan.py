@@ -87,14 +87,21 @@ def check_plan(made: Any, task: Any) -> None:
     known = [name for name in task.metric_names if name.startswith("val/")]
     if monitor.startswith(("train/", "test/")):
         raise ArgumentError(f"monitor={monitor} is not known after a validation: choose one of {', '.join(known)}.")
-    if type(task).__module__.startswith("lathe.") and monitor not in task.metric_names:
+    if not task.logs_more and monitor not in task.metric_names:
         raise ArgumentError(f"monitor={monitor}: the task reports no such metric; {did_you_mean(monitor, known)}")
     direction(plan, task)
 
 
 def monitored(plan: Plan, task: Any) -> str:
-    """The metric that a scheduler waits for: its own, or the task's."""
-    return task.monitor if plan.monitor in (None, "auto") else str(plan.monitor)
+    """The metric that a scheduler waits for: its own, or the task's.
+
+    Raises:
+        ArgumentError: it has none, and nobody knows what the task logs.
+    """
+    found = task.monitor if plan.monitor in (None, "auto") else plan.monitor
+    if not found:
+        raise ArgumentError("monitor=auto: nobody knows what this LightningModule logs: name a metric, and its mode.")
+    return str(found)
 
 
 def direction(plan: Plan, task: Any) -> str:

@@ -6,8 +6,10 @@ from typing import Any
 
 from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder, StochasticWeightAveraging
 from lightning.pytorch.loggers import Logger
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.callbacks import ExactResume, FrozenStatistics
+from lathe.config.schema.names import canonical
 from lathe.errors import UserError, require
 from lathe.runs.build import make_part, target_of
 from lathe.runs.methods import make_methods
@@ -48,7 +50,7 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         )
         made[name] = callback
     frozen = [FrozenStatistics()] if cfg.get("freeze") else []
-    return [ExactResume(cfg["seed"]), *frozen, *make_methods(cfg), *made.values()]
+    return [ExactResume(cfg["seed"]), *task.own_callbacks(), *frozen, *make_methods(cfg), *made.values()]
 
 
 def _monitoring(name: str, node: Any, task: Task) -> Any:
@@ -60,10 +62,10 @@ def _monitoring(name: str, node: Any, task: Task) -> Any:
     if not isinstance(node, dict):
         return node
     if node.get("monitor") == "auto":
-        node = {**node, "monitor": task.monitor}
+        node = {**node, "monitor": _own_monitor(name, node, task)}
     if node.get("mode") == "auto":
         monitor = node.get("monitor")  # a callback that needs one says so itself
-        own = monitor in task.metric_names or type(task).__module__.split(".")[0] == "lathe"
+        own = monitor in task.metric_names or not task.logs_more
         if str(monitor).rpartition("/")[2] in task.undirected:
             raise UserError(
                 f"callbacks.{name}.mode=auto: the torchmetric behind {monitor} does not say whether higher is better; "
@@ -76,6 +78,21 @@ def _monitoring(name: str, node: Any, task: Task) -> Any:
             )
         node = {**node, "mode": "min" if str(monitor).rpartition("/")[2] in task.minimised else "max"}
     return node
+
+
+def _own_monitor(name: str, node: dict[str, Any], task: Task) -> str | None:
+    """What `monitor: auto` stands for; of a task whose metrics nobody knows a checkpoint keeps the newest epoch.
+
+    Raises:
+        UserError: another callback needs one.
+    """
+    if not task.monitor:
+        words = f"callbacks.{name}.monitor=auto: nobody knows what {type(task.driven).__name__} logs"
+        way = f"callbacks.{name}.monitor=val_loss callbacks.{name}.mode=min"
+        if canonical(str(node.get("_target_"))) != "lathe.callbacks.Checkpoint":
+            raise UserError(f"{words}: name a metric, such as {way}.")
+        rank_zero_only(print)(f"{words}, so best.ckpt is the newest epoch; name a metric, such as {way}.")
+    return task.monitor or None
 
 
 def make_loggers(cfg: dict[str, Any], run_dir: Path, start_step: int) -> list[Logger]:

@@ -10,16 +10,18 @@ import hydra
 from hydra.errors import InstantiationException
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import nn
 
 from lathe.config.schema.optim import PLAN
+from lathe.data.base import ExactDataModule
 from lathe.data.foreign import share
 from lathe.errors import ArgumentError, UserError, did_you_mean, require, under
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.plan import check_plan, plan_of
 from lathe.optim.rules import freeze
-from lathe.tasks import Task, apply_init
+from lathe.tasks import LightningTask, Task, apply_init
 
 
 def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
@@ -135,6 +137,9 @@ def make_data(cfg: dict[str, Any]) -> Any:
     """
     datamodule = make_part(cfg["data"], "data", LightningDataModule)
     share(datamodule, cfg["seed"])
+    task = target_of(cfg["task"])
+    if isinstance(datamodule, ExactDataModule) and inspect.isclass(task) and issubclass(task, LightningTask):
+        datamodule.fills_up = False
     return datamodule
 
 
@@ -152,21 +157,20 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     task = make(_weighted(cfg["task"]), "task", _partial_=True)
     _check_task(task.func, cfg["task"]["_target_"])
     parts = {"net": make_net(cfg["model"])} if "net" in cfg["model"] else {}
+    if "net" in parts:
+        _check_steps(parts["net"], task.func, cfg["task"]["_target_"])
     if not train:
         return _called(task, **parts)
-    options: dict[str, Any] = {}
-    if cfg["optimizer"].get("batch_size") is not None:
-        options["batch_size"] = cfg["data"]["batch_size"] * int(cfg["trainer"].get("accumulate_grad_batches", 1))
-    optimizer = factory_of(make(cfg["optimizer"], "optimizer", _partial_=True, **options))
-    with under("optimizer"):
-        check_optimizer(optimizer)
+    optimizer = make_optimizer(cfg) if cfg["optimizer"] else None
     scheduler = make_schedule(cfg["scheduler"]) if cfg.get("scheduler") else None
     built = _called(task, **parts, optimizer=optimizer, scheduler=scheduler)
+    built.check_training()
     if cfg.get("freeze"):
         still, of = freeze(built.net, cfg["freeze"])
         rank_zero_only(print)(f"freeze: {still:,} of {of:,} parameters stay as they are.")
-    with under("optimizer"):
-        try_on(optimizer, built.net)
+    if optimizer is not None:
+        with under("optimizer"):
+            try_on(optimizer, built.net)
     if scheduler is not None:
         with under("scheduler"):
             check_plan(scheduler, built)
@@ -196,10 +200,26 @@ def make_net(model: dict[str, Any]) -> nn.Module:
     Raises:
         UserError: it can't be built, or is none.
     """
-    net: nn.Module = make_part(model["net"], "model.net", nn.Module)
+    node = {"_convert_": "all", **model["net"]} if isinstance(model["net"], dict) else model["net"]  # plain lists
+    net: nn.Module = make_part(node, "model.net", nn.Module)
     with under("model"):
         apply_init(net, model.get("init"))
     return net
+
+
+def make_optimizer(cfg: dict[str, Any]) -> Any:
+    """What makes an optimizer from a net, as the configuration's `optimizer` says.
+
+    Raises:
+        UserError: as `make`, and for options that the optimizer does not take.
+    """
+    options: dict[str, Any] = {}
+    if cfg["optimizer"].get("batch_size") is not None:
+        options["batch_size"] = cfg["data"]["batch_size"] * int(cfg["trainer"].get("accumulate_grad_batches", 1))
+    optimizer = factory_of(make(cfg["optimizer"], "optimizer", _partial_=True, **options))
+    with under("optimizer"):
+        check_optimizer(optimizer)
+    return optimizer
 
 
 def make_schedule(node: dict[str, Any]) -> Any:
@@ -224,8 +244,8 @@ def _check_task(kind: Any, target: str) -> None:
         return  # a function may make a task
     if issubclass(kind, LightningModule):
         raise UserError(
-            f"task._target_={target} is a plain LightningModule, which says neither what its net is nor how a batch's "
-            "metrics add up: derive it from lathe.tasks.Task, with losses and reduce in the place of its steps."
+            f"task._target_={target} is a plain LightningModule, which brings its net: model=lightning "
+            f"model.net={{_target_: {target}}} runs it as it is."
         )
     if issubclass(kind, nn.Module):
         raise UserError(
@@ -233,6 +253,15 @@ def _check_task(kind: Any, target: str) -> None:
             "stands in model.net."
         )
     raise UserError(f"task._target_={target}: expected {_named(Task)}, got the class {kind.__name__}.")
+
+
+def _check_steps(net: nn.Module, kind: Any, target: str) -> None:
+    own = isinstance(net, LightningModule) and is_overridden("training_step", net)
+    if own and inspect.isclass(kind) and not issubclass(kind, LightningTask):
+        raise UserError(
+            f"model.net: {type(net).__name__} is a LightningModule, whose steps task._target_={target} would not call: "
+            f"model=lightning model.net={{_target_: {type(net).__module__}.{type(net).__name__}}} runs it as it is."
+        )
 
 
 def _called(factory: Any, **parts: Any) -> Task:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from lathe.compression.structure import apply_structure
@@ -87,6 +88,8 @@ def restore(net: nn.Module, state: dict[str, Any], key: str, finite: bool = True
         UserError: they don't fit or are not finite; the sentence names the first.
     """
     apply_structure(net, state.get("structure", {}))
+    if isinstance(net, LightningModule):  # a user's own, whose hook may make what the file has weights for
+        net.on_load_checkpoint(state)
     load_weights(net, state["state_dict"], key)
     if finite:
         # an observer's range begins at infinity, so buffers are held against NaN alone

@@ -22,7 +22,8 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
         UserError: no part can report a name, or not while training goes on.
     """
     declared: list[str] = list(getattr(task, "metric_names", []))
-    own = [part for part in (task, *callbacks) if not type(part).__module__.startswith(("lathe.", "lightning."))]
+    own = [part for part in callbacks if not type(part).__module__.startswith(("lathe.", "lightning."))]
+    free = bool(own) or getattr(task, "logs_more", True)
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         if not isinstance(monitor, str):
@@ -33,9 +34,7 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
             f"{key}: the test split is evaluated once, after training; monitor a metric of val.",
         )
         known = [name for name in declared if not name.startswith("test/")]
-        require(
-            bool(own) or monitor in known, f"{key}: the task reports no such metric; {did_you_mean(monitor, known)}"
-        )
+        require(free or monitor in known, f"{key}: the task reports no such metric; {did_you_mean(monitor, known)}")
         if isinstance(callback, EarlyStopping) and not callback._check_on_train_epoch_end:
             require(
                 not monitor.startswith("train/"),
@@ -63,7 +62,7 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
     known = [*declared, *COUNTS, *rates]
     made = objective.partition("/")[0] in methods(cfg.get("compression") or {})  # what it reports depends on the net
     require(
-        bool(own) or made or objective in known,
+        free or made or objective in known,
         f"objective={objective}: the run reports no such metric; {did_you_mean(objective, known)}",
     )
 

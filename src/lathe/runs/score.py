@@ -1,5 +1,6 @@
 """A run's net in hand, and the metrics of anything that computes what it does: for verbs that need no Trainer."""
 
+import inspect
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -8,30 +9,47 @@ import torch
 from torch import Tensor, nn
 
 from lathe.data.base import ExactDataModule
+from lathe.errors import require
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import open_run
-from lathe.tasks import Task
+from lathe.tasks import LightningTask, Task
 
 Forward = Callable[[Tensor], Any]
 
 
-def open_run_net(path: str | Path, key: str = "run", checkpoint: str = "best") -> tuple[Task, dict[str, Any]]:
+def open_run_net(
+    path: str | Path, key: str = "run", checkpoint: str = "best", own: bool = False
+) -> tuple[Task, dict[str, Any]]:
     """The task of a run directory with the weights and structure of a checkpoint, on the CPU in eval mode, and its
     configuration.
 
-    `key` is the configuration key that named the directory.
+    `key` is the configuration key that named the directory. `own` also opens a LightningModule of the user's own, which
+    says neither what it takes nor what it answers.
 
     Raises:
-        UserError: it is no run directory, or has no such checkpoint.
+        UserError: it is no run directory, or has no such checkpoint, or is not what is opened here.
     """
     run = open_run(path, key)
     cfg = run.config
     cfg["paths"]["run_dir"] = str(run.path)
     task: Task = make_task(cfg, train=False)
+    if not own:
+        refuse_own(type(task), f"{key}={path}")
     file = run.checkpoint(checkpoint)
     restore(task.net, read_checkpoint(file), str(file))
     return task.eval(), cfg
+
+
+def refuse_own(kind: Any, key: str) -> None:
+    """Raises UserError where `kind`, the class of a task, stands for a LightningModule of the user's own; `key` names
+    its run.
+    """
+    require(
+        not (inspect.isclass(kind) and issubclass(kind, LightningTask)),
+        f"{key}: it has trained a LightningModule as it is, and nobody knows what that takes and answers: use "
+        "scripts/evaluate.py, or lathe.load in Python; written as a task (docs/own_parts.md) it can do this too.",
+    )
 
 
 def open_net(path: str | Path, key: str = "run") -> nn.Module:

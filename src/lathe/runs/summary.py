@@ -16,8 +16,8 @@ def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Cons
     """Prints the final metrics of the run of `cfg`, where it lies, and three commands to try next."""
     console = console or Console()
     table = Table(title="Run complete", show_header=False, title_justify="left")
-    for name in sorted(key for key in result if key.startswith("test/")) or sorted(
-        key for key in result if key.startswith("val/")
+    for name in sorted(key for key in result if re.match("test[/_]", key)) or sorted(
+        key for key in result if re.match("val[/_]", key)
     ):
         table.add_row(name, _metric(result[name]))
     for name in sorted(key for key in result if "/" in key and key.split("/")[0] not in ("train", "val", "test")):

@@ -6,6 +6,7 @@ from lathe.nets.init import apply_init
 from lathe.tasks.base import SPLITS, Task
 from lathe.tasks.classification import ClassificationTask
 from lathe.tasks.language_modelling import LanguageModellingTask
+from lathe.tasks.lightning import LightningTask
 from lathe.tasks.loss import Weighted
 from lathe.tasks.multi_label import MultiLabelTask
 from lathe.tasks.regression import RegressionTask
@@ -14,6 +15,7 @@ __all__ = [
     "SPLITS",
     "ClassificationTask",
     "LanguageModellingTask",
+    "LightningTask",
     "MultiLabelTask",
     "RegressionTask",
     "Task",

@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
 from lathe.tasks import logged, ranks, written
-from lathe.tasks.from_checkpoint import FromCheckpoint
+from lathe.tasks.driven import Driven
 from lathe.tasks.meters import SPLITS, Meters
 from lathe.tasks.microbatches import microbatches
 from lathe.tasks.older import refuse_older_names
@@ -19,16 +19,16 @@ from lathe.tasks.scheduler import make_optimizers
 Objective = Callable[[Any, Any], dict[str, Tensor]]
 
 
-class Task(FromCheckpoint):
+class Task(Driven):
     """A net, an objective and the metrics that are reported for it.
 
     A subclass names its `metrics` and gives their sums over a batch (`reduce`); `computed` names metrics that follow
     from the means of those (`compute`); `logged` may name what a subclass's own `self.log` reports, such as "val/f1",
-    for callbacks to monitor; of `minimised` lower is better. `monitor` is what chooses the best epoch, `unit` what
-    throughput counts. Sums are kept on the device and read once per logged step or epoch: a read waits for the device,
-    and metric objects per step cost several times the step of a small net. All ranks' sums are added before they are
-    divided, so metrics do not depend on the number of devices. `meters` are torchmetrics, which are updated with every
-    batch's `scored`; of those in `undirected` nobody knows whether higher is better.
+    for callbacks to monitor; of `minimised` lower is better. `monitor` is what chooses the best epoch ("": nothing
+    does), `unit` what throughput counts. Sums are kept on the device and read once per logged step or epoch: a read
+    waits for the device, and metric objects per step cost several times the step of a small net. All ranks' sums are
+    added before they are divided, so metrics do not depend on the number of devices. `meters` are torchmetrics, which
+    are updated with every batch's `scored`; of those in `undirected` nobody knows whether higher is better.
 
     `optimizer` makes an Optimizer from the net, or is a class of one; `scheduler` makes a scheduler from it, which is
     stepped after every optimizer step, and gets the run's number of them if it has a parameter `total_steps`, or it is
@@ -86,11 +86,6 @@ class Task(FromCheckpoint):
     def reported(self) -> tuple[str, ...]:
         """The metrics of each split."""
         return (*self.metrics, *self.computed, *(() if self.meters is None else self.meters.names))
-
-    def check_facts(self, facts: Mapping[str, Any]) -> None:
-        """Raises UserError where the net does not fit what the data declares; called on the CPU before any data is
-        touched.
-        """
 
     def losses(self, outputs: Any, batch: Any) -> dict[str, Tensor]:
         """Named loss terms whose sum is trained on. Callbacks wrap this by replacing `objective`."""

@@ -46,6 +46,8 @@ def install(trainer: Trainer) -> None:
     loop = trainer.fit_loop.epoch_loop
     loop.__class__ = _EpochLoop  # a new one would not know the data, which are attached by now
     loop._results = _Results(training=True)
+    for evaluation in (loop.val_loop, trainer.validate_loop, trainer.test_loop):
+        evaluation._results = _Results(training=False)
 
 
 def silence(names: Iterable[str]) -> None:
@@ -117,7 +119,11 @@ def _equal(left: Any, right: Any) -> bool:
 
 
 class _Results(_ResultCollection):
-    """Lightning's table of logged values, which can be filled from a checkpoint before anything is logged."""
+    """Lightning's table of logged values, which can be filled from a checkpoint before anything is logged.
+
+    Samples are counted in floats: Lightning's count is an integer, whose mean over ranks loses a half where they have
+    different shares of the last batch.
+    """
 
     def __init__(self, training: bool) -> None:
         super().__init__(training)
@@ -137,6 +143,9 @@ class _Results(_ResultCollection):
             for name in ("value", "cumulated_batch_size"):
                 if hasattr(old, name):
                     setattr(self[key], name, getattr(old, name).to(device))
+        item = self[key]
+        if item.is_tensor and item.meta.is_mean_reduction:
+            item.cumulated_batch_size = item.cumulated_batch_size.to(item.value.dtype)
         super().update_metrics(key, value, batch_size)
 
     _waiting: _ResultMetric | None = None

@@ -51,7 +51,7 @@ def make_scheduler(made: Any, optimizer: Optimizer, task: Any) -> dict[str, Any]
         print(line)
     if plan.plain:
         return {"scheduler": scheduler, "interval": "step"}
-    trainer.callbacks.insert(0, Stepping(scheduler, plan, monitored(plan, task)))
+    trainer.callbacks.insert(0, Stepping(scheduler, plan, monitored(plan, task) if plan.waits else ""))
     return {"scheduler": scheduler, "interval": "step", "frequency": NEVER, "reduce_on_plateau": False}
 
 

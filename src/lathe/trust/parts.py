@@ -7,7 +7,7 @@ import re
 
 # Rooms of this project whose classes moved between files: a name may go through any module of its room.
 LATHE: dict[str, tuple[str, str]] = {
-    "task": ("tasks", "ClassificationTask LanguageModellingTask MultiLabelTask RegressionTask"),
+    "task": ("tasks", "ClassificationTask LanguageModellingTask LightningTask MultiLabelTask RegressionTask"),
     "module": ("nets", "CifarResNet DeepMLP GPT MLP ResNet ViT WideResNet"),
     "optimizer": ("optim", "LAMB LARS Muon"),
     "data": ("data", "DatasetDataModule DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -88,15 +89,18 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     task, datamodule, trainer = rebuild(cfg)
     has = is_overridden(f"{split}_dataloader", datamodule, LightningDataModule)
     require(has, f"split={split}: {type(datamodule).__name__} has no {split}_dataloader.")
+    step = "validation_step" if split == "val" else "test_step"
+    own = is_overridden(step, task.driven)
+    require(own, f"split={split}: {type(task.driven).__name__} has no {step}.")
     if (
         split == "val"
     ):  # as training validates, a task's own metrics included, and as much of the split as of the others
         trainer.limit_val_batches = trainer.limit_test_batches
-        trainer.validate(task, datamodule=datamodule, verbose=False)
+        trainer.validate(task.driven, datamodule=datamodule, verbose=False)
     else:
         datamodule.test_split = split
-        trainer.test(task, datamodule=datamodule, verbose=False)
-    metrics = {name.replace("test/", f"{split}/", 1): float(value) for name, value in trainer.callback_metrics.items()}
+        trainer.test(task.driven, datamodule=datamodule, verbose=False)
+    metrics = {re.sub(r"^test(?=[/_])", split, name): float(value) for name, value in trainer.callback_metrics.items()}
     if trainer.is_global_zero:
         table, console = Table(show_header=False), Console()
         for name, value in sorted(metrics.items()):

@@ -56,7 +56,7 @@ def finish(
                 trainer = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, Progress)])
             restore(task.net, state, str(best), finite=False)  # what is not finite is told with the result
         if changed:
-            trainer.validate(task, datamodule=datamodule, verbose=False)
+            trainer.validate(task.driven, datamodule=datamodule, verbose=False)
             reported |= numbers(trainer.callback_metrics)
         if made:
             result |= {"parameters": sum(p.numel() for p in task.net.parameters()), **state.get("report", {})}
@@ -73,7 +73,7 @@ def finish(
         if not name.startswith("train/") or name == _objective(cfg, result)
     }
     if cfg["test"]:
-        trainer.test(task, datamodule=datamodule, verbose=False)
+        trainer.test(task.driven, datamodule=datamodule, verbose=False)
         result |= numbers(trainer.callback_metrics)
     for callback in callbacks:
         if isinstance(callback, Throughput):

@@ -21,8 +21,9 @@ from lathe.data import Normalizer
 from lathe.data.checks import check_declared
 from lathe.errors import UserError, require
 from lathe.images.files import ImageFile, find_images, open_array, open_image
+from lathe.runs.build import target_of
 from lathe.runs.rundir import RunDir, open_run
-from lathe.runs.score import open_data, open_run_net
+from lathe.runs.score import open_data, open_run_net, refuse_own
 from lathe.runs.shippable import class_names, is_image
 from lathe.runs.trainer import quiet
 from lathe.serving.answers import probabilities
@@ -116,7 +117,7 @@ class Run:
             UserError: there is no such checkpoint, or it is damaged.
         """
         with _untouched():
-            return open_run_net(self.dir, "run", self.checkpoint)[0]
+            return open_run_net(self.dir, "run", self.checkpoint, own=True)[0]
 
     @property
     def net(self) -> nn.Module:
@@ -150,6 +151,7 @@ class Run:
             UserError: `x` does not fit the net, or the net answers with NaN.
         """
         cfg = self._config
+        refuse_own(target_of(cfg["task"]), f"run={self.dir}")
         check_declared(cfg["data"], self.dir)
         size = batch_size or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH
         with _untouched():

@@ -21,6 +21,7 @@ from lathe.export.files import whole
 from lathe.images.files import ImageFile, find_images
 from lathe.images.pictures import scaled
 from lathe.runs.build import target_of
+from lathe.runs.score import refuse_own
 from lathe.runs.shippable import class_names, is_image
 from lathe.verbs.evaluate import check_request, rebuild
 
@@ -43,6 +44,7 @@ def predict(cfg: dict[str, Any]) -> int:
     devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
     require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device.")
     check_request(request)
+    refuse_own(target_of(cfg["task"]), f"run={request['run']}")
     check_declared(facts, request["run"])
     require(
         is_image(cfg),

@@ -14,7 +14,7 @@ from typing import Any
 import lightning
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.utilities.exceptions import SIGTERMException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.callbacks import (
@@ -66,8 +66,9 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
         apply_structure(task.net, state.get("structure", {}))
     first_step = state["global_step"] if state else 0
     loggers = make_loggers(cfg, run.path, first_step)
-    start = Start(run, cfg, first_step)
+    start = Start(run, cfg, first_step, task.monitor or cfg["callbacks"].get("checkpoint", {}).get("monitor"))
     callbacks = [*make_callbacks(cfg, task), start]  # the last: every other part has had its chance to refuse
+    task.check_run(cfg)
     if fresh:  # what an older version has let begin is brought to its end
         check_names(cfg, task, callbacks)
         task.check_facts(cfg["data"])
@@ -80,7 +81,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     tell_what_is_not_measured(cfg.get("compression") or {})
     try:
         with interruptible(run, start):
-            trainer.fit(task, datamodule=datamodule, ckpt_path=resume, weights_only=True)
+            trainer.fit(task.driven, datamodule=datamodule, ckpt_path=resume, weights_only=True)
     except SIGTERMException as error:
         received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
         raise Stopped(received or "SIGTERM", str(run.path)) from error
@@ -88,11 +89,11 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
         if not str(error).startswith("Early stopping conditioned on metric"):
             raise
         raise not_reported(cfg, callbacks, str(error), trainer.callback_metrics) from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, MisconfigurationException) as error:
         if start.begun or not from_lightning(error):
             raise
         raise UserError(f"Lightning refuses this run: {' '.join(str(error).split())}") from error
-    start.on_train_start(trainer, task)  # a run of no steps
+    start.on_train_start(trainer, task.driven)  # a run of no steps
     try:
         with interruptible(run, start):
             result = finish(cfg, run, trainer, task, datamodule, callbacks)
@@ -143,8 +144,8 @@ class Start(Callback):
     """Marks on disk that data and devices are ready and training begins: from here on, what the run leaves is kept.
     Loggers are told what the run is."""
 
-    def __init__(self, run: rundir.RunDir, cfg: dict[str, Any], first_step: int) -> None:
-        self.run, self.cfg, self.first_step, self.begun = run, cfg, first_step, False
+    def __init__(self, run: rundir.RunDir, cfg: dict[str, Any], first_step: int, monitor: str | None) -> None:
+        self.run, self.cfg, self.first_step, self.monitor, self.begun = run, cfg, first_step, monitor, False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.begun:
@@ -158,7 +159,7 @@ class Start(Callback):
                 run_facts(flatten(self.cfg)),
                 self.cfg.get("tags") or [],
                 self.first_step,
-                str(pl_module.monitor),
+                self.monitor,
             )
         if trainer.is_global_zero:
             self.keep_names(getattr(trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]

@@ -129,6 +129,8 @@ def _place(place: Place, key: str, value: Any, saved: bool) -> Iterator[Problem]
         yield key, f"{key}={shown(value)}: expected a group of keys; choose one of the files in configs/{key}."
     elif isinstance(place, Keys):
         yield from _keys(place, key, value, saved)
+    elif isinstance(place, Part) and place.empty and not value:
+        return
     elif isinstance(place, Part):
         yield from _part(key, value, PLAN if key == "scheduler" else {})
         if not saved:

@@ -43,6 +43,7 @@ MODELS: dict[str, dict[str, Rule]] = {
     },
     "lathe.tasks.Weighted": {"weight": number(), "loss": node},
     "lathe.tasks.LanguageModellingTask": {"net": node, "init": INIT},
+    "lathe.tasks.LightningTask": {"net": node},
     "lathe.nets.MLP": _flat,
     "lathe.nets.DeepMLP": _flat,
     "lathe.nets.ViT": {

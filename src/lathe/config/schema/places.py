@@ -8,9 +8,12 @@ from lathe.config.schema.rule import Rule
 
 @dataclass(frozen=True)
 class Part:
-    """A group with a `_target_`, whose class says what else it takes; `needs` are keys that the launch reads itself."""
+    """A group with a `_target_`, whose class says what else it takes; `needs` are keys that the launch reads itself.
+    One that may be `empty` has a choice without any key.
+    """
 
     null: bool = False
+    empty: bool = False
     needs: tuple[str, ...] = ()
 
 

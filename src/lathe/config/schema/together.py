@@ -186,8 +186,63 @@ def _scaling(cfg: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+WHOLE = ("lathe.strategies.auto", "lathe.strategies.DDP")  # strategies that leave a net whole
+OWN = "lathe.tasks.LightningTask"
+
+
+def _is_own(cfg: Mapping[str, Any]) -> bool:
+    return canonical(str(cfg["task"].get("_target_"))) == OWN
+
+
+def _own_strategy(cfg: Mapping[str, Any]) -> Iterator[str]:
+    target = canonical(str(cfg["strategy"].get("_target_")))
+    if _is_own(cfg) and target.startswith("lathe.") and target not in WHOLE:
+        yield (
+            f"strategy._target_={target} spreads the net of a task, and task=lightning has a LightningModule as it is: "
+            "use strategy=ddp, or write a task (docs/own_parts.md)."
+        )
+
+
+def _own_module(cfg: Mapping[str, Any]) -> Iterator[str]:
+    optimizer, scheduler = cfg.get("optimizer"), cfg.get("scheduler")
+    if not _is_own(cfg):
+        if not optimizer:
+            yield (
+                "optimizer=none is for model=lightning, whose module brings its own: choose one, such as optimizer=sgd."
+            )
+        return
+    net = cfg["model"].get("net")
+    target = str(net.get("_target_")) if isinstance(net, Mapping) else ""
+    if canonical(target).startswith(("lathe.nets.", "torch.nn.")):
+        yield (
+            f"task=lightning runs a LightningModule, and model.net._target_={target} is a net: choose model=lightning "
+            "model.net={_target_: mine.LitNet}, or another task."
+        )
+    if scheduler and not optimizer:
+        yield (
+            "scheduler is made for the optimizer of the group optimizer, and optimizer=none: leave scheduler out if "
+            "the module has a configure_optimizers, or choose optimizer=adamw too."
+        )
+    if cfg["compile"].get("enabled"):
+        yield (
+            "compile: torch.compile can't take a LightningModule that calls self.log: leave compile out, and call "
+            "self.net.compile() in the module."
+        )
+    if cfg["trainer"].get("activation_checkpointing", "none") != "none":
+        yield (
+            f"trainer.activation_checkpointing={cfg['trainer']['activation_checkpointing']} is for the net of a task, "
+            "and task=lightning has a LightningModule as it is: call torch.utils.checkpoint in the module."
+        )
+    made = [name for name, node in cfg["compression"].items() if isinstance(node, Mapping)]
+    if made:
+        yield (
+            f"compression={','.join(made)} makes the net of a task small, and task=lightning has a LightningModule as "
+            "it is: write a task (docs/own_parts.md)."
+        )
+
+
 # Those of precision and strategy, which a job on a finished run chooses anew.
-CLASHES: tuple[Together, ...] = (_precisions, _scaling)
+CLASHES: tuple[Together, ...] = (_precisions, _scaling, _own_strategy)
 CONTRADICTIONS: tuple[Together, ...] = (
     _end,
     partial(_shortest, "epochs"),
@@ -201,5 +256,6 @@ CONTRADICTIONS: tuple[Together, ...] = (
     _devices,
     _workers,
     _averaging,
+    _own_module,
     *CLASHES,
 )

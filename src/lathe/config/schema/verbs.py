@@ -61,8 +61,8 @@ TRAIN: dict[str, Place] = {
     "data": Part(),
     "task": Part(),
     "model": Keys({"init": INIT, "net": Part()}, ("init", "net")),
-    "optimizer": Part(),
-    "scheduler": Part(null=True),
+    "optimizer": Part(empty=True),
+    "scheduler": Part(null=True, empty=True),
     "trainer": Part(
         needs=(
             "accelerator",

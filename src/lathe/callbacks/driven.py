@@ -1,0 +1,17 @@
+"""Whose hooks run: a task, or a LightningModule of the user's own that a task stands for."""
+
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import nn
+
+
+def task_of(pl_module: nn.Module) -> Any:
+    """What a run asks about the module that its Trainer drives: the task that stands for a user's own, or itself."""
+    return vars(pl_module).get("lathe_task", pl_module)
+
+
+def net_of(pl_module: LightningModule) -> nn.Module:
+    """What is trained: a task's net; of a user's own module the whole."""
+    net: nn.Module = task_of(pl_module).get_submodule("net")
+    return net

@@ -1,0 +1,180 @@
+"""A user's own LightningModule in the place of a task: the Trainer drives it as it is."""
+
+import io
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.data import extract_batch_size
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from lathe.config.schema.held import held
+from lathe.errors import UserError, require
+from lathe.tasks import logged, ranks
+from lathe.tasks.base import Task
+from lathe.tasks.scheduler import make_optimizers
+
+LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
+
+
+@held("lathe.tasks.LightningTask")
+class LightningTask(Task):
+    """What a run asks of a task, said of a LightningModule that knows nothing of Lathe. It is the `net`: checkpoints
+    have its own names, and the Trainer drives it with its own steps, `self.log` and `configure_optimizers`. For a
+    module without the latter, `optimizer` and `scheduler` are as every task takes them.
+
+    Nobody knows what it logs, so nothing is monitored that was not named, nor what its outputs mean.
+
+    Raises:
+        UserError: `net` is no LightningModule of this Lightning, has no training_step, has parameters that its
+            first batch would make, keeps hyper-parameters that no checkpoint may hold, or has a configure_optimizers
+            beside `optimizer`, or neither.
+    """
+
+    metrics: tuple[str, ...] = ()
+    minimised: tuple[str, ...] = ()
+    monitor = ""
+    logs_more = True
+    predicts = "what its predict_step returns"
+
+    def __init__(
+        self,
+        net: nn.Module,
+        optimizer: Callable[[nn.Module], Optimizer] | None = None,
+        scheduler: Callable[..., LRScheduler] | Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(net, optimizer, scheduler)
+        module = check_module(net)
+        if is_overridden("configure_model", module):
+            module.configure_model()  # which Lightning calls again: by its contract nothing happens then
+        lazy = next((name for name, value in module.named_parameters() if is_lazy(value)), None)
+        if lazy is not None:
+            raise UserError(
+                f"model.net: {lazy} of {name_of(module)} has no shape before the first batch: give its size."
+            )
+        check_hyper_parameters(module)
+        vars(module)["lathe_task"] = self  # not as a part of it, which it would be as an attribute
+
+    @property
+    def driven(self) -> LightningModule:
+        """The user's module."""
+        module = self.net
+        assert isinstance(module, LightningModule)
+        return module
+
+    def check_training(self) -> None:
+        own, given = is_overridden("configure_optimizers", self.driven), self._make_optimizer is not None
+        name = name_of(self.driven)
+        require(
+            not (own and given),
+            f"optimizer: {name} has a configure_optimizers of its own, beside which the optimizer group would do "
+            "nothing: leave optimizer and scheduler out (optimizer=none scheduler=none).",
+        )
+        require(
+            own or given,
+            f"optimizer=none: {name} has no configure_optimizers: write one, or choose optimizer=adamw or another.",
+        )
+        if given:
+            self.driven.configure_optimizers = self._configure  # type: ignore[method-assign]
+
+    def check_run(self, cfg: Mapping[str, Any]) -> None:
+        name = name_of(self.driven)
+        loader = next((hook for hook in LOADERS if is_overridden(hook, self.driven)), None)
+        require(
+            loader is None,
+            f"data: {name}.{loader} would not be read, as a run's data are a group of their own: move it to a "
+            "LightningDataModule, data={_target_: mine.Data}.",
+        )
+        require(
+            not cfg["test"] or is_overridden("test_step", self.driven),
+            f"test=true: {name} has no test_step: write one, or add test=false.",
+        )
+
+    def _configure(self) -> Any:
+        self.trainer = self.driven.trainer
+        return make_optimizers(self, self._make_optimizer, self._make_scheduler)
+
+    def count_units(self, batch: Any) -> int:
+        """Samples, as Lightning finds them; 1 for a batch that has no size."""
+        try:
+            return int(extract_batch_size(batch))
+        except MisconfigurationException:
+            return 1
+
+    def own_callbacks(self) -> list[Callback]:
+        return [KeepsLog()]
+
+
+class KeepsLog(Callback):
+    """Has `self.log` of a plain LightningModule write in the row of its optimizer step, and keeps with a checkpoint
+    what it was given and has not reported yet, as a task's own hooks do.
+    """
+
+    def __init__(self) -> None:
+        self._restored: list[dict[str, Any]] = []
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        logged.install(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["task"] = {"log": ranks.logs(trainer, pl_module)}
+        for logger in trainer.loggers:
+            logger.save()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._restored = checkpoint.get("task", {}).get("log", [])
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        restored, self._restored = self._restored, []
+        ranks.restore_logs(restored, trainer, pl_module)
+
+
+def check_module(net: Any) -> LightningModule:
+    """`net`, if it is a LightningModule that can train.
+
+    Raises:
+        UserError: it is not.
+    """
+    name = name_of(net)
+    if any(kind.__module__.startswith("pytorch_lightning.") for kind in type(net).__mro__):
+        raise UserError(
+            f"model.net: {name} derives from the LightningModule of pytorch_lightning, which is another class than "
+            "that of lightning: import lightning.pytorch in its place."
+        )
+    if not isinstance(net, LightningModule):
+        raise UserError(
+            f"model.net: {name} is no LightningModule, which is all that task=lightning runs: choose another task, "
+            "such as task=classification."
+        )
+    if isinstance(net, Task):
+        raise UserError(f"model.net: {name} is a task of Lathe: name it as task={{_target_: {name}}}.")
+    if not is_overridden("training_step", net):
+        raise UserError(f"model.net: {name} has no training_step: write one.")
+    return net
+
+
+def check_hyper_parameters(module: LightningModule) -> None:
+    """Raises UserError where `save_hyperparameters` keeps what can't be read from a checkpoint again without
+    running code.
+    """
+    for key, value in module.hparams.items():
+        file = io.BytesIO()
+        try:
+            torch.save(value, file)
+            file.seek(0)
+            torch.load(file, weights_only=True)
+        except Exception as error:  # whatever pickle has to say of it
+            raise UserError(
+                f"model.net: {name_of(module)} keeps {key}, a {type(value).__name__}, by save_hyperparameters, and "
+                f'checkpoints hold plain values: save_hyperparameters(ignore=["{key}"]).'
+            ) from error
+
+
+def name_of(module: Any) -> str:
+    return f"{type(module).__module__}.{type(module).__qualname__}"

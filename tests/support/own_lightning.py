@@ -1,0 +1,122 @@
+"""LightningModules as users write them, who have never heard of Lathe: right ones, and wrong ones."""
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.optim import SGD
+from torch.optim.lr_scheduler import StepLR
+from torchmetrics.classification import MulticlassAccuracy
+
+
+class Plain(LightningModule):
+    """Without optimizers, and with attributes that tasks of Lathe use otherwise."""
+
+    def __init__(self, features: int = 64, classes: int = 10, width: int = 16, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        layers = (nn.Flatten(), nn.Linear(features, width), nn.ReLU(), nn.Dropout(dropout), nn.Linear(width, classes))
+        self.net = nn.Sequential(*layers)
+        self.head = nn.Linear(classes, classes)
+        self.metrics = nn.ModuleDict({"accuracy": MulticlassAccuracy(classes, average="micro")})
+        self.monitor, self.unit, self.logged, self.meters = "nothing", 3, 4, 5
+
+    def losses(self, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self.head(self.net(x)), y)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.losses(batch)
+        self.log("train_loss", loss, on_step=True, on_epoch=True, sync_dist=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        x, y = batch
+        self.metrics["accuracy"](self.head(self.net(x)), y)
+        self.log("val_accuracy", self.metrics["accuracy"])
+        self.log("val_loss", self.losses(batch), sync_dist=True)
+        self.log("val_seen", float(len(y)), reduce_fx="sum", sync_dist=True)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_loss", self.losses(batch), sync_dist=True)
+        self.log("test_seen", float(len(batch[1])), reduce_fx="sum", sync_dist=True)
+
+
+class LitNet(Plain):
+    """With all that it needs."""
+
+    def __init__(self, lr: float = 0.1, **options: Any) -> None:
+        super().__init__(**options)
+        self.save_hyperparameters()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
+        return {"optimizer": optimizer, "lr_scheduler": StepLR(optimizer, 1, gamma=0.5)}
+
+
+class Manual(LitNet):
+    """Steps its optimizer itself."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss
+
+
+class Late(LitNet):
+    """Makes a layer in configure_model, and keeps a word of its own in checkpoints."""
+
+    word = "new"
+
+    def configure_model(self) -> None:
+        if not hasattr(self, "late"):
+            self.late = nn.Linear(10, 10)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["word"] = "kept"
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.word = checkpoint["word"]
+
+
+class Broken(LitNet):
+    """Whose loss is no number at its fourth step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx) / (0.0 if self.global_step == 3 else 1.0)
+
+
+class Stepless(LightningModule):
+    pass
+
+
+class Untested(LightningModule):
+    training_step = LitNet.training_step
+    configure_optimizers = LitNet.configure_optimizers
+
+
+class Loading(LitNet):
+    def train_dataloader(self) -> Any:
+        raise AssertionError
+
+
+class Keeping(LitNet):
+    def __init__(self, make: Callable[[], Any] = nn.ReLU, **options: Any) -> None:
+        super().__init__(**options)
+        self.act = make()
+        self.save_hyperparameters()
+
+
+class Lazy(LitNet):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.extra = nn.LazyLinear(3)

@@ -1,0 +1,160 @@
+"""A user's own LightningModule, as it is: on one process and on two, interrupted, and under the verbs that take it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.interruptions import Interrupted, Interruption, interruption, same
+from support.own_lightning import LitNet
+from support.ranks import on_ranks
+from support.runs import column, config, new_run, rows, weights
+
+from lathe import trust
+from lathe.verbs.evaluate import evaluate
+from lathe.verbs.load import load
+from lathe.verbs.train import train
+
+__all__ = ["interruption"]  # a fixture
+
+QUICK = (
+    "model=lightning",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=2",
+    "trainer.log_every_n_steps=5",
+    "callbacks.throughput=null",
+)
+BEST = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=min")
+
+
+def net(name: str = "LitNet", words: str = "width: 16") -> str:
+    return f"model.net={{_target_: support.own_lightning.{name}, {words}}}"
+
+
+def run(folder: Path, *words: str, module: str = "LitNet") -> dict[str, Any]:
+    """On digits."""
+    return new_run(folder, *QUICK, *BEST, net(module), "data.batch_size=100", *words)
+
+
+def table(folder: Path, kind: str, *words: str) -> dict[str, Any]:
+    """With a user's own LightningDataModule."""
+    cfg = new_run(folder, *QUICK, *BEST, net(words="features: 16, classes: 2, width: 4"), *words)
+    cfg["data"] = {"_target_": "support.own_parts.Table", "kind": kind}
+    return cfg
+
+
+def directory(cfg: dict[str, Any]) -> Path:
+    return Path(cfg["paths"]["run_dir"])
+
+
+def result_of(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
+    return train(cfg)
+
+
+@pytest.mark.parametrize("data", ["digits", "own"])
+def test_two_processes_have_the_losses_of_one(tmp_path: Path, data: str) -> None:
+    """Dropout differs, so it is off. Every sample of an evaluation counts once, rows that fill up a batch never."""
+    made = run if data == "digits" else lambda folder, *words: table(folder, "noisy", *words)
+    one, two = made(tmp_path / "one"), made(tmp_path / "two", "trainer.devices=2")
+    for cfg in (one, two):
+        cfg["model"]["net"]["dropout"] = 0.0
+    result, results = train(one), on_ranks(result_of, two)
+    losses = [column(directory(cfg), "train_loss_step") for cfg in (one, two)]
+    assert len(losses[0]) == (5 if data == "digits" else 2)
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert result["test_seen"] == (297 if data == "digits" else 7)
+    for name in ("val_loss", "val_accuracy", "val_seen", "test_loss", "test_seen", "train_loss_epoch"):
+        assert results[0][name] == pytest.approx(result[name], rel=1e-5), name
+
+
+def test_what_it_logs_is_monitored_and_reported(tmp_path: Path) -> None:
+    words = ("callbacks=[default,early_stopping,ema]", "callbacks.early_stopping.monitor=val_loss")
+    cfg = run(tmp_path, *words, "callbacks.early_stopping.mode=min")
+    result = train(cfg)
+    found = rows(directory(cfg))
+    losses = [float(row["val_loss"]) for row in found if row["val_loss"]]
+    assert (result["monitor"], result["objective"]) == ("val_loss", min(losses))
+    assert [float(row["lr-SGD"]) for row in found if row["lr-SGD"]] == [0.1, 0.1, 0.05, 0.05, 0.05]
+    assert [row["step"] for row in found if row["train_loss_step"]] == ["5", "10", "15", "20", "25"]
+    assert result["test_loss"] == pytest.approx(column(directory(cfg), "test_loss")[0])
+    best = torch.load(directory(cfg) / "checkpoints" / "best.ckpt", weights_only=True)
+    assert best["hyper_parameters"] == {"features": 64, "classes": 10, "width": 16, "dropout": 0.1, "lr": 0.1}
+    assert best["ema"]["updates"] == 26
+    plain = LitNet.load_from_checkpoint(directory(cfg) / "checkpoints" / "best.ckpt")
+    assert all(torch.equal(value, best["state_dict"][name]) for name, value in plain.state_dict().items())
+
+
+@pytest.mark.parametrize(("hook", "step"), [("on_train_batch_start", 7), ("on_validation_end", 13)])
+@pytest.mark.parametrize("data", ["digits", "own"])
+def test_an_interruption_changes_nothing(
+    tmp_path: Path, interruption: Interruption, data: str, hook: str, step: int
+) -> None:
+    words = ("callbacks.checkpoint.every_n_train_steps=3", "callbacks=[default,ema]")
+    made = run if data == "digits" else lambda folder, *more: table(folder, "noisy", *more)
+    whole, cut = made(tmp_path / "whole", *words), made(tmp_path / "cut", *words)
+    train(whole)
+    interruption.hook, interruption.step = hook, min(step, 8) if data == "own" else step
+    with pytest.raises(Interrupted):
+        train(cut)
+    interruption.step = 10**9
+    train(cut)
+    same(directory(cut), directory(whole))
+
+
+def test_ours_optimize_a_module_without_configure_optimizers(tmp_path: Path) -> None:
+    words = ("optimizer=adamw", "optimizer.lr=0.01", "scheduler=cosine", "scheduler.warmup=0")
+    cfg = run(tmp_path, *words, module="Plain")
+    train(cfg)
+    rates = column(directory(cfg), "lr-AdamW/decay")
+    assert 0.009 < rates[0] < 0.01
+    assert rates[-1] < 0.001
+    state = torch.load(directory(cfg) / "checkpoints" / "last.ckpt", weights_only=True)
+    decays = {group["weight_decay"]: len(group["params"]) for group in state["optimizer_states"][0]["param_groups"]}
+    assert decays == {0.05: 3, 0.0: 3}
+
+
+def test_a_module_that_steps_its_optimizer_itself(tmp_path: Path) -> None:
+    cfg = run(tmp_path, module="Manual")
+    result = train(cfg)
+    assert result["steps"] == 26
+    assert result["test_loss"] < 1.5
+
+
+def test_layers_and_words_of_its_own_hooks_come_back(tmp_path: Path) -> None:
+    cfg = run(tmp_path, "trainer.max_epochs=1", module="Late")
+    result = train(cfg)
+    assert "late.weight" in weights(directory(cfg))
+    assert result["parameters"] == 16 * 65 + 17 * 10 + 2 * 110
+    trust.allow({"trusted": ["support"]})
+    found = load(directory(cfg))
+    assert (found.net.word, found.net.training) == ("kept", False)
+    state = weights(directory(cfg), "best")
+    assert all(torch.equal(value, state[name]) for name, value in found.net.state_dict().items())
+
+
+def test_evaluate_has_the_metrics_of_each_split(tmp_path: Path) -> None:
+    cfg = run(tmp_path)
+    result = train(cfg)
+    request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x"}
+    found = {split: evaluate({**cfg, "request": {**request, "split": split}}) for split in ("val", "test", "train")}
+    assert found["val"] == pytest.approx({name: result[name] for name in ("val_loss", "val_accuracy", "val_seen")})
+    assert found["test"] == pytest.approx({name: result[name] for name in ("test_loss", "test_seen")})
+    assert found["train"].keys() == {"train_loss", "train_seen"}
+    assert found["train"]["train_seen"] == 1300
+
+
+def test_without_a_monitor_the_newest_is_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cfg = new_run(tmp_path, *QUICK, net(), "trainer.max_epochs=1", "test=false")
+    result = train(cfg)
+    assert "callbacks.checkpoint.monitor=auto: nobody knows what LitNet logs, so best.ckpt is the newest" in (
+        capsys.readouterr().out
+    )
+    assert (result["monitor"], result["objective"]) == (None, None)
+    assert weights(directory(cfg), "best").keys() == weights(directory(cfg)).keys()
+
+
+def test_model_lightning_chooses_its_task_and_leaves_optimizers_to_the_module() -> None:
+    cfg = config("model=lightning", net())
+    assert (cfg["task"], cfg["optimizer"], cfg["scheduler"]) == ({"_target_": "lathe.tasks.LightningTask"}, {}, {})
