@@ -1,6 +1,7 @@
 """Every configuration that ships: its parts can be built, its keys have a rule, and its defaults fit."""
 
 import inspect
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -88,6 +89,8 @@ NEEDS_MORE = {
 def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
     """Everything that needs neither data nor a device. Nets are built on the meta device: shapes without memory."""
     group, name = choice.split("=")
+    if name == "timm":
+        import_module("support.timm_here")  # skips where it is not installed
     cfg = chosen(choice)
     if group in ("experiment", "debug"):
         assert cfg["name"] == (name if group == "experiment" else "debug")

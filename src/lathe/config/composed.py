@@ -196,13 +196,15 @@ def _groups(cfg: dict[str, Any], saved: bool) -> Iterator[Problem]:
 
 def pinned(cfg: dict[str, Any]) -> dict[str, Any]:
     """A copy of a resolved configuration in which the runs and files that it starts from or learns from (`ckpt_path`,
-    teachers, a folder of data) stand with their real, absolute paths: logs/latest leads to another run as soon as this
-    one has begun, and a run directory is used from any working directory."""
+    `model.pretrained`, teachers, a folder of data) stand with their real, absolute paths: logs/latest leads to another
+    run as soon as this one has begun, and a run directory is used from any working directory."""
     cfg = copy.deepcopy(cfg)
     cfg["ckpt_path"] = _real(cfg.get("ckpt_path"))
     for node in (cfg.get("data"), (cfg.get("data") or {}).get("source")):
         if isinstance(node, dict) and "folder" in node:
             node["folder"] = _real(node["folder"])
+    if "pretrained" in (cfg.get("model") or {}):
+        cfg["model"]["pretrained"] = _real(cfg["model"]["pretrained"])
     for node in (cfg.get("compression") or {}).values():
         if isinstance(node, dict) and "teacher" in node:
             node["teacher"] = _real(node["teacher"])

@@ -5,7 +5,8 @@ from lathe.nets.deep_mlp import DeepMLP
 from lathe.nets.gpt import GPT
 from lathe.nets.mlp import MLP
 from lathe.nets.resnet import CifarResNet, ResNet
+from lathe.nets.timm_nets import timm_net
 from lathe.nets.vit import ViT
 from lathe.nets.wideresnet import WideResNet
 
-__all__ = ["GPT", "MLP", "Blocks", "CifarResNet", "DeepMLP", "ResNet", "ViT", "WideResNet", "blocks_of"]
+__all__ = ["GPT", "MLP", "Blocks", "CifarResNet", "DeepMLP", "ResNet", "ViT", "WideResNet", "blocks_of", "timm_net"]

@@ -24,7 +24,7 @@ LATHE: dict[str, tuple[str, str]] = {
 }
 # Functions, what lies in legacy/, and losses, by their whole names.
 FUNCTIONS: dict[str, str] = {
-    "module": "lathe.tasks.Weighted lathe.tasks.loss.Weighted",
+    "module": "lathe.nets.timm_net lathe.tasks.Weighted lathe.tasks.loss.Weighted",
     "optimizer": "lathe.optim.build_optimizer",
     "scheduler": (
         "lathe.optim.constant lathe.optim.cosine lathe.optim.cosine_restarts lathe.optim.one_cycle lathe.optim.step"

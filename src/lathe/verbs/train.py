@@ -39,6 +39,7 @@ from lathe.strategies import compile_net
 from lathe.tasks import Task
 from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
 from lathe.verbs.finish import conclude, finish
+from lathe.verbs.pretrained import take_pretrained
 
 
 def train(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -77,6 +78,9 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy spreads them
     if state is None and cfg["ckpt_path"] is not None:
         resume = start_from(cfg, task)
+    elif state is None and cfg["model"].get("pretrained"):
+        for line in take_pretrained(task.net, cfg["model"]):
+            rank_zero_only(print)(line)
     prepare(cfg, task, trainer)
     tell_what_is_not_measured(cfg.get("compression") or {})
     try:

@@ -1,11 +1,16 @@
 """Tasks and nets."""
 
-from lathe.config.schema.rule import Rule, flag, group, items, node, number, text, whole, word
+from lathe.config.schema.rule import Rule, flag, group, items, node, number, path, text, whole, word
 
 _depth, _width = whole(1, 100_000), whole(1, 2**20)
 _dropout = number(0, below=1)
 _classes = whole(1, 2**24)
 INIT = text("an initialisation") | items(text("an initialisation"), 1) | None
+PRETRAINED: dict[str, Rule] = {
+    "name": text("a name that timm lists", r"[\w.]+"),
+    "pretrained": path | flag | None,
+    "sha256": text("a SHA-256 in hexadecimal", r"[0-9a-fA-F]{64}") | None,
+}
 _loss = node | group(node) | None
 _metric = text("a metric's name") | node
 _metrics = items(_metric) | group(_metric) | None
@@ -68,5 +73,15 @@ MODELS: dict[str, dict[str, Rule]] = {
         "stem": _width | None,
     },
     "lathe.nets.ResNet": {**_convolutions, "stem": word("cifar", "imagenet")},
+    "lathe.nets.timm_net": {
+        "name": text("a name that timm lists", r"[\w.]+"),
+        "in_channels": whole(1, 65536),
+        "num_classes": _classes,
+        "image_size": whole(1, 65536) | None,
+        "patch_size": whole(1, 65536) | None,
+        "drop_rate": number(0, below=1) | None,
+        "drop_path_rate": number(0, below=1) | None,
+        "global_pool": text("a pooling that timm knows") | None,
+    },
     "lathe.nets.WideResNet": {**_convolutions, "depth": whole(10, 100_000), "dropout": _dropout},
 }

@@ -95,7 +95,7 @@ def canonical(target: str) -> str:
     return f"{root}.{words[1]}.{name}" if root in ("lathe", "torch") and len(words) > 2 else target
 
 
-NET = ("init", "net")  # the keys of `model`
+NET = ("init", "net", "name", "pretrained", "sha256")  # the keys of `model`
 
 
 def current(config: Any) -> Any:

@@ -133,6 +133,20 @@ def _start(cfg: Mapping[str, Any]) -> Iterator[str]:
             yield f"{typed} takes a part of the weights, ckpt_mode=trainer the whole state: use ckpt_mode=weights."
 
 
+def _pretrained(cfg: Mapping[str, Any]) -> Iterator[str]:
+    given = cfg["model"].get("pretrained")
+    if cfg["model"].get("sha256") is not None and not isinstance(given, str):
+        yield (
+            f"model.sha256 is that of a file, and model.pretrained={shown(given)} names none: name one, or leave "
+            "model.sha256 out."
+        )
+    if given not in (None, False) and cfg["model"].get("init") is not None:
+        yield (
+            f"model.init={shown(cfg['model']['init'])} would be lost under the weights of "
+            f"model.pretrained={shown(given)}: leave one of the two out."
+        )
+
+
 def _devices(cfg: Mapping[str, Any]) -> Iterator[str]:
     devices = cfg["trainer"].get("devices")
     if isinstance(devices, list) and len(set(devices)) < len(devices):
@@ -253,6 +267,7 @@ CONTRADICTIONS: tuple[Together, ...] = (
     _foreach,
     _fused,
     _start,
+    _pretrained,
     _devices,
     _workers,
     _averaging,

@@ -1,6 +1,6 @@
 """The keys of train.yaml and of the other verbs' YAML files: what stands where."""
 
-from lathe.config.schema.models import INIT
+from lathe.config.schema.models import INIT, PRETRAINED
 from lathe.config.schema.places import Keys, Part, Parts, Place
 from lathe.config.schema.rule import (
     Rule,
@@ -60,7 +60,7 @@ TRAIN: dict[str, Place] = {
     "paths": Keys({"data_dir": path, "log_dir": path, "run_dir": none}),
     "data": Part(),
     "task": Part(),
-    "model": Keys({"init": INIT, "net": Part()}, ("init", "net")),
+    "model": Keys({"init": INIT, "net": Part(), **PRETRAINED}, ("init", "net", *PRETRAINED)),
     "optimizer": Part(empty=True),
     "scheduler": Part(null=True, empty=True),
     "trainer": Part(

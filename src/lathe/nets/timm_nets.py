@@ -1,0 +1,168 @@
+"""Nets of timm (Wightman 2019, "PyTorch Image Models"): any that it lists, under timm's own names of
+parameters, so that weights go both ways."""
+
+import re
+from itertools import takewhile
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lathe.config.schema.held import held
+from lathe.errors import ArgumentError, did_you_mean, uninstalled
+
+
+def import_timm(name: str) -> Any:
+    """The package, an extra, for the net `name`.
+
+    Raises ArgumentError where it is not installed, or can't be imported beside this torch.
+    """
+    lacking = uninstalled("timm", "timm")
+    if lacking:
+        raise ArgumentError(f"name={name}: {lacking}")
+    try:
+        import timm
+    except Exception as error:  # torchvision's library fails in many ways beside another torch than its own
+        raise ArgumentError(
+            f"name={name}: timm can't be imported ({' '.join(str(error).split()):.200}): install the torchvision that "
+            f"goes with torch {torch.__version__}, from the index that this torch came from."
+        ) from error
+    return timm
+
+
+@held("lathe.nets.timm_net")
+def timm_net(
+    name: str,
+    *,
+    in_channels: int = 3,
+    num_classes: int = 10,
+    image_size: int | None = None,
+    patch_size: int | None = None,
+    drop_rate: float | None = None,
+    drop_path_rate: float | None = None,
+    global_pool: str | None = None,
+) -> nn.Module:
+    """The net that timm calls `name`, with new weights; a tag behind it (`resnet50.a1_in1k`) says which pretrained ones
+    are meant. Options that are None are timm's own.
+
+    `forward` takes `[batch, in_channels, image_size, image_size]` and returns logits `[batch, num_classes]`. Nets whose
+    sizes depend on the image's (transformers, mixers) are made for `image_size`; each net is tried on such an image, on
+    the meta device. `blocks` names the repeated units in order, where timm's own `blocks` does not.
+
+    Raises ArgumentError for a name that timm does not list, an option that the net does not take, and images that are
+    none for it, and as `import_timm`.
+    """
+    timm = import_timm(name)
+    if not timm.is_model(name):
+        hint = did_you_mean(name, timm.list_models(), "timm.list_models() lists them.")
+        raise ArgumentError(f"name={name}: timm has no such net; {hint}")
+    options: dict[str, Any] = {
+        "patch_size": patch_size,
+        "drop_rate": drop_rate,
+        "drop_path_rate": drop_path_rate,
+        "global_pool": global_pool,
+    }
+    arch, _, tag = name.partition(".")
+    tags = [full.partition(".")[2] for full in timm.list_pretrained(f"{arch}.*")]
+    if tag and tag not in tags:
+        raise ArgumentError(f"name={name}: timm has no weights {tag} of {arch}; {did_you_mean(tag, tags)}")
+    facts = timm.get_pretrained_cfg(name)
+    fixed = image_size is not None and facts is not None and facts.fixed_input_size
+    if fixed:
+        options["img_size"] = image_size
+    try:
+        net: nn.Module = timm.create_model(name, in_chans=in_channels, num_classes=num_classes, **options)
+    except TypeError as error:
+        surplus = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if surplus and surplus.group(1) in options:
+            raise ArgumentError(f"{surplus.group(1)}: {name} takes no such option: leave it null.") from error
+        raise
+    except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as error:
+        raise _unfit(name, in_channels, image_size, error) from error
+    if fixed and image_size is not None:
+        _divides(net, name, image_size)
+    named = find_blocks(net)
+    if named and not hasattr(net, "blocks"):
+        net.__dict__["blocks"] = named  # a plain list: names of parameters stay timm's
+    if image_size is not None:
+        _try(net, name, torch.empty(2, in_channels, image_size, image_size, device="meta"), num_classes)
+    return net
+
+
+def _divides(net: nn.Module, name: str, size: int) -> None:
+    """Raises ArgumentError where patches would leave pixels at the images' edges out."""
+    for sides in [getattr(module, "patch_size", None) for module in net.children()]:
+        side = sides[0] if isinstance(sides, tuple) else sides
+        if isinstance(side, int) and size % side:
+            raise ArgumentError(
+                f"patch_size={side} of {name} does not divide the {size} pixels of an image's side: set one that does."
+            )
+
+
+def _unfit(name: str, channels: int, size: int | None, error: Exception) -> ArgumentError:
+    said = " ".join(str(error).split()) or type(error).__name__
+    images = "" if size is None else f" for images of {channels} x {size} x {size}"
+    return ArgumentError(f"name={name} is no net{images} ({said[:200]}): choose another, or another image_size.")
+
+
+def _try(net: nn.Module, name: str, images: Tensor, classes: int) -> None:
+    """Runs the net on shapes alone; on values, where it can't be run so."""
+    training = net.training
+    bare = {key: tensor.detach().to("meta") for key, tensor in [*net.named_parameters(), *net.named_buffers()]}
+    net.eval()
+    try:
+        with torch.no_grad():
+            try:
+                found = torch.func.functional_call(net, bare, (images,))
+            except Exception:  # shapes that do not fit, or a net that can't do without values
+                found = net(torch.zeros(images.shape))
+    except (AssertionError, ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
+        raise _unfit(name, images.shape[1], images.shape[2], error) from error
+    finally:
+        net.train(training)
+    if not isinstance(found, Tensor) or found.shape != (len(images), classes):
+        shape = list(found.shape) if isinstance(found, Tensor) else type(found).__name__
+        raise ArgumentError(
+            f"name={name}: expected logits of shape [batch, {classes}], got {shape}: choose a net that classifies."
+        )
+
+
+def find_blocks(net: nn.Module) -> list[nn.Module]:
+    """The repeated units of one of timm's nets in the order in which they run; empty for a family that is not known.
+
+    A family is known by where it keeps its stages: `blocks` (vit, deit, beit, eva, mixer, efficientnet, mobilenet),
+    `stages` (convnext, resnetv2, byobnet, nfnet, metaformer, ...), `layers` (swin), `layer1` to `layer4` (resnet and
+    its kin), `s1` to `s4` (regnet), or `features` with units among them (densenet). Stages that run their blocks, or
+    a downsampling and then these, one after the other, are taken apart; others are units themselves.
+    """
+    parts = dict(net.named_children())
+    for name in ("blocks", "stages", "layers"):
+        if isinstance(parts.get(name), nn.Sequential | nn.ModuleList):
+            stages = list(parts[name].children())
+            return stages if name == "blocks" else [unit for stage in stages for unit in _units(stage)]
+    for prefix in ("layer", "s"):
+        numbered = list(takewhile(lambda name: name in parts, (f"{prefix}{i}" for i in range(1, len(parts) + 1))))
+        if len(numbered) > 1:
+            return [unit for name in numbered for unit in _units(parts[name])]
+    if isinstance(parts.get("features"), nn.Sequential):
+        children = list(parts["features"].children())
+        nested = [number for number, child in enumerate(children) if any(_weighs(part) for part in child.children())]
+        if nested and nested == list(range(nested[0], nested[-1] + 1)):
+            return [children[number] for number in nested]
+    return []
+
+
+def _weighs(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
+
+
+def _units(stage: nn.Module) -> list[nn.Module]:
+    parts = dict(stage.named_children())
+    chained = isinstance(stage, nn.Sequential) or all(re.fullmatch(r"b\d+", name) for name in parts)
+    if chained and parts:
+        return list(parts.values())
+    inner = parts.get("blocks")
+    if isinstance(inner, nn.Sequential) and list(parts) in (["blocks"], ["downsample", "blocks"]):
+        first = [part for name, part in parts.items() if name == "downsample" and not isinstance(part, nn.Identity)]
+        return [*first, *inner]
+    return [stage]

@@ -1,0 +1,172 @@
+"""Nets of timm: built by name for the data's channels, classes and size, under timm's own names, with their blocks."""
+
+import sys
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from support.runs import config
+from support.timm_here import timm
+from torch import Tensor, nn
+
+from lathe.config.composed import check
+from lathe.errors import ArgumentError, UserError
+from lathe.nets import blocks_of, recompute, timm_net
+from lathe.optim.rules import layer_numbers
+from lathe.runs.build import make_net
+
+# name: (side of an image, blocks, whether each block's input is the output of the one before)
+FAMILIES: dict[str, tuple[int, int, bool]] = {
+    "resnet10t": (32, 4, True),
+    "seresnext26d_32x4d": (32, 8, True),
+    "convnext_atto": (32, 15, True),
+    "convnextv2_atto": (32, 15, True),
+    "vit_tiny_patch16_224": (32, 12, True),
+    "deit_tiny_distilled_patch16_224": (32, 12, True),
+    "swin_tiny_patch4_window7_224": (56, 15, True),
+    "efficientnet_b0": (32, 7, True),
+    "mobilenetv3_small_050": (32, 6, True),
+    "mobilenetv4_conv_small": (32, 5, True),
+    "regnetx_002": (32, 13, True),
+    "densenet121": (32, 7, True),
+    "mixer_s32_224": (64, 8, True),
+    "resnetv2_50": (32, 16, True),
+    "repvgg_a0": (32, 21, True),
+    "tiny_vit_5m_224": (64, 15, False),  # flattens between a stage's downsampling and its blocks
+    "dla46x_c": (32, 0, True),
+}
+
+
+QUICK = ("resnet10t", "convnext_atto", "vit_tiny_patch16_224", "mobilenetv3_small_050", "regnetx_002", "dla46x_c")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAMILIES])
+def test_a_net_is_timms_own_and_its_blocks_run_in_order(name: str) -> None:
+    side, count, chained = FAMILIES[name]
+    torch.manual_seed(0)
+    net = timm_net(name, in_channels=1, num_classes=5, image_size=side).eval()
+    assert net.training is False
+    blocks = blocks_of(net)
+    assert len(blocks) == count
+    calls: list[tuple[int, tuple[Any, ...], Any]] = []
+    for number, block in enumerate(blocks):
+        block.register_forward_hook(lambda module, args, out, number=number: calls.append((number, args, out)))
+    x = torch.randn(2, 1, side, side)
+    with torch.no_grad():
+        logits = net(x)
+    assert logits.shape == (2, 5)
+    assert [number for number, _, _ in calls] == list(range(count))
+    links = [after[1][0] is before[2] for before, after in pairwise(calls)]
+    assert all(links) == chained
+    torch.manual_seed(0)
+    options = {"img_size": side} if timm.get_pretrained_cfg(name).fixed_input_size else {}
+    own = timm.create_model(name, in_chans=1, num_classes=5, **options).eval()
+    assert list(own.state_dict()) == list(net.state_dict())
+    with torch.no_grad():
+        assert torch.equal(own(x), logits)
+    if count:
+        numbers = layer_numbers(net)
+        inside = [number for key, number in numbers.items() if 0 < number <= count]
+        assert inside == sorted(inside)
+        assert next(iter(numbers.values())) == 0
+        assert list(numbers.values())[-1] == count + 1
+
+
+def test_a_configuration_builds_one_and_follows_the_data() -> None:
+    cfg = config("model=timm", "model.name=vit_tiny_patch16_224", "model.net.patch_size=2", "model.net.drop_rate=0.5")
+    assert check(cfg, "train") == []
+    net = make_net(cfg["model"])
+    assert type(net) is timm.models.VisionTransformer
+    assert (net.patch_embed.proj.in_channels, net.head.out_features, len(net.pos_embed[0])) == (1, 10, 17)
+    assert net.head_drop.p == 0.5
+    assert make_net(config("model=timm", "model.name=resnet50.a1_in1k")["model"]).pretrained_cfg["tag"] == "a1_in1k"
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"name": "resnet10"}, "name=resnet10: timm has no such net; did you mean resnet10t?"),
+        ({"name": "hf-hub:timm/resnet18"}, "name=hf-hub:timm/resnet18: expected a name that timm lists, got"),
+        (
+            {"name": "resnet10t.no_such"},
+            "name=resnet10t.no_such: timm has no weights no_such of resnet10t; choose one of c3_in1k",
+        ),
+        ({"name": "convnext_atto", "image_size": 8}, "name=convnext_atto is no net for images of 3 x 8 x 8 (Calc"),
+        ({"name": "vit_tiny_patch16_224", "image_size": 8}, "patch_size=16 of vit_tiny_patch16_224 does not divide"),
+        ({"name": "vit_tiny_patch16_224", "image_size": 28}, "patch_size=16 of vit_tiny_patch16_224 does not divide"),
+        ({"name": "resnet10t", "patch_size": 4}, "patch_size: resnet10t takes no such option: leave it null."),
+        ({"name": "resnet10t", "drop_rate": 1.0}, "drop_rate=1.0: expected a number"),
+        ({"name": "resnet10t", "global_pool": "no"}, "name=resnet10t is no net for images of 3 x 32 x 32 (Invalid"),
+        ({"name": "resnet10t", "global_pool": ""}, "global_pool='': expected a pooling that timm knows"),
+    ],
+)
+def test_what_is_no_net_is_refused(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ArgumentError) as error:
+        timm_net(**{"image_size": 32, **options})
+    assert str(error.value).startswith(sentence)
+    assert "\n" not in str(error.value)
+
+
+def test_a_build_names_the_key() -> None:
+    with pytest.raises(UserError, match=r"^model\.net\.name=resnet10: timm has no such net; did you mean resnet10t\?$"):
+        make_net(config("model=timm", "model.name=resnet10")["model"])
+
+
+def test_without_timm_or_its_torchvision_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def find_spec(self, name: str, *_: Any) -> None:
+            if name == "timm":
+                raise RuntimeError("operator torchvision::nms does not exist")
+
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "timm", None)
+        with pytest.raises(UserError, match=r"^name=resnet10t: timm can't be imported: pip install -e '\.\[timm\]'\.$"):
+            timm_net("resnet10t")
+    monkeypatch.setattr("lathe.nets.timm_nets.uninstalled", lambda *_: None)
+    monkeypatch.delitem(sys.modules, "timm")
+    monkeypatch.setattr(sys, "meta_path", [Broken(), *sys.meta_path])
+    with pytest.raises(UserError) as error:
+        timm_net("resnet10t")
+    assert str(error.value) == (
+        "name=resnet10t: timm can't be imported (operator torchvision::nms does not exist): install the torchvision "
+        f"that goes with torch {torch.__version__}, from the index that this torch came from."
+    )
+
+
+def step(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    torch.manual_seed(5)
+    for _ in range(2):
+        loss = net(x).logsumexp(-1).sum()
+        loss.backward()
+    gradients = {name: parameter.grad for name, parameter in net.named_parameters()}
+    return {"loss": loss.detach(), **gradients, **dict(net.named_buffers())}
+
+
+@pytest.mark.parametrize("how", ["blocks", "every_2"])
+@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto", "vit_tiny_patch16_224", "efficientnet_b0"])
+def test_recomputing_changes_no_value(name: str, how: str) -> None:
+    found = []
+    for word in ("none", how):
+        torch.manual_seed(0)
+        net = timm_net(name, in_channels=1, num_classes=3, image_size=32, drop_path_rate=0.3)
+        recompute.apply(net, word)
+        called = [0]
+        blocks_of(net)[0].register_forward_pre_hook(lambda *_, called=called: called.__setitem__(0, called[0] + 1))
+        inner = next(m for m in blocks_of(net)[0].modules() if isinstance(m, nn.Conv2d | nn.LayerNorm))
+        inner.register_forward_pre_hook(lambda *_, called=called: called.__setitem__(0, called[0] + 1))
+        found.append((step(net, torch.randn(4, 1, 32, 32)), called[0]))
+    (plain, once), (again, twice) = found
+    assert twice > once
+    assert [key for key in plain if not torch.equal(plain[key], again[key])] == []
+
+
+def test_what_names_no_blocks_is_refused_like_any_net() -> None:
+    net = timm_net("dla46x_c", image_size=32)
+    with pytest.raises(ArgumentError, match="recomputes a net's repeated blocks, but DLA names no `blocks`"):
+        recompute.apply(net, "blocks")
+    with pytest.raises(UserError, match="DLA has none"):
+        layer_numbers(net)
+    convnext = timm_net("convnext_atto", image_size=32)
+    with pytest.raises(ArgumentError, match="sqrt runs the blocks in segments, which ConvNeXt does not let it"):
+        recompute.apply(convnext, "sqrt")
