@@ -6,6 +6,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # Two torch threads on two busy cores wait for each other more than they compute. Set before torch is imported;
 # subprocesses inherit it.
@@ -19,7 +20,7 @@ os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from support import composing
+from support import composing, timm_here
 from support.commands import in_process
 
 torch.set_num_threads(1)
@@ -100,3 +101,9 @@ def cli(
         return in_process(script, *arguments), capfd.readouterr().err
 
     return call
+
+
+@pytest.fixture
+def timm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package timm; skips where it is not installed."""
+    return timm_here.use(monkeypatch)

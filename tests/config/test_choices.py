@@ -1,7 +1,6 @@
 """Every configuration that ships: its parts can be built, its keys have a rule, and its defaults fit."""
 
 import inspect
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -86,11 +85,11 @@ NEEDS_MORE = {
 
 
 @pytest.mark.parametrize("choice", [choice for choice in [*CHOICES, *NO_KEYS] if choice not in OWN])
-def test_every_choice_composes_and_its_parts_can_be_built(choice: str) -> None:
+def test_every_choice_composes_and_its_parts_can_be_built(request: pytest.FixtureRequest, choice: str) -> None:
     """Everything that needs neither data nor a device. Nets are built on the meta device: shapes without memory."""
     group, name = choice.split("=")
     if name == "timm":
-        import_module("support.timm_here")  # skips where it is not installed
+        request.getfixturevalue("timm")
     cfg = chosen(choice)
     if group in ("experiment", "debug"):
         assert cfg["name"] == (name if group == "experiment" else "debug")

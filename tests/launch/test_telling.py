@@ -2,6 +2,8 @@
 
 import errno
 import os
+import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,22 @@ def test_a_stopped_run_leaves_with_the_code_of_its_signal(
 def test_other_libraries_mistakes(error: Exception, sentence: str | None) -> None:
     told = sentence_for(error)
     assert told == sentence if sentence is None else str(told).startswith(sentence)
+
+
+def test_a_torchvision_that_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whoever imports it."""
+    (tmp_path / "torchvision").mkdir()
+    text = "raise RuntimeError('operator torchvision::nms does not exist')\n"
+    (tmp_path / "torchvision" / "__init__.py").write_text(text)
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(RuntimeError) as caught:
+        import_module("torchvision")
+    assert sentence_for(caught.value) == (
+        "the installed torchvision can't be imported beside this torch (operator torchvision::nms does not exist): "
+        "install the one that was made for it, from the index that torch came from, or uninstall it."
+    )
 
 
 @pytest.mark.parametrize("script", ["train.py", "scripts/evaluate.py"])

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from support.runs import config
-from support.timm_here import timm
 from torch import Tensor, nn
 
 from lathe.config.composed import check
@@ -15,6 +14,8 @@ from lathe.errors import ArgumentError, UserError
 from lathe.nets import blocks_of, recompute, timm_net
 from lathe.optim.rules import layer_numbers
 from lathe.runs.build import make_net
+
+pytestmark = pytest.mark.usefixtures("timm")
 
 # name: (side of an image, blocks, whether each block's input is the output of the one before)
 FAMILIES: dict[str, tuple[int, int, bool]] = {
@@ -42,7 +43,7 @@ QUICK = ("resnet10t", "convnext_atto", "vit_tiny_patch16_224", "mobilenetv3_smal
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAMILIES])
-def test_a_net_is_timms_own_and_its_blocks_run_in_order(name: str) -> None:
+def test_a_net_is_timms_own_and_its_blocks_run_in_order(timm: Any, name: str) -> None:
     side, count, chained = FAMILIES[name]
     torch.manual_seed(0)
     net = timm_net(name, in_channels=1, num_classes=5, image_size=side).eval()
@@ -73,7 +74,7 @@ def test_a_net_is_timms_own_and_its_blocks_run_in_order(name: str) -> None:
         assert list(numbers.values())[-1] == count + 1
 
 
-def test_a_configuration_builds_one_and_follows_the_data() -> None:
+def test_a_configuration_builds_one_and_follows_the_data(timm: Any) -> None:
     cfg = config("model=timm", "model.name=vit_tiny_patch16_224", "model.net.patch_size=2", "model.net.drop_rate=0.5")
     assert check(cfg, "train") == []
     net = make_net(cfg["model"])
@@ -130,7 +131,7 @@ def test_without_timm_or_its_torchvision_one_sentence_says_so(monkeypatch: pytes
         timm_net("resnet10t")
     assert str(error.value) == (
         "name=resnet10t: timm can't be imported (operator torchvision::nms does not exist): install the torchvision "
-        f"that goes with torch {torch.__version__}, from the index that this torch came from."
+        f"that was made for torch {torch.__version__}, from the index that torch came from."
     )
 
 

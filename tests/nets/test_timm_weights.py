@@ -1,6 +1,7 @@
 """Pretrained weights of timm's nets: from a file, fitted, told, or refused; never read for a finished run."""
 
 import hashlib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support.runs import config, new_run, weights
-from support.timm_here import timm
 from torch import Tensor, nn
 
 from lathe.config.composed import check
@@ -19,6 +19,7 @@ from lathe.runs.score import open_run_net
 from lathe.verbs.pretrained import take_pretrained
 from lathe.verbs.train import train
 
+pytestmark = pytest.mark.usefixtures("timm")
 FINE_TUNED = (
     "model=timm",
     "model.name=resnet10t",
@@ -36,6 +37,7 @@ FINE_TUNED = (
 
 
 def saved(folder: Path, name: str, suffix: str = ".pth", **options: Any) -> Path:
+    timm: Any = import_module("timm")
     torch.manual_seed(3)
     path = folder / f"{name}{suffix}"
     state = timm.create_model(name, **options).state_dict()
@@ -56,7 +58,7 @@ def take(net: nn.Module, path: Path | bool, channels: int = 3, **more: Any) -> l
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-def test_a_file_of_the_same_net_is_taken_whole(tmp_path: Path, suffix: str) -> None:
+def test_a_file_of_the_same_net_is_taken_whole(timm: Any, tmp_path: Path, suffix: str) -> None:
     path = saved(tmp_path, "resnet10t", suffix, num_classes=4, in_chans=1)
     net = timm_net("resnet10t", in_channels=1, num_classes=4, image_size=32)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -129,7 +131,7 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(tmp_path: Path) -> Non
         take(mlp, path)
 
 
-def test_published_weights_that_cannot_be_had_are_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_published_weights_that_cannot_be_had_are_one_sentence(timm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def offline(*_: Any, **__: Any) -> None:
         raise OSError("the network is down")
 

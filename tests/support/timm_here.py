@@ -1,9 +1,11 @@
-"""timm, where it is installed: `import support.timm_here` skips a test module where it is not."""
+"""timm, where it is installed or lies in the folder $TIMM_SITE."""
 
 import os
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,21 +13,22 @@ import torch
 # timm imports torchvision, whose wheel for CUDA can't be imported beside a CPU build of torch: see what lies there
 SHIM = Path(__file__).parent / "torchvision_here"
 
-if find_spec("timm") is None:
-    pytest.skip("timm is not installed", allow_module_level=True)
+
+def use(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, for this process and those that it starts, until `monkeypatch` ends; skips the test without it."""
+    site = os.environ.get("TIMM_SITE", "")
+    if "timm" not in sys.modules and find_spec("timm") is None and not Path(site, "timm").is_dir():
+        pytest.skip("timm is not installed, nor does it lie in the folder $TIMM_SITE")
+    if site:
+        monkeypatch.setattr(sys, "path", [*sys.path, site])
+    folders = [os.environ.get("PYTHONPATH", ""), site]
+    if torch.version.cuda is None and _for_cuda():
+        monkeypatch.setattr(sys, "path", [str(SHIM), *sys.path])
+        folders = [str(SHIM), *folders]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, folders)))
+    return import_module("timm")
 
 
 def _for_cuda() -> bool:
-    spec = find_spec("torchvision")
-    assert spec is not None
-    assert spec.origin is not None
-    return "+cu" in (Path(spec.origin).parent / "version.py").read_text()
-
-
-if torch.version.cuda is None and str(SHIM) not in sys.path and _for_cuda():
-    sys.path.insert(0, str(SHIM))  # of processes that are spawned, too
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(SHIM), *filter(None, [os.environ.get("PYTHONPATH")])])
-
-import timm  # noqa: E402
-
-__all__ = ["timm"]
+    found = [Path(folder, "torchvision", "version.py") for folder in sys.path]
+    return any("+cu" in path.read_text() for path in found if path.is_file())

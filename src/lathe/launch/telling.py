@@ -126,6 +126,11 @@ def sentence_for(error: BaseException) -> str | None:
 
 def _foreign_sentence(error: BaseException) -> str | None:
     """A sentence for another library's exception that a user can mend, or None if it is a bug."""
+    if _importing_torchvision(error):
+        return (
+            f"the installed torchvision can't be imported beside this torch ({' '.join(str(error).split()):.200}): "
+            "install the one that was made for it, from the index that torch came from, or uninstall it."
+        )
     if isinstance(error, OSError):
         return files.disk_sentence(error)
     note = waited(error)
@@ -142,3 +147,9 @@ def _foreign_sentence(error: BaseException) -> str | None:
     if kind == "MisconfigurationException":
         return " ".join(str(error).split())
     return None
+
+
+def _importing_torchvision(error: BaseException) -> bool:
+    """Whether this was raised while some package imported torchvision, as torchmetrics does wherever it is found."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.endswith("torchvision/__init__.py") and frame.name == "<module>" for frame in frames)

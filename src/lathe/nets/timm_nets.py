@@ -25,7 +25,7 @@ def import_timm(name: str) -> Any:
     except Exception as error:  # torchvision's library fails in many ways beside another torch than its own
         raise ArgumentError(
             f"name={name}: timm can't be imported ({' '.join(str(error).split()):.200}): install the torchvision that "
-            f"goes with torch {torch.__version__}, from the index that this torch came from."
+            f"was made for torch {torch.__version__}, from the index that torch came from."
         ) from error
     return timm
 
