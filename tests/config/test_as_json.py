@@ -58,7 +58,7 @@ def test_every_file_is_valid(path: Any) -> None:
     [
         "optimzer: {}",
         "max_epoch: 3",
-        "name: latest",
+        "{name: latest, seed: 1}",
         "max_restarts: -1",
         "trainer: {max_epochs: x}",
         "data: {batch_size: 0}",
