@@ -42,7 +42,10 @@ COMMANDS = [(page.stem, command) for page in PAGES for command in commands(page)
 
 
 @pytest.mark.parametrize(("page", "command"), COMMANDS, ids=[f"{page}-{n}" for n, (page, _) in enumerate(COMMANDS)])
-def test_commands_on_the_page_compose(page: str, command: str) -> None:
+def test_commands_on_the_page_compose(page: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for folder in re.findall(r"data\.folder=(\w+)", command):
+        (tmp_path / folder / "cat").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
     words = [word for word in shlex.split(re.sub(r"<[^>]*>", "some", command))[2:] if word != "-m"]
     cfg = config(*[word.split(",")[0] if re.match(r"^\w+=[\w.]+,", word) else word for word in words])
     check_compression(cfg)
