@@ -14,6 +14,7 @@ from lathe.callbacks.preemption import Preemption
 from lathe.callbacks.profiler import TorchProfiler
 from lathe.callbacks.progress import Progress
 from lathe.callbacks.resume import ExactResume
+from lathe.callbacks.samples import Samples
 from lathe.callbacks.throughput import Throughput
 from lathe.config.faces import lazily
 
@@ -65,6 +66,7 @@ __all__ = [
     "PruneNM",
     "PruneStructured",
     "RigL",
+    "Samples",
     "Throughput",
     "TorchProfiler",
     "WeightOnly",

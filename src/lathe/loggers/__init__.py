@@ -16,6 +16,7 @@ from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.loggers.csv import CSVLogger
 from lathe.loggers.facts import LOGIN, log_facts, run_facts
+from lathe.loggers.pages import log_page
 from lathe.loggers.result import log_result
 from lathe.loggers.run_log import run_log
 from lathe.loggers.services import aim, comet
@@ -27,6 +28,7 @@ __all__ = [
     "csv",
     "ended_on_error",
     "log_facts",
+    "log_page",
     "log_result",
     "mlflow",
     "run_facts",

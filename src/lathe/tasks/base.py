@@ -56,6 +56,7 @@ class Task(Driven):
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self.objective: Objective = self.losses
         self.meters: Meters | None = None
+        self.onlookers: list[Callable[[str, Any, Any], None]] = []  # are shown split, outputs and batch of evaluations
         self._sums: dict[str, Tensor] = {}
         self._epoch_sums: dict[str, Tensor] = {}
         self._logged_step = -1
@@ -164,6 +165,8 @@ class Task(Driven):
         self._add(split, self.reduce(outputs, batch, loss))
         if self.meters is not None:
             self.meters.update(split, *self.scored(outputs, batch))
+        for look in self.onlookers:
+            look(split, outputs, batch)
 
     def add_nothing(self, split: str) -> None:
         """What a rank that sees no outputs adds (all but the last stage of a pipeline), so that every rank has a sum to

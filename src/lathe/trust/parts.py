@@ -15,7 +15,10 @@ LATHE: dict[str, tuple[str, str]] = {
         "data",
         "Augment Cifar Digits FashionMnist ImageFolder Shards Synthetic SyntheticDocuments SyntheticTokens TokenFiles",
     ),
-    "callback": ("callbacks", "Checkpoint EMA ModelSummary NanGuard Preemption Progress Throughput TorchProfiler"),
+    "callback": (
+        "callbacks",
+        "Checkpoint EMA ModelSummary NanGuard Preemption Progress Samples Throughput TorchProfiler",
+    ),
     "method": (
         "callbacks",
         "Distill Lottery PruneChannels Prune PruneNM PruneStructured PTQDynamic PTQStatic QAT RigL WeightOnly",

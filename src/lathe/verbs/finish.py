@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from lathe.callbacks import Checkpoint, Compression, Progress, Throughput, numbers
+from lathe.callbacks import Checkpoint, Compression, Progress, Samples, Throughput, numbers
 from lathe.errors import did_you_mean
 from lathe.runs import rundir
 from lathe.runs.build import make_task
@@ -31,6 +31,7 @@ def finish(
     """
     made = [callback for callback in callbacks if isinstance(callback, Compression)]
     checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
+    looks = any(isinstance(callback, Samples) and callback.split == "val" for callback in callbacks)
     result: dict[str, Any] = {"steps": trainer.global_step, "devices": trainer.world_size}
     # not `current_epoch`: an epoch that max_steps has cut counts as well, also when the run is only brought to its end
     # here
@@ -50,10 +51,10 @@ def finish(
             trainer.strategy.barrier()
             changed = bool(read_checkpoint(best).get("finalised", False))
         state = read_checkpoint(best)
-        if cfg["test"] or changed:
+        if cfg["test"] or changed or looks:
             if made or getattr(trainer.strategy, "reshapes", False):
                 task = make_task(cfg, train=False)
-                trainer = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, Progress)])
+                trainer = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, (Progress, Samples))])
             restore(task.net, state, str(best), finite=False)  # what is not finite is told with the result
         if changed:
             trainer.validate(task.driven, datamodule=datamodule, verbose=False)
@@ -67,6 +68,8 @@ def finish(
             )  # the latter in runs of older versions
             given = "the initial weights" if cfg.get("ckpt_path") is None else "the weights of ckpt_path"
             result["best"] = f"the last weights, {reason}" if result["steps"] else f"{given}, nothing was trained"
+    if looks and not (checkpoint is not None and changed):
+        trainer.validate(task, datamodule=datamodule, verbose=False)
     result |= {
         name: value
         for name, value in reported.items()

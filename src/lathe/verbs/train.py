@@ -26,7 +26,7 @@ from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
 from lathe.config.stages import methods
 from lathe.errors import Stopped, UserError, require, under
-from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_result, run_facts, run_log
+from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_page, log_result, run_facts, run_log
 from lathe.nets import recompute
 from lathe.runs import rundir, summary
 from lathe.runs.attached import make_callbacks, make_loggers
@@ -104,7 +104,10 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     except SIGTERMException as error:  # Lightning's own, between two batches of the test
         raise Stopped("SIGTERM", str(run.path)) from error
     result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
+    pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
     for logger in loggers:
+        for page in pages:
+            log_page(logger, page)
         log_result(logger, result, run.best)
     if trainer.is_global_zero:
         run.finish(result)

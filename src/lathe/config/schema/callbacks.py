@@ -28,6 +28,12 @@ CALLBACKS: dict[str, dict[str, Rule]] = {
         "leave": flag,
         "plain": flag | null("lines where the output is no terminal"),
     },
+    "lathe.callbacks.Samples": {
+        "split": word("val", "test"),
+        "worst": whole(0, 10000).of("samples"),
+        "random": whole(0, 10000).of("samples"),
+        "bins": whole(1, 1000).of("bins"),
+    },
     "lathe.callbacks.Throughput": {
         "window": batches | null("one window for each logged step"),
         "skip_steps": batches,

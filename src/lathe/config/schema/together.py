@@ -181,6 +181,13 @@ def _averaging(cfg: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
+def _samples(cfg: Mapping[str, Any]) -> Iterator[str]:
+    for name, node in cfg["callbacks"].items():
+        of_test = bool(node) and canonical(str(node.get("_target_"))) == "lathe.callbacks.Samples"
+        if of_test and node.get("split") == "test" and cfg.get("test") is False:
+            yield f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val, or test=true."
+
+
 def _precisions(cfg: Mapping[str, Any]) -> Iterator[str]:
     name, taken = cfg["precision"].get("name"), cfg["strategy"].get("precisions")
     if taken is not None and name not in taken:
@@ -272,5 +279,6 @@ CONTRADICTIONS: tuple[Together, ...] = (
     _workers,
     _averaging,
     _own_module,
+    _samples,
     *CLASHES,
 )

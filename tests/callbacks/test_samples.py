@@ -1,0 +1,136 @@
+"""The page of single predictions: its numbers are those of the run's best weights, on one process and on two."""
+
+import base64
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from support.ranks import on_ranks
+from support.runs import SMALL, config, new_run
+from torch.nn import functional as F
+
+import lathe
+from lathe.callbacks import Samples
+from lathe.callbacks.samples_page import Gathered, Shown, write_page
+from lathe.config.composed import check
+from lathe.errors import UserError
+from lathe.tasks import RegressionTask
+from lathe.verbs.train import train
+
+PAGE = ("callbacks=[default,samples]", "callbacks.samples.worst=7", "callbacks.samples.random=5")
+
+
+def run(folder: Path, *overrides: str) -> tuple[Path, dict[str, Any], dict[str, Any]]:
+    """A run's directory, its result and the numbers of its page."""
+    cfg = new_run(folder, *SMALL, *PAGE, *overrides)
+    result = train(cfg)
+    path = Path(cfg["paths"]["run_dir"])
+    split = cfg["callbacks"]["samples"]["split"]
+    return path, result, json.loads((path / "samples" / f"{split}.json").read_text())
+
+
+def two(rank: int, cfg: dict[str, Any]) -> dict[str, Any]:
+    """On a rank."""
+    return train(cfg)
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_the_page_is_of_the_best_weights(tmp_path: Path, split: str) -> None:
+    path, result, page = run(tmp_path, f"callbacks.samples.split={split}")
+    loaded = lathe.load(path)
+    batches = list(getattr(loaded.datamodule, f"{split}_dataloader")())
+    x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    x, y = x[y >= 0], y[y >= 0]
+    with torch.no_grad():
+        logits = loaded.net(x)
+    losses, (probability, predicted) = F.cross_entropy(logits, y, reduction="none"), logits.softmax(1).max(1)
+    assert page["samples"] == len(y) == {"val": 200, "test": 297}[split]
+    assert page["accuracy"] == pytest.approx(result[f"{split}/accuracy"], abs=1e-6)
+    confusion = torch.zeros(10, 10, dtype=torch.int64)
+    confusion.index_put_((y, predicted), torch.ones_like(y), accumulate=True)
+    assert page["confusion"] == confusion.tolist()
+    worst = losses.topk(7)
+    assert [row["number"] for row in page["worst"]] == worst.indices.tolist()
+    assert [row["loss"] for row in page["worst"]] == pytest.approx(worst.values.tolist(), rel=1e-4)
+    for row in (*page["worst"], *page["random"]):
+        i = row["number"]
+        assert (row["label"], row["predicted"]) == (int(y[i]), int(predicted[i]))
+        assert row["probability"] == pytest.approx(float(probability[i]), rel=1e-4)
+    assert len({row["number"] for row in page["random"]}) == 5
+    bins = (probability * 15).long()
+    each = [(bins == b).nonzero().flatten() for b in range(15)]
+    right = (predicted == y).float()
+    gap = sum(len(i) / len(y) * abs(right[i].mean() - probability[i].mean()) for i in each if len(i))
+    assert page["calibration_error"] == pytest.approx(float(gap), abs=1e-5)
+    shown = re.findall(r'base64,([^"]+)"', (path / "samples" / f"{split}.html").read_text())
+    assert len(shown) == 12
+    first = np.asarray(Image.open(io.BytesIO(base64.b64decode(shown[0]))))
+    assert first.shape == (96, 96)
+    pixels = x[worst.indices[0], 0] * 0.376 + 0.305
+    assert (first[::12, ::12] == (pixels * 255).round().numpy()).all()
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_page_of_one(tmp_path: Path) -> None:
+    _, _, alone = run(tmp_path / "one")
+    cfg = new_run(tmp_path / "two", *SMALL, *PAGE, "strategy=ddp", "trainer.devices=2")
+    on_ranks(two, cfg, timeout=200)
+    page = json.loads((Path(cfg["paths"]["run_dir"]) / "samples" / "val.json").read_text())
+    assert page["confusion"] == alone["confusion"]
+    assert page["calibration_error"] == pytest.approx(alone["calibration_error"], abs=1e-5)
+    assert [row["loss"] for row in page["worst"]] == pytest.approx([row["loss"] for row in alone["worst"]], rel=1e-3)
+    assert [row["label"] for row in page["worst"]] == [row["label"] for row in alone["worst"]]
+    assert {row["number"] for row in page["worst"]} == {None}
+
+
+def test_a_quantized_run_shows_the_weights_that_are_shipped(tmp_path: Path) -> None:
+    _, result, page = run(tmp_path, "compression=ptq_dynamic", "compression.receipt=none")
+    assert page["accuracy"] == pytest.approx(result["val/accuracy"], abs=1e-6)
+
+
+def test_names_and_losses_that_are_none_stay_harmless(tmp_path: Path) -> None:
+    sample = Shown(None, 0, 1, 0.5, float("inf"), torch.zeros(3, 4, 4))
+    counts = torch.tensor([[1, 2], [0, 3]])
+    gathered = Gathered("val", counts, torch.ones(3, 2), [sample], [], ["<script>alert(1)</script>", "b"], None, None)
+    page = write_page(tmp_path, gathered).read_text()
+    assert "<script" not in page
+    assert "&lt;script&gt;" in page
+    told = json.loads((tmp_path / "val.json").read_text(), parse_constant=pytest.fail)
+    assert told["worst"][0]["loss"] is None
+
+
+def test_what_predicts_no_classes_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"^callbacks\.samples shows predictions of classes, and RegressionTask predicts values: leave"
+    ):
+        Samples().setup(None, RegressionTask(torch.nn.Linear(2, 1)), "fit")  # type: ignore[arg-type]
+
+
+def test_the_page_of_a_test_that_is_left_out_is_refused() -> None:
+    words = ("callbacks=[default,samples]", "callbacks.samples.split=test")
+    assert check(config(*words)) == []
+    (told,) = check(config(*words, "test=false"))
+    assert (
+        told == "callbacks.samples.split=test comes with the run's test, and test=false: use split=val, or test=true."
+    )
+
+
+@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+@pytest.mark.slow
+def test_loggers_get_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.chdir(tmp_path)  # MLflow keeps files of a database below the folder where the command runs
+    store = f"sqlite:///{tmp_path}/mlflow.db"
+    path, _, _ = run(tmp_path / "logs", "logger=[mlflow,wandb]", f"logger.mlflow.tracking_uri={store}")
+    client = MlflowClient(store)
+    (found,) = client.search_runs([client.get_experiment_by_name("lathe").experiment_id])
+    kept = Path(found.info.artifact_uri.removeprefix("file://")) / "samples" / "val.html"
+    assert kept.read_bytes() == (path / "samples" / "val.html").read_bytes()
+    assert [file.read_bytes() for file in (path / "wandb").rglob("*.html")] == [kept.read_bytes()]
