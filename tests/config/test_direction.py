@@ -77,3 +77,12 @@ def test_sweepers_that_do_not_optimise_and_objectives_of_no_known_direction(caps
     assert capsys.readouterr().out == ""
     check_direction(config("objective=step_ms"), optuna("minimize"), [])
     assert capsys.readouterr().out == f"The sweep takes lower step_ms for better: {OPTUNA}=minimize says so.\n"
+
+
+def test_of_a_task_that_monitors_nothing_no_direction_is_asked() -> None:
+    cfg = config("model=lightning", "model.net={_target_: support.own_lightning.LitNet}")
+    check_direction(cfg, optuna("minimize"), [])
+    named = config("model=lightning", "model.net={_target_: a.B}", "callbacks.checkpoint.monitor=val_loss")
+    named["callbacks"]["checkpoint"]["mode"] = "min"
+    with pytest.raises(UserError, match="would look for the worst run, as lower val_loss is better"):
+        check_direction(named, optuna("maximize"), [])

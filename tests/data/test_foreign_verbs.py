@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from data.test_foreign import OWN
+from lightning.pytorch import LightningDataModule
 from support.own_parts import Table
 from support.runs import ROOT, config
 from torch.utils.data import DataLoader
 
 from lathe import export, trust
+from lathe.errors import UserError
 from lathe.receipt import measured
 from lathe.runs import rundir
 from lathe.runs.rundir import RunDir
@@ -49,6 +51,25 @@ class Staged(Table):
 
     def test_dataloader(self) -> Any:
         return DataLoader(self.test, 10)
+
+
+class Untested(Table):
+    test_dataloader: Any = LightningDataModule.test_dataloader
+
+
+class Untrained(Table):
+    train_dataloader: Any = LightningDataModule.train_dataloader
+
+
+@pytest.mark.parametrize(("name", "loader"), [("Untested", "test_dataloader"), ("Untrained", "train_dataloader")])
+def test_a_loader_that_is_missing_is_told_before_training(tmp_path: Path, name: str, loader: str) -> None:
+    cfg = config(*OWN, f"paths.log_dir={tmp_path}")
+    cfg["data"] = {"_target_": f"data.test_foreign_verbs.{name}"}
+    cfg["optimizer"]["batch_size"] = None
+    run = rundir.create(tmp_path, cfg, [])
+    with pytest.raises(UserError, match=f"data: {name} has no {loader}: write one"):
+        train(cfg)
+    assert not (run.path / "metrics.csv").exists()
 
 
 def made(folder: Path, **facts: Any) -> RunDir:

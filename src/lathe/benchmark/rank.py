@@ -68,7 +68,7 @@ def _fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, Path(cfg["paths"]["run_dir"]), callbacks)
     prepare(cfg, task, trainer)
-    trainer.fit(task, datamodule=datamodule)
+    trainer.fit(task.driven, datamodule=datamodule)
     return trainer, parameters
 
 

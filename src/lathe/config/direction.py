@@ -63,7 +63,7 @@ def _objective(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
     own, ways = _ways(task, cfg["task"].get("metrics"))
     checkpoint = cfg["callbacks"].get("checkpoint") or {}
     monitor, mode = checkpoint.get("monitor"), checkpoint.get("mode")
-    monitor = own if monitor == "auto" else monitor
+    monitor = own or None if monitor == "auto" else monitor
     name = cfg["objective"] or monitor
     if name == monitor and mode in ("min", "max"):
         return name, mode == "min"

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import lightning
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.callbacks import (
@@ -70,6 +71,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     start = Start(run, cfg, first_step, task.monitor or cfg["callbacks"].get("checkpoint", {}).get("monitor"))
     callbacks = [*make_callbacks(cfg, task), start]  # the last: every other part has had its chance to refuse
     task.check_run(cfg)
+    check_loaders(cfg, datamodule)
     if fresh:  # what an older version has let begin is brought to its end
         check_names(cfg, task, callbacks)
         task.check_facts(cfg["data"])
@@ -115,6 +117,18 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
         if any(isinstance(callback, Compression) for callback in callbacks) and cfg["compression"]["receipt"] != "none":
             write_receipt(run, cfg)
     return result
+
+
+def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
+    """Raises UserError where a data module of the user's own lacks a loader that the run ends with: Lightning says so
+    when it asks for it.
+    """
+    name = f"data: {type(datamodule).__name__} has no"
+    require(is_overridden("train_dataloader", datamodule), f"{name} train_dataloader: write one.")
+    require(
+        not cfg["test"] or is_overridden("test_dataloader", datamodule),
+        f"{name} test_dataloader: write one, or add test=false.",
+    )
 
 
 @contextmanager
