@@ -42,6 +42,7 @@ def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
         UserError: two things are asked for, or what writing and indexing raise.
     """
     # imports torch: only once the command line is known to be right
+    from lathe.data.checks import squashed
     from lathe.data.shard_write import ImageFolder, index_tars, source_samples, write_shards
     from lathe.runs.build import make
 
@@ -61,6 +62,11 @@ def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     else:
         known = "num_classes" in settings["data"]
         require(known, "data: only image data sets are written as shards; token files are streamed as they are.")
+        require(
+            not squashed(settings["data"]),
+            "data.source.resize=squash: shards keep pixels and not how they were scaled, which predict.py and the "
+            "server have to know: leave it out, or train on data=image_folder.",
+        )
         source = make(settings["data"]["source"], "data.source")
         splits, names = source_samples(source), settings["data"].get("class_names")
     folder = Path(settings["paths"]["data_dir"]) / settings["output"]

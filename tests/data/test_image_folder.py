@@ -54,7 +54,8 @@ def test_shares_keep_the_shares_of_the_classes_and_follow_their_seed(tmp_path: P
     assert [len(split) for split in (more.train, more.val, more.test)] == [30, 18, 12]
 
 
-def test_the_pixels_are_those_of_pillows_own_resize(tmp_path: Path) -> None:
+@pytest.mark.parametrize("resize", ["crop", "squash"])
+def test_the_pixels_are_those_of_pillows_own_resize(tmp_path: Path, resize: str) -> None:
     """Of several kinds and modes; the middle of each, by whole pixels and by half ones."""
     rng = np.random.default_rng(0)
     sizes = {"a.png": (20, 12), "b.jpg": (12, 21), "c.bmp": (8, 8), "d.webp": (5, 9), "e.jpeg": (9, 30)}
@@ -66,7 +67,7 @@ def test_the_pixels_are_those_of_pillows_own_resize(tmp_path: Path) -> None:
             Image.fromarray(pixels[..., 0] if grey else pixels).save(tmp_path / "photos" / label / name)
     Image.fromarray(rng.integers(0, 256, (30, 30, 4), dtype=np.uint8)).save(tmp_path / "photos" / "dog" / "f.png")
     Image.fromarray(pixels).quantize(16).save(tmp_path / "photos" / "fox" / "f.png")
-    splits = opened(source(tmp_path, val_share=0.2, test_share=0.2))
+    splits = opened(source(tmp_path, val_share=0.2, test_share=0.2, resize=resize))
     files = sorted((tmp_path / "photos").glob("*/*"))
     assert splits.train.images.shape == (len(files), 3, 8, 8)
     for index, file in enumerate(files):
@@ -76,7 +77,8 @@ def test_the_pixels_are_those_of_pillows_own_resize(tmp_path: Path) -> None:
                 seen = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen).convert("RGB")
             side = min(seen.size)
             left, top = (seen.width - side) / 2, (seen.height - side) / 2
-            wanted = seen.resize((8, 8), Image.Resampling.BILINEAR, box=(left, top, left + side, top + side))
+            box = (left, top, left + side, top + side) if resize == "crop" else None
+            wanted = seen.resize((8, 8), Image.Resampling.BILINEAR, box=box)
         assert np.array_equal(splits.train.images[index], np.asarray(wanted).transpose(2, 0, 1)), file
         assert splits.train.labels[index] == NAMES.index(file.parent.name)
 

@@ -14,10 +14,14 @@ import torch
 from PIL import Image
 
 from lathe.data import Normalizer
+from lathe.data.checks import squashed
 from lathe.data.shard_write import ImageFolder, index_tars, write_shards
 from lathe.data.shards import ShardDataModule, Shards
+from lathe.errors import UserError
 from lathe.export.preprocess import Preprocess
 from lathe.images.files import find_images
+from lathe.runs.build import make
+from lathe.runs.shippable import make_preprocess
 from lathe.serving.decode import decode
 from lathe.serving.limits import Limits
 from lathe.verbs.predict import Images
@@ -89,6 +93,30 @@ def test_a_file_gives_equal_tensors_in_training_prediction_and_the_server(folder
         pixels = torch.from_numpy(decode(content, TYPES[Path(name).suffix], any_size, LIMITS)[0])
         scaled = Preprocess(MEAN, STD, (SIDE, SIDE), "any")(pixels)[0]
         assert float((scaled - row).abs().max()) <= 1.01 / 255 / min(STD)  # the graph does not round to whole pixels
+
+
+def test_squashed_files_too(tmp_path: Path) -> None:
+    for label in ("one", "two"):
+        (tmp_path / "photos" / label).mkdir(parents=True)
+        for name, content in CONTENTS.items():
+            (tmp_path / "photos" / label / name).write_bytes(content)
+    data = {"_target_": "lathe.data.ImageFolder", "resize": "squash", "image_size": SIDE}
+    source = make(data, "data.source", folder=str(tmp_path / "photos"), data_dir=str(tmp_path), val_share=0.2)
+    source.prepare()
+    files = sorted(CONTENTS)
+    trained = source.load().train.images[: len(files)]
+    middle = np.concatenate(list(Images(find_images(tmp_path / "photos" / "one", 3), (SIDE, SIDE), True, 4)))
+    assert not np.array_equal(middle, trained)
+    assert squashed({"source": data})
+    predicted = Images(find_images(tmp_path / "photos" / "one", 3), (SIDE, SIDE), True, 4, squashed({"source": data}))
+    assert np.array_equal(np.concatenate(list(predicted)), trained)
+    facts = {"input": {"shape": ["batch", 3, SIDE, SIDE]}, "preprocess": {"squash": True}}
+    sent = [decode(CONTENTS[name], TYPES[Path(name).suffix], facts, LIMITS)[0] for name in files]
+    assert np.array_equal(np.concatenate(sent), trained)
+    facts = {"mean": MEAN, "std": STD, "image_size": SIDE, "source": data}
+    make_preprocess({"data": facts})
+    with pytest.raises(UserError, match=r"^target\.input_size=any scales the middle of images, but this run was train"):
+        make_preprocess({"data": facts}, "any")
 
 
 def test_what_they_give_is_the_scene_as_it_was_seen(folder: Path, tmp_path: Path) -> None:

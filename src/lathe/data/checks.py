@@ -53,6 +53,13 @@ def check_class_names(names: Sequence[str] | None, num_classes: int) -> list[str
     return list(names)
 
 
+def squashed(data: Mapping[str, Any]) -> bool:
+    """Whether the images of a run's `data` were scaled whole to the net's size, whatever their shape, as those have to
+    be that its net is asked about."""
+    source = data.get("source")
+    return isinstance(source, Mapping) and source.get("resize") == "squash"
+
+
 def undeclared(data: Mapping[str, Any]) -> str | None:
     """What is missing in a run's `data` to know what its net takes, as the end of a sentence; None if nothing is. A
     data module of the user's own need not declare any of it."""

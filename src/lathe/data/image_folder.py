@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -34,7 +35,8 @@ class ImageFolder:
         val: the same for validation; None are `<folder>/val`, or `val_share` of train.
         test: the same for the test; None are `<folder>/test`, or `test_share` of train.
         channels: 1 makes them grey, 3 RGB.
-        image_size: side in pixels of the square that the middle of each image is brought to.
+        image_size: side in pixels of the square that each image is brought to.
+        resize: "crop" scales the largest square in the middle, "squash" the whole image.
         val_share: of train, cut out for validation where there is none; stratified.
         test_share: of train, cut out for the test where there is none; stratified.
         split_seed: draws both; apart from the run's seed.
@@ -54,6 +56,7 @@ class ImageFolder:
         test: str | None = None,
         channels: int = 3,
         image_size: int = 64,
+        resize: Literal["crop", "squash"] = "crop",
         val_share: float = 0.1,
         test_share: float = 0.1,
         split_seed: int = 0,
@@ -71,6 +74,7 @@ class ImageFolder:
         self.folder, self.data_dir = Path(folder), Path(data_dir)
         self.given = {"train": train, "val": val, "test": test}
         self.shape = (channels, image_size, image_size)
+        self.resize = resize
         self.shares = {"val": val_share, "test": test_share}
         self.split_seed, self.skip_bad = split_seed, skip_bad
 
@@ -105,14 +109,14 @@ class ImageFolder:
 
     @cached_property
     def _cache(self) -> ImageCache:
-        files, options = self._files, [str(self.folder.resolve()), self.given, self.shape]
+        files, options = self._files, [str(self.folder.resolve()), self.given, self.shape, self.resize]
         called = re.sub(r"\W", "_", self.folder.resolve().name)[:40]
         name = f"{called}-{hashlib.sha256(json.dumps(options).encode()).hexdigest()[:8]}"
         home = self.data_dir / "image_folder_cache"
         return ImageCache(home, name, files.digest, [self.folder / file for file in files.names], self.shape)
 
     def _read(self, path: Path) -> Images:
-        return scaled(read_image(path, self.shape[0]), self.shape[1:])
+        return scaled(read_image(path, self.shape[0]), self.shape[1:], self.resize == "squash")
 
     def _divided(self, bad: Labels) -> dict[str, Labels]:
         """The rows of each split; what is not given is cut out of train."""

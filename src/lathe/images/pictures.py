@@ -131,16 +131,18 @@ def _orientation(image: Image.Image) -> int:
         return 1
 
 
-def scaled(picture: Array, size: tuple[int, int]) -> Array:
+def scaled(picture: Array, size: tuple[int, int], squash: bool = False) -> Array:
     """uint8 pixels `[channels, height, width]` at height and width `size`: the largest window of that shape in the
-    middle, scaled by Pillow's bilinear filter, which averages when it shrinks. `lathe.export.preprocess` is the same in
-    the graph."""
+    middle, or with `squash` the whole picture whatever its shape, scaled by Pillow's bilinear filter, which averages
+    when it shrinks. `lathe.export.preprocess` is the same in the graph, without `squash`."""
     if picture.shape[1:] == size:
         return picture
     (tall, wide), (height, width) = picture.shape[1:], size
     step = min(tall / height, wide / width)  # pixels of the picture to one of the result
     top, left = (tall - step * height) / 2, (wide - step * width) / 2
-    window = (left, top, min(left + step * width, wide), min(top + step * height, tall))
+    window: tuple[float, float, float, float] = (0, 0, wide, tall)
+    if not squash:
+        window = (left, top, min(left + step * width, wide), min(top + step * height, tall))
     kept = Image.Resampling.BILINEAR
     return np.stack([np.asarray(Image.fromarray(plane).resize((width, height), kept, box=window)) for plane in picture])
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lathe.callbacks.methods.ptq import inputs_of
 from lathe.compression.quantization.net import describe, quantized_layers, strip
 from lathe.compression.quantization.ptq import quantize_static
-from lathe.data.checks import check_class_names, check_declared
+from lathe.data.checks import check_class_names, check_declared, squashed
 from lathe.errors import require
 from lathe.export.inputs import takes_any_size, takes_any_time
 from lathe.export.preprocess import ANY, Preprocess, Shipped
@@ -91,8 +91,17 @@ def is_image(cfg: Mapping[str, Any]) -> bool:
 
 
 def make_preprocess(cfg: Mapping[str, Any], input_size: Any = None) -> Preprocess:
-    """That of the configuration's images."""
+    """That of the configuration's images.
+
+    Raises:
+        UserError: it would scale the middle of images whose net has seen them squashed.
+    """
     data = cfg["data"]
+    require(
+        input_size is None or not squashed(data),
+        f"target.input_size={input_size} scales the middle of images, but this run was trained on whole ones "
+        "(data.source.resize=squash): leave it null, and let the server or predict.py scale them.",
+    )
     return Preprocess(data["mean"], data["std"], (data["image_size"], data["image_size"]), input_size)
 
 
@@ -161,6 +170,7 @@ def _images(
         "std": [float(value) for value in cfg["data"]["std"]],
         "size": list(own.size),
         "resize": "middle, bilinear, antialiased" if own.input_size != own.size else None,
+        "squash": squashed(cfg["data"]),
     }
     shape = ["batch", channels, *(["height", "width"] if free else sides)]
     facts["input"] = {"name": "input", "dtype": "uint8" if preprocess else "float32", "shape": shape, "layout": "NCHW"}

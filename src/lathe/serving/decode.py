@@ -49,14 +49,21 @@ def decode(
         raise BadRequest(415, f"Content-Type {quoted(content_type)} is not taken: declare one of {', '.join(taken)}.")
     if not body:
         raise BadRequest(400, f"The body is empty: send {_what(facts, kind)}.")
-    inputs = Tokens(facts["input"], limits) if words else Images(facts["input"], limits)
+    inputs = Tokens(facts["input"], limits) if words else Images(facts["input"], limits, _squashed(facts))
     return inputs.decode(body, kind, shape_header)
 
 
-class Images:
-    """Pictures for a net that takes what `declared`, the manifest's `input`, says."""
+def _squashed(facts: dict[str, Any]) -> bool:
+    """Whether the net has seen pictures whole, whatever their shape; an older manifest does not say, as none had."""
+    return bool((facts.get("preprocess") or {}).get("squash"))
 
-    def __init__(self, declared: dict[str, Any], limits: Limits) -> None:
+
+class Images:
+    """Pictures for a net that takes what `declared`, the manifest's `input`, says; `squash` scales them whole, and not
+    their middle."""
+
+    def __init__(self, declared: dict[str, Any], limits: Limits, squash: bool = False) -> None:
+        self.squash = squash
         _, self.channels, height, width = declared["shape"]
         self.size = (height, width) if isinstance(height, int) else None  # None: any
         self.limits = limits
@@ -99,7 +106,7 @@ class Images:
             except PictureError as error:
                 raise BadRequest(400, f"The image {error}: send a whole one, and declare its type.") from error
             left -= pixels.shape[1] * pixels.shape[2]
-            found.append(pixels if self.size is None else scaled(pixels, self.size))
+            found.append(pixels if self.size is None else scaled(pixels, self.size, self.squash))
         if len({pixels.shape for pixels in found}) > 1:
             raise BadRequest(
                 422,

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from lathe.data import Normalizer
-from lathe.data.checks import check_declared
+from lathe.data.checks import check_declared, squashed
 from lathe.errors import UserError, require
 from lathe.images.files import ImageFile, find_images, open_array, open_image
 from lathe.runs.build import target_of
@@ -180,7 +180,7 @@ class Run:
     def _images(self, x: Any, resize: bool, batch_size: int) -> Any:
         facts = self._config["data"]
         side = facts["image_size"]
-        images = Images(_files(x, facts["channels"]), (side, side), resize, batch_size)
+        images = Images(_files(x, facts["channels"]), (side, side), resize, batch_size, squashed(facts))
         return Normalized(images, Normalizer(facts["mean"], facts["std"], facts["channels"]))
 
     def _tokens(self, x: Any, batch_size: int) -> DataLoader[Any]:

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lathe import export
 from lathe.data import Normalizer
-from lathe.data.checks import check_declared
+from lathe.data.checks import check_declared, squashed
 from lathe.errors import UserError, require
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
@@ -65,7 +65,7 @@ def predict(cfg: dict[str, Any]) -> int:
     )
     files = find_images(Path(request["input"]), facts["channels"])
     batch_size = request["batch_size"] or facts.get("eval_batch_size") or facts.get("batch_size") or BATCH
-    images = Images(files, size, request["resize"], batch_size)
+    images = Images(files, size, request["resize"], batch_size, squashed(facts))
     names = class_names(cfg) if facts.get("class_names") else None
     run = run_module if target == MODULE else run_export
     with (
@@ -101,13 +101,21 @@ def bar(shown: bool) -> Progress:
 
 class Images:
     """Batches uint8 `[batch, channels, height, width]` of images at `size`, or, where that is None, each at its own:
-    then a batch ends where the size changes.
+    then a batch ends where the size changes. `resize` scales others to it, their middle or, with `squash`, all of them.
 
     Raises:
         UserError: an image has another size and `resize` is off.
     """
 
-    def __init__(self, files: list[ImageFile], size: tuple[int, int] | None, resize: bool, batch_size: int) -> None:
+    def __init__(
+        self,
+        files: list[ImageFile],
+        size: tuple[int, int] | None,
+        resize: bool,
+        batch_size: int,
+        squash: bool = False,
+    ) -> None:
+        self.squash = squash
         self.files, self.size, self.batch_size = files, size, batch_size
         self.total = sum(file.count for file in files)
         for file in files:
@@ -119,7 +127,7 @@ class Images:
         for file in self.files:
             for pixels in file.read():
                 check_size(file, pixels.shape[1:], self.size if not self.resize else None)  # a header can be wrong
-                fitting = pixels if self.size is None else scaled(pixels, self.size)
+                fitting = pixels if self.size is None else scaled(pixels, self.size, self.squash)
                 if batch and (len(batch) == self.batch_size or batch[0].shape != fitting.shape):
                     yield np.stack(batch)
                     batch = []

@@ -48,6 +48,7 @@ def test_an_export_and_its_proof(run: RunDir, capsys: pytest.CaptureFixture[str]
         "std": [0.376],
         "size": [8, 8],
         "resize": None,
+        "squash": False,
     }
     assert found["classes"] == [str(digit) for digit in range(10)]
     assert (found["target"], found["run"], found["checkpoint"], found["options"]) == ("onnx", "run", "best", {})

@@ -117,6 +117,7 @@ DATA: dict[str, dict[str, Rule]] = {
         "test": path | None,
         "channels": whole(1, 3),
         "image_size": _side,
+        "resize": word("crop", "squash"),
         "val_share": number(above=0, below=1),
         "test_share": number(above=0, below=1),
         "split_seed": _seed,
