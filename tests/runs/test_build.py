@@ -31,7 +31,7 @@ def test_a_node_becomes_an_object_with_what_is_added() -> None:
                 "_target_": "torch.nn.Sequential",
                 "_args_": [{"_target_": "torch.nn.Linear", "in_features": "three", "out_features": 2}],
             },
-            "model._args_0 can't be built: ",
+            "model._args_[0] can't be built: ",
         ),
         (
             {"_target_": "torch.nn.Linearr", "in_features": 3},

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+import lathe.config.merging  # noqa: F401 (it takes effect)
 from lathe.config.class_folders import class_names
 from lathe.config.schema import (
     CLASHES,

@@ -86,6 +86,9 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         return " ".join(str(error).split()) + hint
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
         return f"{error}: write group=choice, such as model=mlp, or ~group to leave a group out."
+    if isinstance(error, ValueError) and str(error).startswith("invalid literal for int()"):
+        word = str(error).rpartition(": ")[2].strip("'")
+        return f"{word}: a list has no such key; its items have numbers from 0, as in data.mean.0=0.5."
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
     return None

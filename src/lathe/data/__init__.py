@@ -14,6 +14,8 @@ from lathe.data.normalize import Normalizer
 from lathe.data.splits import Source, Split, Splits
 from lathe.data.stream import StreamLoader
 from lathe.data.synthetic import Synthetic
+from lathe.data.transforms.base import Transform
+from lathe.data.transforms.fields import CutMix, Cutout, Mixup, RandomCrop, RandomFlip
 
 if TYPE_CHECKING:
     from lathe.data.dataset import DatasetDataModule
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from lathe.data.synthetic_tokens import SyntheticTokens
     from lathe.data.token_file import TokenFiles
     from lathe.data.tokens import TokenDataModule
+    from lathe.data.transforms.erasing import RandomErasing
 else:
     __getattr__ = lazily(
         __name__,
@@ -34,6 +37,7 @@ else:
             "FashionMnist": "fashion_mnist",
             "ImageFolder": "image_folder",
             "ShardDataModule": "shards",
+            "RandomErasing": "transforms.erasing",
             "Shards": "shards",
             "SyntheticDocuments": "synthetic_documents",
             "SyntheticTokens": "synthetic_tokens",
@@ -45,13 +49,19 @@ else:
 __all__ = [
     "Augment",
     "Cifar",
+    "CutMix",
+    "Cutout",
     "DatasetDataModule",
     "Digits",
     "DocumentDataModule",
     "FashionMnist",
     "ImageDataModule",
     "ImageFolder",
+    "Mixup",
     "Normalizer",
+    "RandomCrop",
+    "RandomErasing",
+    "RandomFlip",
     "ResidentLoader",
     "ShardDataModule",
     "Shards",
@@ -64,4 +74,5 @@ __all__ = [
     "SyntheticTokens",
     "TokenDataModule",
     "TokenFiles",
+    "Transform",
 ]

@@ -1,15 +1,16 @@
 """Images that fit in memory: one uint8 tensor on the training device, batches by index."""
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from lathe.data.augment import Augment, Draws, cutout, draw, mix
+from lathe.data.augment import Draws, draw, mix
 from lathe.data.bank import Bank
 from lathe.data.normalize import Normalizer
 from lathe.data.order import IGNORE, Batch, EpochLoader
+from lathe.data.transforms.recipe import Picked, check_folded, recipe
 from lathe.errors import UserError
 
 # Bytes of uint8 images that are picked at once: small batches share the Python cost, and all stays within a core's
@@ -28,7 +29,7 @@ class ImageLoader(EpochLoader):
         labels: int64 [n].
         num_classes: used by mixed targets.
         normalizer: makes float32 out of uint8; None yields uint8 (and cannot mix).
-        augment: None switches all of it off.
+        augment: `Augment`, or a list of transforms and functions; None switches all of it off.
         device: where batches are wanted.
         order: as `EpochLoader` has it: batch_size, seed, rank, world_size, train, shuffle, limit.
 
@@ -43,12 +44,13 @@ class ImageLoader(EpochLoader):
         *,
         num_classes: int,
         normalizer: Normalizer | None,
-        augment: Augment | None,
+        augment: Any,
         device: torch.device,
         **order: float | None,
     ) -> None:
         super().__init__(len(labels), **order)  # type: ignore[arg-type]
-        augment = augment or Augment()
+        self.recipe = recipe(augment, image_shape)
+        augment = self.recipe.fields
         if augment.crop_fill == "reflect" and augment.crop >= min(image_shape[1:]):
             raise UserError(
                 f"data.augment.crop={augment.crop} cannot mirror images of {image_shape[1:]} pixels: choose less "
@@ -59,6 +61,10 @@ class ImageLoader(EpochLoader):
         self.labels = labels
         self.num_classes = num_classes
         self.augment = augment
+        self.folded = False  # whether images are normalised already when they are picked
+        self.fill = (
+            normalizer.fill.to(device) if normalizer else torch.zeros(image_shape[0], dtype=torch.uint8, device=device)
+        )
         self.device = device
         self.normalizer = normalizer.to(device) if normalizer else None
 
@@ -72,11 +78,14 @@ class ImageLoader(EpochLoader):
         table = draw(self.augment, self.seed, epoch, self.n, *self.image_shape[1:])
         return rows, table[rows.flatten()].to(self.device), self.labels[rows].where(counts, IGNORE)
 
-    def _finish(self, images: Tensor, labels: Tensor, draws: Draws, fill: Tensor, batches: int) -> Iterator[Batch]:
-        """Cropped images of whole batches [batches * width, ...] to batches: cutout, normalisation, mixing."""
-        if draws.cutout is not None:
-            images = cutout(images, draws.cutout, fill)
-        if self.normalizer is not None and images.dtype == torch.uint8:
+    def _finish(
+        self, images: Tensor, labels: Tensor, draws: Draws, samples: Tensor, epoch: int, batches: int
+    ) -> Iterator[Batch]:
+        """Picked images of whole batches [batches * width, ...] to batches: what else is listed, normalisation,
+        mixing.
+        """
+        images = self.recipe(images, Picked(self.seed, epoch, samples, draws, self.fill))
+        if self.normalizer is not None and not self.folded:
             images = self.normalizer(images)
         if not self.augment.mixes:
             return zip(images.view(batches, -1, *self.image_shape).unbind(), labels.unbind(), strict=True)
@@ -112,12 +121,12 @@ class ResidentLoader(ImageLoader):
         channels, height, width = images.shape[1:]
         super().__init__((channels, height, width), labels, **settings)  # type: ignore[arg-type]
         folded = self.normalizer if normalize == "folded" else None
-        fill = self.normalizer.fill if self.normalizer else torch.zeros(channels, dtype=torch.uint8, device=self.device)
-        self.fill = folded(fill[:, None, None]).flatten() if folded else fill
+        if folded is not None:
+            check_folded(self.recipe)
+            self.folded, self.fill = True, folded(self.fill[:, None, None]).flatten()
         # folded after the padding, so that the padding is black in both forms
-        self.bank = Bank(
-            images.to(self.device), self.augment.crop, self.augment.crop_fill, self.augment.flip != "none", folded
-        )
+        picking = self.recipe.picking
+        self.bank = Bank(images.to(self.device), picking.crop, picking.crop_fill, picking.flip != "none", folded)
         self.chunk = max(1, CHUNK_BYTES // (self.local_batch_size * channels * height * width))
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
@@ -129,9 +138,9 @@ class ResidentLoader(ImageLoader):
         for start in range(first - first % self.chunk, len(rows), self.chunk):
             stop = min(start + self.chunk, len(rows))
             part = slice(start * width, stop * width)
-            images = self.bank.gather(flat[part], draws[part])
+            images, drawn = self.bank.gather(flat[part], self.recipe.picked(draws[part])), draws[part]
             for number, batch in enumerate(
-                self._finish(images, labels[start:stop], draws[part], self.fill, stop - start), start
+                self._finish(images, labels[start:stop], drawn, flat[part], epoch, stop - start), start
             ):
                 if number >= first:
                     yield batch

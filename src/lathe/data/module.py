@@ -16,6 +16,8 @@ from lathe.data.normalize import Normalizer
 from lathe.data.source import check_members, load_splits, using
 from lathe.data.splits import Source, Split
 from lathe.data.stream import StreamLoader
+from lathe.data.transforms.recipe import check_folded, recipe
+from lathe.data.transforms.trial import try_out
 from lathe.errors import UserError
 
 
@@ -34,7 +36,8 @@ class ImageDataModule(ExactDataModule[Split]):
         batch_size: training samples per step, over all devices together.
         eval_batch_size: the same for validation and test; None takes `batch_size`.
         seed: of order and augmentation; 0 is a seed.
-        augment: of training images; None is none.
+        augment: of training images: `Augment`, or a list of transforms and functions `(images, rng) -> images`; None is
+            none.
         normalize: "batch" or "folded", as `ResidentLoader` has it.
         loader: "resident" keeps images on the device; "workers" streams them with the DataLoader settings below.
         num_workers: reading processes of "workers".
@@ -64,7 +67,7 @@ class ImageDataModule(ExactDataModule[Split]):
         batch_size: int,
         eval_batch_size: int | None = None,
         seed: int = 0,
-        augment: Augment | None = None,
+        augment: Augment | Sequence[Any] | None = None,
         normalize: Literal["batch", "folded"] = "batch",
         loader: Literal["resident", "workers"] = "resident",
         num_workers: int = 0,
@@ -95,7 +98,9 @@ class ImageDataModule(ExactDataModule[Split]):
         self.channels = channels
         self.image_size = image_size
         self.mean, self.std = list(mean), list(std)
-        self.augment = augment or Augment()
+        self.augment = recipe(augment, (channels, image_size, image_size))
+        if normalize == "folded":
+            check_folded(self.augment)
         self.normalize = normalize
         self.loader = loader
         self.reader: dict[str, Any] = {
@@ -110,6 +115,13 @@ class ImageDataModule(ExactDataModule[Split]):
         """Lets the source fetch its data; Lightning calls it in one process per machine."""
         with using(self.source, "prepared"):
             self.source.prepare()
+
+    def setup(self, stage: str | None = None) -> None:
+        """As `ExactDataModule` has it; a fit first tries the functions that augment."""
+        if stage in ("fit", None):
+            device = None if self.trainer is None else self.trainer.strategy.root_device
+            try_out(self.augment, (self.channels, self.image_size, self.image_size), device)
+        super().setup(stage)
 
     def open(self) -> dict[str, Split]:
         """The source's splits, whose facts are those declared; classes that were given no names take the source's."""

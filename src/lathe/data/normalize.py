@@ -40,6 +40,6 @@ class Normalizer:
         return self
 
     def __call__(self, images: Tensor) -> Tensor:
-        """float32 of the same shape, from uint8 [..., channels, height, width]."""
+        """float32 of the same shape, from uint8 [..., channels, height, width] or float32 from 0 to 255."""
         # three passes, each exactly rounded, so that the result does not depend on how a batch is cut
-        return images.float().mul_(self.scale).add_(self.shift)
+        return images.to(torch.float32, copy=True).mul_(self.scale).add_(self.shift)

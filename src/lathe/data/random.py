@@ -6,6 +6,7 @@ and no global generator moves.
 """
 
 import hashlib
+import math
 
 import numpy as np
 import torch
@@ -47,3 +48,69 @@ def to_integers(uniforms: Tensor, count: int) -> Tensor:
     """Maps numbers in [0, 1) to 0..count-1 with equal probability; int64 of the same shape."""
     # the largest float32 below 1 times `count` rounds up to `count` itself, hence the clamp
     return (uniforms * count).long().clamp_(max=count - 1)
+
+
+class Rng:
+    """Random numbers of the samples of a batch, each a function of (seed, epoch, sample, what it is for) alone.
+
+    Counted, not drawn from a table: a number costs the same whether a batch is one sample of ten or of ten million. A
+    call that follows another one gets other numbers.
+
+    Args:
+        seed: of the run.
+        epoch: of the training.
+        samples: which samples of the data set the batch has, int64 [n], on the device where numbers are wanted.
+        purpose: what they are for; numbers of different purposes are independent.
+        fill: the mean colour of the data set, uint8 [channels]; None for black.
+    """
+
+    def __init__(self, seed: int, epoch: int, samples: Tensor, purpose: str = "", fill: Tensor | None = None) -> None:
+        self.seed, self.epoch, self.samples, self.fill = seed, epoch, samples, fill
+        self._keys = _mixed(samples + _wrapped(hashed_seed(seed, f"transform/{purpose}", epoch)))
+        self._used = 0
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def bits(self, *shape: int) -> Tensor:
+        """int64 [n, *shape], all 64 bits random: SplitMix64 (Steele et al. 2014), a sequence for each sample."""
+        count = math.prod(shape)
+        steps = torch.arange(self._used + 1, self._used + count + 1, device=self.samples.device)
+        self._used += count
+        return _mixed(self._keys[:, None] + steps * _GAMMA).view(-1, *shape)
+
+    def uniform(self, *shape: int) -> Tensor:
+        """float32 [n, *shape] in [0, 1)."""
+        return (_shifted(self.bits(*shape), 40)).float() * 2.0**-24
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        """int64 [n, *shape], each of 0..high-1 with equal probability."""
+        return to_integers(self.uniform(*shape), high)
+
+    def normal(self, *shape: int) -> Tensor:
+        """float32 [n, *shape] of mean 0 and standard deviation 1 (Box and Muller 1958)."""
+        first, second = self.uniform(2, *shape).unbind(1)
+        # in float64, so that what is left after rounding does not depend on where in the batch a sample stands
+        first, second = first.double(), second.double()
+        return ((-2 * torch.log1p(-first)).sqrt() * torch.cos(2 * math.pi * second)).float()
+
+
+def _wrapped(number: int) -> int:
+    """The same 64 bits as a signed integer."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
+_GAMMA = _wrapped(0x9E3779B97F4A7C15)
+_FACTORS = _wrapped(0xBF58476D1CE4E5B9), _wrapped(0x94D049BB133111EB)
+
+
+def _shifted(bits: Tensor, count: int) -> Tensor:
+    """int64 shifted right by `count`, zeros coming in."""
+    return (bits >> count) & ((1 << (64 - count)) - 1)
+
+
+def _mixed(bits: Tensor) -> Tensor:
+    """SplitMix64's finalizer; integers, so equal on every device."""
+    bits = (bits ^ _shifted(bits, 30)) * _FACTORS[0]
+    bits = (bits ^ _shifted(bits, 27)) * _FACTORS[1]
+    return bits ^ _shifted(bits, 31)

@@ -1,9 +1,9 @@
 """A dataset's random draws (`random`, `numpy.random`, `torch`) as a function of (seed, epoch, sample)."""
 
 import random
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 
 from lathe.data.random import hashed_seed
 
+T = TypeVar("T")
 Place = tuple[int, int]  # epoch, sample
 _TRIAL = 0  # the seed under which it is seen whether anything is drawn
 _OWN = np.random.MT19937(_TRIAL)
@@ -88,6 +89,13 @@ def drawn_in_turn(samples: Iterator[Any], numbers: Iterable[int], seed: int, epo
             except StopIteration:
                 break
     return found
+
+
+def watched(call: Callable[[], T]) -> tuple[T, bool]:
+    """What it returns, and whether it has drawn from a global generator of this process; they are left as they were."""
+    with _kept():
+        _seed(_TRIAL)
+        return call(), _probe() != _UNMOVED
 
 
 @contextmanager

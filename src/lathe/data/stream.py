@@ -76,9 +76,6 @@ class StreamLoader(ImageLoader):
         channels, height, width = split.images.shape[1:]
         labels = torch.from_numpy(split.labels[split.rows])
         super().__init__((channels, height, width), labels, **settings)  # type: ignore[arg-type]
-        self.fill = (
-            self.normalizer.fill if self.normalizer else torch.zeros(channels, dtype=torch.uint8, device=self.device)
-        )
         self._ahead = _Batches()
         self._reader: DataLoader[Tensor] = DataLoader(
             _Rows(split),
@@ -94,12 +91,13 @@ class StreamLoader(ImageLoader):
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         rows, draws, labels = self._plan(epoch)
-        width = rows.shape[1]
+        width, picking = rows.shape[1], self.recipe.picking
         self._ahead.lists = rows[first:].tolist()
         for number, raw in enumerate(self._reader, start=first):
             part = draws[slice(number * width, (number + 1) * width)]
             images = crop_and_flip(
-                raw.to(self.device, non_blocking=True), part, self.augment.crop, self.augment.crop_fill
+                raw.to(self.device, non_blocking=True), self.recipe.picked(part), picking.crop, picking.crop_fill
             )
             target = labels[number : number + 1].to(self.device, non_blocking=True)
-            yield from self._finish(images, target, part, self.fill, batches=1)
+            samples = rows[number].to(self.device, non_blocking=True)
+            yield from self._finish(images, target, part, samples, epoch, batches=1)

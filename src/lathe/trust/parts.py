@@ -13,7 +13,8 @@ LATHE: dict[str, tuple[str, str]] = {
     "data": ("data", "DatasetDataModule DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
     "data part": (
         "data",
-        "Augment Cifar Digits FashionMnist ImageFolder Shards Synthetic SyntheticDocuments SyntheticTokens TokenFiles",
+        "Augment Cifar CutMix Cutout Digits FashionMnist ImageFolder Mixup RandomCrop RandomErasing RandomFlip Shards "
+        "Synthetic SyntheticDocuments SyntheticTokens TokenFiles",
     ),
     "callback": (
         "callbacks",

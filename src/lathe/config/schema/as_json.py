@@ -34,7 +34,7 @@ def as_json(rule: Rule) -> Json:
     return kinds[0] if len(kinds) == 1 else {"anyOf": kinds}
 
 
-def _kind(rule: Rule) -> Json:
+def _kind(rule: Rule, nodes: Iterable[str] = ()) -> Json:
     if rule.kind in ("whole", "number"):
         ends = {
             "minimum": rule.low,
@@ -54,7 +54,7 @@ def _kind(rule: Rule) -> Json:
         size = {
             "minItems": rule.least or None,
             "maxItems": rule.most,
-            "items": None if rule.item is None else _value(rule.item),
+            "items": None if rule.item is None else _value(rule.item, nodes if rule.item.kind == "node" else ()),
         }
         return {"type": "array"} | {name: value for name, value in size.items() if value is not None}
     if rule.kind == "group":
@@ -67,10 +67,15 @@ def _value(rule: Rule, nodes: Iterable[str] = ()) -> Json:
     """What a rule takes in a file, where a value may also follow others; `nodes` are the classes that are built
     there.
     """
-    kinds = [_kind(one) for one in rule.kinds()]
+    kinds = [_kind(one, nodes) for one in rule.kinds()]
     if {} in kinds:
         return {}
     return {"anyOf": [*({"$ref": f"#/$defs/{name}"} for name in nodes), *kinds, INTERPOLATED]}
+
+
+def _built_at(built: dict[str, list[str]], key: str) -> list[str]:
+    """The classes that the files build at a key, or in a list that stands there."""
+    return [one for place, names in built.items() if re.sub(r"\[\d+\]$", "", place) == key for one in names]
 
 
 def named(name: str) -> str:
@@ -100,7 +105,7 @@ def schema(folder: Path) -> Json:
         if any("." not in place for place in places):
             properties["defaults"] = {"$ref": "#/$defs/defaults"}
         for key, rule in rules.items():
-            inner = {one for place in places for one in built.get(f"{place}.{key}", ())}
+            inner = {one for place in places for one in _built_at(built, f"{place}.{key}")}
             properties[key] = _described(everything.get((name, key)), _value(rule, sorted(inner)))
         for key in sorted({key for table in options for key in table}):
             taken = [as_json(table[key]) for table in options if key in table]

@@ -207,8 +207,19 @@ def _part(key: str, part: Mapping[str, Any], beside: Mapping[str, Rule] = _NONE)
             elif value is not None:
                 yield below, f"{below}: {_kind(part)} takes no such option; leave it out with {below}=null; {hint}"
             continue
-        if isinstance(value, Mapping) and "_target_" in value:
-            yield from _part(below, value)
+        yield from _inside(below, value)
+
+
+def _inside(key: str, value: Any) -> Iterator[Problem]:
+    """What is wrong with a part at `key`, or with those in a list or a group of them."""
+    if isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _inside(f"{key}[{number}]", item)
+    elif isinstance(value, Mapping) and "_target_" in value:
+        yield from _part(key, value)
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _inside(f"{key}.{name}", item)
 
 
 def follows(raw: Any, key: str = "") -> dict[str, set[str]]:

@@ -28,7 +28,7 @@ _images: dict[str, Rule] = {
     "mean": items(number(), 1),
     "std": items(number(above=0), 1),
     **_loading,
-    "augment": node | None,
+    "augment": node | items(node) | None,
     "loader": word("resident", "workers"),
     **_reading,
 }
@@ -89,6 +89,17 @@ DATA: dict[str, dict[str, Rule]] = {
         "mixup": number(0),
         "cutmix": number(0),
     },
+    "lathe.data.RandomCrop": {"padding": whole(1, 65536), "fill": word("zero", "reflect")},
+    "lathe.data.RandomFlip": {"how": word("random", "alternating")},
+    "lathe.data.Cutout": {"size": whole(1, 65536)},
+    "lathe.data.RandomErasing": {
+        "p": share,
+        "scale": items(number(above=0, high=1), 2, 2),
+        "ratio": items(number(above=0), 2, 2),
+        "fill": word("mean", "zero", "random"),
+    },
+    "lathe.data.Mixup": {"alpha": number(above=0)},
+    "lathe.data.CutMix": {"alpha": number(above=0)},
     "lathe.data.Digits": {"image_size": whole(8, 65536), "val_size": _size, "test_size": _size, "split_seed": _seed},
     "lathe.data.Cifar": {
         "name": word("cifar10", "cifar100"),

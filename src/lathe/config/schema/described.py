@@ -62,6 +62,9 @@ def _keys_of(text: str, file: str, group: str) -> Iterator[Written]:
             )
             if below:
                 yield from visit(value, f"{prefix}{name}.")
+            for number, item in enumerate(value.value if isinstance(value, yaml.SequenceNode) else ()):
+                if isinstance(item, yaml.MappingNode):
+                    yield from visit(item, f"{prefix}{name}[{number}].")
 
     root = yaml.compose(text, Loader=yaml.SafeLoader)
     if isinstance(root, yaml.MappingNode):

@@ -1,0 +1,46 @@
+"""A list takes the place of a group of keys, and a group that of a list, where an override or one file of a
+configuration follows another: data.augment is a group of fields in the files that ship, and may be a list.
+
+OmegaConf refuses to merge the two; this stands in for its method that Hydra calls for each file and override.
+"""
+
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.basecontainer import BaseContainer
+
+_merge_with = BaseContainer.merge_with
+
+
+def _replacing(self: BaseContainer, *others: Any) -> None:
+    for other in others:
+        new = other if OmegaConf.is_config(other) or other is None else OmegaConf.create(other)
+        parent = self._get_parent()
+        if isinstance(parent, DictConfig) and _differ(self, new):
+            parent._set_item_impl(self._key(), new)
+        else:
+            _make_way(self, new)
+            _merge_with(self, new)
+
+
+def _differ(old: Any, new: Any) -> bool:
+    return {type(old), type(new)} == {DictConfig, ListConfig}
+
+
+def _make_way(old: Any, new: Any) -> None:
+    """Empties what of `old` is of another kind in `new`."""
+    if not _has_keys(old) or not _has_keys(new):
+        return
+    for key in new:
+        before, after = (tree._get_node(key, validate_access=False) for tree in (old, new))
+        if _differ(before, after):
+            old._set_item_impl(key, None)
+        else:
+            _make_way(before, after)
+
+
+def _has_keys(node: Any) -> bool:
+    return isinstance(node, DictConfig) and not (node._is_none() or node._is_missing() or node._is_interpolation())
+
+
+BaseContainer.merge_with = _replacing  # type: ignore[method-assign]

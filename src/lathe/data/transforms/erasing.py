@@ -1,0 +1,48 @@
+"""Random erasing."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from lathe.config.schema.held import held
+from lathe.data.augment import box_mask
+from lathe.data.random import Rng
+from lathe.data.transforms.base import Transform
+from lathe.data.transforms.boxes import check_range, random_boxes
+
+
+@held("lathe.data.RandomErasing")
+class RandomErasing(Transform):
+    """Covers a box of a random size, ratio and place (Zhong et al. 2017, arXiv:1708.04896).
+
+    Args:
+        p: probability with which a sample is covered in an epoch.
+        scale: least and greatest share of the image's area.
+        ratio: least and greatest ratio of width to height.
+        fill: the mean colour, black, or a random value for each pixel and channel.
+
+    Raises:
+        ArgumentError: for a value out of its range.
+    """
+
+    def __init__(
+        self,
+        p: float = 0.5,
+        scale: Sequence[float] = (0.02, 0.33),
+        ratio: Sequence[float] = (0.3, 3.3),
+        fill: Literal["mean", "zero", "random"] = "mean",
+    ) -> None:
+        self.p, self.fill = p, fill
+        self.scale, self.ratio = check_range("scale", scale), check_range("ratio", ratio)
+
+    def __call__(self, images: Tensor, rng: Rng) -> Tensor:
+        height, width = images.shape[-2:]
+        taken = rng.uniform() < self.p
+        box, found = random_boxes(rng, self.scale, self.ratio, height, width)
+        mask = box_mask(box, height, width) & (taken & found)[:, None, None, None]
+        if self.fill == "random":
+            return torch.where(mask, rng.integers(256, *images.shape[1:]).to(images.dtype), images)
+        colour = rng.fill if self.fill == "mean" and rng.fill is not None else images.new_zeros(images.shape[1])
+        return torch.where(mask, colour.to(images.dtype)[:, None, None], images)

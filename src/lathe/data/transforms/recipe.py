@@ -1,0 +1,204 @@
+"""What `data.augment` says, as the loaders carry it out."""
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lathe.data.augment import Augment, Draws, crop_and_flip, cutout
+from lathe.data.items import form
+from lathe.data.random import Rng
+from lathe.data.source import using
+from lathe.data.transforms.base import Transform
+from lathe.data.transforms.fields import Field, RandomCrop, RandomFlip
+from lathe.errors import ArgumentError, UserError
+
+KEY = "data.augment"
+
+
+@dataclass(frozen=True)
+class Picked:
+    """What a step may need to know of the images: their samples' numbers [n], their draws, and the mean colour."""
+
+    seed: int
+    epoch: int
+    samples: Tensor
+    draws: Draws
+    fill: Tensor
+
+
+Step = Callable[[Tensor, Picked], Tensor]
+
+
+@dataclass(frozen=True)
+class Called:
+    """A transform of the list, whose numbers are those of its `purpose`.
+
+    Raises, when it is called:
+        UserError: it returns something else than it was given.
+    """
+
+    transform: Callable[[Tensor, Rng], Tensor]
+    key: str
+    purpose: str
+
+    def __call__(self, images: Tensor, batch: Picked) -> Tensor:
+        if images.dtype != torch.uint8 and getattr(self.transform, "uint8_only", False):
+            raise UserError(
+                f"{self.key}: {name_of(self.transform)} takes uint8 images, and a function before it makes them "
+                "float32: let it come first."
+            )
+        rng = Rng(batch.seed, batch.epoch, batch.samples, self.purpose, batch.fill)
+        with using(self.transform, "called", self.key):
+            given = self.transform(images, rng)
+        if not isinstance(given, Tensor) or given.shape != images.shape or given.dtype not in _taken(images):
+            raise UserError(
+                f"{self.key}: {name_of(self.transform)} returned {form(given)}, expected {form(images)} as it was "
+                "given, or float32."
+            )
+        return given
+
+
+def _taken(images: Tensor) -> set[torch.dtype]:
+    return {images.dtype, torch.float32}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What is done to training images.
+
+    Args:
+        fields: what the loaders have built in; its numbers are drawn for a whole epoch.
+        at_once: whether crop and flip come first, so that they are part of picking the images.
+        steps: what follows, up to mixing.
+        own: those of the steps that are transforms or functions.
+    """
+
+    fields: Augment
+    at_once: bool
+    steps: tuple[Step, ...]
+    own: tuple[Called, ...] = ()
+
+    @property
+    def picking(self) -> Augment:
+        """The crop and the flip that are part of picking the images."""
+        return self.fields if self.at_once else Augment()
+
+    def picked(self, draws: Draws) -> Draws:
+        """What decides them."""
+        return draws if self.at_once else Draws()
+
+    def __call__(self, images: Tensor, batch: Picked) -> Tensor:
+        """Images as they were picked, up to normalisation and mixing."""
+        for step in self.steps:
+            images = step(images, batch)
+        return images
+
+
+def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
+    """What `data.augment` says: nothing, the fields of `Augment`, a list of transforms and functions, or one of them.
+
+    `shape` is channels, height and width, where these are known.
+
+    Raises:
+        ArgumentError: an item is no transform, stands where it can't, or can't be used on images of this shape.
+    """
+    if isinstance(augment, Recipe):
+        return augment
+    if augment is None or isinstance(augment, Augment):
+        fields = augment or Augment()
+        return Recipe(fields, True, (_cutout,) if fields.cutout else ())
+    single = callable(augment) or isinstance(augment, Field)
+    if not single and (isinstance(augment, (str, Mapping)) or not isinstance(augment, Sequence)):
+        raise ArgumentError(f"augment={augment!r}: expected a list of transforms, or lathe.data.Augment.")
+    return _of_list([augment] if single else list(augment), shape)
+
+
+def check_folded(found: Recipe) -> None:
+    """Raises UserError if images that are normalised before they are picked can't be transformed so."""
+    if found.own or not found.at_once:
+        raise UserError(
+            "data.normalize=folded normalises before anything else, so data.augment may list only RandomCrop and "
+            "RandomFlip, at its start, Cutout, Mixup and CutMix: use data.normalize=batch."
+        )
+
+
+def _of_list(items: list[Any], shape: tuple[int, int, int] | None) -> Recipe:
+    fields: dict[str, Any] = {}
+    steps: list[Step] = []
+    own: list[Called] = []
+    seen: Counter[str] = Counter()
+    mixing, first, head = "", True, 0
+    for number, item in enumerate(items):
+        key, name = f"augment[{number}]", name_of(item)
+        _check_item(item, key)
+        if shape is not None and isinstance(item, (Field, Transform)):
+            _check(item, key, *shape)
+        if mixing and not getattr(item, "mixes", False):
+            raise ArgumentError(
+                f"{key}: {name} comes after {mixing}, and what mixes samples comes last: put it before."
+            )
+        if isinstance(item, Field):
+            if seen[name]:
+                raise ArgumentError(f"{key}: {name} stands in the list twice: keep one.")
+            fields |= item.fields()
+            mixing = mixing or (name if item.mixes else "")
+            steps += [_built_in(item)] if not item.mixes else []
+            first = first and isinstance(item, (RandomCrop, RandomFlip))
+            head += first
+        else:
+            first = False
+            own.append(Called(item, f"{KEY}[{number}]", f"{name}/{seen[name]}"))
+            steps.append(own[-1])
+        seen[name] += 1
+    # a crop or a flip that comes later is carried out there
+    late = any(isinstance(item, (RandomCrop, RandomFlip)) for item in items[head:])
+    head = 0 if late else head
+    return Recipe(Augment(**fields), not late, tuple(steps[head:]), tuple(own))
+
+
+def _built_in(item: Field) -> Step:
+    if isinstance(item, RandomCrop):
+        padding, fill = item.padding, item.fill
+        return lambda images, batch: crop_and_flip(images, replace(batch.draws, flip=None), padding, fill)
+    if isinstance(item, RandomFlip):
+        return lambda images, batch: crop_and_flip(images, Draws(flip=batch.draws.flip), 0, "zero")
+    return _cutout
+
+
+def _cutout(images: Tensor, batch: Picked) -> Tensor:
+    assert batch.draws.cutout is not None
+    return cutout(images, batch.draws.cutout, batch.fill.to(images.dtype))
+
+
+def _check(item: Field | Transform, key: str, *shape: int) -> None:
+    try:
+        item.check(*shape)
+    except ArgumentError as error:
+        raise ArgumentError(*(f"{key}.{sentence}" for sentence in error.args)) from None
+
+
+def _check_item(item: Any, key: str) -> None:
+    if isinstance(item, Field):
+        return
+    way = "expected one of Lathe's transforms or a function of (images, rng)"
+    if isinstance(item, type) or not callable(item):
+        what = f"the class {item.__name__}, not made" if isinstance(item, type) else form(item)
+        raise ArgumentError(f"{key} is {what}: {way}.")
+    try:
+        inspect.signature(item).bind(None, None)
+    except TypeError as error:
+        raise ArgumentError(f"{key}: {name_of(item)} can't be called so ({error}): {way}.") from None
+    except ValueError:  # it does not say what it takes
+        pass
+
+
+def name_of(item: Any) -> str:
+    """What a transform or a function is called."""
+    item = item.func if isinstance(item, partial) else item
+    return item.__name__ if inspect.isroutine(item) else type(item).__name__
