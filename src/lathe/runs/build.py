@@ -21,6 +21,7 @@ from lathe.errors import ArgumentError, UserError, did_you_mean, require, under
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.plan import check_plan, plan_of
 from lathe.optim.rules import freeze
+from lathe.runs.nodes import lists_parts, located
 from lathe.tasks import LightningTask, Task, apply_init
 
 
@@ -31,7 +32,7 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         UserError: the target does not exist or does not take these arguments; or what the target itself raised, if that
             is one.
     """
-    if _lists_parts(node):  # Hydra's own lists would make groups of keys of parts that are dataclasses
+    if lists_parts(node):  # Hydra's own lists would make groups of keys of parts that are dataclasses
         kwargs.setdefault("_convert_", "partial")
     try:
         return hydra.utils.instantiate(node, *args, **kwargs)
@@ -44,7 +45,7 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
             deepest, cause, said = cause, cause.__cause__, f"{said} {cause}"
         lines = [line for line in str(error).splitlines() if line.strip()]
         where = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
-        where, inner = _located(node, where)
+        where, inner = located(node, where)
         full = ".".join(part for part in (key, where) if part)
         if isinstance(deepest, ArgumentError):
             raise deepest.under(full) from error
@@ -93,25 +94,6 @@ def missing_name(path: str) -> str | None:
     except Exception:  # what a user's module raises when it is imported
         return None
     return None
-
-
-def _lists_parts(node: Any) -> bool:
-    inside = list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
-    return any((isinstance(node, list) and isinstance(item, dict)) or _lists_parts(item) for item in inside)
-
-
-def _located(node: Any, path: str) -> tuple[str, Any]:
-    """The key below `node`, and what stands there, of a path as Hydra writes it: a list's last number has no brackets
-    there, so that b.a[2][0] is b.a[2]0."""
-    key = ""
-    for part in filter(None, path.split(".")):
-        names = {str(name): name for name in node}
-        found = [name for name in names if part.startswith(name) and isinstance(node[names[name]], list)]
-        name = part if part in names else max(found, key=len)
-        node, key = node[names[name]], f"{key}.{name}" if key else name
-        for number in re.findall(r"\d+", part[len(name) :]):
-            node, key = node[int(number)], f"{key}[{number}]"
-    return key, node
 
 
 def target_of(node: Any) -> Any:
