@@ -49,8 +49,8 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         full = ".".join(part for part in (key, where) if part)
         if isinstance(deepest, ArgumentError):
             raise deepest.under(full) from error
-        located = re.search(r"Error (?:locating target|loading) '([\w.]+)'", said)
-        absent = missing_name(located.group(1)) if located else None
+        unfound = re.search(r"Error (?:locating target|loading) '([\w.]+)'", said)
+        absent = missing_name(unfound.group(1)) if unfound else None
         if absent:
             raise UserError(f"{full} can't be built: {absent}") from error
         surplus = re.search(r"unexpected keyword argument '(\w+)'", str(deepest))

@@ -17,6 +17,8 @@ def located(node: Any, path: str) -> tuple[str, Any]:
     for part in filter(None, path.split(".")):
         names = {str(name): name for name in node}
         found = [name for name in names if part.startswith(name) and isinstance(node[names[name]], list)]
+        if part not in names and not found:
+            return path, {}
         name = part if part in names else max(found, key=len)
         node, key = node[names[name]], f"{key}.{name}" if key else name
         for number in re.findall(r"\d+", part[len(name) :]):
