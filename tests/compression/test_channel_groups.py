@@ -66,7 +66,7 @@ def test_layers_can_be_left_alone():
 
 
 def test_padded_shortcuts_are_refused():
-    with pytest.raises(UserError, match=r"padded with zeros between stages: build the net with shortcut=projection\."):
+    with pytest.raises(UserError, match=r"padded with zeros: build it with shortcut=projection where it has that"):
         find_groups(CifarResNet(depth=8, width=4, shortcut="zero_pad"), IMAGES)
 
 

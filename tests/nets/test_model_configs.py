@@ -50,7 +50,7 @@ def sample(name: str, batch: int, **facts: int) -> Tensor:
 
 
 def test_every_file_is_listed_here() -> None:
-    elsewhere = ["lightning", "timm"]  # tests/tasks/test_lightning.py, test_timm.py
+    elsewhere = ["lightning", "timm"]  # tests/tasks/test_lightning_module.py, test_timm.py
     assert sorted(path.stem for path in FOLDER.glob("*.yaml")) == sorted([*COUNTS, *elsewhere])
 
 

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lathe.callbacks import AtomicCheckpointIO
-from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT
+from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT, timm_net
 from lathe.strategies import SyncBatchNorm
 from lathe.strategies.full_state import held_by
 from lathe.tasks import ClassificationTask, LanguageModellingTask, Task
 
+TIMM = ("resnet10t", "convnext_atto", "vit_tiny_patch16_224")
 BATCH, ACCUMULATE, CLIP, MOST = 8, 2, 0.1, 32
 NETS: dict[str, Callable[[], nn.Module]] = {
     "mlp": lambda: MLP(width=16, depth=4, channels=1, image_size=4, num_classes=3),
@@ -27,6 +28,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
     "vit": lambda: ViT(width=16, depth=2, heads=2, patch_size=2, channels=1, image_size=4, num_classes=3),
     "gpt": lambda: GPT(width=16, depth=2, heads=2, vocab_size=12, max_length=6),
     "untied": lambda: GPT(width=16, depth=2, heads=2, vocab_size=12, max_length=6, tie_weights=False),
+    **{name: lambda name=name: timm_net(name, in_channels=1, num_classes=3, image_size=32) for name in TIMM},
     "linear": lambda: nn.Sequential(nn.Flatten(), nn.Linear(16, 3)),
 }
 
@@ -44,7 +46,8 @@ def batches(name: str, n: int) -> list[tuple[Tensor, Tensor]]:
     if name in ("gpt", "untied"):
         tokens = torch.randint(12, (MOST, BATCH, 7), generator=generator)
         return [(row[:, :-1], row[:, 1:]) for row in tokens[:n]]
-    x = torch.randn(MOST, BATCH, 1, 4, 4, generator=generator)
+    side = 32 if name in TIMM else 4
+    x = torch.randn(MOST, BATCH, 1, side, side, generator=generator)
     y = torch.randint(3, (MOST, BATCH), generator=generator)
     return list(zip(x[:n], y[:n], strict=True))
 

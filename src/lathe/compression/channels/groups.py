@@ -195,9 +195,8 @@ def _refuse_padding(net: nn.Module, example: Tensor) -> None:
         padding = getattr(node, "_saved_pad", ()) if "ConstantPad" in node.name() else ()
         if len(padding) >= 6 and any(padding[4:6]):
             raise UserError(
-                f"The channels of {type(net).__name__} can't be followed, as they are padded with zeros between "
-                "stages: "
-                "build the net with shortcut=projection."
+                f"The channels of {type(net).__name__} can't be followed, as they are padded with zeros: "
+                "build it with shortcut=projection where it has that, or choose another method, such as prune."
             )
         stack += [parent for parent, _ in node.next_functions]
 

@@ -1,0 +1,158 @@
+"""Nets of timm in runs: fine-tuned from a file, evaluated, exported; shared out by fsdp; made smaller."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import timm_here
+from support.exports import request
+from support.ranks import on_ranks
+from support.runs import column, config, new_run, weights
+from support.strategy_fit import TIMM, fit, mean_losses, relative
+
+from lathe.compression.channels import find_groups
+from lathe.errors import UserError
+from lathe.nets import timm_net
+from lathe.optim.rules import layer_numbers
+from lathe.runs.build import make_task
+from lathe.runs.rundir import RunDir
+from lathe.runs.score import open_run_net
+from lathe.strategies.fsdp import FSDP, units
+from lathe.verbs.evaluate import evaluate
+from lathe.verbs.export import ship
+from lathe.verbs.train import train
+
+pytestmark = pytest.mark.usefixtures("timm")
+SHORT = (
+    "model=timm",
+    "data.batch_size=64",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=1",
+    "trainer.log_every_n_steps=1",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.law6
+def test_a_net_is_fine_tuned_from_a_file_evaluated_and_exported(tmp_path: Path) -> None:
+    file = tmp_path / "resnet10t.pth"
+    torch.manual_seed(3)
+    torch.save(import_module("timm").create_model("resnet10t", num_classes=7).state_dict(), file)
+    cfg = new_run(
+        tmp_path / "logs",
+        *SHORT,
+        "model.name=resnet10t",
+        f"model.pretrained={file}",
+        "optimizer.layer_decay=0.7",
+        "optimizer.lr=0.02",
+        "scheduler=constant",
+        "scheduler.warmup=0",
+        "freeze=[conv1.*,bn1.*]",
+        "trainer.max_epochs=2",
+    )
+    train(cfg)
+    file.unlink()
+    run = RunDir(cfg["paths"]["run_dir"])
+    assert column(run.path, "train/loss_epoch")[-1] < 0.6 * column(run.path, "train/loss_epoch")[0]
+    found = evaluate(request(run) | {"request": config(f"run={run.path}", name="evaluate")})
+    assert found["test/accuracy"] == pytest.approx(run.result["test/accuracy"], abs=1e-7)
+    report = ship(request(run, "target=onnx"))["onnx"]
+    assert report["held_out"]["relative"] < 1e-5
+    assert (report["held_out"]["agreement"], report["drop"]) == (1.0, 0.0)
+    # the file opens in timm itself, by timm's own names
+    own = import_module("timm").create_model("resnet10t", in_chans=1, num_classes=10)
+    own.load_state_dict(weights(run.path, "best"))
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "last"),
+    [
+        ("resnet10t", ["conv1.0.weight", "bn1.bias"], ["fc.weight"]),
+        ("convnext_atto", ["stem.0.weight"], ["head.norm.weight", "head.fc.weight"]),
+        ("vit_tiny_patch16_224", ["cls_token", "pos_embed", "patch_embed.proj.weight"], ["norm.weight", "head.weight"]),
+    ],
+)
+def test_layer_decay_follows_the_depth(name: str, first: list[str], last: list[str]) -> None:
+    options = ["optimizer.layer_decay=0.5", "optimizer.lr=1.0", "optimizer.scale_lr=none", "data.image_size=32"]
+    task = make_task(config("model=timm", f"model.name={name}", *options))
+    names = {id(parameter): key for key, parameter in task.net.named_parameters()}
+    groups = task._make_optimizer(task.net).param_groups
+    rates = {names[id(p)]: group["lr"] for group in groups for p in group["params"]}
+    numbers = layer_numbers(task.net)
+    top = max(numbers.values())
+    assert top == len(task.net.blocks) + 1
+    assert rates == {key: pytest.approx(0.5 ** (top - number)) for key, number in numbers.items()}
+    assert {numbers[key] for key in first} == {0}
+    assert {numbers[key] for key in last} == {top}
+    if name == "convnext_atto":  # what halves the image stands between the stages' blocks
+        chain = ["stages.0.blocks.1.conv_dw.weight", "stages.1.downsample.1.weight", "stages.1.blocks.0.conv_dw.weight"]
+        assert [numbers[key] for key in chain] == [2, 3, 4]
+
+
+def shared_out(rank: int) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        timm_here.use(patch)
+        return {name: fit(name, FSDP(), world=2, part=(rank, 2), steps=3) for name in TIMM}
+
+
+@pytest.mark.slow
+@pytest.mark.law2
+def test_fsdp_on_two_ranks_has_the_losses_of_one_process() -> None:
+    ranks = on_ranks(shared_out, timeout=200)
+    for name in TIMM:
+        assert relative(mean_losses([rank[name] for rank in ranks]), fit(name, steps=3)["losses"]) < 1e-4
+        net = timm_net(name, in_channels=1, num_classes=3, image_size=32)
+        whole = sum(p.numel() for p in net.parameters())
+        assert ranks[0][name]["held"] < 0.6 * fit(name, steps=1)["held"]
+        assert sum(p.numel() for unit in units(net, 0) for p in unit.parameters()) > 0.9 * whole
+
+
+SIZES = {"resnet10t": 32, "convnext_atto": 32, "vit_tiny_patch16_224": 32, "mobilenetv3_small_050": 32}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_channels_that_hang_together_are_found(name: str) -> None:
+    net = timm_net(name, in_channels=1, num_classes=3, image_size=SIZES[name])
+    groups = find_groups(net, torch.randn(2, 1, SIZES[name], SIZES[name]))  # tries the removal on a copy
+    assert len(groups) >= 10
+    assert sum(group.units for group in groups) > 1000
+
+
+def test_what_cannot_be_followed_is_refused_in_a_sentence() -> None:
+    net = timm_net("swin_s3_tiny_224", in_channels=1, num_classes=3, image_size=64)
+    with pytest.raises(UserError) as error:
+        find_groups(net, torch.randn(2, 1, 64, 64))
+    assert "SwinTransformer" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["resnet10t", "convnext_atto"])
+def test_a_run_removes_channels_and_its_directory_is_enough(tmp_path: Path, name: str) -> None:
+    cfg = new_run(
+        tmp_path,
+        *SHORT,
+        f"model.name={name}",
+        "data=synthetic",
+        "data.image_size=32",
+        "data.source.train_size=256",
+        "data.source.val_size=64",
+        "data.source.test_size=64",
+        "trainer.max_epochs=2",
+        "compression=prune_channels",
+        "compression.prune_channels.budget=parameters",
+        "compression.prune_channels.share=0.7",
+        "compression.receipt=none",
+    )
+    train(cfg)
+    run = RunDir(cfg["paths"]["run_dir"])
+    assert run.result["prune_channels/parameters_share"] <= 0.7
+    net = open_run_net(run.path, "run", "best")[0].net
+    whole = sum(p.numel() for p in make_task(cfg).net.parameters())
+    assert sum(p.numel() for p in net.parameters()) <= 0.7 * whole
+    found = evaluate(request(run) | {"request": config(f"run={run.path}", name="evaluate")})
+    assert found["test/accuracy"] == pytest.approx(run.result["test/accuracy"], abs=1e-7)
