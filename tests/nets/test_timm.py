@@ -39,7 +39,7 @@ FAMILIES: dict[str, tuple[int, int, bool]] = {
 }
 
 
-QUICK = ("resnet10t", "convnext_atto", "vit_tiny_patch16_224", "mobilenetv3_small_050", "regnetx_002", "dla46x_c")
+QUICK = ("resnet10t", "convnext_atto", "vit_tiny_patch16_224", "dla46x_c")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in FAMILIES])
@@ -144,7 +144,7 @@ def step(net: nn.Module, x: Tensor) -> dict[str, Tensor]:
     return {"loss": loss.detach(), **gradients, **dict(net.named_buffers())}
 
 
-@pytest.mark.parametrize("how", ["blocks", "every_2"])
+@pytest.mark.parametrize("how", ["blocks", pytest.param("every_2", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["resnet10t", "convnext_atto", "vit_tiny_patch16_224", "efficientnet_b0"])
 def test_recomputing_changes_no_value(name: str, how: str) -> None:
     found = []

@@ -1,25 +1,30 @@
 """Nets of timm in runs: fine-tuned from a file, evaluated, exported; shared out by fsdp; made smaller."""
 
+import copy
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support import timm_here
+from support import pipeline_fit, timm_here
 from support.exports import request
+from support.pipeline_fit import adam
 from support.ranks import on_ranks
 from support.runs import column, config, new_run, weights
 from support.strategy_fit import TIMM, fit, mean_losses, relative
 
 from lathe.compression.channels import find_groups
 from lathe.errors import UserError
-from lathe.nets import timm_net
+from lathe.nets import blocks_of, timm_net
+from lathe.nets.blocks import run
 from lathe.optim.rules import layer_numbers
 from lathe.runs.build import make_task
 from lathe.runs.rundir import RunDir
 from lathe.runs.score import open_run_net
+from lathe.strategies import Pipeline
 from lathe.strategies.fsdp import FSDP, units
+from lathe.strategies.pipeline.cut import Cut, chain_of
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.export import ship
 from lathe.verbs.train import train
@@ -56,16 +61,16 @@ def test_a_net_is_fine_tuned_from_a_file_evaluated_and_exported(tmp_path: Path) 
     )
     train(cfg)
     file.unlink()
-    run = RunDir(cfg["paths"]["run_dir"])
-    assert column(run.path, "train/loss_epoch")[-1] < 0.6 * column(run.path, "train/loss_epoch")[0]
-    found = evaluate(request(run) | {"request": config(f"run={run.path}", name="evaluate")})
-    assert found["test/accuracy"] == pytest.approx(run.result["test/accuracy"], abs=1e-7)
-    report = ship(request(run, "target=onnx"))["onnx"]
+    made = RunDir(cfg["paths"]["run_dir"])
+    assert column(made.path, "train/loss_epoch")[-1] < 0.6 * column(made.path, "train/loss_epoch")[0]
+    found = evaluate(request(made) | {"request": config(f"run={made.path}", name="evaluate")})
+    assert found["test/accuracy"] == pytest.approx(made.result["test/accuracy"], abs=1e-7)
+    report = ship(request(made, "target=onnx"))["onnx"]
     assert report["held_out"]["relative"] < 1e-5
     assert (report["held_out"]["agreement"], report["drop"]) == (1.0, 0.0)
     # the file opens in timm itself, by timm's own names
     own = import_module("timm").create_model("resnet10t", in_chans=1, num_classes=10)
-    own.load_state_dict(weights(run.path, "best"))
+    own.load_state_dict(weights(made.path, "best"))
 
 
 @pytest.mark.parametrize(
@@ -111,10 +116,82 @@ def test_fsdp_on_two_ranks_has_the_losses_of_one_process() -> None:
         assert sum(p.numel() for unit in units(net, 0) for p in unit.parameters()) > 0.9 * whole
 
 
+def cut(rank: int, folder: str) -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        timm_here.use(patch)
+        done = {name: pipeline_fit.fit(name, Pipeline(), folder=Path(folder) / name, optimizer=adam) for name in TIMM}
+        return {name: pipeline_fit.plain(one) for name, one in done.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.law2
+def test_a_pipeline_of_two_stages_has_the_losses_of_one_process(tmp_path: Path) -> None:
+    ranks = on_ranks(cut, str(tmp_path / "two"), timeout=250)
+    for name in TIMM:
+        one = pipeline_fit.fit(name, folder=tmp_path / "one" / name, optimizer=adam)
+        for rank in ranks:
+            assert rank[name]["losses"] == pytest.approx(one["losses"], rel=1e-3)
+            assert rank[name]["validated"] == pytest.approx(one["validated"], rel=1e-3)
+        files = [torch.load(tmp_path / where / name / "last.ckpt", weights_only=True) for where in ("one", "two")]
+        assert [*files[0]["state_dict"]] == [*files[1]["state_dict"]]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("name", ["convnext_atto", pytest.param("mobilenetv3_small_050", marks=pytest.mark.slow)])
+def test_a_stage_of_a_pipeline_holds_its_blocks_and_the_ends_what_is_outside(name: str, stage: int) -> None:
+    torch.manual_seed(0)
+    net = timm_net(name, in_channels=1, num_classes=3, image_size=32).eval()
+    names = {id(module): key for key, module in net.named_modules()}
+    blocks = [names[id(block)] for block in blocks_of(net)]
+    whole, edges = list(net.state_dict()), [index * len(blocks) // 3 for index in range(4)]
+    part = Cut(net, 3, stage, 1)
+    mine = tuple(f"{block}." for block in blocks[edges[stage] : edges[stage + 1]])
+    outside = [key for key in whole if not key.startswith(tuple(f"{block}." for block in blocks))]
+    expected = [key for key in whole if key.startswith(mine) or (key in outside and stage != 1)]
+    assert list(part.net.state_dict()) == expected
+    assert part.outside == outside
+
+
+CHAINED = (
+    "mobilenetv3_small_050",
+    "seresnext26d_32x4d",
+    "convnextv2_atto",
+    "deit_tiny_distilled_patch16_224",
+    "efficientnet_b0",
+    "regnetx_002",
+)
+NOT = {"eva02_tiny_patch14_224": 28, "xcit_nano_12_p16_224": 32, "ghostnet_050": 32}
+
+
+@pytest.mark.parametrize("name", [*TIMM, *(pytest.param(name, marks=pytest.mark.slow) for name in CHAINED)])
+def test_a_net_is_its_parts(name: str) -> None:
+    net = timm_net(name, in_channels=1, num_classes=3, image_size=32)
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    other = copy.deepcopy(net)
+    assert len(chain_of(other, "pipeline")) > 3
+    x = torch.randn(2, 1, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(other.eval()(x), other.leave(run(blocks_of(other), other.enter(x))))
+        for parameter in net.parameters():
+            parameter.zero_()  # a copy's parts are its own
+        assert torch.equal(other(x), other.leave(run(blocks_of(other), other.enter(x))))
+    assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NOT)
+def test_a_net_that_is_more_than_its_parts_is_not_cut(name: str) -> None:
+    net = timm_net(name, in_channels=1, num_classes=3, image_size=NOT[name])
+    with pytest.raises(UserError, match="does more than run them one after the other: use strategy=ddp or fsdp"):
+        chain_of(net, "pipeline")
+    densenet = timm_net("densenet121", image_size=32)
+    with pytest.raises(UserError, match="and DenseNet has no `enter` for what is before them"):
+        chain_of(densenet, "pipeline")
+
+
 SIZES = {"resnet10t": 32, "convnext_atto": 32, "vit_tiny_patch16_224": 32, "mobilenetv3_small_050": 32}
 
 
-@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("name", ["resnet10t", *(pytest.param(n, marks=pytest.mark.slow) for n in list(SIZES)[1:])])
 def test_channels_that_hang_together_are_found(name: str) -> None:
     net = timm_net(name, in_channels=1, num_classes=3, image_size=SIZES[name])
     groups = find_groups(net, torch.randn(2, 1, SIZES[name], SIZES[name]))  # tries the removal on a copy
@@ -122,6 +199,7 @@ def test_channels_that_hang_together_are_found(name: str) -> None:
     assert sum(group.units for group in groups) > 1000
 
 
+@pytest.mark.slow
 def test_what_cannot_be_followed_is_refused_in_a_sentence() -> None:
     net = timm_net("swin_s3_tiny_224", in_channels=1, num_classes=3, image_size=64)
     with pytest.raises(UserError) as error:
@@ -149,10 +227,10 @@ def test_a_run_removes_channels_and_its_directory_is_enough(tmp_path: Path, name
         "compression.receipt=none",
     )
     train(cfg)
-    run = RunDir(cfg["paths"]["run_dir"])
-    assert run.result["prune_channels/parameters_share"] <= 0.7
-    net = open_run_net(run.path, "run", "best")[0].net
+    made = RunDir(cfg["paths"]["run_dir"])
+    assert made.result["prune_channels/parameters_share"] <= 0.7
+    net = open_run_net(made.path, "run", "best")[0].net
     whole = sum(p.numel() for p in make_task(cfg).net.parameters())
     assert sum(p.numel() for p in net.parameters()) <= 0.7 * whole
-    found = evaluate(request(run) | {"request": config(f"run={run.path}", name="evaluate")})
-    assert found["test/accuracy"] == pytest.approx(run.result["test/accuracy"], abs=1e-7)
+    found = evaluate(request(made) | {"request": config(f"run={made.path}", name="evaluate")})
+    assert found["test/accuracy"] == pytest.approx(made.result["test/accuracy"], abs=1e-7)

@@ -14,11 +14,12 @@ from torch.utils.data import DataLoader
 
 from lathe.callbacks import AtomicCheckpointIO, Checkpoint
 from lathe.config.mesh import axes
-from lathe.nets import GPT, MLP, Blocks, CifarResNet, ViT
+from lathe.nets import GPT, MLP, Blocks, CifarResNet, ViT, timm_net
 from lathe.optim import build_optimizer
 from lathe.runs.trainer import quiet
 from lathe.strategies import SyncBatchNorm
 from lathe.tasks import ClassificationTask, LanguageModellingTask
+from support.strategy_fit import TIMM
 
 STEPS = 6
 BATCH = 16
@@ -62,6 +63,8 @@ def build(name: str) -> nn.Module:
         return GPT(vocab_size=10, max_length=6, width=8, depth=4, heads=2)
     if name == "vit":
         return ViT(channels=1, image_size=4, num_classes=10, patch_size=2, width=8, depth=3, heads=2)
+    if name in TIMM:
+        return timm_net(name, in_channels=1, image_size=32)
     raise KeyError(name)
 
 
@@ -74,7 +77,8 @@ def data(name: str, size: int = BATCH) -> list[tuple[Tensor, ...]]:
         following = torch.where(
             torch.rand(shape, generator=generator) < 0.3, -100, torch.randint(10, shape, generator=generator)
         )
-        images = torch.randn(size, 1, 8 if name == "resnet" else 4, 8 if name == "resnet" else 4, generator=generator)
+        side = 32 if name in TIMM else 8 if name == "resnet" else 4
+        images = torch.randn(size, 1, side, side, generator=generator)
         classes = torch.randint(10, (size,), generator=generator)
         if name.startswith("gpt"):
             batches.append((tokens, following, (following != -100).sum().float()))

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lathe.config.schema.held import held
 from lathe.errors import ArgumentError, did_you_mean, uninstalled
+from lathe.nets.timm_parts import add_parts
 
 
 def import_timm(name: str) -> Any:
@@ -85,6 +86,7 @@ def timm_net(
     if named and not hasattr(net, "blocks"):
         net.__dict__["blocks"] = named  # a plain list: names of parameters stay timm's
     if image_size is not None:
+        add_parts(net, (2, in_channels, image_size, image_size))
         _try(net, name, torch.empty(2, in_channels, image_size, image_size, device="meta"), num_classes)
     return net
 

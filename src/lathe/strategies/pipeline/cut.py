@@ -19,12 +19,13 @@ def chain_of(net: nn.Module, strategy: str) -> list[nn.Module]:
     """The blocks of a net that can be cut between any two of them.
 
     Raises:
-        UserError: the net does not name its blocks, or not what comes before and behind them.
+        UserError: the net does not name its blocks, or not what comes before and behind them, or says itself that it
+            does more than that.
     """
     blocks = blocks_of(net)
     name = type(net).__name__
     missing = [part for part in ("enter", "leave") if not callable(getattr(net, part, None))]
-    if not blocks or not isinstance(net._modules.get("blocks"), nn.ModuleList | nn.Sequential):
+    if not blocks or len(block_names(net)) < len(blocks):
         raise UserError(
             f"strategy={strategy} cuts a net between its repeated blocks, and {name} names no `blocks`: use "
             "strategy=ddp or fsdp."
@@ -34,7 +35,22 @@ def chain_of(net: nn.Module, strategy: str) -> list[nn.Module]:
             f"strategy={strategy} cuts a net between its repeated blocks, and {name} has no `{missing[0]}` for what is "
             f"{'before' if missing[0] == 'enter' else 'behind'} them: add that method, or use strategy=ddp or fsdp."
         )
+    whole = getattr(net, "is_its_parts", None)
+    if callable(whole) and not whole():
+        raise UserError(
+            f"strategy={strategy} cuts a net between its repeated blocks, and {name} does more than run them one after "
+            "the other: use strategy=ddp or fsdp."
+        )
     return blocks
+
+
+def block_names(net: nn.Module) -> list[str]:
+    """What the blocks of a net are called in it, in their order; those that it owns."""
+    container = net._modules.get("blocks")
+    if isinstance(container, nn.ModuleList | nn.Sequential):
+        return [f"blocks.{name}" for name in container._modules]
+    names = {id(module): name for name, module in net.named_modules()}
+    return [names[id(block)] for block in blocks_of(net) if id(block) in names]
 
 
 def enough_blocks(net: nn.Module, stages: int, slices: int, strategy: str) -> list[nn.Module]:
@@ -97,20 +113,23 @@ class Cut:
         blocks, total = enough_blocks(net, stages, slices, strategy), stages * slices
         edges = [index * len(blocks) // total for index in range(total + 1)]
         homes = [home % stages for home, (start, end) in enumerate(pairwise(edges)) for _ in range(start, end)]
-        _refuse_shared(net, blocks, homes)
+        self.blocks = block_names(net)
+        _refuse_shared(net, blocks, homes, self._inside)
         self.net, self.stage, self.stages, self.total = net, stage, stages, total
         self.first, self.last = stage == 0, stage == stages - 1
         self.skeleton = _skeleton(net)
         self.tensors = list(net.state_dict())
-        self.outside = [name for name in self.tensors if not name.startswith("blocks.")]
+        self.outside = [name for name in self.tensors if not self._inside(name)]
         if spread is not None:
             spread(net)
         chain: Any = net.blocks
         for index, home in enumerate(homes):
             if home != stage:
                 chain[index] = nn.Identity()
+                parent, _, attribute = self.blocks[index].rpartition(".")
+                net.get_submodule(parent)._modules[attribute] = chain[index]
         if not (self.first or self.last):
-            _drop_outside(net)
+            _drop_outside(net, self.blocks)
         self.slices = {
             k: Slice(net, blocks[start:end], first=k == 0, last=k == total - 1)
             for k, (start, end) in enumerate(pairwise(edges))
@@ -118,9 +137,13 @@ class Cut:
         }
         self.used: set[str] = set()  # modules outside the blocks, with buffers, that this stage has run
         for name, module in net.named_modules():
-            if not name.startswith("blocks.") and module is not net and module._buffers:
+            if not self._inside(name) and module is not net and module._buffers:
                 module.register_forward_pre_hook(lambda module, args, name=name: self.used.add(name))
         self.groups: list[list[str]] = []  # the optimizer's parameters by group, as those of the whole net
+
+    def _inside(self, name: str) -> bool:
+        """Whether a module or a tensor is in a block, or one itself."""
+        return any(name == block or name.startswith(f"{block}.") for block in self.blocks)
 
     def owner(self, k: int) -> int:
         """The stage that runs slice `k`."""
@@ -142,9 +165,7 @@ class Cut:
             return own
         buffers = {name for name, _ in self.net.named_buffers()}
         return {
-            name
-            for name in own
-            if name.startswith("blocks.") or (name in buffers and name.rpartition(".")[0] in self.used)
+            name for name in own if self._inside(name) or (name in buffers and name.rpartition(".")[0] in self.used)
         }
 
     def make_optimizer(self, factory: Callable[[nn.Module], Optimizer], net: nn.Module) -> Optimizer:
@@ -176,13 +197,13 @@ class Cut:
         return [name for group in self.groups for name in group if name in own]
 
 
-def _refuse_shared(net: nn.Module, blocks: list[nn.Module], homes: list[int]) -> None:
+def _refuse_shared(net: nn.Module, blocks: list[nn.Module], homes: list[int], inside: Callable[[str], bool]) -> None:
     places: dict[int, set[int]] = {}
     for block, home in zip(blocks, homes, strict=True):
         for tensor in [*block.parameters(), *block.buffers()]:
             places.setdefault(id(tensor), set()).add(home)
     for name, tensor in [*net.named_parameters(remove_duplicate=False), *net.named_buffers(remove_duplicate=False)]:
-        if not name.startswith("blocks.") and id(tensor) in places:
+        if not inside(name) and id(tensor) in places:
             places[id(tensor)].add(-1)
         if len(places.get(id(tensor), ())) > 1:
             raise UserError(
@@ -202,9 +223,12 @@ def _skeleton(net: nn.Module) -> nn.Module:
     return copy.deepcopy(net, memo)
 
 
-def _drop_outside(net: nn.Module) -> None:
+def _drop_outside(net: nn.Module, blocks: list[str]) -> None:
     for name in list(net._modules):
-        if name != "blocks" and net._modules[name] is not None:
+        below = [block[len(name) + 1 :] for block in blocks if block.startswith(f"{name}.")]
+        if below:
+            _drop_outside(net.get_submodule(name), below)
+        elif name not in blocks and net._modules[name] is not None:
             net._modules[name] = nn.Identity()
     for table in (net._parameters, net._buffers):
         for name in list(table):
