@@ -129,6 +129,13 @@ def test_a_monitor_that_nothing_logs_is_told_after_the_first_validation(tmp_path
         train(cfg)
 
 
+def test_samples_need_classes(tmp_path: Path) -> None:
+    with pytest.raises(
+        UserError, match="callbacks.samples shows predictions of classes, and LitNet predicts something"
+    ):
+        train(run(tmp_path, "callbacks=[default,samples]"))
+
+
 def test_a_loss_that_is_no_number_names_its_step(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"in optimizer step 4 the loss is inf, made in the training_step of Broken"):
         train(run(tmp_path, module="Broken"))

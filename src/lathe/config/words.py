@@ -73,7 +73,9 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     for word in ordered:
         try:
             new = _translated(word, groups) if word in typed else [word]
-            words += new[1:] if len(new) == 2 and new[0] in words else new
+            if len(new) == 2:  # a whole part, in the place of whatever was left out or chosen to be none before
+                words = [old for old in words if old not in (new[0], f"{key_of(word)}=none")]
+            words += new
         except UserError as error:
             refused += error.args
     if refused:
