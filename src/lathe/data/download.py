@@ -34,9 +34,14 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def md5(path: Path) -> str:
-    """The hash that data sets of that age are published with; hexadecimal."""
-    found = hashlib.md5(usedforsecurity=False)
+def kind_of(expected: str) -> str:
+    """Which hash this is, by its length: the MD5 that older data sets are published with, or SHA-256."""
+    return "MD5" if len(expected) == 32 else "SHA-256"
+
+
+def hashed(path: Path, kind: str) -> str:
+    """The hash of a file, "MD5" or "SHA-256"; hexadecimal."""
+    found = hashlib.md5(usedforsecurity=False) if kind == "MD5" else hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(BLOCK):
             found.update(block)
@@ -49,9 +54,10 @@ def check(path: Path, expected: str) -> None:
     Raises:
         UserError: if they differ.
     """
-    if (found := md5(path)) != expected:
+    kind = kind_of(expected)
+    if (found := hashed(path, kind)) != expected:
         raise UserError(
-            f"{path} has the MD5 hash {found} and not the published {expected}, so it is damaged or another file:"
+            f"{path} has the {kind} hash {found} and not the published {expected}, so it is damaged or another file:"
             " delete it and run again."
         )
 
@@ -64,7 +70,7 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
     Args:
         url: http or https.
         path: in a folder that exists.
-        expected: MD5 hash, hexadecimal.
+        expected: MD5 or SHA-256 hash, hexadecimal.
         by_hand: the end of the error's sentence when there is no network: what the user can do.
 
     Raises:
@@ -79,7 +85,7 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
             reason = getattr(error, "reason", None) or error
             raise UserError(f"{url} cannot be fetched ({reason}): {by_hand}.") from error
-        if complete and md5(part) == expected:
+        if complete and hashed(part, kind_of(expected)) == expected:
             put(part, path)
             return
         if complete:

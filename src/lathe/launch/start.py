@@ -173,6 +173,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
     try:
         if "export" in cfg:
             _name_export(cfg)
+        _name_checkpoint(cfg)
         request = resolve(cfg)
         check_typed(cfg, request)
         trust.allow(request)
@@ -212,6 +213,24 @@ def _name_export(cfg: DictConfig) -> None:
         f"export={cfg.get('export')} is filled in from target=: write target={cfg.get('export')}.",
     )
     cfg.export = HydraConfig.get().runtime.choices["target"]
+
+
+def _name_checkpoint(cfg: DictConfig) -> None:
+    """Where `run` is a checkpoint in its run directory, they are taken apart.
+
+    Raises:
+        UserError: `checkpoint` was typed too, and is another.
+    """
+    path = None if OmegaConf.is_missing(cfg, "run") else Path(str(cfg.run))
+    if path is None or path.suffix != ".ckpt" or not (path.parent.parent / "config.yaml").is_file():
+        return
+    chosen = any(key_of(word) == "checkpoint" for word in typed_words()) and cfg.get("checkpoint") != path.stem
+    require(
+        "checkpoint" in cfg,
+        f"run={path}: this takes a run as it is, not one of its checkpoints: run={path.parent.parent}.",
+    )
+    require(not chosen, f"run={path} is a checkpoint, and checkpoint={cfg.get('checkpoint')} another: leave that out.")
+    cfg.run, cfg.checkpoint = str(path.parent.parent), path.stem
 
 
 def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[Together] | None = ()) -> None:

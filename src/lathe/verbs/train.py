@@ -33,6 +33,7 @@ from lathe.runs import rundir, summary
 from lathe.runs.attached import make_callbacks, make_loggers
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
 from lathe.runs.reported import check_names, not_reported
 from lathe.runs.trainer import found_device, make_trainer, quiet
@@ -207,7 +208,7 @@ def start_from(cfg: dict[str, Any], task: Task) -> Path | None:
     """Takes what `ckpt_mode` says from `ckpt_path`: the net's weights at once, or the path for the Trainer to restore
     everything from.
     """
-    path = Path(cfg["ckpt_path"])
+    path = checkpoint_path(cfg)
     if path.is_dir() and not (path / "meta.pt").is_file():
         path = rundir.open_run(path, "ckpt_path").checkpoint("best" if cfg["ckpt_mode"] == "weights" else "last")
     weights = cfg["ckpt_mode"] == "weights"

@@ -123,12 +123,17 @@ def _start(cfg: Mapping[str, Any]) -> Iterator[str]:
         yield (
             "ckpt_mode=trainer says what is taken from ckpt_path, which is null: set ckpt_path, or leave ckpt_mode out."
         )
-    for key, usual in (("ckpt_map", None), ("ckpt_strict", True)):
+    address = str(cfg.get("ckpt_path"))
+    if address.startswith(("http://", "https://")) and cfg.get("ckpt_sha256") is None:
+        yield f"ckpt_path={address} is fetched from elsewhere: set ckpt_sha256 to the SHA-256 that the file is to have."
+    for key, usual in (("ckpt_map", None), ("ckpt_strict", True), ("ckpt_sha256", None)):
         if cfg.get(key, usual) == usual:
             continue
         typed = f"{key}={shown(cfg[key])}"
         if cfg.get("ckpt_path") is None and cfg.get("resume") is None:
             yield f"{typed} is about the weights of ckpt_path, which is null: set ckpt_path, or leave {key} out."
+        elif key == "ckpt_sha256":
+            continue
         elif cfg.get("ckpt_mode") == "trainer":
             yield f"{typed} takes a part of the weights, ckpt_mode=trainer the whole state: use ckpt_mode=weights."
 

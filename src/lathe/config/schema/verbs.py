@@ -28,7 +28,7 @@ _name = text(
     r"(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}",
 )
 _trusted = items(text("a package or a dotted name"))
-_checkpoint = word("best", "last")
+_checkpoint = word("best", "last") | text("the name of one that save_top_k kept", r"epoch=\d+-step=\d+")
 _batch = whole(1, 2**31) | None
 _launch = Keys(LAUNCH)
 _log_dir = Keys({"log_dir": path})
@@ -53,6 +53,7 @@ TRAIN: dict[str, Place] = {
     "resume": text("a run directory") | "auto" | None,
     "ckpt_path": path | None,
     "ckpt_mode": word("weights", "trainer"),
+    "ckpt_sha256": text("a SHA-256 in hexadecimal", r"[0-9a-fA-F]{64}") | None,
     "ckpt_map": group(text("a prefix", r".*") | None) | None,
     "ckpt_strict": flag,
     "freeze": items(text("a pattern of parameter names"), 1) | None,
