@@ -80,6 +80,21 @@ def test_the_end_that_counts_is_raised(command: Command, capsys: pytest.CaptureF
     assert run.config["trainer"]["max_time"] == "00:00:01:00"
 
 
+def test_a_folder_of_data_is_found_from_elsewhere(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "photos" / "cat").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    data = ("data=image_folder", "data.folder=photos")
+    run = finished(command, *data, "trainer.max_epochs=30", epochs=30)
+    monkeypatch.chdir("/")
+    command(f"resume={run.path}", "trainer.max_epochs=40")
+    assert run.config["trainer"]["max_epochs"] == 40
+    assert run.config["data"]["folder"] == run.config["data"]["source"]["folder"] == str(tmp_path / "photos")
+    told = command.fails(f"resume={run.path}", "data=image_folder", f"data.folder={tmp_path}", capsys=capsys)
+    assert f"data.folder: {tmp_path / 'photos'} -> {tmp_path}" in told
+
+
 def test_a_complete_run_without_its_last_state_is_not_trained_from_the_start(
     command: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,13 +6,15 @@ from typing import Any
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 
-from lathe.config.composed import differences, resolve
+from lathe.config.composed import differences, pinned, resolve
+from lathe.config.composing import as_typed
 from lathe.config.stages import methods
 from lathe.config.words import earlier, key_of
 from lathe.errors import require
 from lathe.runs import rundir
 
 FREE_ON_RESUME = ("resume", "launch", "hydra", "trusted")
+FOLDERS = ("data.folder", "data.source.folder")
 ENDS = ("max_epochs", "max_steps", "max_time")
 
 
@@ -45,12 +47,12 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
     raised = []
     typed = [item for item in typed_words() if key_of(item).split(".")[0] not in FREE_ON_RESUME]
     if typed:
-        own = run.overrides
-        asked = composed(own + typed)
+        own = [_from_anywhere(word, saved) for word in run.overrides]
+        before, asked = (pinned(composed(words)) for words in (own, own + typed))
         lines = []
-        if asked.get("tags") != composed(own).get("tags"):
+        if asked.get("tags") != before.get("tags"):
             saved["tags"] = asked["tags"]
-        for line in differences(composed(own), asked, rundir.NOT_THE_EXPERIMENT):
+        for line in differences(before, asked, rundir.NOT_THE_EXPERIMENT):
             key = line.split(":", 1)[0]
             group, _, name = key.partition(".")
             name, below = name.partition(".")[0], f"trainer.{name.partition('.')[0]}"
@@ -77,6 +79,13 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
             "nothing says where to go on: start a new run from its best weights with ckpt_path.",
         )
     return at_home(run, saved, cfg)
+
+
+def _from_anywhere(word: str, saved: dict[str, Any]) -> str:
+    """An override that names a folder of data, whose classes a configuration reads, with the path that the run has
+    kept: it may have been typed in another working directory."""
+    key, kept = word.partition("=")[0], _lookup(saved, key_of(word))
+    return f"{key}={as_typed(kept)}" if key_of(word) in FOLDERS and isinstance(kept, str) else word
 
 
 def end_of(run: rundir.RunDir) -> str:
