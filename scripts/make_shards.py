@@ -43,7 +43,7 @@ def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     """
     # imports torch: only once the command line is known to be right
     from lathe.data.checks import squashed
-    from lathe.data.shard_write import ImageFolder, index_tars, source_samples, write_shards
+    from lathe.data.shard_write import FolderSamples, index_tars, source_samples, write_shards
     from lathe.runs.build import make
 
     images, tars = settings["images"], settings["tars"]
@@ -56,7 +56,7 @@ def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
     source: Any
     if images["folder"] is not None:
         with under("images"):
-            source = ImageFolder(**images)
+            source = FolderSamples(**images)
         names = source.classes
         splits = {name: source.samples(name) for name in ("train", "val", "test")}
     else:

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from support.shards import pixels, write
 
-from lathe.data.shard_write import ImageFolder, index_tars, write_shards
+from lathe.data.shard_write import FolderSamples, index_tars, write_shards
 from lathe.data.shards import Shards
 from lathe.errors import UserError
 
@@ -88,21 +88,21 @@ def save_folder(folder: Path, sizes: dict[str, int], splits: tuple[str, ...] = (
 
 def test_an_image_folder_is_split_and_brought_to_size(tmp_path: Path) -> None:
     save_folder(tmp_path / "in", {"cat": 8, "dog": 12})
-    source = ImageFolder(str(tmp_path / "in"), 3, 4, val_size=5, test_size=5)
+    source = FolderSamples(str(tmp_path / "in"), 3, 4, val_size=5, test_size=5)
     write_shards(tmp_path / "out", {name: source.samples(name) for name in source.files}, source.num_classes, 100)
     read = Shards("", str(tmp_path / "out")).load()
     assert read.train.images.shape == (10, 3, 4, 4)
     assert [len(read.train), len(read.val), len(read.test)] == [10, 5, 5]
     assert np.bincount(read.val.labels).tolist() == [2, 3]
     save_folder(tmp_path / "cut", {"cat": 2, "dog": 3}, ("train", "val", "test"))
-    ready = ImageFolder(str(tmp_path / "cut"), 1, None, 1, 1)
+    ready = FolderSamples(str(tmp_path / "cut"), 1, None, 1, 1)
     assert {image.shape for image, _ in ready.samples("test")} == {(1, 6, 10)}
     assert [label for _, label in ready.samples("val")] == [0, 0, 1, 1, 1]
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
-    def open_folder(**settings: Any) -> ImageFolder:
-        return ImageFolder(
+    def open_folder(**settings: Any) -> FolderSamples:
+        return FolderSamples(
             **({"folder": str(tmp_path), "channels": 3, "image_size": None, "val_size": 1, "test_size": 1} | settings)
         )
 

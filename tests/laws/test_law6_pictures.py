@@ -15,7 +15,7 @@ from PIL import Image
 
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
-from lathe.data.shard_write import ImageFolder, index_tars, write_shards
+from lathe.data.shard_write import FolderSamples, index_tars, write_shards
 from lathe.data.shards import ShardDataModule, Shards
 from lathe.errors import UserError
 from lathe.export.preprocess import Preprocess
@@ -66,7 +66,7 @@ def folder(tmp_path: Path) -> Path:
 
 def trained_on(folder: Path, out: Path) -> torch.Tensor:
     """What a net is trained on: the folder's images, through shards and the loader, float32 [n, 3, SIDE, SIDE]."""
-    source = ImageFolder(str(folder), 3, SIDE, 1, 1)
+    source = FolderSamples(str(folder), 3, SIDE, 1, 1)
     splits: dict[str, Iterator[tuple[np.ndarray, int]]] = {
         name: source.samples(name) for name in ("train", "val", "test")
     }
@@ -180,7 +180,7 @@ def test_a_file_is_read_as_what_it_is_whatever_it_is_called(tmp_path: Path) -> N
     classes.mkdir(parents=True)
     for name in ("a.jpg", "b.png", "c.webp"):
         (classes / name).write_bytes(sticker())
-    source = ImageFolder(str(tmp_path / "in"), 3, None, 1, 1)
+    source = FolderSamples(str(tmp_path / "in"), 3, None, 1, 1)
     trained = [pixels for pixels, _ in chain.from_iterable(source.samples(name) for name in source.files)]
     predicted = [next(file.read()) for file in find_images(classes, 3)]
     assert len(trained) == len(predicted) == 3

@@ -21,7 +21,7 @@ from lathe.images.pictures import COLOURS, SUFFIXES, PictureError, scaled
 Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and its class
 
 
-class ImageFolder:
+class FolderSamples:
     """Image files in one folder for each class: `<folder>/<class>/*`, or `<folder>/<split>/<class>/*` with splits
     train, val and test.
 
