@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from lathe.data.token_file import TokenFiles
     from lathe.data.tokens import TokenDataModule
     from lathe.data.transforms.erasing import RandomErasing
+    from lathe.data.transforms.jitter import ColorJitter
+    from lathe.data.transforms.policies import RandAugment, TrivialAugmentWide
+    from lathe.data.transforms.resized_crop import RandomResizedCrop
 else:
     __getattr__ = lazily(
         __name__,
@@ -37,7 +40,11 @@ else:
             "FashionMnist": "fashion_mnist",
             "ImageFolder": "image_folder",
             "ShardDataModule": "shards",
+            "ColorJitter": "transforms.jitter",
+            "RandAugment": "transforms.policies",
             "RandomErasing": "transforms.erasing",
+            "RandomResizedCrop": "transforms.resized_crop",
+            "TrivialAugmentWide": "transforms.policies",
             "Shards": "shards",
             "SyntheticDocuments": "synthetic_documents",
             "SyntheticTokens": "synthetic_tokens",
@@ -49,6 +56,7 @@ else:
 __all__ = [
     "Augment",
     "Cifar",
+    "ColorJitter",
     "CutMix",
     "Cutout",
     "DatasetDataModule",
@@ -59,9 +67,11 @@ __all__ = [
     "ImageFolder",
     "Mixup",
     "Normalizer",
+    "RandAugment",
     "RandomCrop",
     "RandomErasing",
     "RandomFlip",
+    "RandomResizedCrop",
     "ResidentLoader",
     "ShardDataModule",
     "Shards",
@@ -75,4 +85,5 @@ __all__ = [
     "TokenDataModule",
     "TokenFiles",
     "Transform",
+    "TrivialAugmentWide",
 ]

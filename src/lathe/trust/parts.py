@@ -13,8 +13,9 @@ LATHE: dict[str, tuple[str, str]] = {
     "data": ("data", "DatasetDataModule DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
     "data part": (
         "data",
-        "Augment Cifar CutMix Cutout Digits FashionMnist ImageFolder Mixup RandomCrop RandomErasing RandomFlip Shards "
-        "Synthetic SyntheticDocuments SyntheticTokens TokenFiles",
+        "Augment Cifar ColorJitter CutMix Cutout Digits FashionMnist ImageFolder Mixup RandAugment RandomCrop "
+        "RandomErasing RandomFlip RandomResizedCrop Shards Synthetic SyntheticDocuments SyntheticTokens TokenFiles "
+        "TrivialAugmentWide",
     ),
     "callback": (
         "callbacks",

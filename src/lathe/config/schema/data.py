@@ -92,6 +92,22 @@ DATA: dict[str, dict[str, Rule]] = {
     "lathe.data.RandomCrop": {"padding": whole(1, 65536), "fill": word("zero", "reflect")},
     "lathe.data.RandomFlip": {"how": word("random", "alternating")},
     "lathe.data.Cutout": {"size": whole(1, 65536)},
+    "lathe.data.RandomResizedCrop": {
+        "scale": items(number(above=0, high=1), 2, 2),
+        "ratio": items(number(above=0), 2, 2),
+    },
+    "lathe.data.ColorJitter": {
+        "brightness": number(0),
+        "contrast": number(0),
+        "saturation": number(0),
+        "hue": number(0, 0.5),
+    },
+    "lathe.data.RandAugment": {
+        "num_ops": whole(1, 64),
+        "magnitude": whole(0, 4095),
+        "num_bins": whole(2, 4096),
+    },
+    "lathe.data.TrivialAugmentWide": {"num_bins": whole(2, 4096)},
     "lathe.data.RandomErasing": {
         "p": share,
         "scale": items(number(above=0, high=1), 2, 2),

@@ -1,0 +1,65 @@
+"""Colour jitter."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from lathe.config.schema.held import held
+from lathe.data.random import Rng
+from lathe.data.transforms import ops
+from lathe.data.transforms.base import Transform
+from lathe.errors import ArgumentError
+
+OPS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "brightness": ops.brightness,
+    "contrast": ops.contrast,
+    "saturation": ops.saturation,
+    "hue": ops.hue,
+}
+
+
+@held("lathe.data.ColorJitter")
+class ColorJitter(Transform):
+    """Changes brightness, contrast, saturation and hue, in an order that is drawn for each sample (as torchvision's).
+
+    Args:
+        brightness: the factor is uniform from 1 - brightness, at least 0, to 1 + brightness; 0 is off.
+        contrast: likewise.
+        saturation: likewise; for RGB images.
+        hue: the shift is uniform from -hue to hue of a full circle; 0 is off; for RGB images.
+
+    Raises:
+        ArgumentError: for a value out of its range, or if all are off.
+    """
+
+    uint8_only = True
+
+    def __init__(
+        self, brightness: float = 0.0, contrast: float = 0.0, saturation: float = 0.0, hue: float = 0.0
+    ) -> None:
+        self.widths = {"brightness": brightness, "contrast": contrast, "saturation": saturation, "hue": hue}
+        if not any(self.widths.values()):
+            raise ArgumentError("brightness=0, and contrast, saturation and hue as well: give one of them.")
+
+    def check(self, channels: int, height: int, width: int) -> None:
+        coloured = [name for name in ("saturation", "hue") if self.widths[name]]
+        if channels != 3 and coloured:
+            raise ArgumentError(f"{coloured[0]} changes RGB images alone, and data.channels={channels}: leave it out.")
+        if channels not in (1, 3) and self.widths["contrast"]:
+            raise ArgumentError(f"contrast takes grey or RGB images, and data.channels={channels}: leave it out.")
+
+    def __call__(self, images: Tensor, rng: Rng) -> Tensor:
+        u, order = rng.uniform(4), rng.uniform(4).argsort(dim=1, stable=True)
+        images = images.clone()
+        for place in range(4):
+            for number, (name, operation) in enumerate(OPS.items()):
+                rows = (order[:, place] == number).nonzero()[:, 0]
+                if self.widths[name] and len(rows):
+                    images[rows] = operation(images[rows], self.level(name, u[rows, number]))
+        return images
+
+    def level(self, name: str, u: Tensor) -> Tensor:
+        """The factor or shift that a number in [0, 1) stands for."""
+        width = self.widths[name]
+        low, high = (-width, width) if name == "hue" else (max(0.0, 1 - width), 1 + width)
+        return low + (high - low) * u

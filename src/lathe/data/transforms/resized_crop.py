@@ -1,0 +1,71 @@
+"""A random part of each image, enlarged to the whole."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lathe.config.schema.held import held
+from lathe.data.random import Rng
+from lathe.data.transforms.base import Transform
+from lathe.data.transforms.boxes import check_range, random_boxes
+
+
+@held("lathe.data.RandomResizedCrop")
+class RandomResizedCrop(Transform):
+    """Cuts a box of a random size, ratio and place out and enlarges it, bilinearly, to the size of the image (Szegedy
+    et al. 2015, arXiv:1409.4842; ratio, tries and the part taken where none fits as in torchvision).
+
+    Args:
+        scale: least and greatest share of the image's area.
+        ratio: least and greatest ratio of width to height.
+
+    Raises:
+        ArgumentError: for a value out of its range.
+    """
+
+    def __init__(self, scale: Sequence[float] = (0.08, 1.0), ratio: Sequence[float] = (3 / 4, 4 / 3)) -> None:
+        self.scale, self.ratio = check_range("scale", scale), check_range("ratio", ratio)
+
+    def __call__(self, images: Tensor, rng: Rng) -> Tensor:
+        height, width = images.shape[-2:]
+        box, found = random_boxes(rng, self.scale, self.ratio, height, width)
+        return resized(images, torch.where(found[:, None], box, box.new_tensor(self.middle(height, width))))
+
+    def middle(self, height: int, width: int) -> tuple[int, int, int, int]:
+        """The largest part in the middle whose ratio is allowed."""
+        low, high = self.ratio
+        tall, wide = height, width
+        if width / height < low:
+            tall = round(width / low)
+        elif width / height > high:
+            wide = round(height * high)
+        top, left = (height - tall) // 2, (width - wide) // 2
+        return top, top + tall, left, left + wide
+
+
+def resized(images: Tensor, box: Tensor) -> Tensor:
+    """The part of each image in its `box` (int64 [n, 4]: top, bottom, left, right) enlarged to the image's size,
+    bilinearly between the middles of pixels. A part is never larger than the whole, so nothing has to be averaged."""
+    height, width = images.shape[-2:]
+    top, bottom, left, right = box.unbind(1)
+    rows = _between(images, 2, *_places(top, bottom, height))
+    found = _between(rows, 3, *_places(left, right, width))
+    return found if images.is_floating_point() else (found + 0.5).floor_().clamp_(0, 255).to(images.dtype)
+
+
+def _places(first: Tensor, end: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The two pixels that each of `count` places lies between, int64 [n, count], and the share of the second."""
+    size = (end - first).double()[:, None]
+    at = (torch.arange(count, device=first.device) + 0.5) * (size / count) - 0.5
+    at = torch.minimum(at.clamp(min=0), size - 1)
+    low = at.floor()
+    high = torch.minimum(low + 1, size - 1)
+    return first[:, None] + low.long(), first[:, None] + high.long(), (at - low).float()
+
+
+def _between(images: Tensor, dim: int, low: Tensor, high: Tensor, share: Tensor) -> Tensor:
+    shape = [len(images), 1, 1, 1]
+    shape[dim] = images.shape[dim]
+    one, other = (torch.take_along_dim(images, place.view(shape), dim).float() for place in (low, high))
+    return one + share.view(shape) * (other - one)
