@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lathe.data.augment import Augment
-from lathe.data.loader import ImageLoader
+from lathe.data.loader import ImageLoader, ResidentLoader
 from lathe.data.order import Batch
 from lathe.errors import UserError
 
@@ -192,3 +192,22 @@ def test_small_batches_share_a_chunk_and_big_ones_do_not(make: Make) -> None:
     loader = make(batch_size=12)
     batches = list(loader)
     assert batches[0][0].untyped_storage().data_ptr() == batches[3][0].untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 10, 16])
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_without_filling_rows_each_sample_is_there_once(n: int, world: int) -> None:
+    """And each rank has some of the last batch, if there are enough."""
+    images, labels = torch.arange(n, dtype=torch.uint8).view(n, 1, 1, 1), torch.arange(n)
+    settings: dict[str, object] = {"num_classes": n, "normalizer": None, "augment": None, "device": torch.device("cpu")}
+    counts, seen = [], []
+    for rank in range(world):
+        loader = ResidentLoader(images, labels, batch_size=8, rank=rank, world_size=world, **settings)
+        loader.fills_up = False
+        batches = list(loader)
+        assert all(len(x) == len(y) > 0 for x, y in batches)
+        counts.append(len(batches))
+        seen += [label for _, y in batches for label in y.tolist()]
+    assert sorted(seen) == list(range(n))
+    if n % 8 == 0 or n % 8 >= world:
+        assert counts == [-(-n // 8)] * world
