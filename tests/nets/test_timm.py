@@ -109,9 +109,19 @@ def test_what_is_no_net_is_refused(options: dict[str, Any], sentence: str) -> No
     assert "\n" not in str(error.value)
 
 
-def test_a_build_names_the_key() -> None:
-    with pytest.raises(UserError, match=r"^model\.net\.name=resnet10: timm has no such net; did you mean resnet10t\?$"):
-        make_net(config("model=timm", "model.name=resnet10")["model"])
+@pytest.mark.parametrize(
+    ("typed", "sentence"),
+    [
+        ("model.name=resnet10", "model.net.name=resnet10: timm has no such net; did you mean resnet10t?"),
+        ("model.name=convnext_atto", "model.net.name=convnext_atto is no net for images of 1 x 8 x 8 (Calculated"),
+        ("model.net.patch_size=4", "model.net.patch_size: resnet18 takes no such option: leave it null."),
+        ("model.net.global_pool=no", "model.net.name=resnet18 is no net for images of 1 x 8 x 8 (Invalid pool"),
+    ],
+)
+def test_a_build_names_the_key(typed: str, sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        make_net(config("model=timm", typed)["model"])
+    assert str(error.value).startswith(sentence)
 
 
 def test_without_timm_or_its_torchvision_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

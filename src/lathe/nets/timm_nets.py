@@ -27,7 +27,7 @@ def import_timm(name: str) -> Any:
         raise ArgumentError(
             f"name={name}: timm can't be imported ({' '.join(str(error).split()):.200}): install the torchvision that "
             f"was made for torch {torch.__version__}, from the index that torch came from."
-        ) from error
+        ) from None
     return timm
 
 
@@ -76,10 +76,10 @@ def timm_net(
     except TypeError as error:
         surplus = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if surplus and surplus.group(1) in options:
-            raise ArgumentError(f"{surplus.group(1)}: {name} takes no such option: leave it null.") from error
+            raise ArgumentError(f"{surplus.group(1)}: {name} takes no such option: leave it null.") from None
         raise
     except (AssertionError, ValueError, RuntimeError, ZeroDivisionError) as error:
-        raise _unfit(name, in_channels, image_size, error) from error
+        raise _unfit(name, in_channels, image_size, error) from None  # the sentence is the cause that is told
     if fixed and image_size is not None:
         _divides(net, name, image_size)
     named = find_blocks(net)
@@ -119,7 +119,7 @@ def _try(net: nn.Module, name: str, images: Tensor, classes: int) -> None:
             except Exception:  # shapes that do not fit, or a net that can't do without values
                 found = net(torch.zeros(images.shape))
     except (AssertionError, ValueError, RuntimeError, IndexError, ZeroDivisionError) as error:
-        raise _unfit(name, images.shape[1], images.shape[2], error) from error
+        raise _unfit(name, images.shape[1], images.shape[2], error) from None
     finally:
         net.train(training)
     if not isinstance(found, Tensor) or found.shape != (len(images), classes):
