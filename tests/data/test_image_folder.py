@@ -216,6 +216,7 @@ def test_answers_have_the_names_of_the_folders(tmp_path: Path) -> None:
     assert json.loads((run.dir / "result.json").read_text())["test/accuracy"] > 0.6
 
 
+@pytest.mark.slow
 def test_two_processes_have_the_losses_of_one(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos", dict.fromkeys(NAMES, 40))
     given = ["data=image_folder", f"data.folder={folder}", "data.image_size=8", f"paths.data_dir={tmp_path / 'data'}"]
