@@ -57,6 +57,10 @@ SEVERAL = {
         ["data=dataset", "data.train={_target_: mine.Data}", "data.train={a: 1}", "data.num_classes=0", "seed=-1"],
         ["data.train.a: ", "data.num_classes=0: ", "seed=-1"],
     ),
+    "a key that others follow, within the data and in the net, is left out": (
+        ["model=gpt_nano", "data=synthetic_tokens", "~data.vocab_size"],
+        ["data.source.vocab_size: it follows data.vocab_size"],
+    ),
     "keys that Hydra does not know": (
         ["optimizer.lrr=1", "sed=1", "model=rsnet20", "optmizer=adamw", "data.batch_size=0"],
         ["model=rsnet20: ", "optimizer.lrr: ", "sed: ", "optmizer: ", "data.batch_size=0: "],

@@ -195,11 +195,9 @@ def _fault_of_what_was_taken(draw: Draw, found: Outcome, warm: Warm) -> str | No
     value = _value(found.cfg, draw.key)
     if draw.rule is not None and not draw.words[0].startswith("~") and not draw.rule.fits(value):
         return f"accepted {value!r}, which the schema does not take"
-    same = _plain(found.cfg) == _plain(warm.baseline(draw.script, draw.base))
-    base: Any = warm.baseline(draw.script, draw.base)
-    default = all(
-        _value(base, word.partition("=")[0]) == _value(found.cfg, word.partition("=")[0]) for word in draw.words
-    )
+    base, taken = _plain(warm.baseline(draw.script, draw.base)), _plain(found.cfg)
+    same = taken == base
+    default = all(_value(base, word.partition("=")[0]) == _value(taken, word.partition("=")[0]) for word in draw.words)
     typed = any(word.startswith(("+", "~")) for word in draw.words)
     return f"accepted, and changed nothing: {value!r}" if same and (typed or not default) else None
 

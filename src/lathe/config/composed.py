@@ -74,7 +74,9 @@ def _unresolved(cfg: DictConfig) -> list[str]:
                 if "while resolving interpolation: Missing mandatory value" not in str(
                     error
                 ):  # that one is told itself
-                    found.setdefault("a fact" if _fact(error) else str(error).splitlines()[0], _why(error))
+                    said = str(error).splitlines()[0]
+                    # of a key that is gone, what follows it within the data is told, and not what a net misses as well
+                    found.setdefault("a fact" if _fact(error) and said not in found else said, _why(error))
     return list(found.values())
 
 
