@@ -63,6 +63,13 @@ def test_mixing_partners_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_lists_of_transforms_are_the_same(tmp_path: Path) -> None:
+    items = ("RandomResizedCrop", "RandomFlip", "TrivialAugmentWide", "RandomErasing")
+    listed = ",".join(f"{{_target_: lathe.data.{name}}}" for name in items)
+    _compare(tmp_path, *SMALL, f"data.augment=[{listed},{{_target_: lathe.data.Mixup, alpha: 0.4}}]")
+
+
+@pytest.mark.slow
 def test_another_seed_is_another_experiment(tmp_path: Path) -> None:
     """So that the equalities above can fail."""
     one, _ = _losses(tmp_path / "one", *SMALL, "seed=0")
