@@ -219,7 +219,7 @@ def test_evaluate_and_predict(cli: Cli, trained: Path, tmp_path: Path) -> None:
     _one_sentence(cli(script=evaluate), "run")
     _one_sentence(cli("run=nowhere", script=evaluate), "run=nowhere", "no such directory")
     _one_sentence(cli(f"run={trained}", "split=tset", script=evaluate), "split=tset", "test")
-    _one_sentence(cli(f"run={trained}", "checkpoint=worst", script=evaluate), "worst", "best or last")
+    _one_sentence(cli(f"run={trained}", "checkpoint=worst", script=evaluate), "worst", "best, last or")
     _one_sentence(cli(f"run={trained}", "input=no.npy", "output=o.csv", script=predict), "input=no.npy")
     np.save(tmp_path / "wide.npy", np.zeros((2, 9, 9), np.uint8))
     _one_sentence(
