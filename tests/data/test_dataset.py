@@ -1,5 +1,6 @@
 """data=dataset: any map-style dataset keeps laws 2 and 3, and what is wrong with it is told in a sentence."""
 
+import random
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,8 @@ from support.runs import SMALL, column, new_run
 from torch.utils.data import Subset, TensorDataset
 
 from lathe.data import DatasetDataModule
+from lathe.data.random import hashed_seed
+from lathe.data.seeded import Seeded
 from lathe.errors import UserError
 from lathe.runs.build import make_data
 from lathe.verbs.train import train
@@ -59,6 +62,35 @@ def test_draws_follow_the_sample_not_the_batch_and_leave_the_generators() -> Non
     assert before[1] == np.random.get_state()[2]
     first, second = ([x for x, _ in many.val_dataloader()] for _ in range(2))
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+class Sometimes:
+    """A dataset whose samples draw from one generator or another, or from none."""
+
+    draws = (lambda: 0.0, lambda: float(torch.randn(())), random.random, lambda: float(np.random.normal()))
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, row: int) -> float:
+        return row + self.draws[row // 6]() + (float(torch.rand(())) if row % 6 == 5 else 0.0)
+
+
+@pytest.mark.parametrize("order", [range(24), range(23, -1, -1), [*range(0, 24, 5), *range(1, 24, 5)]])
+@pytest.mark.parametrize("size", [1, 4, 24])
+def test_a_draw_is_the_same_whichever_generators_were_drawn_from_before(order: list[int], size: int) -> None:
+    def alone(row: int) -> float:
+        word = hashed_seed(3, f"sample {row}", 1)
+        random.seed(word)
+        np.random.seed(word % 2**32)
+        torch.manual_seed(word)
+        return Sometimes()[row]
+
+    with torch.random.fork_rng():
+        expected = [alone(row) for row in order]
+    data, places = Seeded(Sometimes(), 3), [(1, row) for row in order]
+    parts = [data.__getitems__(places[start : start + size]) for start in range(0, len(places), size)]
+    assert [value for part in parts for value in part] == expected
 
 
 def test_a_dataset_that_draws_nothing_is_read_once() -> None:

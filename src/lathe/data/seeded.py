@@ -45,13 +45,13 @@ class Seeded(Dataset[Any]):
     seed. The generators are left as they were; in a worker, which has nothing else to draw, they follow from the batch,
     for a `collate_fn` that draws.
 
-    Seeding for each sample costs more than many a sample, so a batch is first read without: if no generator has moved
-    then, nothing was drawn. The first batch for which one has is read again.
+    Seeding for each sample costs more than many a sample, so only those generators are that are drawn from: a batch is
+    first read without, and read again if another generator has moved than was known.
     """
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset, self.seed = dataset, seed
-        self._draws = False
+        self._drawn_from: set[int] = set()  # places in _GENERATORS
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -62,19 +62,21 @@ class Seeded(Dataset[Any]):
     def __getitems__(self, places: Sequence[Place]) -> Rowed:
         rows = [row for _, row in places]
         with _kept():
-            samples: list[Any] = []
-            if not self._draws:
+            while True:
                 _seed(_TRIAL)
-                samples = fetch(self.dataset, rows)
-                self._draws = _probe() != _UNMOVED
-            if self._draws:
-                samples = [self._drawn(*place) for place in places]
+                known = self._drawn_from
+                samples = [self._drawn(*place) for place in places] if known else fetch(self.dataset, rows)
+                self._drawn_from = known | _moved()
+                if self._drawn_from == known:
+                    break
         if places and get_worker_info() is not None:
             _seed(hashed_seed(self.seed, f"batch of {places[0][1]}", places[0][0]))
         return Rowed(samples, rows)
 
     def _drawn(self, epoch: int, row: int) -> Any:
-        _seed(hashed_seed(self.seed, f"sample {row}", epoch))
+        word = hashed_seed(self.seed, f"sample {row}", epoch)
+        for place in self._drawn_from:
+            _GENERATORS[place](word)
         return self.dataset[row]
 
 
@@ -95,7 +97,7 @@ def watched(call: Callable[[], T]) -> tuple[T, bool]:
     """What it returns, and whether it has drawn from a global generator of this process; they are left as they were."""
     with _kept():
         _seed(_TRIAL)
-        return call(), _probe() != _UNMOVED
+        return call(), bool(_moved())
 
 
 @contextmanager
@@ -116,16 +118,27 @@ def _kept() -> Iterator[None]:
         torch.set_rng_state(torchs)
 
 
+_GENERATORS: tuple[Callable[[int], Any], ...] = (
+    random.seed,
+    lambda word: np.random.seed(word % 2**32),
+    torch.default_generator.manual_seed,
+)
+
+
 def _seed(word: int) -> None:
-    random.seed(word)
-    np.random.seed(word % 2**32)
-    torch.default_generator.manual_seed(word)
+    for seed in _GENERATORS:
+        seed(word)
 
 
 def _probe() -> tuple[float, ...]:
     """The next number of each generator. NumPy's and torch's normal draws come in pairs, of which the second moves
     nothing: seeding forgets it, and the first has moved the generator."""
     return random.random(), float(np.random.random_sample()), float(torch.rand(()))  # noqa: S311 (no secret)
+
+
+def _moved() -> set[int]:
+    """Which generators have been drawn from since they were seeded for the trial; they are not as they were then."""
+    return {place for place, (now, then) in enumerate(zip(_probe(), _UNMOVED, strict=True)) if now != then}
 
 
 def _unmoved() -> tuple[float, ...]:
