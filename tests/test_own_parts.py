@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import environment, in_process
+from support.commands import environment, forget, in_process
 from support.runs import ROOT, SMALL, column, rows, runs
 
 from lathe.runs.rundir import RunDir
@@ -39,10 +39,10 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Any:
             (folder / name[1]).write_text(block)
     shutil.copy(ROOT / "train.py", folder)
     sys.path.insert(0, str(folder / "src"))
+    forget("mine")
     yield folder
     sys.path.remove(str(folder / "src"))
-    for name in [name for name in sys.modules if name.split(".")[0] == "mine"]:
-        del sys.modules[name]
+    forget("mine")
 
 
 def test_there_are_ten_of_two_files_at_most() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from omegaconf import OmegaConf
+from support.commands import forget
 from support.hostile_runs import plant, put
 from support.runs import ROOT
 
@@ -140,6 +141,7 @@ def test_packages_under_src_are_known_by_their_files(tmp_path: Path, monkeypatch
     assert own.wrong_kind("mine.nets.shutil", "module", False) is not None
     assert own.wrong_kind("mine.os", "module", False) is not None
     assert own.wrong_kind("mine.nets.Net", "callback", False) == "it is no Callback"
+    forget("mine")
 
 
 def test_all_that_ships_may_be_built_again() -> None:

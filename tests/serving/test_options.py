@@ -102,7 +102,7 @@ def test_every_key_takes_what_it_can_be_alone(options: Callable[..., Any], name:
         ({"batch_timeout": 31}, "below request_timeout=30"),
         ({"body_timeout": 0}, "body_timeout=0: expected a number above 0"),
         ({"threads": 0}, "threads=0"),
-        ({"checkpoint": "newest"}, "expected best or last"),
+        ({"checkpoint": "newest"}, "expected best, last or"),
         ({"api_key": "zwölf"}, "characters that a header can't carry"),
         ({"api_key": ""}, "api_key='': expected a key"),
         ({"host": "a b"}, "host='a b'"),

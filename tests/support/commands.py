@@ -80,3 +80,9 @@ def check(done: subprocess.CompletedProcess[str]) -> subprocess.CompletedProcess
     """Asserts that the command succeeded, showing its output if not."""
     assert done.returncode == 0, f"{done.args}\n{done.stdout}\n{done.stderr}"
     return done
+
+
+def forget(package: str) -> None:
+    """Takes a package that a test has written out of this process, for the next test that writes one of the name."""
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        del sys.modules[name]

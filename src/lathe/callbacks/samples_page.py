@@ -108,7 +108,7 @@ def _html(gathered: Gathered) -> str:
         _pairs(gathered),
         _matrix(gathered) if len(gathered.names) <= MATRIX else "",
         "<h2>Calibration</h2>",
-        plot[plot.index("<svg") :],
+        plot,
     ]
     title = f"{gathered.split} samples"
     head = f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>{STYLE}</style>'
