@@ -3,18 +3,22 @@
     python benchmarks/bench_dataset.py [--rounds 15] [--workers 2] [--json figures.json]
 
 Datasets: "table" has float32 images of 3 x 32 x 32 in memory and a class number, the cheapest sample that there is, so
-that what a loader adds shows most; "drawing" adds noise to each, which has to be seeded by sample. Both sides shuffle,
-stack and drop the last batch, one thread, and take turns within one process; figures are medians over rounds.
+that what a loader adds shows most; "drawing" adds noise to each, which has to be seeded by sample; "encoded" decodes
+each from a PNG. Both sides shuffle, stack and drop the last batch, one thread, and take turns within one process;
+figures are medians over rounds.
 """
 
 import argparse
+import io
 import json
 import statistics
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -34,6 +38,22 @@ class Table(Dataset[Any]):
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
         return self.images[row], self.targets[row]
+
+
+class Encoded(Table):
+    """PNG files in memory, as most data sets are files."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.files = []
+        for image in (255 * self.images).byte().permute(0, 2, 3, 1).numpy():
+            file = io.BytesIO()
+            Image.fromarray(image).save(file, "png")
+            self.files.append(file.getvalue())
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        pixels = np.asarray(Image.open(io.BytesIO(self.files[row])))
+        return torch.from_numpy(pixels.copy()).permute(2, 0, 1) / 255, self.targets[row]
 
 
 class Drawing(Table):
@@ -71,7 +91,11 @@ def main() -> None:
     torch.set_num_threads(1)
     size, keep = args.batch_size, args.workers > 0
     figures: dict[str, list[float]] = {}
-    for name, dataset in (("table", Table(args.samples)), ("drawing", Drawing(args.samples))):
+    for name, dataset in (
+        ("table", Table(args.samples)),
+        ("drawing", Drawing(args.samples)),
+        ("encoded", Encoded(args.samples)),
+    ):
         data = DatasetDataModule(
             dataset, batch_size=size, num_classes=10, num_workers=args.workers, persistent_workers=keep
         )

@@ -220,6 +220,7 @@ def test_an_error_inside_leaves_what_was_there_and_names_the_place(tmp_path: Pat
     ("number", "words"),
     [
         (errno.ENOSPC, "the disk is full"),
+        (errno.EFBIG, "files of that size are not allowed there (ulimit -f)"),
         (errno.EDQUOT, "the disk quota is used up"),
         (errno.EROFS, "the disk is read-only"),
         (errno.EACCES, "writing there is not permitted"),

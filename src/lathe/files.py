@@ -24,6 +24,7 @@ _BEGAN = time.time()
 _REASONS = {
     errno.ENOSPC: "the disk is full: free some space",
     errno.EDQUOT: "the disk quota is used up: free some space",
+    errno.EFBIG: "files of that size are not allowed there (ulimit -f): raise the limit",
     errno.EROFS: "the disk is read-only: choose another place",
     errno.EACCES: "writing there is not permitted: choose another place",
     errno.EPERM: "writing there is not permitted: choose another place",

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.commands import check
 from support.commands import run as command
+from support.pictures import pictures
 from support.runs import SMALL, config, new_run
 
 from lathe import export
@@ -135,6 +136,19 @@ def test_what_was_not_shipped_is_made_elsewhere_and_what_is_missing_or_wrong_is_
     assert "onnx was made anew, for exports/onnx is of last.ckpt." in found["notes"]
     assert sorted(path.name for path in (run.path / "exports").iterdir()) == ["onnx", "onnx_int8"]
     assert "Not measured: aot_inductor: no C++ compiler" in (run.path.parent / "out" / "results.md").read_text()
+
+
+def test_a_run_whose_data_are_gone_is_measured_on_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = pictures(tmp_path / "photos", {"cat": 20, "dog": 20})
+    words = ["data=image_folder", f"data.folder={folder}", "data.image_size=8", f"paths.data_dir={tmp_path / 'data'}"]
+    cfg = new_run(tmp_path / "logs", *SMALL, *words, "data.batch_size=8", "trainer.log_every_n_steps=1")
+    train(cfg)
+    folder.rename(tmp_path / "elsewhere")
+    capsys.readouterr()
+    found = compare(RunDir(cfg["paths"]["run_dir"]), "weights")
+    assert {row["backend"] for row in found["rows"]} == MODULES
+    (note,) = [note for note in found["notes"] if note.startswith("Inputs are noise, not held-out samples, for data.f")]
+    assert capsys.readouterr().out.startswith(note)  # before anything is measured
 
 
 def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:

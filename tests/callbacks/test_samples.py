@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from support.pictures import pictures
 from support.ranks import on_ranks
 from support.runs import SMALL, config, new_run
 from torch.nn import functional as F
@@ -103,6 +105,27 @@ def test_names_and_losses_that_are_none_stay_harmless(tmp_path: Path) -> None:
     assert "&lt;script&gt;" in page
     told = json.loads((tmp_path / "val.json").read_text(), parse_constant=pytest.fail)
     assert told["worst"][0]["loss"] is None
+
+
+@pytest.mark.parametrize("fold", [(), ("data.folds=3", "data.fold=1")])
+def test_pictures_of_a_folder_are_called_by_their_files(tmp_path: Path, fold: tuple[str, ...]) -> None:
+    """Each loss is that of the net on the file that the page names; the names are written as text."""
+    folder = pictures(tmp_path / "photos", {"<b>cat": 12, "dog": 12})
+    (folder / "dog" / "000.png").rename(folder / "dog" / "<i> & .png")
+    words = ["data=image_folder", f"data.folder={folder}", "data.image_size=8", "data.batch_size=4", *fold]
+    words += ["data.source.val_share=0.3", "trainer.max_epochs=1", "optimizer.lr=0.001", "trainer.log_every_n_steps=1"]
+    path, _, page = run(tmp_path, *words, f"paths.data_dir={tmp_path / 'data'}", "callbacks.samples.worst=24")
+    loaded = lathe.load(path)
+    for row in page["worst"] + page["random"]:
+        assert row["file"].startswith("<b>cat/" if row["label"] == 0 else "dog/")
+        found = loaded.predict(folder / row["file"], resize=True)
+        assert -np.log(found.probabilities[0, row["label"]]) == pytest.approx(row["loss"], rel=1e-3)
+    assert len({round(row["loss"], 6) for row in page["worst"]}) == page["samples"]
+    assert len({row["file"] for row in page["worst"]}) == len(page["worst"]) == page["samples"]
+    html = (path / "samples" / "val.html").read_text()
+    shown = set(re.findall(r"<figcaption>(.*?)<br>", html))
+    assert shown == {escape(row["file"]) for row in page["worst"] + page["random"]}
+    assert "<i>" not in html
 
 
 def test_what_predicts_no_classes_is_refused() -> None:

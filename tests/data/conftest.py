@@ -131,7 +131,8 @@ class Server:
         self.content = content
         self.break_after: int | None = None  # bytes after which the next answer ends
         self.knows_range = True
-        self.status = 200
+        self.status, self.reason = 200, ""
+        self.location = self.length = ""  # where it sends whoever asks, and what it says for the number of bytes
         self.asked: list[str | None] = []
         server = self
 
@@ -140,15 +141,20 @@ class Server:
                 asked = self.headers.get("Range")
                 server.asked.append(asked)
                 start = int(asked.removeprefix("bytes=").removesuffix("-")) if asked and server.knows_range else 0
+                if server.location:
+                    self.send_response(302)
+                    self.send_header("Location", server.location)
+                    self.end_headers()
+                    return
                 if server.status != 200:
-                    self.send_error(server.status)
+                    self.send_error(server.status, server.reason or None)
                     return
                 if start >= len(server.content):
                     self.send_error(416)
                     return
                 body = server.content[start:]
                 self.send_response(206 if asked and server.knows_range else 200)
-                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Content-Length", server.length or str(len(body)))
                 self.end_headers()
                 stop, server.break_after = server.break_after, None
                 self.wfile.write(body[:stop])

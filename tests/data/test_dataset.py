@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.interruptions import Interrupted, Interruption, interruption, same
-from support.own_datasets import Columns, Drawing, NoLength, Pictures, Shift, halve, load_columns, padded
+from support.own_datasets import Columns, Drawing, NoLength, Odd, Pictures, Shift, halve, load_columns, padded
 from support.ranks import on_ranks
 from support.runs import SMALL, column, new_run
 from torch.utils.data import Subset, TensorDataset
@@ -189,6 +189,10 @@ def test_a_hugging_face_dataset() -> None:
         ({"val_share": 0.7, "test_share": 0.4}, "data.val_share=0.7 and data.test_share=0.4 of the 100 samples of"),
         ({"batch_size": 81}, "data.batch_size=81 cannot be filled from 80 training samples: choose 1 to 80."),
         ({"train": NoLength()}, "data.train: NoLength has no __len__, so an epoch has no order"),
+        ({"train": Odd(length=-1)}, "data.train can't be counted: ValueError: __len__() should return >= 0"),
+        ({"train": Odd(length=2.5)}, "data.train can't be counted: TypeError: 'float' object"),
+        ({"train": Odd(length=2**62)}, f"data.train: Odd has {2**62} samples by its __len__, expected at most 10"),
+        ({"val": Odd(length=-1)}, "data.val can't be counted: ValueError"),
         ({"test": 5}, "data.test: int is no dataset: expected one with __len__ and __getitem__."),
         ({"input": "x"}, "input=x and target=None go together"),
         ({"collate_fn": 5}, "collate_fn: expected a function or an object that can be called, got int; a function's"),

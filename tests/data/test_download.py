@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,6 +91,38 @@ def test_server_that_refuses_is_told(serve: Callable, tmp_path: Path, status: in
     with pytest.raises(UserError, match=r"cannot be fetched .*put it there"):
         download(server.url + "file", tmp_path / "file", MD5, "put it there")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("fault", "sentence"),
+    [
+        ({"status": 404, "reason": "\x1b[31mred\x07"}, r"cannot be fetched \(\?\[31mred\?\): put it there\.$"),
+        ({"status": 404, "reason": "a" * 5000}, r"cannot be fetched \(a{200}\): put it there\.$"),
+        ({"location": "file"}, r"^http[^\n]* cannot be fetched \([^\n]*infinite loop[^\n]*\): put it there\.$"),
+    ],
+)
+def test_a_servers_own_words_are_one_line_of_letters(
+    serve: Callable, tmp_path: Path, fault: dict[str, Any], sentence: str
+) -> None:
+    server = serve(CONTENT)
+    vars(server).update(fault)
+    with pytest.raises(UserError, match=sentence) as told:
+        download(server.url + "file", tmp_path / "file", MD5, "put it there")
+    assert str(told.value).isprintable()
+
+
+@pytest.mark.parametrize("length", ["abc", "1e3", "12 34", "9" * 40])
+def test_a_length_that_is_none_is_as_good_as_none(serve: Callable, tmp_path: Path, length: str) -> None:
+    server = serve(CONTENT)
+    server.length = length
+    download(server.url + "file", tmp_path / "file", MD5, "put it there")
+    assert (tmp_path / "file").read_bytes() == CONTENT
+
+
+def test_a_login_in_an_address_is_neither_taken_nor_shown(tmp_path: Path) -> None:
+    sentence = r"^https://host/x can't be fetched with the login that the address has: put it there\.$"
+    with pytest.raises(UserError, match=sentence):
+        download("https://user:pa55w@host/x", tmp_path / "file", MD5, "put it there")
 
 
 def test_cifar_without_a_network_says_how_to_put_it_there_by_hand(serve: Callable, tmp_path: Path) -> None:

@@ -71,6 +71,19 @@ def test_the_images_and_labels_that_went_in_from_a_folder(tmp_path: Path, compre
     source(tmp_path, files).prepare()
 
 
+def test_a_folder_that_is_gone_is_told(tmp_path: Path) -> None:
+    files, _ = write(tmp_path / "files")
+    data = source(tmp_path, files)
+    data.prepare()
+    before = data.load()
+    (tmp_path / "files").rename(tmp_path / "elsewhere")
+    with pytest.warns(
+        UserWarning, match=r"^data\.source\.folder=.*files is no folder: the images are those .* read bef"
+    ):
+        data.prepare()
+    assert np.array_equal(data.load().train.images, before.train.images)
+
+
 def test_the_published_files_are_described() -> None:
     assert [(file.md5, file.shape) for pair in FILES.values() for file in pair] == [
         ("8d4fb7e6c68d591d4c3dfef9ec88bf0d", (60000, 28, 28)),

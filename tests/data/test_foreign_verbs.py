@@ -131,6 +131,13 @@ def test_verbs_that_need_facts_name_them(run: RunDir, verb: Call, script: str, w
     assert errors.startswith(f"Error: run={run.path}: {NEITHER}: let the data module's class have them as arguments")
 
 
+@pytest.mark.parametrize(("script", "words"), [("evaluate", []), ("compress", ["compression=prune"])])
+def test_a_batch_that_it_does_not_take_is_told(run: RunDir, verb: Call, script: str, words: list[str]) -> None:
+    code, _, errors = verb(script, f"run={run.path}", "batch_size=7", *words)
+    assert (code, errors.count("\n")) == (1, 1), errors
+    assert "Staged takes no such argument; if it came from batch_size=..., leave that out" in errors
+
+
 @pytest.mark.parametrize(
     ("script", "words"),
     [

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import threading
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,27 @@ def test_shares_keep_the_shares_of_the_classes_and_follow_their_seed(tmp_path: P
     assert [len(split) for split in (more.train, more.val, more.test)] == [30, 18, 12]
 
 
+@pytest.mark.parametrize("change", ["added", "removed"])
+def test_files_that_come_and_go_leave_the_others_in_their_split(tmp_path: Path, change: str) -> None:
+    """A run that is evaluated later must not be tested on what it was trained on: at most one file of each class moves
+    at each edge."""
+    pictures(tmp_path / "photos", {"cat": 200, "dog": 300, "fox": 100})
+
+    def divided() -> dict[str, set[str]]:
+        data = source(tmp_path, image_size=2)
+        rows = data._divided(np.zeros(0, np.int64))
+        return {split: {data._files.names[row] for row in rows[split]} for split in NAMES_OF_SPLITS}
+
+    before = divided()
+    first = min((tmp_path / "photos" / "cat").iterdir())
+    first.rename(tmp_path / "elsewhere.png") if change == "removed" else shutil.copy(first, first.parent / "zz.png")
+    after = divided()
+    assert [len(after[split]) for split in ("val", "test")] == [60, 60]
+    for split in NAMES_OF_SPLITS:
+        others = set().union(*(before[name] for name in NAMES_OF_SPLITS if name != split))
+        assert len(after[split] & others) <= 3, split
+
+
 @pytest.mark.parametrize("resize", ["crop", "squash"])
 def test_the_pixels_are_those_of_pillows_own_resize(tmp_path: Path, resize: str) -> None:
     """Of several kinds and modes; the middle of each, by whole pixels and by half ones."""
@@ -100,6 +122,21 @@ def test_a_test_that_is_not_there_is_cut_out_of_train_and_a_class_may_be_called_
     shutil.rmtree(tmp_path / "photos")
     pictures(tmp_path / "photos", {"car": 10, "bus": 10, "train": 10})
     assert source(tmp_path).class_names == ["bus", "car", "train"]
+
+
+@pytest.mark.parametrize(("train", "val", "test"), [("train", "valid", "test"), ("Training", "validation", None)])
+def test_splits_by_what_people_call_them(tmp_path: Path, train: str, val: str, test: str | None) -> None:
+    for number, name in enumerate((train, val, test)):
+        if name is not None:
+            pictures(tmp_path / "photos" / name, dict.fromkeys(NAMES, 10 - number), seed=number)
+    splits = opened(source(tmp_path))
+    assert per_class(splits) == {
+        "train": [10] * 3 if test else [9] * 3,
+        "val": [9] * 3,
+        "test": [8] * 3 if test else [1] * 3,
+    }
+    assert splits.val.name(0) == f"{val}/cat/000.png"
+    assert config("data=image_folder", f"data.folder={tmp_path / 'photos'}")["data"]["class_names"] == NAMES
 
 
 @pytest.mark.parametrize("form", ["txt", "csv", "labels"])
@@ -175,9 +212,12 @@ def test_bad_images_are_named_and_may_be_left_out(tmp_path: Path) -> None:
     with pytest.raises(module.UserError, match=r"^data\.source\.skip_bad=2: .*003\.png can't .*004\.png .*005\.png "):
         source(tmp_path, skip_bad=2).prepare()
     assert not list((tmp_path / "data").glob("*/photos*"))
-    with pytest.warns(UserWarning, match=r"skip_bad=3: 3 images are left out: .*cat/003\.png can't be read"):
+    with pytest.warns(UserWarning, match=r"skip_bad=3 leaves out .*cat/003\.png can't be read"):
         splits = opened(source(tmp_path, skip_bad=3))
     assert per_class(splits) == {"train": [15, 23, 7], "val": [2, 3, 1], "test": [2, 3, 1]}
+    with warnings.catch_warnings():  # told once, however often they are opened
+        warnings.simplefilter("error")
+        opened(source(tmp_path, skip_bad=3))
     with pytest.raises(module.UserError, match=r"^data\.source\.skip_bad=0: .*003\.png"):
         source(tmp_path).prepare()  # what was kept of a run that allowed them
 
@@ -199,7 +239,9 @@ def test_the_configuration_knows_the_classes(tmp_path: Path, monkeypatch: pytest
     made.setup()
     assert len(made.train_dataloader()) == 3
     (tmp_path / "photos" / "fox").rename(tmp_path / "photos" / "elk")
-    with pytest.raises(module.UserError, match=r"has the classes cat, dog, elk, expected cat, dog, fox, as data\.sou"):
+    with pytest.raises(
+        module.UserError, match=r"other classes than data\.source\.classes, elk more and fox less: give "
+    ):
         make_data({**cfg, "data": kept})
 
 

@@ -1,5 +1,7 @@
 """Folders of images that can't be trained on: one sentence each, before training, that says what to do."""
 
+import os
+import shutil
 import struct
 import zlib
 from collections.abc import Callable
@@ -12,6 +14,7 @@ from support.pictures import pictures
 from support.runs import SMALL, config
 
 from lathe.config.class_folders import class_names
+from lathe.config.composed import check
 from lathe.data import Digits, ImageDataModule, ImageFolder
 from lathe.errors import UserError
 
@@ -57,7 +60,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "a class of folders": (
         lambda folder: (folder / "eel" / "young").mkdir(parents=True),
         {},
-        r"eel has no image \(.*\), and the folders in it are not read: young: put some there",
+        r"eel has no image \(.*\), and the folders in it are not read: young: put some there, or remove it, or name it",
     ),
     "a class that is not validated": (
         lambda folder: splits(folder, train={"cat": 2, "dog": 2}, val={"cat": 2}),
@@ -139,6 +142,11 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         {"train": "list.csv"},
         r"^data\.source: the list .*list\.csv can't be read \(No such file or directory\): give one that can\.$",
     ),
+    "a column twice": (
+        lambda folder: listed(folder, "path,label,label\ncat/000.png,cat,dog\n", "list.csv"),
+        {"train": "list.csv"},
+        r"^data\.source: the list .*list\.csv has a column twice \(path, label, label\): leave one out\.$",
+    ),
     "a file in two splits": (
         twice,
         {"train": "list.txt", "val": "val.txt"},
@@ -159,7 +167,12 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
         {"train": "learn", "val": "choose"},
         r"^data\.folder=.*choose is no folder: name one, or a list of files \(\.txt, \.csv\)\.$",
     ),
-    "two channels": (lambda folder: None, {"channels": 2}, r"^channels=2 cannot be made from image files: choose 1 or"),
+    "two names of a split": (
+        lambda folder: splits(folder, train=CLASSES, valid=CLASSES, Validation=CLASSES),
+        {},
+        r"^data\.folder=.* has Validation and valid, both val by their names: say which by data\.source\.train",
+    ),
+    "two channels": (lambda folder: None, {"channels": 2}, r"^channels=2: expected 1 or 3, got another number\.$"),
 }
 
 
@@ -180,7 +193,7 @@ def test_a_folder_that_can_not_be_used(case: str, tmp_path: Path) -> None:
         ([], r"^data\.folder: a value has to be given, data\.folder=\.\.\.; --help data\.folder says what it takes\.$"),
         (
             ["data.folder=nope"],
-            r"^data\.folder=nope is no folder: give one that has a folder of images for each class\.$",
+            r"^data\.folder=nope is no folder: give one that has a folder of images for each class, also to a run w",
         ),
         (["data.folder=7"], r"^data\.folder=7: expected a path, got a whole number\.$"),
         (
@@ -200,6 +213,59 @@ def test_what_the_configuration_says_at_once(
     with pytest.raises(UserError, match=sentence) as refused:
         config("data=image_folder", *SMALL, *words)
     assert len(refused.value.args) == 1
+
+
+@pytest.mark.parametrize("kind", ["folder", "list"])
+@pytest.mark.parametrize("name", ["${oc.env:SECRET}", "${", "${.x}", "${now:%Y}", "a\nnew", "\x1b[31m"])
+def test_names_of_classes_are_never_resolved(
+    name: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The data may be somebody else's, and the environment holds keys."""
+    monkeypatch.setenv("SECRET", "hunter2")
+    if kind == "folder":
+        folder, words = pictures(tmp_path / "photos", {**CLASSES, name: 3}), []
+    else:
+        folder, words = pictures(tmp_path / "photos", CLASSES), ["data.source.train=list.csv"]
+        (folder / "list.csv").write_text(f'path,label\ncat/000.png,"{name}"\n')
+    with pytest.raises(UserError, match=r"has a class named '.*', expected printable characters without \$\{") as told:
+        config("data=image_folder", f"data.folder={folder}", *SMALL, *words)
+    assert repr(name) in str(told.value)
+    assert "hunter2" not in str(told.value)
+
+
+@pytest.mark.parametrize("place", ["cat/pipe.png", "list.csv"])
+def test_a_pipe_is_not_waited_for(place: str, tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", CLASSES)
+    os.mkfifo(folder / place)
+    train = place if place.endswith(".csv") else None
+    with pytest.raises(UserError, match=r"pipe\.png is a folder, a pipe or a dev|list\.csv is no file: give one with"):
+        ImageFolder(str(folder), str(tmp_path / "data"), image_size=4, train=train).prepare()
+
+
+@pytest.mark.parametrize("channels", [0, 2, 4])
+def test_image_files_have_one_or_three_channels(channels: int, tmp_path: Path) -> None:
+    cfg = config("data=image_folder", f"data.folder={pictures(tmp_path / 'photos', CLASSES)}")
+    cfg["data"]["source"]["channels"] = channels
+    (told,) = check(cfg)
+    assert told == f"data.source.channels={channels}: expected 1 or 3, got another number."
+
+
+def test_what_an_archive_leaves_is_no_class(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", CLASSES)
+    for name in ("__MACOSX", ".git", ".ipynb_checkpoints", ".thumbnails"):
+        (folder / name).mkdir()
+        (folder / "cat" / name).mkdir()
+    assert class_names(str(folder)) == ["cat", "dog"]
+    assert config("data=image_folder", f"data.folder={folder}")["data"]["num_classes"] == 2
+    (folder / "__MACOSX" / "._000.png").write_bytes(b"\0\5\x16\7")
+    shutil.rmtree(folder / "cat" / "__MACOSX")
+    ImageFolder(str(folder), str(tmp_path / "data")).prepare()
+
+
+def test_one_class_is_told(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", {"cat": 6})
+    with pytest.warns(UserWarning, match=r"^data\.folder=.*photos has one class, cat, as which any net names every im"):
+        ImageFolder(str(folder), str(tmp_path / "data")).prepare()
 
 
 def test_a_link_in_a_circle_is_no_class(tmp_path: Path) -> None:

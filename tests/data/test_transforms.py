@@ -222,6 +222,10 @@ CALLS = count(0, 40)  # what no two calls have alike
         (lambda x, rng: x[:, :, 1:], r"returned uint8 \[8, 1, 7, 8\], expected uint8 \[8, 1, 8, 8\]"),
         (lambda x, rng: x.double(), r"returned float64 \[8, 1, 8, 8\], expected uint8"),
         (lambda x, rng: None, "returned None, expected uint8"),
+        (lambda x, rng: x / 255, r"returned numbers from 0 to 0\.\d+ for images from 0 to 2\d\d: expected the scale"),
+        (lambda x, rng: (x / 255 - 0.45) / 0.23, r"returned numbers from -1\.96 to 2\.\d+ for images from 0"),
+        (lambda x, rng: (x / 255).to(torch.uint8), "returned numbers from 0 to [01] for images"),
+        (lambda x, rng: x.float() * 255, r"returned numbers from 0 to 6\.\d+e\+04 for images"),
         (lambda x, rng: rng.uniforms(3), "can't be called: AttributeError: .* has no attribute 'uniforms'"),
     ],
 )

@@ -1,6 +1,7 @@
 """Jobs in this process or in real workers under torch's elastic agent; what a worker meets arrives as one sentence."""
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,13 @@ def test_a_rank_that_hangs_is_started_again(
         "of 2, from the last"
     )
     assert told in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("code", [None, 0, False])
+def test_a_part_that_leaves_as_if_all_were_done_is_a_failure(code: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(code))
+    with pytest.raises(UserError, match=r"^The run ended before it was done, for a part called sys\.exit\(\): "):
+        call("lathe.verbs.train:train", {})
+    monkeypatch.setattr("lathe.verbs.train.train", lambda cfg: sys.exit(3))
+    with pytest.raises(SystemExit, match="3"):
+        call("lathe.verbs.train:train", {})

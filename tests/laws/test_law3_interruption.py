@@ -64,6 +64,9 @@ MOMENTS = [
 ]
 
 
+PRECISIONS = ("64-true", "16-mixed", "16-true", "bf16-true")  # beside 32-true and bf16-mixed
+
+
 def test_every_kind_of_moment(tmp_path: Path, interruption: Interruption) -> None:
     alone = _train_through(tmp_path / "alone", interruption, "", STEPS + 1)
     for hook, step in MOMENTS:
@@ -78,8 +81,9 @@ def test_every_kind_of_moment(tmp_path: Path, interruption: Interruption) -> Non
         ("model=resnet20", "model.net.width=4", "model.net.depth=8", "precision=bf16-mixed", "optimizer=adamw"),
         (*MLP, "optimizer=muon", "model.net.depth=3", "scheduler=one_cycle", "data.augment.mixup=0.5"),
         (*MLP, "data.loader=workers", "data.num_workers=0", "scheduler=cosine_restarts"),
+        *((*MLP, "callbacks=[default,ema]", f"precision={name}") for name in PRECISIONS),
     ],
-    ids=["ema", "accumulate", "resnet-bf16", "muon-mixup", "workers"],
+    ids=["ema", "accumulate", "resnet-bf16", "muon-mixup", "workers", *PRECISIONS],
 )
 def test_with_other_parts(tmp_path: Path, interruption: Interruption, parts: tuple[str, ...]) -> None:
     folder = tmp_path / "runs"

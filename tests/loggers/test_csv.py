@@ -93,6 +93,16 @@ def test_names_with_commas_and_quotes_come_back(path: Path) -> None:
         assert list(csv_module.DictReader(file)) == [{"step": "1", 'odd, "name"': "1.0"}]
 
 
+@pytest.mark.parametrize("name", ["a\nb", 'a,b\r\n"c', "\x0b", "\u2028", " "])
+def test_names_with_ends_of_lines_come_back(path: Path, name: str) -> None:
+    logger = begun(path)
+    for step in range(3):
+        logger.log_metrics({name: 0.5, f"of {step}": 1.0}, step)
+    logger.finalize("success")
+    with open(path, newline="") as file:
+        assert [row[name] for row in csv_module.DictReader(file)] == ["0.5"] * 3
+
+
 def test_save_brings_the_open_line_to_disk_and_it_stays_open(path: Path) -> None:
     logger = begun(path)
     logger.log_metrics({"a": 1.0, "b": 2.0}, step=1)

@@ -78,6 +78,7 @@ def test_the_next_commands_are_about_this_run(tmp_path: Path, monkeypatch: pytes
         "data=cifar10",
         "model=vit_tiny",
         "callbacks=[default,ema]",
+        "optimizer.lr=0.1",  # typed again below, which counts
         "name='a, b'",
         "optimizer=adamw",
         "optimizer.lr=0.004",
@@ -94,6 +95,7 @@ def test_the_next_commands_are_about_this_run(tmp_path: Path, monkeypatch: pytes
     assert differences(cfg, config(*slower[2:]), ("paths",)) == ["optimizer.lr: 0.004 -> 0.002"]
     assert seeds[:3] == ["python", "train.py", "-m"]
     assert seeds[-1] == "seed=1,2,3"
+    assert [word for word in seeds if word.startswith("optimizer.lr")] == ["optimizer.lr=0.004"]
     assert differences(cfg, config(*seeds[3:-1], "seed=2"), ("paths", "data")) == ["seed: 3 -> 2"]
 
 

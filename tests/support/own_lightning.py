@@ -95,6 +95,16 @@ class Broken(LitNet):
         return super().training_step(batch, batch_idx) / (0.0 if self.global_step == 3 else 1.0)
 
 
+class Vector(LitNet):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx).expand(5)
+
+
+class Detached(LitNet):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return super().training_step(batch, batch_idx).detach()
+
+
 class Stepless(LightningModule):
     pass
 
@@ -102,6 +112,10 @@ class Stepless(LightningModule):
 class Untested(LightningModule):
     training_step = LitNet.training_step
     configure_optimizers = LitNet.configure_optimizers
+
+
+class Unvalidated(LitNet):
+    validation_step = LightningModule.validation_step
 
 
 class Loading(LitNet):
@@ -120,3 +134,11 @@ class Lazy(LitNet):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.extra = nn.LazyLinear(3)
+
+
+class SetUp(LitNet):
+    """Makes a layer in setup(), which whoever loads a run does not call."""
+
+    def setup(self, stage: str) -> None:
+        if not hasattr(self, "later"):
+            self.later = nn.Linear(10, 10)

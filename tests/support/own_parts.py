@@ -82,7 +82,7 @@ class Table(LightningDataModule):
         return DataLoader(self.data, self.size, shuffle=self.shuffle, **self.options)
 
     def val_dataloader(self) -> Any:
-        return DataLoader(self.held_out, 10)
+        return [] if self.kind == "unvalidated" else DataLoader(self.held_out, 10)
 
     def test_dataloader(self) -> Any:
         return DataLoader(TensorDataset(*self.held_out[:7]), 4)

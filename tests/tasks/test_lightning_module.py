@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from support.interruptions import Interrupted, Interruption, interruption, same
 from support.own_lightning import LitNet
 from support.ranks import on_ranks
 from support.runs import column, config, new_run, rows, weights
 
 from lathe import trust
+from lathe.runs.rundir import RunDir
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.load import load
 from lathe.verbs.train import train
@@ -128,10 +130,41 @@ def test_layers_and_words_of_its_own_hooks_come_back(tmp_path: Path) -> None:
     assert "late.weight" in weights(directory(cfg))
     assert result["parameters"] == 16 * 65 + 17 * 10 + 2 * 110
     trust.allow({"trusted": ["support"]})
-    found = load(directory(cfg))
+    found = load(directory(cfg), trusted=["support.own_lightning", "support.own_parts"])
     assert (found.net.word, found.net.training) == ("kept", False)
     state = weights(directory(cfg), "best")
     assert all(torch.equal(value, state[name]) for name, value in found.net.state_dict().items())
+
+
+def evaluated_on(rank: int, cfg: dict[str, Any]) -> dict[str, float]:
+    return evaluate(cfg)
+
+
+def test_two_processes_evaluate_as_one(tmp_path: Path) -> None:
+    """An odd number of samples: Lightning's own mean of their count over ranks loses a half."""
+    cfg = table(tmp_path, "noisy")
+    result = train(cfg)
+    request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x", "split": "test"}
+    cfg["trainer"]["devices"] = 2
+    for found in on_ranks(evaluated_on, {**cfg, "request": request}):
+        assert found == pytest.approx({name: result[name] for name in ("test_loss", "test_seen")}, rel=1e-6)
+
+
+def test_a_loaded_run_is_what_lightning_knows(tmp_path: Path) -> None:
+    cfg = table(tmp_path, "noisy")
+    RunDir(directory(cfg)).save_config(cfg)
+    result = train(cfg)
+    found = load(directory(cfg), trusted=["support.own_lightning", "support.own_parts"])
+    assert type(found.task) is LitNet
+    assert found.net is found.task
+    (metrics,) = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False).test(
+        found.task, datamodule=found.datamodule, verbose=False
+    )
+    assert metrics == pytest.approx({name: result[name] for name in ("test_loss", "test_seen")}, rel=1e-6)
+    told = str(found.datamodule)
+    assert "Train dataloader: size=" in told
+    assert "Test dataloader: size=7" in told
+    assert "train_dataloader" in vars(found.datamodule)
 
 
 def test_evaluate_has_the_metrics_of_each_split(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.own_lightning import Plain
 from support.runs import runs
-from tasks.test_lightning_module import QUICK, net, run
+from tasks.test_lightning_module import QUICK, net, run, table
 from torch import nn
 
 from lathe import trust
@@ -24,6 +24,10 @@ NO_DATA = ("data=cifar10", "data.source.download=false")
 IT = net(words="features: 3072")
 
 TYPED = {
+    "a name in the place of a node": (
+        ["model.net=support.own_lightning.LitNet"],
+        "model.net=support.own_lightning.LitNet: expected a group of keys; write model.net={_target_: ",
+    ),
     "no net": ([], "model.net: a value has to be given"),
     "task alone": (["task=lightning", "model=mlp"], "task=lightning runs a LightningModule, and model.net._target_="),
     "a net of the user's own": (
@@ -65,7 +69,15 @@ TYPED = {
         "optimizer: support.own_lightning.LitNet has a configure_optimizers of its own, beside which the optimizer",
     ),
     "a scheduler alone": ([IT, "scheduler=cosine"], "scheduler is made for the optimizer of the group optimizer"),
-    "a key of no optimizer": ([IT, "optimizer.lr=0.1"], "optimizer.lr: there is no such key in optimizer"),
+    "a key of no optimizer": (
+        [IT, "optimizer.lr=0.1"],
+        "optimizer.lr: optimizer=none has no keys; with model=lightning it is the module's own: model.net.lr",
+    ),
+    "a new key of no optimizer": (
+        [IT, "+optimizer.lr=0.1"],
+        "optimizer has no _target_: leave ~optimizer._target_ out, or choose one of the files in configs/optimizer; "
+        "with model=lightning it is the module's own: model.net.lr.",
+    ),
     "an optimizer for a net": (["model=mlp", "optimizer=none"], "optimizer=none is for model=lightning"),
     "a plateau without a monitor": (
         [net("Plain"), "optimizer=adamw", "scheduler=plateau"],
@@ -129,14 +141,44 @@ def test_a_monitor_that_nothing_logs_is_told_after_the_first_validation(tmp_path
         train(cfg)
 
 
+# Lightning's own warnings, which tell nothing of the checkpoint
+@pytest.mark.filterwarnings("ignore:Total length of `list` across ranks is zero")
+@pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`")
+def test_a_monitor_without_a_validation_is_told_before_the_first_step(tmp_path: Path) -> None:
+    sentence = "^callbacks.checkpoint.monitor=val_loss: {}, so that best.ckpt is the last weights unless training repo"
+    short = ("trainer.max_epochs=1", "test=false")
+    with pytest.warns(UserWarning, match=sentence.format("Unvalidated has no validation_step")):
+        train(run(tmp_path / "module", *short, module="Unvalidated"))
+    with pytest.warns(UserWarning, match=sentence.format("the data have no validation batches")):
+        train(table(tmp_path / "data", "unvalidated", *short))
+
+
 def test_samples_need_classes(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"shows predictions of classes, and LitNet predicts something else"):
         train(run(tmp_path, "callbacks=[default,samples]"))
 
 
+def test_layers_of_setup_are_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^model\.net: .*SetUp makes later\.weight in setup\(\), which evaluating"):
+        train(run(tmp_path, module="SetUp"))
+
+
 def test_a_loss_that_is_no_number_names_its_step(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"in optimizer step 4 the loss is inf, made in the training_step of Broken"):
+    made = "in optimizer step 4 the loss is inf, made in the training_step of Broken"
+    with pytest.raises(UserError, match=rf"{made} .*; lower the module's learning rate, set"):
         train(run(tmp_path, module="Broken"))
+
+
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        ("Vector", r"^model\.net: .*Vector\.training_step gives a tensor \[5\], expected a scalar: take its mean\.$"),
+        ("Detached", r"^model\.net: .*Detached\.training_step gives a loss without a gradient: compute it from the"),
+    ],
+)
+def test_a_loss_that_nothing_can_be_trained_on(tmp_path: Path, module: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        train(run(tmp_path, module=module))
 
 
 def test_what_lightning_refuses_is_one_sentence(tmp_path: Path) -> None:

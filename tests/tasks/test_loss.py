@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.utils import instantiate
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -12,6 +13,7 @@ from lathe.tasks import ClassificationTask, Task, Weighted
 
 LOGITS = torch.tensor([[2.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 3.0], [1.0, 0.0, 0.0]])
 LABELS = torch.tensor([0, 1, 0, 2])
+PART = {"_partial_": True}
 FACTS = {"channels": 1, "image_size": 2, "num_classes": 3}
 
 
@@ -93,8 +95,14 @@ def test_a_loss_that_can_not_be_is_refused_at_once(options: dict[str, Any], word
     [
         ({"loss": nn.CrossEntropyLoss(reduction="none")}, r"loss=CrossEntropyLoss gives a tensor \[8\] of float32"),
         ({"loss": lambda outputs, targets: 1.0}, "gives float: expected a scalar"),
+        (
+            {"loss": instantiate({"_target_": "torch.nn.functional.cross_entropy", **PART, "reduction": "none"})},
+            r"loss=cross_entropy gives a tensor",
+        ),
         ({"loss": nn.MSELoss()}, r"loss=MSELoss does not take outputs \[8, 3\] of float32 and targets \[8\] of int64"),
         ({"loss": lambda outputs: outputs.mean()}, "does not take outputs .*positional argument"),
+        ({"loss": lambda outputs, targets: torch.ones(())}, r"has no gradient with respect to the outputs: compute"),
+        ({"loss": lambda outputs, targets: outputs.detach().mean()}, "has no gradient with respect to the outputs"),
         ({"class_weights": [1, 2]}, "class_weights: expected a weight for each of data.num_classes=3, got 2"),
     ],
 )

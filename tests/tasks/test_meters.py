@@ -148,7 +148,7 @@ def test_metrics_that_can_not_be_are_refused_at_once(given: Any, words: str) -> 
     [
         (tmc.MulticlassAUROC(num_classes=4), r"metrics\.auroc: MulticlassAUROC does not take predictions \[8, 3\]"),
         (tmc.BinaryAUROC(), r"metrics\.auroc: BinaryAUROC can't be computed: index"),
-        (tmc.MulticlassConfusionMatrix(3), r"gives a tensor \[3, 3\] of int64: expected a scalar"),
+        (tmc.MulticlassConfusionMatrix(3), r"gives a tensor \[3, 3\] of int64: expected a scalar\.$"),
         (Curve(), r"metrics\.curve: Curve gives a tensor \[2\]"),
         ("top5_accuracy", r"of data\.num_classes=3 classes the right one is always among five"),
     ],

@@ -15,16 +15,17 @@ from torch import Tensor
 from lathe import export, measure
 from lathe.benchmark.forms import Bundled, arithmetic, guard
 from lathe.benchmark.report import table
-from lathe.errors import did_you_mean, require
+from lathe.errors import UserError, did_you_mean, require
 from lathe.export import manifest as manifests
 from lathe.files import disk_sentence, scratch, write_atomically
 from lathe.receipt import kept, runtimes, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, reason
 from lathe.receipt.timing import time_forms
 from lathe.runs.rundir import RunDir, open_run
-from lathe.runs.shippable import open_shippable
+from lathe.runs.shippable import Shippable, open_shippable
 from lathe.verbs.export.compare import arithmetic_of
 from lathe.verbs.export.make import make, ready_for
+from lathe.verbs.export.parity import odd_inputs
 from lathe.verbs.export.request import targets_of as options_of
 
 ARCHIVES = ("torchserve",)  # they hold another target's file, which is measured by itself
@@ -137,11 +138,10 @@ class _Comparison:
                 "eager and compiled run the rounded weights as floats, for simulated integers are slower than any "
                 "runtime's."
             )
+        first = self._inputs(trained)
         modules: list[Form] = [Eager("this", plain.net, CPU, dtype) for dtype in (torch.float32, torch.bfloat16)]
         modules += [Compiled("this", plain.net, dtype) for dtype in (torch.float32, torch.bfloat16)]
         files = [form for form in (self._file(name, plain.facts) for name in self.options) if form is not None]
-        split = "test" if trained.cfg["test"] else "val"
-        first = trained.inputs_of(next(iter(trained.data.eval_loader(split)))[0])
 
         def sample(n: int) -> Tensor:
             return first[torch.arange(n) % len(first)].clone()
@@ -185,6 +185,17 @@ class _Comparison:
             "hardware": {"cpu": measure.describe_cpu()},
             "versions": measure.versions(),
         }
+
+    def _inputs(self, trained: Shippable) -> Tensor:
+        """What is computed: held-out samples as clients send them, or noise where the run's data can't be opened."""
+        try:
+            split = "test" if trained.cfg["test"] else "val"
+            return trained.inputs_of(next(iter(trained.data.eval_loader(split)))[0])
+        except UserError as error:
+            note = f"Inputs are noise, not held-out samples, for {error}"
+            self.notes.append(note)
+            self.tell(note)
+            return max(odd_inputs(trained), key=len)
 
     def _file(self, name: str, facts: Mapping[str, Any]) -> Bundled | None:
         """The run's own export where it takes what the module takes, else one that is made; None if neither can be

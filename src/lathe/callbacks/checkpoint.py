@@ -8,6 +8,8 @@ from typing import Any
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.callbacks import Timer
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
 from lathe.callbacks.checkpoint_top import Top
@@ -89,6 +91,20 @@ class Checkpoint(CheckpointBase):
         """Where checkpoint `name` (best or last) is."""
         assert self._dirpath is not None
         return self._dirpath / f"{name}.ckpt"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.monitor is None or not trainer.limit_val_batches:  # the user's own word
+            return
+        if not is_overridden("validation_step", pl_module):
+            reason = f"{type(pl_module).__name__} has no validation_step"
+        elif trainer.val_dataloaders is not None and not sum(trainer.num_val_batches):  # asked for in the first epoch
+            reason = "the data have no validation batches"
+        else:
+            return
+        rank_zero_warn(
+            f"callbacks.checkpoint.monitor={self.monitor}: {reason}, so that best.ckpt is the last weights unless "
+            f"training reports {self.monitor}."
+        )
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

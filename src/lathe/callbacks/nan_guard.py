@@ -169,8 +169,9 @@ class NanGuard(Callback):
                 f"in optimizer step {found.step} the loss is {found.value}{where}, read at step {now} when the weights "
                 "had followed (callbacks.nan_guard.every_n_steps=1 names the module)"
             )
+        rate = "optimizer.lr" if task_of(net) is net else "the module's learning rate"
         raise UserError(
-            f"Training stopped: {what}; lower optimizer.lr, set trainer.gradient_clip_val, or use precision=32-true."
+            f"Training stopped: {what}; lower {rate}, set trainer.gradient_clip_val, or use precision=32-true."
         )
 
 

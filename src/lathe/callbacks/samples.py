@@ -140,13 +140,18 @@ class Samples(Callback):
             rank_zero_warn(f"callbacks.samples: {self.split} had no samples, so there is no page of them.")
             return
 
+        datamodule: Any = getattr(trainer, "datamodule", None)
+        name_of = getattr(datamodule, "name_of", lambda split, number: None)
+
         def most(place: int, count: int) -> list[Shown]:
             every = [(rank, kept) for rank, found in enumerate(each) for kept in found[place]]
             every.sort(key=lambda item: (-item[1].priority, item[0]))
             # a sample's number is known to the process that reads them all
-            return [kept.sample if len(each) == 1 else kept.sample._replace(number=None) for _, kept in every[:count]]
+            if len(each) > 1:
+                return [kept.sample._replace(number=None) for _, kept in every[:count]]
+            found = [kept.sample for _, kept in every[:count]]
+            return [sample._replace(file=name_of(self.split, sample.number)) for sample in found]
 
-        datamodule: Any = getattr(trainer, "datamodule", None)
         names = getattr(datamodule, "class_names", None)
         gathered = Gathered(
             split=self.split,

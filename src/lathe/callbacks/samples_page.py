@@ -22,7 +22,7 @@ MATRIX = 30  # classes up to which the whole matrix is shown
 PAIRS = 30  # confusions that are listed, the most frequent first
 STYLE = (
     "body{font:14px/1.4 system-ui,sans-serif;margin:2em;max-width:75em}figure{display:inline-block;margin:.4em;"
-    "width:9.5em;vertical-align:top}img{image-rendering:pixelated;display:block;max-width:100%}figcaption{font-size:12px}"
+    "width:9.5em;vertical-align:top}img{image-rendering:pixelated;display:block;max-width:100%}figcaption{font-size:12px;overflow-wrap:anywhere}"
     "table{border-collapse:collapse;margin:.6em 0}td,th{border:1px solid #ccc;padding:.15em .5em;text-align:right}"
     "th{font-weight:600}.wrong{color:#b00020}"
 )
@@ -30,7 +30,7 @@ STYLE = (
 
 class Shown(NamedTuple):
     """A sample that is shown. `number` counts the split's samples from 0, None where nobody knows; `pixels` are float32
-    [channels, height, width] as the net gets them."""
+    [channels, height, width] as the net gets them; `file` is what people call it, None where it has no name."""
 
     number: int | None
     label: int
@@ -38,6 +38,7 @@ class Shown(NamedTuple):
     probability: float
     loss: float
     pixels: Tensor | None
+    file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def _figure(sample: Shown, gathered: Gathered) -> str:
     image = "" if sample.pixels is None else f'<img alt="{name}" src="data:image/png;base64,{_png(sample, gathered)}">'
     verdict = "" if sample.label == sample.predicted else ' class="wrong"'
     number = "" if sample.number is None else f"#{sample.number} "
-    told = f"{number}{name}<br><span{verdict}>{found} {sample.probability:.1%}</span><br>loss {sample.loss:.3g}"
+    file = "" if sample.file is None else f"{escape(sample.file)}<br>"
+    told = f"{file}{number}{name}<br><span{verdict}>{found} {sample.probability:.1%}</span><br>loss {sample.loss:.3g}"
     return f"<figure>{image}<figcaption>{told}</figcaption></figure>"
 
 

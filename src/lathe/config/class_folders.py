@@ -4,14 +4,29 @@ has to know of them before any image is read. Imports no NumPy.
 
 import csv
 import os
+import stat
+from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from lathe.config.schema.rule import path as a_path
+from lathe.config.schema.rule import text
 from lathe.errors import UserError, require
 
 SPLITS = ("train", "val", "test")
+# What folders of splits are called, in small letters.
+CALLED = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "test": "test",
+    "testing": "test",
+}
+_class = text("the name of a class")
+NO_CLASSES = ("__MACOSX",)  # what an archive leaves, beside hidden folders
 LISTS = (".txt", ".csv")  # the suffixes of lists of files
 
 
@@ -27,18 +42,32 @@ def class_names(folder: Any, train: Any = None) -> list[str]:
         require(sentence is None, sentence or "")
     home = Path(folder)
     require(
-        os.path.isdir(home), f"data.folder={folder} is no folder: give one that has a folder of images for each class."
+        os.path.isdir(home),
+        f"data.folder={folder} is no folder: give one that has a folder of images for each class, also to a run whose "
+        "images have moved (to resume it: with data=image_folder).",
     )
     if train is not None and is_list(train):
-        return sorted({label for _, label in read_list(home / train)})
-    place = home / (train or ("train" if has_splits(home) else ""))
+        return _checked({label for _, label in read_list(home / train)}, str(home / train))
+    place = home / (train or splits_of(home).get("train", ""))
     key = f"data.folder={folder}" if train is None else f"data.source.train={train}"
     there = os.path.isdir(place)
     require(there, f"{key}: {place} is no folder: name one in data.folder, or a list of files in it (.txt, .csv).")
     names = subfolders(place)
     lacking = "has no folder in it, expected one of images for each class, such as"
     require(bool(names), f"{key}: {place} {lacking} {place / 'cat'}.")
-    return names
+    return _checked(names, str(place))
+
+
+def _checked(names: Iterable[str], place: str) -> list[str]:
+    """The classes found in a folder or list, sorted, if a configuration can hold them as they are. Data may be somebody
+    else's: an interpolation among them, such as one of an environment's variable, is never resolved."""
+    for name in sorted(names):
+        require(
+            _class.fits(name) and "${" not in name,
+            f"data.folder: {place} has a class named {name!r}, expected printable characters without ${{ and without "
+            "blanks around them: rename it.",
+        )
+    return sorted(names)
 
 
 def is_list(name: str) -> bool:
@@ -46,17 +75,35 @@ def is_list(name: str) -> bool:
     return name.lower().endswith(LISTS)
 
 
-def has_splits(folder: Path) -> bool:
-    """Whether the folders in it are called train, val and test: all of them, or all three among others."""
-    names = set(subfolders(folder))
-    return "train" in names and (names <= set(SPLITS) or set(SPLITS) <= names)
+def splits_of(folder: Path) -> dict[str, str]:
+    """The folders in it that are splits, if they are called train, val and test or as people call these: all of them,
+    or all three among others. Empty where they are classes.
+
+    Raises:
+        UserError: two of them are one split.
+    """
+    names = subfolders(folder)
+    if set(SPLITS) <= set(names):
+        return dict(zip(SPLITS, SPLITS, strict=True))
+    called = [(CALLED[name.lower()], name) for name in names if name.lower() in CALLED]
+    found = dict(reversed(called))
+    if "train" not in found or (len(called) < len(names) and len(found) < len(SPLITS)):
+        return {}
+    for split, name in called:
+        require(
+            found[split] == name,
+            f"data.folder={folder} has {found[split]} and {name}, both {split} by their names: say which by "
+            f"data.source.train=..., data.source.{split}={name}.",
+        )
+    return {split: found[split] for split in SPLITS if split in found}
 
 
 def subfolders(folder: Path) -> list[str]:
-    """The names of the folders in it, sorted; not the hidden ones."""
+    """The names of the folders in it, sorted; not the hidden ones, nor `NO_CLASSES`."""
     try:
         with os.scandir(folder) as entries:
-            return sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
+            seen = [entry for entry in entries if not entry.name.startswith(".") and entry.name not in NO_CLASSES]
+            return sorted(entry.name for entry in seen if _is_folder(entry))
     except OSError as error:
         raise UserError(f"data.folder: {folder} can't be read ({error.strerror}): give one that can.") from error
 
@@ -79,6 +126,7 @@ def read_list(path: Path) -> tuple[tuple[str, str], ...]:
         found = path.stat()
     except OSError as error:
         raise UserError(f"data.source: the list {path} can't be read ({error.strerror}): give one that can.") from error
+    require(stat.S_ISREG(found.st_mode), f"data.source: the list {path} is no file: give one with a path on each line.")
     return _read_list(path, (found.st_mtime_ns, found.st_size))
 
 
@@ -115,6 +163,11 @@ def _read_list(path: Path, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
 
 def _rows(file: Any, path: Path) -> list[tuple[str, str]]:
     reader = csv.DictReader(file)
+    columns = list(reader.fieldnames or ())
+    require(
+        len(columns) == len(set(columns)),
+        f"data.source: the list {path} has a column twice ({', '.join(columns)}): leave one out.",
+    )
     require(
         "path" in (reader.fieldnames or ()),
         f"data.source: the list {path} has no column path: its first line names the columns, path or path,label.",

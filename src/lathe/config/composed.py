@@ -27,7 +27,7 @@ from lathe.config.schema import (
     shown,
     together,
 )
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 # What a file of the group data may say for the classes of a folder, and for how many there are.
 OmegaConf.register_new_resolver("lathe.class_names", class_names, replace=True)
@@ -212,6 +212,29 @@ def pinned(cfg: dict[str, Any]) -> dict[str, Any]:
         if isinstance(node, dict) and "teacher" in node:
             node["teacher"] = _real(node["teacher"])
     return cfg
+
+
+def data_at(cfg: dict[str, Any], folder: str | None) -> None:
+    """Lets a run's resolved configuration read its data in `folder`, where they lie now; None leaves it.
+
+    Raises:
+        UserError: it is no folder, or the run's data were in none.
+    """
+    if folder is None:
+        return
+    nodes = [node for node in (cfg["data"], cfg["data"].get("source")) if isinstance(node, dict)]
+    there = [node for node in nodes if isinstance(node.get("folder"), str)]
+    require(bool(there), f"data.folder={folder}: the run's data were in no folder of the user's: leave it null.")
+    require(os.path.isdir(folder), f"data.folder={folder} is no folder: give the one that the run's data are in now.")
+    for node in there:
+        node["folder"] = os.path.realpath(folder)
+
+
+def folder_of(cfg: dict[str, Any]) -> str | None:
+    """The folder of the data, where a configuration names one."""
+    data = cfg["data"]
+    found = data.get("folder") or (data.get("source") or {}).get("folder")
+    return found if isinstance(found, str) else None
 
 
 def _real(value: Any) -> Any:

@@ -182,5 +182,11 @@ def _no_such_key(key: str, hint: str) -> str:
     prefix, _, last = key.rpartition(".")
     if prefix == "trainer" and last in FILLED_IN:
         return f"{key}: there is no such key in trainer; {FILLED_IN[last]}."
+    if prefix == "optimizer" and not hint:  # optimizer=none
+        return f"{key}: optimizer=none has no keys; with model=lightning it is the module's own: model.net.{last}"
+    if key == "data.folder":
+        return (
+            f"{key}: there is no such key in data; add data=image_folder, to resume a run whose images have moved too."
+        )
     where = (f" in {prefix}" if prefix else "") + (f"; {hint}" if hint else "")
     return f"{key}: there is no such key{where} (to add a new key, put a + before it)"

@@ -13,12 +13,14 @@ from lathe.data.base import SPLITS, ExactDataModule
 from lathe.data.checks import check_class_names
 from lathe.data.folds import check_folds, fold_rows
 from lathe.data.item_loaders import InOrder, ItemLoader, Moved
-from lathe.data.items import Collate, Items, form, labels_at_hand, taken
+from lathe.data.items import Collate, Items, check_pixels, check_target, form, labels_at_hand, taken
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
 from lathe.data.seeded import Seeded
 from lathe.data.source import using
 from lathe.data.splits import Labels, stratified_split
 from lathe.errors import ArgumentError, UserError
+
+MOST = 10**10  # samples; the order of an epoch is a list of them
 
 
 @held("lathe.data.DatasetDataModule")
@@ -153,7 +155,7 @@ class DatasetDataModule(ExactDataModule[Items]):
                 raise UserError(
                     f"data.train: {found['train']} is iterable and has no __len__: give data.samples, an epoch's."
                 )
-            self.samples = len(train)
+            self.samples = _count("train", train)
 
     def open(self) -> dict[str, Items]:
         """The splits, whose first samples have been read and are as declared."""
@@ -206,7 +208,9 @@ class DatasetDataModule(ExactDataModule[Items]):
             raise UserError(f"{items.key} has no samples: give a dataset with some.")
         with using(items.dataset, "read", items.key):
             first = Seeded(items, self.seed).__getitems__([(0, row) for row in range(min(2, len(items)))])
-        taken(self._collate(items)(first))
+        batch = taken(self._collate(items)(first))
+        if self.num_classes is not None:
+            check_target(batch, items, self.num_classes)
         sample = first[0]
         if self.channels is None and self.image_size is None:
             return
@@ -216,6 +220,8 @@ class DatasetDataModule(ExactDataModule[Items]):
                 f"{items.key}: item {items.row(0)} is {form(sample)}, expected an image [channels, height, width] and "
                 "its target, as data.channels and data.image_size say: set both to null for other inputs."
             )
+        transform = f"data.{'' if name == 'train' else 'eval_'}transform"
+        check_pixels(sample[0], items, transform, str(getattr(self.trainer, "precision", "")).startswith("64"))
         found = {"channels": shape[0], "image_size": max(shape[1:])}
         for key, value in found.items():
             if getattr(self, key) not in (None, value):
@@ -281,3 +287,14 @@ def _check_kind(name: str, dataset: Any) -> None:
             f"data.{name}: {type(dataset).__name__} has no __len__, so an epoch has no order: let it return the number "
             "of samples."
         )
+    _count(name, dataset)
+
+
+def _count(name: str, dataset: Sized) -> int:
+    with using(dataset, "counted", f"data.{name}"):
+        n = len(dataset)
+    if n > MOST:
+        raise UserError(
+            f"data.{name}: {type(dataset).__name__} has {n} samples by its __len__, expected at most {MOST}."
+        )
+    return n

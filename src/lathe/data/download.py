@@ -5,6 +5,7 @@ before use.
 import contextlib
 import hashlib
 import http.client
+import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -77,14 +78,16 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
         UserError: without a network or with a server that does not have the file, and for a wrong hash.
         OSError: if the disk cannot be written.
     """
+    bare = re.sub(r"(?<=//)[^/@]*@", "", url)
+    if bare != url:
+        raise UserError(f"{bare} can't be fetched with the login that the address has: {by_hand}.")
     part = path.with_name(path.name + ".part")
     for left in reversed(range(TRIES)):
         continued = part.exists()
         try:
             complete = _fetch(url, part)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
-            reason = getattr(error, "reason", None) or error
-            raise UserError(f"{url} cannot be fetched ({reason}): {by_hand}.") from error
+            raise UserError(f"{url} cannot be fetched ({_reason(error)}): {by_hand}.") from error
         if complete and hashed(part, kind_of(expected)) == expected:
             put(part, path)
             return
@@ -97,6 +100,12 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
                 f"{url} broke off {TRIES} times, last at {part.stat().st_size} bytes: run again to continue there."
             )
     raise UserError(f"{url} arrived with another hash than the published {expected}: {by_hand}.")
+
+
+def _reason(error: Exception) -> str:
+    """Why, on one line; the words may be the server's own, in which nothing may reach the terminal but letters."""
+    said = " ".join(str(getattr(error, "reason", None) or error).split())
+    return "".join(letter if letter.isprintable() else "?" for letter in said)[:200]
 
 
 def _fetch(url: str, part: Path) -> bool:
@@ -115,8 +124,8 @@ def _fetch(url: str, part: Path) -> bool:
     with response:
         if response.status != http.HTTPStatus.PARTIAL_CONTENT:
             have = 0  # a server that does not continue sends everything again
-        length = response.headers.get("Content-Length")
-        total = have + int(length) if length else None
+        length = response.headers.get("Content-Length", "")
+        total = have + int(length) if re.fullmatch(r"[0-9]{1,18}", length) else None
         _copy(response, part, have, total)
     return total is None or part.stat().st_size >= total
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.config.schema.held import held
 from lathe.data.download import download
@@ -91,6 +92,15 @@ class FashionMnist(Recorded):
         self.download = download
         self.files = FILES if files is None else files
         self.base_url = base_url
+
+    def prepare(self) -> None:
+        """As `Recorded` has it; says where a folder that is not there is not needed either."""
+        if self.folder is not None and not self.folder.is_dir() and self._ready():
+            rank_zero_warn(
+                f"data.source.folder={self.folder} is no folder: the images are those that were read before, in "
+                f"paths.data_dir={self.data_dir}."
+            )
+        super().prepare()
 
     def read(self) -> dict[str, Images]:
         """The records of the four files."""

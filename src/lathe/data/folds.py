@@ -55,9 +55,11 @@ def refold(splits: Splits, folds: int, fold: int, seed: int) -> Splits:
         )
     if train.images is val.images and np.array_equal(train.labels, val.labels):
         images, labels, rows = train.images, train.labels, np.sort(np.concatenate([train.rows, val.rows]))
+        names = train.names
     else:
         parts = train.read(), val.read()
         images, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
-        rows = np.arange(len(labels))
+        rows, names = np.arange(len(labels)), None
     kept, held_out = fold_rows(labels[rows], folds, fold, seed)
-    return Splits(Split(images, labels, rows[kept]), Split(images, labels, rows[held_out]), splits.test)
+    trained, held = (Split(images, labels, rows[some], names) for some in (kept, held_out))
+    return Splits(trained, held, splits.test)

@@ -5,12 +5,13 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lathe.config.class_folders import SPLITS, has_splits, is_list, read_list, subfolders
+from lathe.config.class_folders import is_list, read_list, splits_of, subfolders
 from lathe.data.splits import Labels
 from lathe.errors import UserError, require
 from lathe.images.pictures import SUFFIXES
@@ -37,9 +38,9 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
         UserError: a split has other classes than train, a class has no image, or a file is not there or in two splits.
     """
     named = {split: name for split, name in given.items() if name is not None}
-    if not named and has_splits(folder):
-        named = {split: split for split in SPLITS if (folder / split).is_dir()}
-    elif named and "train" not in named:
+    if not named:
+        named = splits_of(folder)
+    elif "train" not in named:
         key, name = next(iter(named.items()))
         raise UserError(f"data.source.{key}={name} needs data.source.train: say which images the net is trained on.")
     for split, name in named.items():
@@ -69,6 +70,12 @@ def find_files(folder: Path, classes: Sequence[str], given: Mapping[str, str | N
     return ImageFiles(names, labels, rows, _digest(folder, names))
 
 
+@cache
+def warn_once(sentence: str) -> None:
+    """Warns on rank 0, of the same thing once in this process, however often the data are opened."""
+    rank_zero_warn(sentence)
+
+
 def some(names: Sequence[str]) -> str:
     """The first of these names, and how many follow."""
     more = len(names) - SHOWN
@@ -87,21 +94,24 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
             raise UserError(f"data.folder={folder}: {home} can't be read: {error.strerror}.") from error
         images = [name for name in inside if os.path.splitext(name)[1].lower() in SUFFIXES]
         other += [str((home / name).relative_to(folder)) for name in inside if name not in set(images)]
-        below = f", and the folders in it are not read: {some(subfolders(home))}" if subfolders(home) else ""
+        inner = subfolders(home) if not images else []
+        below = f", and the folders in it are not read: {some(inner)}" if inner else ""
+        way = ", or name it as a split (data.source.train, val, test)" if inner else ""
         require(
             bool(images),
-            f"data.folder={folder}: {home} has no image ({', '.join(SUFFIXES)}){below}: put some there, or remove it.",
+            f"data.folder={folder}: {home} has no image ({', '.join(SUFFIXES)}){below}: put some there, or remove it"
+            f"{way}.",
         )
         stems = Counter(os.path.splitext(name)[0] for name in images)
         same = [name for name in images if stems[os.path.splitext(name)[0]] > 1]
         if same:
-            rank_zero_warn(
+            warn_once(
                 f"data.folder={folder}: {home} has {some(same)}, which differ in their suffix alone: if they are "
                 "copies, they may lie on both sides of a split."
             )
         found += [(str((home / name).relative_to(folder)), label) for name in images]
     if other:
-        rank_zero_warn(
+        warn_once(
             f"data.folder={folder}: {len(other)} files or folders in it are no images ({', '.join(SUFFIXES)}) and "
             f"are left out: {some(other)}."
         )

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.config.class_folders import SPLITS, class_names
 from lathe.config.schema.held import held
 from lathe.data.image_cache import ImageCache, check_bad
-from lathe.data.image_files import ImageFiles, find_files, some
-from lathe.data.splits import Images, Labels, Split, Splits, stratified_split
-from lathe.errors import ArgumentError, UserError, require
+from lathe.data.image_files import ImageFiles, find_files, some, warn_once
+from lathe.data.splits import Images, Labels, Split, Splits
+from lathe.errors import UserError, require
 from lathe.images.files import read_image
-from lathe.images.pictures import COLOURS, scaled
+from lathe.images.pictures import scaled
 
 
 @held("lathe.data.ImageFolder")
@@ -62,14 +61,15 @@ class ImageFolder:
         split_seed: int = 0,
         skip_bad: int = 0,
     ) -> None:
-        if channels not in COLOURS:
-            raise ArgumentError(f"channels={channels} cannot be made from image files: choose 1 or 3.")
         found = class_names(folder, train)
         self.class_names = list(classes or found)
+        new = [name for name in found if name not in set(self.class_names)]
+        gone = [name for name in self.class_names if name not in set(found)]
+        differs = [f"{some(names)} {what}" for names, what in ((new, "more"), (gone, "less")) if names]
         require(
-            set(self.class_names) == set(found),
-            f"data.folder={folder} has the classes {some(found)}, expected {some(self.class_names)}, as "
-            "data.source.classes says: give the folder that has these.",
+            not differs,
+            f"data.folder={folder} has other classes than data.source.classes, {' and '.join(differs)}: give the "
+            "folder that has these, or train a new run.",
         )
         self.folder, self.data_dir = Path(folder), Path(data_dir)
         self.given = {"train": train, "val": val, "test": test}
@@ -85,6 +85,11 @@ class ImageFolder:
     def prepare(self) -> None:
         """Reads all images, unless they have been since they changed."""
         self._divided(np.zeros(0, np.int64))  # before the images are read, which may take long
+        if self.num_classes == 1:
+            warn_once(
+                f"data.folder={self.folder} has one class, {self.class_names[0]}, as which any net names every image "
+                "rightly: a folder for each class has to lie in it, beside this one."
+            )
         made = self._cache.make(self._read, self.skip_bad)
         splits = self.load()
         if made:
@@ -99,9 +104,9 @@ class ImageFolder:
         if bad:
             check_bad(bad, self._cache.files, self.skip_bad)
             told = some([f"{self._cache.files[row]} {why}" for row, why in bad.items()])
-            rank_zero_warn(f"data.source.skip_bad={self.skip_bad}: {len(bad)} images are left out: {told}.")
+            warn_once(f"data.source.skip_bad={self.skip_bad} leaves out {told}.")
         rows = self._divided(np.array(sorted(bad), dtype=np.int64))
-        return Splits(**{split: Split(images, self._files.labels, rows[split]) for split in SPLITS})
+        return Splits(**{split: Split(images, self._files.labels, rows[split], self._files.names) for split in SPLITS})
 
     @cached_property
     def _files(self) -> ImageFiles:
@@ -130,9 +135,10 @@ class ImageFolder:
                 f"{' and '.join(f'data.source.{split}_share={self.shares[split]}' for split in sizes)} leave none: add "
                 "images, or choose less.",
             )
-            rows |= {
-                split: train[own] for split, own in stratified_split(labels[train], sizes, self.split_seed).items()
-            }
+            order = self._in_turn(train)
+            for split, size in sizes.items():
+                rows[split], order = np.sort(order[:size]), order[size:]
+            rows["train"] = np.sort(order)
         counts = np.bincount(labels[rows["train"]], minlength=self.num_classes)
         if not counts.all():
             raise UserError(
@@ -140,6 +146,23 @@ class ImageFolder:
                 "train on: add images of it, or name the splits (data.source.train, val, test)."
             )
         return rows
+
+    def _in_turn(self, rows: Labels) -> Labels:
+        """The rows in an order whose every beginning has the classes' shares.
+
+        Within a class it is that of a hash of the files' names, so that a file which is added or removed leaves the
+        others on their side of a split, but for one or two at its edges.
+        """
+        names = [self._files.names[row] for row in rows]
+        drawn = [
+            hashlib.sha256(f"{self.split_seed} {name}".encode(errors="surrogateescape")).digest() for name in names
+        ]
+        labels = self._files.labels[rows]
+        place = np.zeros(len(rows))
+        for label in range(self.num_classes):
+            own = sorted((labels == label).nonzero()[0].tolist(), key=drawn.__getitem__)
+            place[own] = (np.arange(len(own)) + 0.5) / max(len(own), 1)
+        return rows[sorted(range(len(rows)), key=lambda at: (place[at], drawn[at]))]
 
     def _told(self, splits: Splits) -> str:
         """How many images there are, and the mean and standard deviation of those to train on."""

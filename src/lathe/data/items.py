@@ -147,6 +147,32 @@ class Collate:
         return [x, y.long()]
 
 
+def check_target(batch: Any, items: Items, num_classes: int) -> None:
+    """Raises UserError where the targets of a batch are no class numbers, and no scores of `num_classes` classes."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        return
+    y = batch[1]
+    expected = f"expected a whole number from 0 to {num_classes - 1}, or {num_classes} scores of classes, as"
+    got = f"a list of {form(y[0])}" if isinstance(y, (tuple, list)) and len(y) else form(y)
+    scores = isinstance(y, Tensor) and y.ndim > 1 and y.shape[1] == num_classes
+    numbers = isinstance(y, Tensor) and not y.is_floating_point() and not (y.ndim == 2 and y.shape[1] == 1)
+    if not scores and not numbers:
+        raise UserError(
+            f"{items.key}: targets of a batch are {got}, {expected} data.num_classes={num_classes} says: change the "
+            "dataset's targets, or set data.num_classes=null for a task that takes them so."
+        )
+
+
+def check_pixels(image: Any, items: Items, transform: str, double: bool) -> None:
+    """Raises UserError where an image is not of floating point as the net's weights are, which are `double` or not."""
+    dtype = str(image.dtype).removeprefix("torch.")
+    if not dtype.startswith(("float", "bfloat")) or (dtype == "float64" and not double):
+        raise UserError(
+            f"{items.key}: item {items.row(0)} is an image of {dtype}, expected float32: convert it in the dataset or "
+            f"by {transform}, pixels / 255 less data.mean over data.std."
+        )
+
+
 def form(sample: Any) -> str:
     """What a sample is, in short: shapes of arrays, within tuples and dicts."""
     if isinstance(sample, (Tensor, np.ndarray)):

@@ -1,5 +1,6 @@
 """What a source of images is: three splits of uint8 arrays, and how one labelled set is divided into them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,12 +19,14 @@ class Split:
     """Some rows of an array of images.
 
     `images` [m, channels, height, width] may be memory-mapped and may hold rows of other splits too; `labels` [m];
-    `rows` [n] are the rows that belong to this split, and a sample's number is its place in `rows`.
+    `rows` [n] are the rows that belong to this split, and a sample's number is its place in `rows`. `names` [m] is what
+    people call the images, such as their files; None where they have no names.
     """
 
     images: Images
     labels: Labels
     rows: Labels
+    names: Sequence[str] | None = None
 
     @classmethod
     def whole(cls, images: Images, labels: Labels) -> "Split":
@@ -32,6 +35,12 @@ class Split:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def name(self, number: int) -> str | None:
+        """Of a sample, in letters that any file can hold; None where it has none."""
+        if self.names is None:
+            return None
+        return self.names[int(self.rows[number])].encode(errors="surrogateescape").decode(errors="replace")
 
     def read(self) -> tuple[Images, Labels]:
         """This split alone, in memory: images [n, channels, height, width] and labels [n]."""

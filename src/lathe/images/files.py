@@ -58,15 +58,16 @@ class ImageFile:
 
 
 def find_images(path: Path, channels: int) -> list[ImageFile]:
-    """The pictures (`SUFFIXES`) and .npy files of a folder by name, or one .npy file whose images are called by their
-    number. Subfolders are not read.
+    """The pictures (`SUFFIXES`) and .npy files of a folder by name, a picture alone, or one .npy file whose images are
+    called by their number. Subfolders are not read.
 
     Raises:
         UserError: nothing there, or not images of that many channels.
     """
     if not path.is_dir():
         require(path.is_file(), f"input={path}: there is no such file or folder.")
-        return [open_array(path, channels, one=False)]
+        picture = path.suffix.lower() in SUFFIXES
+        return [open_image(path, channels) if picture else open_array(path, channels, one=False)]
     wanted = (*SUFFIXES, ".npy")
     found = sorted(file for file in path.iterdir() if file.suffix.lower() in wanted and not file.name.startswith("."))
     inner = sum(entry.is_dir() for entry in path.iterdir()) if not found else 0
@@ -83,7 +84,8 @@ def open_image(path: Path, channels: int) -> ImageFile:
     Raises:
         UserError: it is none, or the net takes another number of channels than such files have.
     """
-    named = SUFFIXES[path.suffix.lower()]
+    named = SUFFIXES.get(path.suffix.lower())
+    require(named is not None, f"input={path} is no image by its name: give {', '.join((*SUFFIXES, '.npy'))}.")
     require(
         channels in COLOURS,
         f"input={path}: {named} images have 1 or 3 channels, but the net takes {channels}; give a .npy file.",
@@ -110,6 +112,8 @@ def read_image(path: Path, channels: int) -> Array:
 
 def file_kind(path: Path) -> str:
     """The kind of an image file as it begins, whatever it is called; where that tells nothing, as it is called."""
+    if path.exists() and not path.is_file():  # to open a pipe is to wait for whoever writes into it
+        raise PictureError("is a folder, a pipe or a device, and no file")
     with open(path, "rb") as file:
         return kind_of(file.read(12)) or SUFFIXES[path.suffix.lower()]
 
@@ -128,11 +132,13 @@ def open_array(path: Path, channels: int, one: bool | None = None) -> ImageFile:
 
 def _mapped(path: Path, channels: int, one: bool | None) -> Array:
     try:
+        if not path.is_file():  # as above
+            raise OSError
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
         raise UserError(
             f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of "
-            f"{', '.join((*SUFFIXES, '.npy'))} files."
+            f"{', '.join((*SUFFIXES, '.npy'))} files, or one of them."
         ) from error
     require(array.dtype == np.uint8, f"input={path}: images must be uint8, from 0 to 255.")
     found = arranged(array, channels, one=one)

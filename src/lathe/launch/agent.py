@@ -25,9 +25,19 @@ OLDER_JOBS = {"lathe.run:train": "lathe.verbs.train:train"}  # as commands of a 
 
 
 def call(job: str, cfg: dict[str, Any]) -> Any:
-    """Calls the function named `module:function` with `cfg`."""
+    """Calls the function named `module:function` with `cfg`.
+
+    Raises:
+        UserError: a part ended the process as if all were done, which whoever started it would believe.
+    """
     module, _, function = OLDER_JOBS.get(job, job).partition(":")
-    return getattr(importlib.import_module(module), function)(cfg)
+    try:
+        return getattr(importlib.import_module(module), function)(cfg)
+    except SystemExit as error:
+        if error.code:
+            raise
+        said = "a part called sys.exit(): raise an error there, or trainer.should_stop=True to end early"
+        raise UserError(f"The run ended before it was done, for {said}.") from error
 
 
 def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, Any], nodes: Nodes | None = None) -> Any:

@@ -1,12 +1,13 @@
 """What a run goes on with: its own configuration, and a later end if the command gives one. Imports no torch."""
 
+import os
 from datetime import timedelta
 from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 
-from lathe.config.composed import differences, pinned, resolve
+from lathe.config.composed import data_at, differences, folder_of, pinned, resolve
 from lathe.config.composing import as_typed
 from lathe.config.stages import methods
 from lathe.config.words import earlier, key_of
@@ -37,7 +38,7 @@ def at_home(run: rundir.RunDir, own: dict[str, Any], cfg: dict[str, Any]) -> dic
 
 
 def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
-    """The run's own configuration, longer if the command raises its end.
+    """The run's own configuration, longer if the command raises its end, with its data where the command says.
 
     Raises:
         UserError: the command would change anything else, or an end that is not the one that counts; or there is
@@ -47,11 +48,16 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
     raised = []
     typed = [item for item in typed_words() if key_of(item).split(".")[0] not in FREE_ON_RESUME]
     if typed:
-        own = [_from_anywhere(word, saved) for word in run.overrides]
+        # other data would be another experiment: a folder that is where it was stays
+        gone = not os.path.exists(folder_of(saved) or os.curdir)
+        moved = {key_of(word): word for word in typed if key_of(word) in FOLDERS and gone}
+        own = [moved.get(key_of(word)) or _from_anywhere(word, saved) for word in run.overrides]
         before, asked = (pinned(composed(words)) for words in (own, own + typed))
         lines = []
         if asked.get("tags") != before.get("tags"):
             saved["tags"] = asked["tags"]
+        if moved:
+            data_at(saved, folder_of(asked))
         for line in differences(before, asked, rundir.NOT_THE_EXPERIMENT):
             key = line.split(":", 1)[0]
             group, _, name = key.partition(".")

@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe import trust
-from lathe.config.composed import check, differences, flatten, mistyped, pinned, resolve
+from lathe.config.composed import check, data_at, differences, flatten, mistyped, pinned, resolve
 from lathe.config.direction import check_direction
 from lathe.config.mesh import data_replicas
 from lathe.config.schema import Taken, Together, current, moved, rules
@@ -186,6 +186,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
             resolved["precision"] = request["precision"]
         if request["batch_size"] is not None:
             resolved["data"]["eval_batch_size"] = request["batch_size"]
+        data_at(resolved, (request.get("data") or {}).get("folder"))
         resolved["request"] = request
         refuse(check(resolved, saved="parts"))
         nodes = read_nodes(request["launch"])

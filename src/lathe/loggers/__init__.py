@@ -4,8 +4,10 @@ Lightning logger.
 
 import os
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,9 @@ def wandb(
 
     if package.run is not None and package.run.id != run_dir.name:
         package.finish()  # of an earlier job of a sweep in this process: the logger would go on in it
+    # W&B names a part's folder by the second it begins in: one that follows within it would write over the first
+    while any(run_dir.glob(f"wandb/*run-{datetime.now():%Y%m%d_%H%M%S}-*")):
+        time.sleep(0.05)
     settings = package.Settings(console="off", silent=True)
     options: dict[str, Any] = {"group": group, "tags": tags, "settings": settings}
     if not offline:

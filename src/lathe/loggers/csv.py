@@ -1,6 +1,7 @@
 """metrics.csv: one line per logged step, and the same lines whether or not the run was interrupted."""
 
 import csv
+import io
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -108,9 +109,10 @@ class CSVLogger(Logger):
             self.save()
 
     def _read(self) -> list[dict[str, str]]:
-        text = self._path.read_text()
+        with open(self._path, newline="") as file:  # a name may have a line's end in it, in quotes
+            text = file.read()
         whole = text[: text.rfind("\n") + 1]  # a process that was killed may have torn the last line
-        reader = csv.DictReader(whole.splitlines())
+        reader = csv.DictReader(io.StringIO(whole, newline=""))
         self._columns = list(reader.fieldnames or ["step"])
         return list(reader)
 

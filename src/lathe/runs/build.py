@@ -57,6 +57,8 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         if surplus and "_target_" in inner:
             takes = inspect.signature(hydra.utils.get_object(inner["_target_"])).parameters
             hint = did_you_mean(surplus.group(1), takes)
+            if (full, surplus.group(1)) == ("data", "eval_batch_size"):  # as the verbs' batch_size sets it
+                hint = "if it came from batch_size=..., leave that out"
             raise UserError(f"{full}.{surplus.group(1)}: {inner['_target_']} takes no such argument; {hint}") from error
         if (
             isinstance(
@@ -69,11 +71,14 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
                     RuntimeError,
                     MemoryError,
                     MisconfigurationException,
+                    OSError,
+                    LookupError,
                 ),
             )
             or deepest is error
         ):
-            raise UserError(f"{full} can't be built: {' '.join(str(deepest).split())[:500]}") from error
+            named = f"{type(deepest).__name__}: " * isinstance(deepest, LookupError)  # which says a key and no more
+            raise UserError(f"{full} can't be built: {named}{' '.join(str(deepest).split())[:500]}") from error
         raise
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lathe.callbacks.methods.ptq import inputs_of
 from lathe.compression.quantization.net import describe, quantized_layers, strip
 from lathe.compression.quantization.ptq import quantize_static
+from lathe.config.composed import data_at
 from lathe.data.checks import check_class_names, check_declared, squashed
 from lathe.errors import require
 from lathe.export.inputs import takes_any_size, takes_any_time
@@ -113,13 +114,15 @@ def open_shippable(
     input_size: Any = None,
     integers: bool | None = None,
     eval_batch_size: int | None = None,
+    data_folder: str | None = None,
     key: str = "run",
 ) -> Shippable:
     """The net of a run directory, ready for a target.
 
     `integers` None leaves the net as it was trained; False gives a quantized net's weights as the floats that they
     stand for, with activations that are not rounded; True calibrates a net that is not quantized on batches of its
-    training data. `eval_batch_size` takes the place of the run's own, None leaves that.
+    training data. `eval_batch_size` takes the place of the run's own, and so does `data_folder`, where its data are
+    now; None leaves either.
 
     Raises:
         UserError: it is no run, has no such checkpoint, does not declare what its net takes, or `input_size` can't be.
@@ -130,6 +133,7 @@ def open_shippable(
     task, cfg = open_run_net(run.path, key, checkpoint)
     if eval_batch_size is not None:
         cfg["data"]["eval_batch_size"] = eval_batch_size
+    data_at(cfg, data_folder)
     trained = task.net
     quantized = bool(describe(trained))
     found = Shippable(task, cfg, trained, trained, torch.empty(0), {})

@@ -61,6 +61,7 @@ def _typed(run: RunDir, cfg: dict[str, Any]) -> list[str]:
     """The overrides that make another run like this one: without what names this one alone, and with the runs that it
     started from or learned from as they were found then, since logs/latest leads elsewhere by now."""
     words = run.overrides if (run.path / "overrides.yaml").is_file() else []
+    words = [word for at, word in enumerate(words) if word.partition("=")[0] not in _assigned(words[at + 1 :])]
     leaves = flatten(cfg)
     kept = []
     for word in _without(words, "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
@@ -68,6 +69,11 @@ def _typed(run: RunDir, cfg: dict[str, Any]) -> list[str]:
         known = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
         kept.append(f"{word.partition('=')[0]}={_value(known)}" if isinstance(known, str) else word)
     return kept
+
+
+def _assigned(words: list[str]) -> set[str]:
+    """The keys to which overrides give a value, neither adding nor leaving one out."""
+    return {word.partition("=")[0] for word in words if word[0] not in "+~"}
 
 
 def _key(word: str) -> str:

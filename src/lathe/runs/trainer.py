@@ -3,6 +3,7 @@
 import logging
 import os
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import Strategy
+from torch import nn
 
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.errors import under
@@ -77,6 +79,14 @@ def make_trainer(
         logger=loggers or False,
         default_root_dir=str(directory),
     )
+
+
+def widen(task: nn.Module, cfg: Mapping[str, Any]) -> None:
+    """Makes the net's numbers double under precision=64-true, before a checkpoint is read: Lightning does so after it
+    has restored one, whose weights would have been rounded to float32.
+    """
+    if cfg["precision"]["name"] == "64-true":
+        task.double()
 
 
 def world_size() -> int:

@@ -1,7 +1,7 @@
 """A user's own LightningModule in the place of a task: the Trainer drives it as it is."""
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -108,19 +108,39 @@ class LightningTask(Task):
             return 1
 
     def own_callbacks(self) -> list[Callback]:
-        return [KeepsLog()]
+        return [KeepsLog([name for name, _ in self.driven.named_parameters()])]
 
 
 class KeepsLog(Callback):
     """Has `self.log` of a plain LightningModule write in the row of its optimizer step, and keeps with a checkpoint
     what it was given and has not reported yet, as a task's own hooks do.
+
+    Args:
+        parameters: names of those that the module has without a Trainer, as whoever loads it has it.
+
+    Raises:
+        UserError: it trains others.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, parameters: Sequence[str]) -> None:
+        self.parameters = set(parameters)
         self._restored: list[dict[str, Any]] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         logged.install(trainer)
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        later = next((name for name, _ in pl_module.named_parameters() if name not in self.parameters), None)
+        require(
+            later is None,
+            f"model.net: {name_of(pl_module)} makes {later} in setup(), which evaluating and loading a run do not "
+            "call: make it in __init__ or configure_model.",
+        )
+
+    def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        step = f"model.net: {name_of(pl_module)}.training_step gives"
+        require(loss.numel() == 1, f"{step} a tensor {list(loss.shape)}, expected a scalar: take its mean.")
+        require(loss.requires_grad, f"{step} a loss without a gradient: compute it from the net's outputs, undetached.")
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["task"] = {"log": ranks.logs(trainer, pl_module)}

@@ -81,13 +81,17 @@ class OwnLoss:
         """Tries the terms on outputs like the net's and targets like the data's.
 
         Raises:
-            UserError: one raises or gives no scalar.
+            UserError: one raises or gives no scalar, or none depends on the outputs.
         """
         with torch.enable_grad():
             outputs = outputs.detach().requires_grad_()
             self._move(outputs)
-            for name in self.terms:
-                self._term(name, outputs, targets)
+            found = {name: self._term(name, outputs, targets) for name in self.terms}
+        if not any(value.requires_grad for value in found.values()):
+            raise UserError(
+                f"{self._key(next(iter(found)))} has no gradient with respect to the outputs: compute it from them, by "
+                "torch functions, without detach(), item() or argmax()."
+            )
 
     def divided(self) -> list[str]:
         """Names of the losses whose mean depends on how samples are divided among batches."""
@@ -130,6 +134,7 @@ def named(part: Any) -> str:
     """What a user knows a loss or a metric by."""
     if isinstance(part, (str, int, float, type(None))):
         return str(part)
+    part = getattr(part, "func", part)  # of a node with _partial_
     kind = part if hasattr(part, "__name__") else type(part)
     return str(kind.__name__)
 

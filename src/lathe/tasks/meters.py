@@ -165,7 +165,8 @@ def _value(name: str, metric: Metric) -> float:
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         what = f"a tensor {shape(value)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-        raise UserError(f"metrics.{name}: {named(metric)} gives {what}: expected a scalar, such as an average=macro.")
+        way = ", such as average=macro gives" if hasattr(metric, "average") else ""
+        raise UserError(f"metrics.{name}: {named(metric)} gives {what}: expected a scalar{way}.")
     return float(value)
 
 

@@ -19,14 +19,15 @@ from lathe.images.files import SUFFIXES
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import OWN_FILES, RunDir
-from lathe.runs.trainer import make_trainer, quiet
+from lathe.runs.trainer import make_trainer, quiet, widen
 from lathe.tasks import Task
 
 IMAGES = (*SUFFIXES, ".npy")
 
 
-def rebuild(cfg: dict[str, Any]) -> tuple[Task, Any, Trainer]:
-    """The task with the weights of the checkpoint that `cfg["request"]` names, the data module and a Trainer for them.
+def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
+    """The task with the weights of the checkpoint that `cfg["request"]` names, and a Trainer for it: the run directory
+    alone is read, for its data may be elsewhere by now.
 
     Raises:
         UserError: the checkpoint is missing, damaged, or does not fit the configuration.
@@ -35,10 +36,13 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Any, Trainer]:
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
     path = run.checkpoint(request["checkpoint"])
     task: Task = make_task(cfg, train=False)
+    widen(task, cfg)
     restore(task.net, read_checkpoint(path), str(path))
-    callbacks: list[Callback] = [Progress()] if cfg["trainer"]["enable_progress_bar"] else []
+    callbacks: list[Callback] = task.own_callbacks()
+    if cfg["trainer"]["enable_progress_bar"]:
+        callbacks.append(Progress())
     trainer = make_trainer(cfg, run.path, callbacks)
-    return task, make_data(cfg), trainer
+    return task, trainer
 
 
 def check_request(request: dict[str, Any]) -> None:
@@ -86,7 +90,8 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     request = cfg["request"]
     split = request["split"]
     check_request(request)
-    task, datamodule, trainer = rebuild(cfg)
+    task, trainer = rebuild(cfg)
+    datamodule = make_data(cfg)
     has = is_overridden(f"{split}_dataloader", datamodule, LightningDataModule)
     require(has, f"split={split}: {type(datamodule).__name__} has no {split}_dataloader.")
     step = "validation_step" if split == "val" else "test_step"

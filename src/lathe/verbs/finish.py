@@ -13,7 +13,7 @@ from lathe.errors import did_you_mean
 from lathe.runs import rundir
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
-from lathe.runs.trainer import make_trainer
+from lathe.runs.trainer import make_trainer, widen
 from lathe.tasks import Task
 from lathe.verbs.finalise import finalise
 
@@ -54,6 +54,7 @@ def finish(
         if cfg["test"] or changed or looks:
             if made or getattr(trainer.strategy, "reshapes", False):
                 task = make_task(cfg, train=False)
+                widen(task, cfg)
                 trainer = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, (Progress, Samples))])
             restore(task.net, state, str(best), finite=False)  # what is not finite is told with the result
         if changed:

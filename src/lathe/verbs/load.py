@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lathe.config.composed import data_at
 from lathe.data import Normalizer
 from lathe.data.checks import check_declared, squashed
 from lathe.errors import UserError, require
@@ -38,14 +40,22 @@ HERE = {"accelerator": "auto", "devices": 1, "num_nodes": 1, "enable_progress_ba
 AUTO = {"_target_": "lathe.strategies.auto", "processes": "per_device"}
 
 
-def load(path: str | Path = "logs/latest", checkpoint: str = "best", trusted: Sequence[str] = ()) -> "Run":
+def load(
+    path: str | Path = "logs/latest",
+    checkpoint: str = "best",
+    trusted: Sequence[str] = (),
+    folder: str | Path | None = None,
+) -> "Run":
     """The run in the directory `path`, with the weights of its `checkpoint`, `best` or `last`. Nothing is built before
-    it is asked for. `trusted` are packages that the run may build parts of, as `trusted=[...]` of the commands.
+    it is asked for. `trusted` are packages that the run may build parts of, as `trusted=[...]` of the commands;
+    `folder` is where its data are now, if they were in a folder that has moved, as `data.folder=...`.
 
     Raises:
         UserError: it is no run directory, or its configuration names what may not be built.
     """
-    return Run(open_run(path, "run", trusted), checkpoint)
+    found = Run(open_run(path, "run", trusted), checkpoint)
+    data_at(found._config, None if folder is None else str(folder))
+    return found
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,20 +119,25 @@ class Run:
             rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
         return [{**row, "step": int(row["step"])} for row in rows]
 
-    @cached_property
-    def task(self) -> Task:
-        """The task with the checkpoint's weights and structure, on the CPU in eval mode.
+    @property
+    def task(self) -> LightningModule:
+        """The LightningModule that was trained, a task or one of the user's own, with the checkpoint's weights and
+        structure, on the CPU in eval mode.
 
         Raises:
             UserError: there is no such checkpoint, or it is damaged.
         """
+        return self._opened.driven
+
+    @cached_property
+    def _opened(self) -> Task:
         with _untouched():
             return open_run_net(self.dir, "run", self.checkpoint, own=True)[0]
 
     @property
     def net(self) -> nn.Module:
-        """The task's net."""
-        return self.task.net
+        """The task's net; of a LightningModule of the user's own, itself."""
+        return self._opened.net
 
     @cached_property
     def datamodule(self) -> Any:
@@ -156,7 +171,7 @@ class Run:
         size = batch_size or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH
         with _untouched():
             batches = self._images(x, resize, size) if is_image(cfg) else self._tokens(x, size)
-            task, _, trainer = self._answering
+            task, trainer = self._answering
             quiet()
             found = trainer.predict(task, dataloaders=batches, return_predictions=True)
         logits = torch.cat([torch.as_tensor(part).float().cpu() for part in found or []]).numpy()
@@ -171,7 +186,7 @@ class Run:
         return Predictions(last, shares, best, shares[rows, best], [names[index] for index in best] if names else None)
 
     @cached_property
-    def _answering(self) -> tuple[Task, Any, Any]:
+    def _answering(self) -> tuple[Task, Any]:
         """Not `task`, whose net stays as it is: a Trainer moves it, and a precision changes its weights."""
         cfg = self.config_dict
         cfg["trainer"] = {**cfg["trainer"], **HERE}
@@ -202,9 +217,7 @@ class Run:
 
 def _files(x: Any, channels: int) -> list[ImageFile]:
     if isinstance(x, (str, Path)):
-        path = Path(x)
-        picture = path.is_file() and path.suffix.lower() != ".npy"
-        return [open_image(path, channels)] if picture else find_images(path, channels)
+        return find_images(Path(x), channels)
     if isinstance(x, (list, tuple)) and x and all(isinstance(item, (str, Path)) for item in x):
         paths = [Path(item) for item in x]
         gone = next((path for path in paths if not path.is_file()), None)

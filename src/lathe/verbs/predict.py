@@ -147,7 +147,7 @@ def check_size(file: ImageFile, found: tuple[int, ...], size: tuple[int, int] | 
 def run_module(cfg: dict[str, Any], images: Images, write: Write) -> None:
     """Has the run's own net answer, on the device and in the precision that `cfg` asks for."""
     facts = cfg["data"]
-    task, _, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
+    task, trainer = rebuild({**cfg, "trainer": {**cfg["trainer"], "enable_progress_bar": False}})
     trainer.callbacks.append(Written(write))  # type: ignore[attr-defined]
     batches = Normalized(images, Normalizer(facts["mean"], facts["std"], facts["channels"]))
     trainer.predict(task, dataloaders=batches, return_predictions=False)

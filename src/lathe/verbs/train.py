@@ -36,7 +36,7 @@ from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
 from lathe.runs.reported import check_names, not_reported
-from lathe.runs.trainer import found_device, make_trainer, quiet
+from lathe.runs.trainer import found_device, make_trainer, quiet, widen
 from lathe.strategies import compile_net
 from lathe.tasks import Task
 from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
@@ -76,6 +76,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     if fresh:  # what an older version has let begin is brought to its end
         check_names(cfg, task, callbacks)
         task.check_facts(cfg["data"])
+    widen(task, cfg)
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, run.path, callbacks, loggers)
     parameters = sum(p.numel() for p in task.net.parameters())  # before a strategy spreads them

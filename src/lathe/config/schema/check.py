@@ -126,7 +126,11 @@ def _place(place: Place, key: str, value: Any, saved: bool) -> Iterator[Problem]
     elif value is None and (isinstance(place, Parts) or place.null):
         return
     elif not isinstance(value, Mapping):
-        yield key, f"{key}={shown(value)}: expected a group of keys; choose one of the files in configs/{key}."
+        way = f"choose one of the files in configs/{key}"
+        if "." in key:
+            node = "{_target_: your.module.Class, ...}"
+            way = f"write {key}={node}" if isinstance(place, (Part, Parts)) else "write {key: value, ...}"
+        yield key, f"{key}={shown(value)}: expected a group of keys; {way}."
     elif isinstance(place, Keys):
         yield from _keys(place, key, value, saved)
     elif isinstance(place, Part) and place.empty and not value:
@@ -174,6 +178,13 @@ def _filled_in(key: str, value: Any) -> str | None:
     return f"{key}={shown(value)} is not taken from here: {FILLED_IN[name]}." if given else None
 
 
+def _choose(key: str, part: Mapping[str, Any]) -> str:
+    """Where a part that has no _target_ finds one, and where the keys that it has may belong in place of that."""
+    names = " and ".join(f"model.net.{name}" for name in part)
+    own = f"; with model=lightning it is the module's own: {names}" if key == "optimizer" and names else ""
+    return f"choose one of the files in configs/{key.split('.')[0]}{own}"
+
+
 def _part(key: str, part: Mapping[str, Any], beside: Mapping[str, Rule] = _NONE) -> Iterator[Problem]:
     """What is wrong with a part and with the parts inside it; `beside` are keys that the part itself does not take."""
     inner = part.get(key)
@@ -181,8 +192,7 @@ def _part(key: str, part: Mapping[str, Any], beside: Mapping[str, Rule] = _NONE)
         yield from _keys(Keys({key: Part(), **beside}, tuple(beside)), key, part, False)
         return
     if "_target_" not in part:
-        choose = f"choose one of the files in configs/{key.split('.')[0]}."
-        yield key, f"{key} has no _target_: leave ~{key}._target_ out, or {choose}"
+        yield key, f"{key} has no _target_: leave ~{key}._target_ out, or {_choose(key, part)}."
         return
     target = part["_target_"]
     sentence = _TARGET.sentence(f"{key}._target_", target)

@@ -142,7 +142,7 @@ DATA: dict[str, dict[str, Rule]] = {
         "train": path | None,
         "val": path | None,
         "test": path | None,
-        "channels": whole(1, 3),
+        "channels": whole(1, 1) | whole(3, 3),
         "image_size": _side,
         "resize": word("crop", "squash"),
         "val_share": number(above=0, below=1),

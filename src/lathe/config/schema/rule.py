@@ -91,7 +91,7 @@ class Rule:
         """What it takes, in a user's words."""
         found: list[str] = []
         for rule in self.kinds():
-            found += rule.words if rule.kind == "word" else [_words(rule)]
+            found += [name or "''" for name in rule.words] if rule.kind == "word" else [_words(rule)]
         found = list(dict.fromkeys(found))
         return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
 
@@ -108,12 +108,15 @@ class Rule:
         if isinstance(value, float) and not math.isfinite(value):
             return f"{value}{end}"
         if any(rule.kind in KINDS.get(type(value), ()) for rule in self.kinds()) and not isinstance(value, str):
+            inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+            wrong = next(
+                (item for item in inside for rule in self.kinds() if rule.item and not rule.item.fits(item)), ...
+            )
+            if isinstance(value, (list, Mapping)) and wrong is not ...:
+                return f"{'a list' if isinstance(value, list) else 'a group'} with {shown(wrong)} in it{end}"
             if isinstance(value, list):
-                wrong = next(
-                    (item for item in value for rule in self.kinds() if rule.item and not rule.item.fits(item)), ...
-                )
-                return f"a list of {len(value)}{end}" if wrong is ... else f"a list with {shown(wrong)} in it{end}"
-            return f"one out of this range{end}"
+                return f"a list of {len(value)}{end}"
+            return f"{'another number' if all(map(_one, self.kinds())) else 'one out of this range'}{end}"
         if isinstance(value, str) and not _plain(value):
             return f"an empty word, or one with characters that can't be printed{end}"
         return kind_of(value) + end
@@ -171,6 +174,11 @@ def _fits(rule: Rule, value: Any) -> bool:
     )
 
 
+def _one(rule: Rule) -> bool:
+    """Whether a single number follows it."""
+    return rule.kind == "whole" and rule.low is not None and rule.low == rule.high and not (rule.also or rule.noun)
+
+
 def _span(rule: Rule) -> str:
     low = (
         f" from {rule.low:.17g}"
@@ -203,7 +211,9 @@ def _words(rule: Rule) -> str:
         )
         return f"a list{size}{each}"
     names = {
-        "whole": f"{f'a number of {rule.noun}' if rule.noun else 'a whole number'}{_span(rule)}",
+        "whole": f"{rule.low}"
+        if _one(rule)
+        else f"{f'a number of {rule.noun}' if rule.noun else 'a whole number'}{_span(rule)}",
         "number": f"a number{f' of {rule.noun}' if rule.noun else ''}{_span(rule)}",
         "flag": "true or false",
         "null": "null",

@@ -54,7 +54,7 @@ TRAIN: dict[str, Place] = {
     "ckpt_path": path | None,
     "ckpt_mode": word("weights", "trainer"),
     "ckpt_sha256": text("a SHA-256 in hexadecimal", r"[0-9a-fA-F]{64}") | None,
-    "ckpt_map": group(text("a prefix", r".*") | None) | None,
+    "ckpt_map": group(text("a prefix") | "" | None) | None,
     "ckpt_strict": flag,
     "freeze": items(text("a pattern of parameter names"), 1) | None,
     "trusted": _trusted,
@@ -106,12 +106,13 @@ _on_a_run: dict[str, Place] = {
     "paths": _log_dir,
     "trusted": _trusted,
 }
+_with_data: dict[str, Place] = {**_on_a_run, "data": Keys({"folder": path | None})}
 _port, _seconds = whole(0, 65535), number(above=0)
 
 VERBS: dict[str, dict[str, Place]] = {
     "train": TRAIN,
     "evaluate": {
-        **_on_a_run,
+        **_with_data,
         "precision": _precision,
         "split": word("train", "val", "test"),
         "checkpoint": _checkpoint,
@@ -130,14 +131,14 @@ VERBS: dict[str, dict[str, Place]] = {
         "trainer": _devices("enable_progress_bar"),
     },
     "compress": {
-        **_on_a_run,
+        **_with_data,
         "checkpoint": _checkpoint,
         "compression": TRAIN["compression"],
         "trainer": _devices(),
     },
-    "receipt": {**_on_a_run, "baseline": _RUN | None, "effort": word("quick", "full"), "trainer": _devices()},
+    "receipt": {**_with_data, "baseline": _RUN | None, "effort": word("quick", "full"), "trainer": _devices()},
     "sensitivity": {
-        **_on_a_run,
+        **_with_data,
         "checkpoint": _checkpoint,
         "limit_batches": count | None,
         "layers": items(text("a pattern"), 1) | None,
@@ -150,7 +151,7 @@ VERBS: dict[str, dict[str, Place]] = {
         "latency": path | None,
         "trainer": _devices("enable_progress_bar"),
     },
-    "export": {**_on_a_run, "checkpoint": _checkpoint, "target": _target, "trainer": _devices()},
+    "export": {**_with_data, "checkpoint": _checkpoint, "target": _target, "trainer": _devices()},
     "serve": {
         **_on_a_run,
         "target": Keys(_targets, tuple(_targets), null=True),

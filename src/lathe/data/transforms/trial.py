@@ -11,6 +11,8 @@ from lathe.data.transforms.recipe import Called, Picked, Recipe, name_of
 from lathe.errors import UserError
 
 IMAGES = 8
+NARROW = 20  # times that the spread of noise may shrink: 0 to 1, or normalised, is another scale
+FAR = 255  # levels that a contrast without a limit may leave the scale by
 ALIKE = 1.0  # levels of 255 by which two calls may differ, as rounding does in a sum whose order is free
 
 
@@ -20,7 +22,7 @@ def try_out(recipe: Recipe, shape: tuple[int, int, int], device: torch.device | 
 
     Raises:
         UserError: one fails, draws from other generators than its `rng`, gives NaN or images of another form, or does
-            to an image what depends on others of the batch.
+            to an image what depends on others of the batch; or numbers on another scale than 0 to 255.
     """
     if not recipe.own:
         return
@@ -46,6 +48,13 @@ def _judge(step: Called, given: Tensor, first: Tensor, batch: Picked, moved: boo
         )
     if first.is_floating_point() and not first.isfinite().all():
         raise UserError(f"{start} returned NaN or infinity: expected numbers from 0 to 255.")
+    low, high = _range(first)
+    span = _range(given)[1] - _range(given)[0]
+    if high - low < span / NARROW or low < -FAR or high > 255 + FAR:
+        raise UserError(
+            f"{start} returned numbers from {low:.3g} to {high:.3g} for images from {_range(given)[0]:.3g} to "
+            f"{_range(given)[1]:.3g}: expected the scale that it was given, 0 to 255, which is normalised afterwards."
+        )
     again = watched(partial(step, given.clone(), batch))[0]
     if not _alike(first, again):
         raise UserError(
@@ -59,6 +68,10 @@ def _judge(step: Called, given: Tensor, first: Tensor, batch: Picked, moved: boo
             f"{start} does to an image what depends on the others of its batch, which other devices have: let each "
             "image depend on itself and rng alone."
         )
+
+
+def _range(images: Tensor) -> tuple[float, float]:
+    return float(images.min()), float(images.max())
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:

@@ -148,8 +148,10 @@ def complete(folder: Path) -> None:
             f": pixels on a scale from 0 to 1, minus {preprocess['mean']}, divided by {preprocess['std']}, for each "
             "channel"
         )
-    metrics, kind = parity["figures"], ", as integers with their scales" if manifest["integers"] else ""
+    metrics = parity["figures"] or {"trained": {}, "file": {}}  # none where no held-out data were at hand
+    kind = ", as integers with their scales" if manifest["integers"] else ""
     rows = [f"| {key} | {value:.4f} | {metrics['file'][key]:.4f} |" for key, value in metrics["trained"].items()]
+    head = [f"| {parity['split']}, n = {parity['samples']} | as trained | this file |", "|---|---|---|"]
     lines = [
         "---",
         "library_name: lathe",
@@ -160,10 +162,7 @@ def complete(folder: Path) -> None:
         "",
         f"Weights of a `{module}.{name}` that was trained with Lathe{kind}.",
         "",
-        f"| {parity['split']}, n = {parity['samples']} | as trained | this file |",
-        "|---|---|---|",
-        *rows,
-        "",
+        *([*head, *rows, ""] if rows else []),
         f"Input: {takes}. Output: {manifest['output']['dtype']} logits "
         f"`[{', '.join(map(str, manifest['output']['shape']))}]`.",
         "",

@@ -23,6 +23,7 @@ def ready_for(
     preprocess: bool = True,
     input_size: Any = None,
     eval_batch_size: int | None = None,
+    data_folder: str | None = None,
 ) -> Shippable:
     """The run's net as target `name` takes it with these options: as integers or floats, behind its preprocessing.
 
@@ -39,6 +40,7 @@ def ready_for(
         input_size=input_size if target.computes else None,
         integers=options.get("integers") if target.integers is None else target.integers,
         eval_batch_size=eval_batch_size,
+        data_folder=data_folder,
     )
 
 

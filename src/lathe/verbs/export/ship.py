@@ -63,6 +63,7 @@ def ship_one(run: RunDir, request: Mapping[str, Any], name: str, options: Mappin
         preprocess=shared["preprocess"],
         input_size=shared["input_size"],
         eval_batch_size=request["batch_size"],
+        data_folder=request["data"]["folder"],
     )
     target, own = export.get(name), {option: value for option, value in options.items() if option != "integers"}
     with torch.random.fork_rng(devices=[]), torch.no_grad(), fresh_folder(run.path / "exports" / name) as folder:
@@ -87,17 +88,19 @@ def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) 
         return
     first = next(iter(reports.values()))
     title = f"Exports: {first['metric']} on {first['samples']} held-out samples ({first['split']})"
+    if first["held_out"] is None:
+        title = "Exports: compared on noise alone"
     table = Table(title=title, title_justify="left")
     for column in ("target", "in", "difference", "equal", "run", "file", "s"):
         table.add_column(column, justify="left" if column in ("target", "in") else "right")
     for name, report in reports.items():
-        held, metric = report["held_out"], report["metric"]
-        metrics = (_metric(report["figures"][which][metric]) for which in ("trained", "file"))
+        held, metric, figures = report["held_out"], report["metric"], report["figures"]
+        metrics = [_metric(figures[which][metric]) for which in ("trained", "file")] if figures else ["-", "-"]
         table.add_row(
             name,
             report["arithmetic"],
-            f"{held['relative']:.1e}",
-            f"{held['agreement']:.4f}",
+            f"{(held or report['odd_inputs'])['relative']:.1e}",
+            f"{(held or report['odd_inputs'])['agreement']:.4f}",
             *metrics,
             f"{report['seconds']:.1f}",
         )

@@ -1,0 +1,51 @@
+"""Commands as the pages print them."""
+
+import re
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+
+from lathe.config.composed import check
+from lathe.config.stages import check_compression
+from lathe.config.words import translate
+from support.runs import ROOT, config
+
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return [text for language, text in BLOCK.findall(page.read_text()) if language in languages]
+
+
+def commands(page: Path) -> list[str]:
+    """Each once: the lines of blocks and what stands in a sentence; not those with `...`, which are none."""
+    lines = [line for block in blocks(page, "", "bash") for line in block.replace("\\\n", " ").splitlines()]
+    typed = [re.split(r"\s#(?:\s|$)|\s{2,}", line.strip())[0] for line in lines]
+    typed += re.findall(r"`((?:[A-Z_]+=\S+ )*python [^`]*)`", page.read_text())
+    command = r"(?:[A-Z_]+=\S+ )*(python (?:train|scripts/\w+)\.py\b[^|&>…]*?)[ &]*"
+    found = (re.fullmatch(command, line) for line in typed)
+    return [command for command in dict.fromkeys(match[1] for match in found if match) if "..." not in command]
+
+
+def mistakes(command: str) -> list[str]:
+    """What is wrong with a command; of a sweep, with its first job.
+
+    Raises:
+        UserError, or one of Hydra's: its words compose no configuration.
+    """
+    script, *words = shlex.split(re.sub(r"<[^>]*>", "some", command))[1:]
+    assert (ROOT / script).is_file(), script
+    verb = Path(script).stem
+    if not (ROOT / "configs" / f"{verb}.yaml").exists() or any(word.startswith("--") for word in words):
+        return []
+    groups = {path.name: [file.stem for file in path.glob("*.yaml")] for path in (ROOT / "configs").iterdir()}
+    cfg = config(*translate(list(_first(words)), groups), name=verb)
+    if verb == "train":
+        check_compression(cfg)
+    return check(cfg, verb)
+
+
+def _first(words: Iterable[str]) -> Iterable[str]:
+    for word in words:
+        if word != "-m":
+            yield re.sub(r"^([\w.]+=)([^\[{,]+),.*$", r"\1\2", word)
