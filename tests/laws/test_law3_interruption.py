@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.commands import check, command, run, start
 from support.interruptions import Interrupted, Interruption, interruption, kill_when, same
-from support.runs import new_run, rows, runs, weights
+from support.runs import column, new_run, rows, runs, weights
 
 import lathe.verbs.train
 
@@ -169,6 +169,23 @@ def test_kill_9_where_the_net_is_spread(tmp_path: Path, strategy: str) -> None:
     assert (directory / "checkpoints" / "last.ckpt").exists()
     check(run(f"resume={directory}", cwd=tmp_path))
     same(alone, directory)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", [1, 2])
+def test_kill_9_amid_an_epoch_of_torchmetrics(tmp_path: Path, devices: int) -> None:
+    """Their states of the epoch that was cut are in the checkpoint, of each process its own."""
+    kind = "torchmetrics.classification.Multiclass"
+    scores = ",".join(f"{{_target_: {kind}{name}, num_classes: 10}}" for name in ("AUROC", "F1Score"))
+    metrics = f"task.metrics=[accuracy,{scores}]"
+    extra = (metrics, "callbacks.checkpoint.monitor=val/auroc", "strategy=ddp", f"trainer.devices={devices}")
+    alone = _left_alone(tmp_path, *extra)
+    directory = kill_when(tmp_path / "killed", 30, *KILLED, *extra, f"paths.log_dir={tmp_path / 'killed'}")
+    step = torch.load(directory / "checkpoints" / "last.ckpt", weights_only=True)["global_step"]
+    assert step % 20, "the kill has to fall into an epoch, or the test shows nothing"
+    check(run(f"resume={directory}", cwd=tmp_path))
+    same(alone, directory)
+    assert [len(column(directory, f"{name}")) for name in ("train/auroc_epoch", "val/auroc")] == [3, 6]
 
 
 def test_sigterm_leaves_a_resumable_run(left_alone: Path, tmp_path: Path) -> None:
