@@ -138,6 +138,9 @@ def test_labels_that_are_not_at_hand_are_told() -> None:
     ):
         module(Pictures(labels_at_hand=False), num_classes=2).setup()
     module(Pictures(labels_at_hand=False)).setup()  # has none
+    x = torch.zeros(20, 4)
+    module(TensorDataset(x, torch.rand(20, 2)), num_classes=2).setup()  # values, which have no classes
+    module(TensorDataset(x, torch.ones(20, 3).long()), num_classes=3).setup()  # and labels
 
 
 def test_transforms_and_collate_fn() -> None:

@@ -35,6 +35,18 @@ def test_half_precision_is_compared_in_float32() -> None:
     assert meter.result == Agreement(1.0, 1.0, 1)
 
 
+def test_labels_agree_one_by_one_and_values_are_no_predictions() -> None:
+    outputs, reference = torch.tensor([[1.0, -2.0], [3.0, -1.0]]), torch.tensor([[2.0, 0.5], [3.0, -4.0]])
+    meter = AgreementMeter("labels")
+    meter.add(outputs, reference)
+    meter.add(outputs, reference, torch.tensor([[True, False], [False, False]]))
+    assert meter.result == Agreement(0.8, 3.0, 5)
+    meter = AgreementMeter("values")
+    meter.add(outputs, reference)
+    meter.add(outputs[:, 0], reference[:, 0])
+    assert meter.result == Agreement(None, 3.0, 6)
+
+
 def test_what_cant_be_compared() -> None:
     meter = AgreementMeter()
     with pytest.raises(ValueError, match="nothing was compared"):

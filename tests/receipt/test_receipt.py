@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from support.runs import SMALL, config, new_run
 
-from lathe import export
+from lathe import export, trust
 from lathe.errors import UserError
 from lathe.receipt import measured, write
 from lathe.runs import score
@@ -237,3 +238,37 @@ def test_language_models(tmp_path: Path) -> None:
     for backend in ("eager", "onnx"):
         assert rows[backend, "test"]["perplexity"] == pytest.approx(result["test/perplexity"], rel=1e-4)
     assert found["metric"] == "loss"
+
+
+TABLE = ["data=dataset", "data.channels=1", "data.image_size=4", "data.batch_size=20", "optimizer.lr=0.01"]
+KINDS = {  # the task, its data, and the sentence about the dense net's answers
+    "regression": ("{_target_: support.own_datasets.values}", r"; their outputs differ by [\d.e-]+ at most\.$"),
+    "multi_label": ("{_target_: support.own_datasets.labels}", r"; 0\.[5-9]\d+ of their 40 predictions are equal\.$"),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["prune", "qat"])
+def test_values_and_labels_have_receipts_too(tmp_path: Path, no_onnx: None, kind: str, method: str) -> None:
+    data, words = KINDS[kind]
+    trust.allow({"trusted": ["support"]})
+    words_of = [*SMALL, *TABLE, f"task={kind}", f"data.train={data}", "data.num_classes=2"]
+    cfg = new_run(tmp_path / "dense", *words_of)
+    train(cfg)
+    dense = cfg["paths"]["run_dir"]
+    cfg = new_run(
+        tmp_path / "small", *words_of, f"compression={method}", f"ckpt_path={dense}", "compression.receipt=none"
+    )
+    result = train(cfg)
+    run = RunDir(cfg["paths"]["run_dir"])
+    made = write(run, run.config, Path(dense), "quick")
+    assert re.search(words, made["findings"][1])
+    (own,) = [row for row in made["figures"] if (row["of"], row["backend"], row["split"]) == ("this", "eager", "test")]
+    for name, value in own["figures"].items():
+        assert value == pytest.approx(result[f"test/{name}"], rel=1e-4), name
+    agreement = own["agreement"]
+    assert agreement["n"] == 40  # 20 samples of two
+    assert agreement["largest"] > 0
+    assert (agreement["share"] is None) == (kind == "regression")
+    assert made["warnings"] == []
+    assert (run.path / "receipt.md").read_text().count("| dense | eager |") >= 2

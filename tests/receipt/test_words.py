@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lathe.receipt.timing import told_verdict
 from lathe.receipt.words import findings, method
 
 
@@ -45,6 +46,14 @@ def test_integers_that_lose_against_bf16_are_told() -> None:
     assert "buy bytes, not time" in text
     fast = row("this", "onnx_int8", 2.0, over_bf16=0.4, beside_bf16="faster")
     assert "buy bytes" not in told(structure=["quantization"], latency=[fast])
+
+
+def test_medians_that_differ_within_noise_are_not_called_the_same() -> None:
+    noisy = row("this", "eager", 2.0, over_eager=1.4, over_twin=1.02)
+    text = told(latency=[noisy])
+    assert "1.40 of the time of the dense net in eager fp32 (not told apart)" in text
+    assert "1.02 of the time of the dense net in the same runtime (same)" in text
+    assert told_verdict({"over_bf16": None, "beside_bf16": None}, "bf16") == ""
 
 
 def test_what_zeros_do_not_buy_is_told() -> None:

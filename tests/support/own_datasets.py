@@ -8,13 +8,25 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 
 def pictures(n: int, classes: int = 2, side: int = 4) -> tuple[Tensor, Tensor]:
     y = torch.arange(n) % classes
     x = torch.randn(n, 1, side, side, generator=torch.Generator().manual_seed(n))
     return x + y.view(-1, 1, 1, 1), y
+
+
+def values(n: int = 200) -> TensorDataset:
+    """Two values for each image."""
+    x, _ = pictures(n)
+    return TensorDataset(x, x.flatten(1) @ torch.linspace(-1, 1, 32).view(16, 2))
+
+
+def labels(n: int = 200) -> TensorDataset:
+    """Two labels for each image."""
+    x, y = values(n).tensors
+    return TensorDataset(x, (y > 0).long())
 
 
 class Pictures(Dataset[Any]):

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from lathe.config.schema.held import held
@@ -13,7 +12,7 @@ from lathe.data.base import SPLITS, ExactDataModule
 from lathe.data.checks import check_class_names
 from lathe.data.folds import check_folds, fold_rows
 from lathe.data.item_loaders import InOrder, ItemLoader, Moved
-from lathe.data.items import Collate, Items, check_pixels, check_target, form, labels_at_hand, taken
+from lathe.data.items import Collate, Items, check_pixels, check_target, form, labels_at_hand, taken, tell_undivided
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
 from lathe.data.seeded import Seeded
 from lathe.data.source import using
@@ -125,7 +124,7 @@ class DatasetDataModule(ExactDataModule[Items]):
             "prefetch_factor": prefetch_factor if num_workers else None,
             "persistent_workers": persistent_workers and num_workers > 0,
         }
-        self.samples = samples
+        self.samples, self._undivided = samples, False
         for name, dataset in self.datasets.items():
             if name == "train" or dataset is not None:
                 _check_kind(name, dataset)
@@ -196,11 +195,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         """What the samples of `train` are divided by: their classes, or nothing."""
         train = self.datasets["train"]
         labels = labels_at_hand(train, self.columns and self.columns[1])
-        if labels is None and self.num_classes is not None:
-            rank_zero_warn(
-                f"data.train: {type(train).__name__} has no labels at hand (an attribute targets or labels), so it is "
-                "divided without regard to its classes."
-            )
+        self._undivided = labels is None and self.num_classes is not None
         return np.zeros(len(train), np.int64) if labels is None else labels
 
     def _check_first(self, name: str, items: Items) -> None:
@@ -211,6 +206,8 @@ class DatasetDataModule(ExactDataModule[Items]):
         batch = taken(self._collate(items)(first))
         if self.num_classes is not None:
             check_target(batch, items, self.num_classes)
+        if self._undivided and name == "train":
+            tell_undivided(batch, items)
         sample = first[0]
         if self.channels is None and self.image_size is None:
             return

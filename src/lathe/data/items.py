@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate
 
@@ -160,6 +161,18 @@ def check_target(batch: Any, items: Items, num_classes: int) -> None:
         raise UserError(
             f"{items.key}: targets of a batch are {got}, {expected} data.num_classes={num_classes} says: change the "
             "dataset's targets, or set data.num_classes=null for a task that takes them so."
+        )
+
+
+def tell_undivided(batch: Any, items: Items) -> None:
+    """Warns that a split is cut without regard to classes, where targets are a class number each: values and labels
+    have none.
+    """
+    y = batch[1] if isinstance(batch, (tuple, list)) and len(batch) == 2 else None
+    if isinstance(y, Tensor) and y.ndim == 1 and not y.is_floating_point():
+        rank_zero_warn(
+            f"{items.key}: {type(items.dataset).__name__} has no labels at hand (an attribute targets or labels), so "
+            "it is divided without regard to its classes."
         )
 
 

@@ -151,13 +151,14 @@ def scored(
     Raises:
         UserError: the reference answers in another shape.
     """
-    watched, meter = _Watched(batches), AgreementMeter()
+    watched, meter = _Watched(batches), AgreementMeter(task.predicts)
 
     def watching(x: Tensor) -> Tensor:
         outputs = torch.as_tensor(forward(x))
         if reference is not None:
             target = watched.batch[1]
-            counts = None if target.is_floating_point() else target != IGNORE
+            every = task.predicts == "values" or (task.predicts == "classes" and target.is_floating_point())
+            counts = None if every else target != IGNORE
             try:
                 meter.add(outputs, reference(watched.number, x), counts)
             except ValueError as error:

@@ -9,6 +9,7 @@ from rich.table import Table
 
 from lathe.measure.plot import beside, scatter
 from lathe.receipt import runtimes
+from lathe.receipt.timing import told_verdict
 
 Rows = Sequence[Sequence[str]]
 RUNTIMES = "Runtimes"
@@ -83,11 +84,11 @@ def sections(receipt: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]
 def _metrics(receipt: Mapping[str, Any]) -> tuple[str, Sequence[str], Rows]:
     rows = receipt["figures"]
     names = list(dict.fromkeys(name for row in rows for name in row["figures"]))
-    header = ("net", "back end", "split", *names, "equal to dense", "logits differ by")
+    header = ("net", "back end", "split", *names, "equal to dense", "outputs differ by")
     lines = []
     for row in rows:
         told = row["agreement"]
-        both = (f"{told['share']:.4f}", f"{told['largest']:.3g}") if told else ("", "")
+        both = (_number(told["share"]), f"{told['largest']:.3g}") if told else ("", "")
         lines.append(
             (row["of"], row["backend"], row["split"], *(_number(row["figures"].get(name)) for name in names), *both)
         )
@@ -110,8 +111,7 @@ def _latency(rows: Iterable[Mapping[str, Any]]) -> tuple[str, Sequence[str], Row
     for row in rows:
         times = f"{row['median_ms']:.3f} ({row['p10_ms']:.3f} to {row['p90_ms']:.3f})"
         beside = [
-            f"{_ratio(row[f'over_{other}'])} {row[f'beside_{other}'] or ''}".strip()
-            for other in ("eager", "bf16", "twin")
+            f"{_ratio(row[f'over_{other}'])} {told_verdict(row, other)}".strip() for other in ("eager", "bf16", "twin")
         ]
         where = row["device"] if row["threads"] is None else f"{row['device']} x {row['threads']}"
         lines.append((row["of"], row["backend"], where, str(row["batch"]), times, str(row["n"]), *beside))

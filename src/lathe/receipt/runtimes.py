@@ -12,6 +12,7 @@ from typing import Any
 
 from lathe.measure import Latency, verdict
 from lathe.measure.plot import beside, lines
+from lathe.receipt.timing import told_verdict
 
 Row = Mapping[str, Any]
 
@@ -34,7 +35,7 @@ def table(rows: Iterable[Row]) -> tuple[Sequence[str], list[Sequence[str]]]:
     for row in sorted(rows, key=lambda row: (*_cell(row), row["median_ms"])):
         times = f"{row['median_ms']:.3f} ({row['p10_ms']:.3f} to {row['p90_ms']:.3f})"
         beside = [
-            f"{row[f'over_{key}']:.3f} {row[f'beside_{key}'] or ''}".strip() if row[f"over_{key}"] else ""
+            f"{row[f'over_{key}']:.3f} {told_verdict(row, key)}".strip() if row[f"over_{key}"] else ""
             for key in ("eager", "bf16")
         ]
         size = "" if row["bytes"] is None else f"{row['bytes']:,}"

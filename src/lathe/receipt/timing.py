@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from lathe.measure import Latency, interleaved, verdict
+from lathe.measure.latency import MARGIN
 from lathe.receipt.forms import Form, Opened, reason
 
+UNCLEAR = "not told apart"
 Cell = tuple[torch.device, int, int]
 BESIDE = {"eager": "dense eager", "bf16": "dense compiled_bf16"}  # what every row is held against
 FLOAT_TWIN = {
@@ -68,6 +70,13 @@ def time_forms(
         opened.clear()
         torch.compiler.reset()  # the next cell compiles anew: entries of former cells would count towards torch's limit
     return rows
+
+
+def told_verdict(row: Mapping[str, Any], key: str) -> str:
+    """The verdict on a row beside form `key`, in words: medians that differ while their ranges overlap are not the same
+    to a reader. Empty where there is none."""
+    found = row[f"beside_{key}"] or ""
+    return UNCLEAR if found == "same" and abs(row[f"over_{key}"] - 1) > MARGIN else str(found)
 
 
 def _row(

@@ -5,6 +5,7 @@ from typing import Any
 
 from lathe.measure.latency import CLEAR, MARGIN
 from lathe.receipt.facts import NOTHING
+from lathe.receipt.timing import UNCLEAR, told_verdict
 
 Row = Mapping[str, Any]
 WIDE = 1.5  # p90 over p10 of one and the same call: above this, other processes took part in the measurement
@@ -55,10 +56,12 @@ def _metric(receipt: Mapping[str, Any]) -> list[str]:
             "gives them."
         ]
     told = own["agreement"]
-    return [
-        f"{text}, of the dense net {dense['figures'][metric]:.4f}; {told['share']:.4f} of their {told['n']} "
-        "predictions are equal."
-    ]
+    equal = (
+        f"their outputs differ by {told['largest']:.3g} at most"
+        if told["share"] is None
+        else f"{told['share']:.4f} of their {told['n']} predictions are equal"
+    )
+    return [f"{text}, of the dense net {dense['figures'][metric]:.4f}; {equal}."]
 
 
 def _file(receipt: Mapping[str, Any]) -> list[str]:
@@ -96,7 +99,7 @@ def _fastest(rows: Iterable[Row]) -> list[str]:
     for some in cells.values():
         best = min(some, key=lambda row: row["median_ms"])
         beside = [
-            f"{best[f'over_{key}']:.2f} of the time of the dense net {name} ({best[f'beside_{key}']})"
+            f"{best[f'over_{key}']:.2f} of the time of the dense net {name} ({told_verdict(best, key)})"
             for key, name in (("eager", "in eager fp32"), ("bf16", "compiled in bf16"), ("twin", "in the same runtime"))
             if best[f"over_{key}"] is not None
         ]
@@ -183,7 +186,8 @@ def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:
         "Latency: all forms in one process, in rounds of one call of each in an order drawn anew, each just after an "
         f"untimed call of its own; {warmup} calls to warm up; n, median, 10th and 90th percentile as in the table.",
         f"faster and slower: the ranges from p10 to p90 lie apart and the medians differ by more than {MARGIN:.0%}, or "
-        f"the medians differ by a factor of {CLEAR} and more; same otherwise.",
+        f"the medians differ by a factor of {CLEAR} and more. same: the medians differ by {MARGIN:.0%} at most. "
+        f"{UNCLEAR}: they differ by more, but the ranges overlap, so that it may be noise (same in receipt.json).",
         "of dense there: of the time of the dense float32 net in the same runtime: what compression has gained. The "
         "columns before it hold what the runtime gains for any net, too.",
         "compiled: torch.compile with inductor and frozen weights, for the one batch size; bf16 by autocast.",

@@ -73,6 +73,7 @@ def test_differences() -> None:
     found = parity.differences([x], [other], [reference])
     assert found == parity.Difference(largest=1.25, scale=4.0, agreement=0.5, n=2)
     assert found.relative == 1.25 / 4
+    assert parity.differences([x], [other], [reference], "values").agreement is None
     assert parity.differences([x, x], [reference, other * 0], [reference, reference * 0]).relative == 0
     for value in (math.nan, math.inf):
         broken = reference.clone()

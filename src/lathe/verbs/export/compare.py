@@ -49,9 +49,9 @@ def compared(
     try:
         references = parity.answers_of(ready, inputs)
         answers = parity.answered([PROBE if target.computes else RELOAD], job, inputs)
-        n = len(held.inputs)
-        difference = parity.differences(held.inputs, answers[:n], references[:n]) if n else None
-        strange = parity.differences(odd, answers[n:], references[n:])
+        n, kind = len(held.inputs), ready.task.predicts
+        difference = parity.differences(held.inputs, answers[:n], references[:n], kind) if n else None
+        strange = parity.differences(odd, answers[n:], references[n:], kind)
     except UserError as error:
         raise UserError(f"target={name}: {error}, so nothing was exported.") from error
     report = {
@@ -60,7 +60,7 @@ def compared(
         "samples": held.n,
         "arithmetic": arithmetic,
         "tolerance": largest,
-        "least_agreement": least,
+        "least_agreement": None if strange.agreement is None else least,
         "held_out": difference and {**asdict(difference), "relative": difference.relative},
         "odd_inputs": {**asdict(strange), "relative": strange.relative, "shapes": [list(x.shape) for x in odd]},
     }
@@ -117,9 +117,9 @@ def judge(report: Mapping[str, Any]) -> None:
             "largest, above the "
             f"tolerance of {report['tolerance']:g}, so nothing was exported; target.tolerance=<share> allows more.",
         )
-    agreement = (report["held_out"] or {"agreement": 1.0})["agreement"]
+    agreement = (report["held_out"] or {"agreement": None})["agreement"]
     require(
-        agreement >= report["least_agreement"],
+        agreement is None or agreement >= report["least_agreement"],
         f"{start} {agreement:.4f} of the held-out predictions equal the module's, below {report['least_agreement']:g}, "
         "so nothing was exported; target.agreement=<share> allows less.",
     )

@@ -138,12 +138,12 @@ def odd_inputs(ready: Shippable) -> list[Tensor]:
 @dataclass(frozen=True)
 class Difference:
     """Of two sets of logits: the largest difference, the largest of the reference's logits, and equal predictions among
-    `n`.
+    `n`, None where outputs are values.
     """
 
     largest: float
     scale: float
-    agreement: float
+    agreement: float | None
     n: int
 
     @property
@@ -167,13 +167,16 @@ def answers_of(ready: Shippable, inputs: Sequence[Tensor]) -> list[Tensor]:
     return found
 
 
-def differences(inputs: Sequence[Tensor], answers: Sequence[Tensor], references: Sequence[Tensor]) -> Difference:
-    """Of a file's answers from the module's own, `references`. A nan among the answers makes the difference nan.
+def differences(
+    inputs: Sequence[Tensor], answers: Sequence[Tensor], references: Sequence[Tensor], predicts: str = "classes"
+) -> Difference:
+    """Of a file's answers from the module's own, `references`, which are `predicts`. A nan among the answers makes the
+    difference nan.
 
     Raises:
         UserError: an answer has another shape than the module's.
     """
-    meter, scale = AgreementMeter(), 0.0
+    meter, scale = AgreementMeter(predicts), 0.0
     for x, answer, reference in zip(inputs, answers, references, strict=True):
         if answer.shape != reference.shape:
             raise UserError(

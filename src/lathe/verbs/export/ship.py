@@ -100,7 +100,7 @@ def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) 
             name,
             report["arithmetic"],
             f"{(held or report['odd_inputs'])['relative']:.1e}",
-            f"{(held or report['odd_inputs'])['agreement']:.4f}",
+            _equal((held or report["odd_inputs"])["agreement"]),
             *metrics,
             f"{report['seconds']:.1f}",
         )
@@ -108,6 +108,10 @@ def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) 
     console.print(table)
     for name in reports:
         console.print(f"{run / 'exports' / name}", soft_wrap=True, highlight=False)
+
+
+def _equal(share: float | None) -> str:
+    return "-" if share is None else f"{share:.4f}"
 
 
 def _metric(value: float | None) -> str:
