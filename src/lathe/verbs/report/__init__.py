@@ -1,0 +1,1 @@
+"""What many runs say together: a table, intervals, comparisons, and a page that draws them."""

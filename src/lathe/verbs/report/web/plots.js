@@ -1,0 +1,182 @@
+// Plotly, which is loaded once a plot comes near the window; each plot is drawn again when what it shows has changed.
+const drawn = { chosen: null, slots: new Map() };
+const plots = {};
+let loading = null;
+
+function plotly() {
+  loading = loading || inflated("plotly").then((buffer) => {
+    document.head.append(el("script", {}, decoded(buffer))); // the policy lets it run by its hash
+  });
+  return loading;
+}
+
+function plot(id, draw) {
+  const host = at(id), own = { stale: true, near: false, busy: false };
+  async function refresh() {
+    if (!own.stale || !own.near || own.busy) return;
+    own.busy = true;
+    await plotly();
+    own.stale = false;
+    const made = draw();
+    host.hidden = !made;
+    if (made) {
+      const first = !host.classList.contains("js-plotly-plot");
+      await Plotly.react(host, made.traces, layout(made.layout), CONFIG(id));
+      if (first) host.on("plotly_click", (event) => {
+        const run = data.runs[event.points[0].customdata];
+        if (run) openRun(run);
+      });
+      host.dataset.drawn = String(Number(host.dataset.drawn || 0) + 1);
+    }
+    own.busy = false;
+    refresh();
+  }
+  plots[id] = () => { own.stale = true; refresh(); };
+  new IntersectionObserver((entries) => {
+    own.near = entries[entries.length - 1].isIntersecting;
+    refresh();
+  }, { rootMargin: "400px" }).observe(host.parentElement);
+}
+
+const CONFIG = (id) => ({
+  displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+  toImageButtonOptions: { format: "svg", filename: id.replace("-plot", "") },
+});
+
+function layout(given) {
+  const axis = { gridcolor: colour("grid"), linecolor: colour("line"), zeroline: false, ticks: "", automargin: true };
+  return {
+    paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)", showlegend: false, hovermode: "closest", dragmode: "zoom",
+    font: { family: getComputedStyle(document.body).fontFamily, size: 13, color: colour("quiet") },
+    hoverlabel: { bgcolor: colour("card"), bordercolor: colour("line"), font: { color: colour("text"), size: 13 }, align: "left", namelength: 0 },
+    margin: { l: 64, r: 16, t: 12, b: 52 }, height: 400, ...given,
+    xaxis: { ...axis, ...given.xaxis }, yaxis: { ...axis, ...given.yaxis },
+  };
+}
+
+const heading = (text) => ({ text: plain(text), font: { size: 13 } });
+const rgba = (hex, opacity) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${opacity})`;
+
+// The groups in colour: those that were chosen, else the best eight of which the filter leaves a run.
+function chooseGroups() {
+  const shown = new Set(view.shown.map((run) => run.group));
+  let wanted = drawn.chosen && [...drawn.chosen].filter((index) => shown.has(index));
+  if (!wanted) {
+    const ranked = data.groups.filter((group) => shown.has(group.index)).sort((a, b) =>
+      isNumber(a.mean) !== isNumber(b.mean) ? (isNumber(a.mean) ? -1 : 1) : data.direction === "min" ? a.mean - b.mean : b.mean - a.mean);
+    wanted = ranked.slice(0, COLOURS.light.length).map((group) => group.index);
+  }
+  for (const index of [...drawn.slots.keys()]) if (!wanted.includes(index)) drawn.slots.delete(index);
+  for (const index of wanted) {
+    if (drawn.slots.has(index)) continue;
+    const taken = new Set(drawn.slots.values());
+    drawn.slots.set(index, Array.from({ length: MOST_GROUPS }, (_, slot) => slot).find((slot) => !taken.has(slot)));
+  }
+  for (const box of document.querySelectorAll("#groups-table input")) {
+    const slot = drawn.slots.get(Number(box.value));
+    box.checked = slot !== undefined;
+    box.style.accentColor = slot === undefined ? "" : slotColour(slot);
+  }
+  at("best-groups").hidden = !drawn.chosen;
+}
+
+function drawnBox(group) {
+  const box = el("input", { type: "checkbox", value: String(group.index), "aria-label": `Draw ${group.label || "all runs"}` });
+  box.addEventListener("change", () => setDrawn(group.index, box.checked));
+  return box;
+}
+
+function setDrawn(index, on) {
+  drawn.chosen = new Set(drawn.slots.keys());
+  on ? drawn.chosen.add(index) : drawn.chosen.delete(index);
+  if (drawn.chosen.size > MOST_GROUPS) drawn.chosen.delete(index);
+  refreshPlots();
+}
+
+function refreshPlots() {
+  chooseGroups();
+  for (const refresh of Object.values(plots)) refresh();
+}
+
+const STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101, 2.093, 2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 2.042];
+const student = (free) => STUDENT[free - 1] || 1.96 + 2.4 / free;
+
+// Mean, lower and upper end at each step at which two or more of the curves are known; between its points a curve is straight.
+function band(curves, way) {
+  const steps = [...new Set(curves.flatMap(([xs]) => xs))].sort((a, b) => a - b), at = curves.map(() => 0);
+  const rows = [];
+  for (const step of steps) {
+    const values = [];
+    curves.forEach(([xs, ys], i) => {
+      if (step < xs[0] || step > xs[xs.length - 1]) return;
+      while (at[i] < xs.length - 1 && xs[at[i] + 1] <= step) at[i]++;
+      const j = at[i], k = Math.min(j + 1, xs.length - 1), part = xs[k] > xs[j] ? (step - xs[j]) / (xs[k] - xs[j]) : 0;
+      const value = part ? ys[j] + part * (ys[k] - ys[j]) : ys[j];
+      if (isNumber(value)) values.push(value);
+    });
+    if (!values.length) continue;
+    const n = values.length, mean = values.reduce((a, b) => a + b) / n;
+    const half = n < 2 ? 0 : student(n - 1) * Math.sqrt(values.reduce((sum, value) => sum + (value - mean) ** 2, 0) / (n - 1) / n);
+    rows.push({ step, n, mean, low: way === "range" ? Math.min(...values) : mean - half, high: way === "range" ? Math.max(...values) : mean + half });
+  }
+  return rows;
+}
+
+function groupTraces(group, slot, name, way) {
+  const runs = view.shown.filter((run) => run.group === group.index && run.curves && run.curves[name]);
+  const rows = band(runs.map((run) => curve(run, name)), way), wide = rows.filter((row) => row.n > 1), hex = slotColour(slot);
+  const says = (row) => `${plain(group.label || "all runs")}<br>step ${row.step.toLocaleString("en")}: ${figure(row.mean)}${row.n > 1 ? ` (${figure(row.low)} to ${figure(row.high)})` : ""}, ${counted(row.n, "run")}`;
+  return [
+    { x: [...wide, ...wide.slice().reverse()].map((row) => row.step), y: [...wide.map((row) => row.high), ...wide.slice().reverse().map((row) => row.low)], fill: "toself", fillcolor: rgba(hex, 0.16), line: { width: 0 }, mode: "lines", hoverinfo: "skip" },
+    { x: rows.map((row) => row.step), y: rows.map((row) => row.mean), text: rows.map(says), hoverinfo: "text", mode: rows.length > 1 ? "lines" : "markers", line: { color: hex, width: 2, dash: DASHES[Math.floor(slot / COLOURS.light.length)] }, marker: { color: hex } },
+  ];
+}
+
+const MOST_LINES = 100;
+
+function runTraces(name) {
+  const runs = view.ordered.filter((run) => run.curves && run.curves[name]);
+  return runs.slice(0, MOST_LINES).map((run) => {
+    const [x, y] = curve(run, name), slot = drawn.slots.get(run.group), hex = slot === undefined ? colour("faint") : slotColour(slot);
+    return { x, y, customdata: x.map(() => run.index), text: x.map((step, i) => `${plain(run.name || "")} ${plain(folderOf(run))}<br>step ${step.toLocaleString("en")}: ${figure(y[i])}`), hoverinfo: "text", mode: x.length > 1 ? "lines" : "markers", line: { color: hex, width: 1.2, dash: slot === undefined ? "solid" : DASHES[Math.floor(slot / COLOURS.light.length)] } };
+  });
+}
+
+// What lies beyond half of the longest curve's steps: where the differences are that the table of groups tells.
+function lastHalf(traces) {
+  const begin = traces.flatMap((trace) => trace.x).reduce((a, b) => Math.max(a, b), 0) / 2;
+  return traces.map((trace) => {
+    const kept = (list) => list && list.filter((_, i) => trace.x[i] >= begin);
+    return { ...trace, x: kept(trace.x), y: kept(trace.y), text: kept(trace.text), customdata: kept(trace.customdata) };
+  });
+}
+
+function drawCurves() {
+  const name = at("curve").value, way = at("band").value, with_ = view.shown.filter((run) => run.curves && run.curves[name]).length;
+  const groups = [...drawn.slots].map(([index, slot]) => [data.groups[index], slot]);
+  at("curves-says").textContent = !with_ ? `None of the runs shown has a curve of ${name}.`
+    : way === "runs" ? (with_ > MOST_LINES ? `The first ${MOST_LINES} of ${counted(with_, "run")}, in the order of the table of runs; filter it for others.` : `${counted(with_, "run")}. A click opens one.`)
+    : `${groups.length < data.groups.length ? `${counted(groups.length, "group")} of ${data.groups.length.toLocaleString("en")}, ${drawn.chosen ? "as chosen in their table" : "the best"}; ` : ""}${counted(with_, "run has", "runs have")} this curve. A band needs two runs.`;
+  at("legend").replaceChildren(...groups.map(([group, slot]) => el("li", {}, svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" }, svg("line", { x1: 0, x2: 26, y1: 5, y2: 5, stroke: slotColour(slot), "stroke-width": 2.5, "stroke-dasharray": ["none", "6 4", "2 3"][Math.floor(slot / COLOURS.light.length)] })), group.label || "all runs")));
+  if (!with_) return null;
+  const traces = way === "runs" ? runTraces(name) : groups.flatMap(([group, slot]) => groupTraces(group, slot, name, way));
+  return {
+    traces: at("curve-end").checked ? lastHalf(traces) : traces,
+    layout: { xaxis: { title: heading("optimizer step") }, yaxis: { title: heading(name), type: at("curve-log").checked ? "log" : "linear" } },
+  };
+}
+
+function startCurves() {
+  const names = [...new Set(data.runs.flatMap((run) => Object.keys(run.curves || {})))].sort();
+  if (!names.length) {
+    at("curves-says").textContent = "No run has a curve: metrics.csv is where they come from, and a run that failed early has none.";
+    at("curves-tools").parentElement.hidden = true;
+    return;
+  }
+  const leaf = data.metric.split("/").pop(), first = names.find((name) => name === `val/${leaf}`) || names.find((name) => name.endsWith("/" + leaf)) || names[0];
+  at("curve").append(...names.map((name) => el("option", { value: name, selected: name === first }, name)));
+  if (!data.runs.some((run) => run.group !== null)) at("band").value = "runs";
+  for (const id of ["curve", "band", "curve-log", "curve-end"]) at(id).addEventListener("change", () => plots["curves-plot"]());
+  at("best-groups").addEventListener("click", () => { drawn.chosen = null; refreshPlots(); });
+  plot("curves-plot", drawCurves);
+}
