@@ -21,10 +21,12 @@ def browser() -> Iterator[Any]:
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
     """Opens the page of some data from a file and waits until it is ready; what the console says and what is asked of
-    a network fails the test."""
+    a network fails the test. Without `plots` none comes near the window, and Plotly's second is saved."""
     said: list[str] = []
 
-    def opened(data: dict[str, Any], **media: str) -> Any:
+    def opened(data: dict[str, Any], plots: bool = True, **media: str) -> Any:
+        if not plots:
+            tab.add_init_script("window.IntersectionObserver = class { observe() {} }")
         write_page(data, tmp_path / "report.html")
         tab.emulate_media(**media)
         tab.goto((tmp_path / "report.html").as_uri())

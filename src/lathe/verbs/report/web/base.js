@@ -34,7 +34,8 @@ const decoded = (buffer) => new TextDecoder().decode(buffer);
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 const plain = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const counted = (n, one, more = one + "s") => `${n.toLocaleString("en")} ${n === 1 ? one : more}`;
-const short = (key) => key.slice(key.lastIndexOf(".") + 1);
+// The last part of a key that says something: of model.net._target_ net.
+const short = (key) => key.replace(/\._target_$/, "").split(".").pop();
 
 function figure(value, digits = 4) {
   if (value === null || value === undefined) return NONE;
@@ -43,6 +44,14 @@ function figure(value, digits = 4) {
   if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
   if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(Math.max(0, digits - 2)).replace(/\.?0+e/, "e").replace("e+", "e");
   return String(Number(value.toPrecision(digits)));
+}
+
+// A column's numbers with as many decimals each, so that they stand below each other: four digits of the middle one.
+function aligned(values) {
+  const sizes = values.filter((value) => isNumber(value) && value !== 0).map(Math.abs).sort((a, b) => a - b), middle = sizes[Math.floor(sizes.length / 2)];
+  if (!sizes.length || sizes.every(Number.isInteger) || middle < 1e-3 || middle >= 1e6) return figure;
+  const places = Math.max(0, 3 - Math.floor(Math.log10(middle)));
+  return (value) => (isNumber(value) && (value === 0 || Math.abs(value) >= 10 ** -places) && Math.abs(value) < 1e6 ? value.toFixed(places) : figure(value));
 }
 
 // A value of a configuration, as it is typed.
@@ -136,6 +145,8 @@ async function open() {
 }
 
 const metricOf = (run) => run.metrics[data.metric];
+const scored = (run) => run.state === "complete" && isNumber(metricOf(run));
+const confidence = () => `${Math.round(1000 * (data.confidence || 0.95)) / 10} % interval`;
 const better = (a, b) => (data.direction === "min" ? a < b : a > b);
 
 // Steps and values of a curve; a value that is no number is NaN. page.py packs them.

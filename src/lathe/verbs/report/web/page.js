@@ -18,7 +18,10 @@ function startGroups() {
   const columns = groupColumns(), place = columns.findIndex((column) => column.main);
   tables.groups = sortable(at("groups-table"), columns, "Groups", { index: place, down: data.direction !== "min" });
   at("pairs").hidden = !data.pairs.length;
-  at("pairs-list").append(...data.pairs.map((pair) => el("li", {}, pair.says)));
+  if (!data.pairs.length) return;
+  at("pairs-says").textContent = `${data.metric} of each group minus that of ${(data.groups[data.pairs[0].b] || {}).label}, over the seeds and folds that both have.`;
+  const told = pairColumns();
+  sortable(at("pairs-table"), told, "Differences from the baseline", { index: told.findIndex((column) => column.main), down: data.direction !== "min" }).show(data.pairs);
 }
 
 function startRuns() {

@@ -123,7 +123,8 @@ function band(curves, way) {
 }
 
 function groupTraces(group, slot, name, way) {
-  const runs = view.shown.filter((run) => run.group === group.index && run.curves && run.curves[name]);
+  const all = view.shown.filter((run) => run.group === group.index && run.curves && run.curves[name]), complete = all.filter((run) => run.state === "complete");
+  const runs = complete.length ? complete : all; // what has ended early would bend the mean where it ends
   const rows = band(runs.map((run) => curve(run, name)), way), wide = rows.filter((row) => row.n > 1), hex = slotColour(slot);
   const says = (row) => `${plain(group.label || "all runs")}<br>step ${row.step.toLocaleString("en")}: ${figure(row.mean)}${row.n > 1 ? ` (${figure(row.low)} to ${figure(row.high)})` : ""}, ${counted(row.n, "run")}`;
   return [
@@ -156,7 +157,7 @@ function drawCurves() {
   const groups = [...drawn.slots].map(([index, slot]) => [data.groups[index], slot]);
   at("curves-says").textContent = !with_ ? `None of the runs shown has a curve of ${name}.`
     : way === "runs" ? (with_ > MOST_LINES ? `The first ${MOST_LINES} of ${counted(with_, "run")}, in the order of the table of runs; filter it for others.` : `${counted(with_, "run")}. A click opens one.`)
-    : `${groups.length < data.groups.length ? `${counted(groups.length, "group")} of ${data.groups.length.toLocaleString("en")}, ${drawn.chosen ? "as chosen in their table" : "the best"}; ` : ""}${counted(with_, "run has", "runs have")} this curve. A band needs two runs.`;
+    : `${groups.length < data.groups.length ? `${counted(groups.length, "group")} of ${data.groups.length.toLocaleString("en")}, ${drawn.chosen ? "as chosen in their table" : "the best"}; ` : ""}${counted(with_, "run has", "runs have")} this curve. A band needs two runs, and holds complete ones where there are any.`;
   at("legend").replaceChildren(...groups.map(([group, slot]) => el("li", {}, svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" }, svg("line", { x1: 0, x2: 26, y1: 5, y2: 5, stroke: slotColour(slot), "stroke-width": 2.5, "stroke-dasharray": ["none", "6 4", "2 3"][Math.floor(slot / COLOURS.light.length)] })), group.label || "all runs")));
   if (!with_) return null;
   const traces = way === "runs" ? runTraces(name) : groups.flatMap(([group, slot]) => groupTraces(group, slot, name, way));

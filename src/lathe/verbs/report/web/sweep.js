@@ -22,8 +22,8 @@ function costTraces(runs, cost) {
 
 function drawCost() {
   const cost = COSTS.find((one) => one.key === at("axis").value);
-  const scored = view.shown.filter((run) => isNumber(metricOf(run))), runs = scored.filter((run) => isNumber(cost.of(run)));
-  const left = [[view.shown.length - scored.length, `no ${data.metric}`], [scored.length - runs.length, `no ${cost.title}`]].filter(([n]) => n).map(([n, what]) => `${counted(n, "run has", "runs have")} ${what}`);
+  const known = view.shown.filter(scored), runs = known.filter((run) => isNumber(cost.of(run)));
+  const left = [[view.shown.length - known.length, `no final ${data.metric}`], [known.length - runs.length, `no ${cost.title}`]].filter(([n]) => n).map(([n, what]) => `${counted(n, "run has", "runs have")} ${what}`);
   at("cost-says").textContent = `${counted(runs.length, "run")} drawn${left.length ? `; ${left.join(", ")}` : ""}.`;
   const front = onFront(runs, cost);
   at("front").replaceChildren(...(front.length ? [el("h3", {}, "On the front"), el("p", { class: "quiet-text" }, `No run is both cheaper and ${data.direction === "min" ? "lower" : "higher"} in ${data.metric}.`), frontTable(front, cost)] : []));
@@ -40,7 +40,7 @@ function frontTable(front, cost) {
 }
 
 function startCost() {
-  const known = COSTS.filter((cost) => data.runs.some((run) => isNumber(cost.of(run)) && isNumber(metricOf(run))));
+  const known = COSTS.filter((cost) => data.runs.some((run) => isNumber(cost.of(run)) && scored(run)));
   const missing = COSTS.filter((cost) => !known.includes(cost)).map((cost) => cost.title);
   if (known.length && data.runs.length === 1) {
     at("cost-says").textContent = "One run: what it costs stands in the table of runs.";
@@ -75,9 +75,9 @@ function axisOf(key) {
 // viridis, from Smith and van der Walt: even in lightness, and readable without colour
 const SCALE = ["#440154", "#482475", "#414487", "#355f8d", "#2a788e", "#21918c", "#22a884", "#44bf70", "#7ad151", "#bddf26"];
 
-function sweepTraces(axes, scored, low, high) {
-  const bins = SCALE.map(() => []), scale = theme() === "dark" ? SCALE.slice(2) : SCALE.slice(0, 9);
-  for (const run of scored) {
+function sweepTraces(axes, runs, low, high) {
+  const bins = SCALE.map(() => []), scale = theme() === "dark" ? SCALE.slice(2) : SCALE.slice(0, 9).reverse(); // the best stand out
+  for (const run of runs) {
     const part = high > low ? (metricOf(run) - low) / (high - low) : 1, good = data.direction === "min" ? 1 - part : part;
     bins[Math.min(scale.length - 1, Math.floor(good * scale.length))].push(run);
   }
@@ -93,22 +93,22 @@ function sweepTraces(axes, scored, low, high) {
       });
       x.push(null); y.push(null); text.push(""); customdata.push(null);
     }
-    return { x, y, text, customdata, hoverinfo: "text", mode: "lines+markers", marker: { size: 4, color: hex }, line: { color: hex, width: 1.3 }, opacity: Math.max(0.25, Math.min(0.9, 12 / Math.sqrt(scored.length + 1) * (0.4 + 0.6 * (bin + 1) / scale.length))) };
+    return { x, y, text, customdata, hoverinfo: "text", mode: "lines+markers", marker: { size: 4, color: hex }, line: { color: hex, width: 1.3 }, opacity: Math.max(0.25, Math.min(0.9, 12 / Math.sqrt(runs.length + 1) * (0.4 + 0.6 * (bin + 1) / scale.length))) };
   });
 }
 
 function drawSweep() {
-  const keys = sweepKeys(), scored = view.shown.filter((run) => isNumber(metricOf(run)));
-  at("sweep-says").textContent = `${counted(scored.length, "run")} with ${data.metric}${scored.length < view.shown.length ? `, ${counted(view.shown.length - scored.length, "run")} without` : ""}; lighter lines are better. A click opens a run.`;
-  if (!scored.length) return null;
-  const all = data.runs.map(metricOf).filter(isNumber), low = Math.min(...all), high = Math.max(...all);
+  const keys = sweepKeys(), runs = view.shown.filter(scored), left = view.shown.length - runs.length, more = differing().length - keys.length;
+  at("sweep-says").textContent = `${counted(runs.length, "run")} with a final ${data.metric}${left ? `, ${counted(left, "run")} without` : ""}; ${theme() === "dark" ? "lighter" : "darker"} lines are better. A click opens a run.${more ? ` ${counted(more, "factor")} that ${more === 1 ? "matters" : "matter"} less ${more === 1 ? "has" : "have"} no axis.` : ""}`;
+  if (!runs.length) return null;
+  const all = data.runs.filter(scored).map(metricOf), low = Math.min(...all), high = Math.max(...all);
   const own = { place: (value) => (high > low ? (value - low) / (high - low) : 0.5), log: false, ticks: high > low ? [low, (low + high) / 2, high].map((value) => [own_place(value, low, high), figure(value, 3)]) : [[0.5, figure(low)]] };
   const axes = [...keys.map((key) => ({ key, axis: axisOf(key) })), { key: null, axis: own }], last = axes.length - 1;
   const line = { color: colour("quiet"), width: 1 };
   const names = axes.map(({ key, axis }, i) => ({ x: i, y: 1.07, xref: "x", yref: "y", text: plain(clipped(key === null ? data.metric : short(key))) + (axis.log ? " (log)" : ""), showarrow: false, yanchor: "bottom", font: { color: colour("text"), size: 13, weight: 600 }, hovertext: plain(key || data.metric) }));
   const ticks = axes.flatMap(({ axis }, i) => axis.ticks.map(([y, text]) => ({ x: i, y, xref: "x", yref: "y", text: plain(clipped(text)), showarrow: false, xanchor: i === last ? "left" : "right", xshift: i === last ? 7 : -7, bgcolor: colour("veil"), borderpad: 1, font: { size: 11.5 } })));
   return {
-    traces: sweepTraces(axes, scored, low, high),
+    traces: sweepTraces(axes, runs, low, high),
     layout: {
       height: 420, margin: { l: 24, r: 64, t: 8, b: 16 }, annotations: [...names, ...ticks], shapes: axes.map((_, i) => ({ type: "line", x0: i, x1: i, y0: 0, y1: 1, line })),
       xaxis: { visible: false, range: [-0.45, last + 0.25], fixedrange: true }, yaxis: { visible: false, range: [-0.06, 1.18], fixedrange: true },
@@ -120,9 +120,11 @@ const own_place = (value, low, high) => (value - low) / (high - low);
 const clipped = (text) => (text.length > 18 ? text.slice(0, 17) + "…" : text);
 const MOST_AXES = 10;
 
-// Factors that differ between runs, those that matter most first where that is known.
+const differing = () => data.factors.filter((key) => new Set(data.runs.filter((run) => key in run.factors).map((run) => word(run.factors[key]))).size > 1);
+
+// The factors with an axis: of those that differ between runs, those that matter most first where that is known.
 function sweepKeys() {
-  const differ = data.factors.filter((key) => new Set(data.runs.map((run) => word(run.factors[key]))).size > 1);
+  const differ = differing();
   const share = new Map((data.importance.rows || []).map((row) => [row.factor, row.share]));
   return differ.sort((a, b) => (share.get(b) || 0) - (share.get(a) || 0)).slice(0, MOST_AXES);
 }

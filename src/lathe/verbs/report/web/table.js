@@ -5,7 +5,7 @@ function sortable(host, columns, caption, begin) {
   const made = new Map(), order = { ...begin };
   const heads = columns.map((column, index) => {
     const button = el("button", { type: "button", title: column.help || false, on: { click: () => by(index) } }, column.title, el("span", { class: "arrow", "aria-hidden": "true" }));
-    return el("th", { scope: "col", class: column.number ? "number" : "" }, column.of ? button : el("span", { class: "unseen" }, column.title));
+    return el("th", { scope: "col", class: column.number ? "number" : "" }, column.of ? button : el("span", { class: column.class === "box" ? "unseen" : "head-text" }, column.title));
   });
   const body = el("tbody"), empty = el("p", { class: "empty", hidden: true });
   const table = el("table", {}, el("caption", { class: "unseen" }, caption), el("thead", {}, el("tr", {}, heads)), body);
@@ -70,12 +70,11 @@ function sortable(host, columns, caption, begin) {
   return api;
 }
 
-const varied = () => data.factors;
-
-function factorColumns(of) {
-  return varied().map((key) => {
+function factorColumns() {
+  return data.factors.map((key) => {
     const number = data.runs.every((run) => run.factors[key] === undefined || isNumber(run.factors[key]));
-    return { title: short(key), help: key, number, ascending: true, of: (row) => sortValue(of(row)[key]), cell: (row) => (key in of(row) ? el("span", { title: word(of(row)[key]) }, brief(of(row)[key])) : NONE), class: "factor" };
+    const cell = (run) => (key in run.factors ? el("span", { title: word(run.factors[key]) }, brief(run.factors[key])) : NONE);
+    return { title: short(key), help: key, number, ascending: true, of: (run) => sortValue(run.factors[key]), cell, class: "factor" };
   });
 }
 
@@ -93,18 +92,28 @@ function forest(group, low, high) {
 function groupColumns() {
   const ends = data.groups.flatMap((group) => [group.mean, ...(group.interval || [])]).filter(isNumber);
   const low = Math.min(...ends), high = Math.max(...ends);
-  const uniform = data.factors.length > 0 && data.factors.length <= 6 && data.groups.every((group) => data.factors.every((key) => key in (group.factors || {})));
-  const label = { title: "Group", of: (group) => group.label, cell: groupCell, class: "name" };
+  const best = aligned(data.groups.map((group) => group.best));
   return [
     { title: "Drawn", cell: drawnBox, class: "box" },
-    label,
-    ...(uniform ? factorColumns((group) => group.factors || {}) : []),
+    { title: "Group", of: (group) => group.label, cell: groupCell, class: "name" },
     { title: "n", help: "complete runs", number: true, of: (group) => group.n, cell: (group) => figure(group.n) },
     { title: `${data.metric}, mean ± sd`, help: "mean and standard deviation of complete runs", main: true, number: true, ascending: data.direction === "min", of: (group) => group.mean, cell: (group) => el("strong", {}, plusMinus(group.mean, group.std)) },
-    { title: "95 % interval", help: "of the mean", of: (group) => (group.interval ? group.interval[1] - group.interval[0] : null), cell: (group) => intervalCell(group, low, high), class: "interval" },
-    { title: "best", number: true, ascending: data.direction === "min", of: (group) => group.best, cell: (group) => figure(group.best) },
+    { title: confidence(), help: "of the mean", of: (group) => (group.interval ? group.interval[1] - group.interval[0] : null), cell: (group) => intervalCell(group, low, high), class: "interval" },
+    { title: "best", number: true, ascending: data.direction === "min", of: (group) => group.best, cell: (group) => best(group.best) },
     { title: "time", help: "mean training time of a run", number: true, ascending: true, of: (group) => group.seconds, cell: (group) => duration(group.seconds) },
     { title: "parameters", number: true, ascending: true, of: (group) => group.parameters, cell: (group) => count(group.parameters) },
+  ];
+}
+
+function pairColumns() {
+  const sign = (value) => (isNumber(value) ? `${value > 0 ? "+" : ""}${value.toFixed(places())}` : NONE), group = (pair) => data.groups[pair.a] || {};
+  return [
+    { title: "Group", of: (pair) => group(pair).label, cell: (pair) => groupCell(group(pair)), class: "name" },
+    { title: "pairs", help: "seeds and folds that both have", number: true, of: (pair) => pair.n, cell: (pair) => figure(pair.n) },
+    { title: "difference", number: true, ascending: data.direction === "min", of: (pair) => pair.difference, cell: (pair) => el("strong", {}, sign(pair.difference)), main: true },
+    { title: confidence(), of: (pair) => (pair.interval ? pair.interval[1] - pair.interval[0] : null), cell: (pair) => (pair.interval ? `${sign(pair.interval[0])} to ${sign(pair.interval[1])}` : NONE) },
+    { title: "p", number: true, ascending: true, of: (pair) => pair.p, cell: (pair) => (isNumber(pair.p) && pair.p < 0.001 ? "< 0.001" : figure(pair.p, 2)) },
+    { title: "What it says", cell: (pair) => pair.says, class: "says-cell" },
   ];
 }
 
@@ -115,7 +124,7 @@ function intervalCell(group, low, high) {
 
 function groupCell(group) {
   const marks = (group.marks || []).map((mark) => el("span", { class: "mark", title: mark }, "⚠ ", el("span", { class: "unseen" }, mark)));
-  return el("div", {}, el("button", { type: "button", class: "open", on: { click: () => openGroup(group) } }, group.label || "all runs"), ...marks);
+  return el("div", {}, el("button", { type: "button", class: "open", title: group.label || false, on: { click: () => openGroup(group) } }, group.label || "all runs"), ...marks);
 }
 
 function runColumns() {
@@ -123,9 +132,10 @@ function runColumns() {
   const numbers = [
     { title: "seed", of: (run) => run.seed, cell: (run) => (run.seed === null || run.seed === undefined ? NONE : word(run.seed)), ascending: true },
     { title: "fold", of: (run) => run.fold, cell: (run) => (run.fold === null || run.fold === undefined ? NONE : word(run.fold)), ascending: true },
-    ...[data.metric, ...data.metrics.filter((name) => name !== data.metric)].map((name) => ({
-      title: name, of: (run) => run.metrics[name], cell: (run) => figure(run.metrics[name]), ascending: name === data.metric ? data.direction === "min" : /loss|error|perplexity/.test(name), class: name === data.metric ? "main" : "",
-    })),
+    ...[data.metric, ...data.metrics.filter((name) => name !== data.metric && !COSTS.some((cost) => cost.key === name))].map((name) => {
+      const text = aligned(data.runs.map((run) => run.metrics[name]));
+      return { title: name, of: (run) => run.metrics[name], cell: (run) => text(run.metrics[name]), ascending: name === data.metric ? data.direction === "min" : /loss|error|perplexity/.test(name), class: name === data.metric ? "main" : "" };
+    }),
     { title: "time", help: "training time", of: (run) => run.seconds, cell: (run) => duration(run.seconds), ascending: true },
     ...["parameters", "latency_ms", "bytes", "macs"].map((key) => {
       const cost = COSTS.find((one) => one.key === key);
@@ -135,7 +145,7 @@ function runColumns() {
   return [
     { title: "Run", of: (run) => run.path, cell: runCell, class: "name" },
     { title: "State", of: (run) => STATES.indexOf(run.state), cell: (run) => el("span", { class: "state", title: run.sentence || false }, stateDot(run.state), run.state) },
-    ...factorColumns((run) => run.factors),
+    ...factorColumns(),
     ...numbers,
   ];
 }

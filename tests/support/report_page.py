@@ -1,0 +1,36 @@
+"""What a person sees and does on a report's page."""
+
+from collections.abc import Callable
+from typing import Any
+
+
+def column(tab: Any, title: str, table: str = "#runs-table") -> list[str]:
+    """The cells below the head of that title, from the top."""
+    return list(
+        tab.evaluate(
+            """([table, title]) => {
+              const at = [...document.querySelectorAll(`${table} th`)].findIndex((head) => head.textContent === title);
+              return [...document.querySelectorAll(`${table} tbody tr`)].map((row) => row.cells[at].innerText);
+            }""",
+            [table, title],
+        )
+    )
+
+
+def drawn(tab: Any, name: str) -> Any:
+    """A plot, once it is there."""
+    tab.locator(f"#{name}").scroll_into_view_if_needed()
+    tab.locator(f"#{name}[data-drawn]").wait_for(state="attached")
+    return tab.locator(f"#{name}")
+
+
+def traces(tab: Any, name: str) -> list[dict[str, Any]]:
+    drawn(tab, name)
+    return list(tab.evaluate(f"at('{name}').data.map(({{x, y, text, line}}) => ({{x, y, text, line}}))"))
+
+
+def redrawn(tab: Any, name: str, act: Callable[[], Any]) -> None:
+    """Does something and waits until the plot was drawn anew."""
+    before = int(drawn(tab, name).get_attribute("data-drawn"))
+    act()
+    tab.wait_for_function(f"Number(at('{name}').dataset.drawn) > {before}")

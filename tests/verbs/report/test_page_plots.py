@@ -1,0 +1,132 @@
+"""The report's page in a real browser: its plots, its themes, and reports of one run and of a thousand."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.report_data import report, run
+from support.report_page import column, drawn, redrawn, traces
+
+Show = Callable[..., Any]
+
+
+def test_one_run_is_shown_and_what_is_missing_is_said(show: Show) -> None:
+    tab = show(report(1))
+    assert tab.title() == "Depth of a ResNet on CIFAR-10"
+    assert tab.locator("#facts").inner_text().startswith("1 run")
+    assert tab.locator("#groups-says").inner_text().startswith("One run: there is nothing to compare yet.")
+    assert column(tab, "95 % interval", "#groups-table") == ["one run has no interval"]
+    assert column(tab, "test/accuracy") == ["0.9105"]
+    assert tab.locator("#cost-says").inner_text() == "One run: what it costs stands in the table of runs."
+    assert tab.locator("#sweep-says").inner_text() == "One run: no factor differs."
+    (_, line) = traces(tab, "curves-plot")
+    steps, values = run(0)["curves"]["val/accuracy"]
+    assert line["x"] == steps
+    assert max(abs(a - b) for a, b in zip(line["y"], values, strict=True)) < 0.001
+
+
+def test_runs_without_curves_and_costs_say_so(show: Show) -> None:
+    bare = {"curves": {}, "cost": {}, "seconds": None, "parameters": None}
+    tab = show(report(3, runs=[run(i, **bare) for i in range(3)]), plots=False)
+    assert tab.locator("#curves-says").inner_text().startswith("No run has a curve")
+    assert tab.locator("#cost-says").inner_text().startswith("No complete run says what it costs")
+    assert not tab.locator("#curves-plot").is_visible()
+    assert (
+        tab.locator("#importance")
+        .inner_text()
+        .endswith(
+            "3 complete runs have test/accuracy, and importance needs 20: of fewer, a factor that does nothing looks "
+            "important by chance."
+        )
+    )
+
+
+def test_bands_are_mean_and_ends_over_the_seeds_of_a_group(show: Show) -> None:
+    flat = [
+        run(i, group=0, curves={"val/accuracy": [[1, 2, 3], [level, level, level]]})
+        for i, level in enumerate((0.2, 0.4, 0.9))
+    ]
+    flat[2]["curves"] = {"val/accuracy": [[1, 2], [0.9, float("nan")]]}
+    tab = show(report(1, runs=flat))
+    tab.locator("#band").select_option("range")
+    band, line = traces(tab, "curves-plot")
+    assert line["x"] == [1, 2, 3]
+    assert line["y"] == pytest.approx([0.5, 0.3, 0.3])
+    assert band["y"] == pytest.approx([0.9, 0.4, 0.4, 0.2, 0.2, 0.2])
+    redrawn(tab, "curves-plot", lambda: tab.locator("#band").select_option("interval"))
+    half = 4.303 * (0.13 / 3) ** 0.5  # Student's t at 2 degrees of freedom, of three values with variance 0.13
+    assert traces(tab, "curves-plot")[0]["y"][0] == pytest.approx(0.5 + half, abs=1e-3)
+    redrawn(tab, "curves-plot", lambda: tab.locator("#band").select_option("runs"))
+    assert sorted(trace["y"][0] for trace in traces(tab, "curves-plot")) == pytest.approx([0.2, 0.4, 0.9])
+
+
+def test_the_front_holds_what_nothing_beats(show: Show) -> None:
+    costs = {0: (1.0, 0.5), 1: (2.0, 0.7), 2: (3.0, 0.6), 3: (4.0, 0.9), 4: (None, 0.95)}
+    runs = [
+        run(i, cost={"latency_ms": latency, "bytes": None, "macs": None}, metrics={"test/accuracy": accuracy}, group=0)
+        for i, (latency, accuracy) in costs.items()
+    ]
+    tab = show(report(5, runs=runs))
+    front = traces(tab, "cost-plot")[0]
+    assert (front["x"], front["y"]) == ([1.0, 2.0, 4.0], [0.5, 0.7, 0.9])
+    assert tab.locator("#cost-says").inner_text() == "4 runs drawn; 1 run has no latency (ms)."
+    assert "size of the file (bytes), MACs" in tab.locator("#cost-tools").inner_text()
+    assert [text.split()[-1] for text in tab.locator("#front tr").all_inner_texts()] == ["0.5", "0.7", "0.9"]
+
+
+def test_the_baseline_is_named_and_every_difference_has_a_row(show: Show) -> None:
+    data = report(30, confidence=0.9)
+    tab = show(data, plots=False)
+    label = data["groups"][0]["label"]
+    assert f"minus that of {label}, over the seeds" in tab.locator("#pairs-says").inner_text()
+    differences = sorted((pair["difference"] for pair in data["pairs"]), reverse=True)
+    told = [float(text) for text in column(tab, "difference", "#pairs-table")]
+    assert told == pytest.approx(differences, abs=1e-3)
+    assert len(column(tab, "90 % interval", "#pairs-table")) == 5
+    assert set(column(tab, "What it says", "#pairs-table")) == {data["pairs"][0]["says"]}
+
+
+def test_parallel_lines_and_importance_tell_the_factors_that_matter(show: Show) -> None:
+    tab = show(report(60))
+    lines = traces(tab, "sweep-plot")
+    assert sum(x is None for trace in lines for x in trace["x"]) == 54  # a gap after each scored run
+    names = tab.locator("#importance li span:first-child").all_inner_texts()
+    assert (names[0], names[2]) == ("lr", "flip")
+    assert "of 54 complete runs" in tab.locator("#importance").inner_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_theme_is_the_systems_until_one_is_chosen(show: Show, scheme: str) -> None:
+    tab = show(report(2), color_scheme=scheme)
+    ground = {"light": "rgb(245, 244, 241)", "dark": "rgb(20, 22, 23)"}
+    first = {"light": "#0072b2", "dark": "#5aa9e6"}
+    other = "dark" if scheme == "light" else "light"
+
+    def seen() -> str:
+        return str(tab.evaluate("getComputedStyle(document.body).backgroundColor"))
+
+    assert seen() == ground[scheme]
+    assert traces(tab, "curves-plot")[1]["line"]["color"] == first[scheme]
+    redrawn(tab, "curves-plot", lambda: tab.locator("#theme").click())
+    assert seen() == ground[other]
+    assert traces(tab, "curves-plot")[1]["line"]["color"] == first[other]
+    tab.locator("#theme").click()
+    assert seen() == ground[scheme]
+
+
+@pytest.mark.slow
+def test_a_thousand_runs_of_four_curves_stay_below_three_megabytes(show: Show, tmp_path: Path) -> None:
+    tab = show(report(1000))
+    size = (tmp_path / "report.html").stat().st_size
+    assert size < 3_000_000
+    assert tab.locator("#footer").inner_text().endswith("loads nothing.")  # nothing was made coarser for it
+    assert "1,000 runs" in tab.locator("#facts").inner_text()
+    assert len(column(tab, "Run")) == 150
+    tab.get_by_role("button", name="150 of 1,000 rows are here").click()
+    assert len(column(tab, "Run")) == 1000
+    tab.locator("#filter").fill("depth=20 state=complete")
+    tab.wait_for_function("view.shown.length === 300")
+    tab.locator("#filter").fill("")
+    for name in ("curves-plot", "cost-plot", "sweep-plot"):
+        drawn(tab, name)
