@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from lathe.config.composed import check
+from lathe.config.help import names_of
 from lathe.config.stages import check_compression
 from lathe.config.words import translate
 from support.runs import ROOT, config
@@ -38,8 +39,7 @@ def mistakes(command: str) -> list[str]:
     verb = Path(script).stem
     if not (ROOT / "configs" / f"{verb}.yaml").exists() or any(word.startswith("--") for word in words):
         return []
-    groups = {path.name: [file.stem for file in path.glob("*.yaml")] for path in (ROOT / "configs").iterdir()}
-    cfg = config(*translate(list(_first(words)), groups), name=verb)
+    cfg = config(*translate(list(_first(words)), names_of(ROOT / "configs", verb)), name=verb)
     if verb == "train":
         check_compression(cfg)
     return check(cfg, verb)

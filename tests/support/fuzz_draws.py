@@ -131,7 +131,7 @@ VERBS = {
     "compress": ("compression=ptq_static",),
     "export": ("target=[onnx,executorch,safetensors,tensorrt,torchscript,torchserve]",),
 }
-OTHERS = {"make_shards": (), "prepare_tokens": ("input=x",), "benchmark": ("suite=scaling",)}
+OTHERS = {"make_shards": (), "prepare_tokens": ("input=x",), "benchmark": ("suite=scaling",), "runs": ()}
 
 
 @dataclass(frozen=True)

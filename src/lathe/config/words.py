@@ -39,6 +39,8 @@ HABITS = {
 }
 # Hydra's own, which would be taken and do nothing: a run has a directory by Lathe's rules.
 UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir")
+QUOTES = ("'", '"')
+ITEM = r"""(?:[^,\[\]'"]|\[[^\]]*\]|'[^']*'|"[^"]*")+"""  # of a list, whose brackets and quotes close
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
 WHOLE_NODE = re.compile(r"\{.*\b_target_ *:", re.DOTALL)  # a part that is typed with its class, as in a file
 
@@ -129,9 +131,20 @@ def earlier(word: str) -> str:
     return f"++{word}" if re.match(r"model\.(label_smoothing|_target_)=", word) else word
 
 
+def quoted_items(text: str) -> str:
+    """A list as it is typed, [a=b,c>=1], with each item in the quotes that Hydra's grammar wants around such words."""
+    inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
+    if not re.fullmatch(rf"(?:{ITEM}|,)*", inside):
+        return text  # brackets or quotes that don't close: Hydra tells their place
+    bare = [item.strip() for item in re.findall(ITEM, inside) if item.strip()]
+    return f"[{','.join(item if item[0] in QUOTES else repr(item) for item in bare)}]"
+
+
 def _translated(word: str, groups: Groups) -> list[str]:
     key, sign, value = key_of(word), word[: len(word) - len(word.lstrip("+~"))], word.partition("=")[2]
     choices = groups.get(key)
+    if key == "where" and key in groups and "=" in word and sign != "~":
+        return [f"{sign}{key}={quoted_items(value)}"]
     require(bool(key), f"{word!r} can't be read as an override: write key=value.")
     if (key, value) == ("train", "false") and not sign and key not in groups:
         return ["trainer.max_epochs=0"]

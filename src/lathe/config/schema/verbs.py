@@ -192,6 +192,23 @@ VERBS: dict[str, dict[str, Place]] = {
         ),
         "trainer": Keys({"accelerator": word("cpu"), "devices": whole(1, 1)}),  # one process listens
     },
+    "runs": {
+        "runs": items(text("a folder or a pattern"), 1) | text("a folder or a pattern") | None,
+        "where": items(text("a condition such as state=complete")),
+        "since": text("a date or an age") | None,
+        "sort": text("a key, after a - for the other way around"),
+        "limit": count | None,
+        "columns": items(text("a metric or a key"), 1) | None,
+        "output": path | None,
+        "compare": items(_RUN, 2, 2) | None,
+        "points": count,
+        "tag": items(text("a label")),
+        "untag": items(text("a label")),
+        "archive": path | None,
+        "delete": word("unfinished", "failed", "pruned", "complete") | None,
+        "yes": flag,
+        "paths": _log_dir,
+    },
     "benchmark": {
         "trusted": _trusted,
         "suite": word("scaling", "memory", "overhead", "gpu", "inference", "cli", "trainer", "data"),

@@ -1,0 +1,75 @@
+"""What `python scripts/runs.py` does."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from lathe import files
+from lathe.errors import require
+from lathe.verbs.runs import change, compare, table
+from lathe.verbs.runs.choose import check_key, chosen, conditions, ordered
+from lathe.verbs.runs.find import find
+
+ACTIONS = ("compare", "tag", "archive", "delete")
+
+
+def runs(request: dict[str, Any]) -> None:
+    """Lists the runs that `request`, the configuration of configs/runs.yaml, chooses; or compares, tags, archives or
+    deletes them.
+
+    Raises:
+        UserError: it asks for what can't be, or for what would harm a run. Nothing is changed then.
+    """
+    request["tag both"] = bool(request["tag"] or request["untag"])
+    asked = [name for name in ACTIONS if request["tag both" if name == "tag" else name]]
+    require(len(asked) < 2, f"{' and '.join(asked)} are one thing each: give one of them at a time.")
+    conditions(request["where"])
+    if request["output"] is not None:
+        table.check_output(request["output"], (".json",) if request["compare"] else (".csv", ".json"))
+    if request["compare"] is not None:
+        show_comparison(request)
+        return
+    log_dir = Path(request["paths"]["log_dir"]).resolve()
+    found = chosen(find(request["runs"], log_dir), request["where"], request["since"])
+    if not asked:
+        show_list(request, found)
+        return
+    narrow = bool(request["runs"] or request["where"] or request["since"])
+    safe = request["delete"] in ("unfinished", "failed")
+    require(
+        narrow or safe,
+        f"{asked[0]} would be for every run below {request['paths']['log_dir']}: say for which, by runs=..., "
+        "where=[...] or since=...",
+    )
+    if not found:
+        print("No run is chosen by these words: nothing was changed.")
+    elif asked == ["tag"]:
+        change.tag(found, log_dir, request["tag"], request["untag"])
+    elif asked == ["archive"]:
+        change.archive(found, log_dir, request["archive"])
+    else:
+        change.delete(found, log_dir, request["delete"], request["yes"])
+
+
+def show_comparison(request: dict[str, Any]) -> None:
+    """Prints what differs between two runs, and writes it where that is asked for."""
+    found = compare.compare(request["compare"], request["columns"], request["points"])
+    print(compare.show(found))
+    if request["output"] is not None:
+        files.write_atomically(Path(request["output"]), json.dumps(found, indent=2) + "\n")
+
+
+def show_list(request: dict[str, Any], found: list[Any]) -> None:
+    """Prints the last rows, and writes all of them where that is asked for."""
+    if not found:
+        print(f"No run below {request['paths']['log_dir']} is chosen by these words.")
+    for key in request["columns"] or ():
+        check_key(found, key, f"columns=[{key}]")
+    found = ordered(found, request["sort"])
+    limit = request["limit"]
+    shown = found if limit is None else found[-limit:]
+    if shown:
+        print(table.show(table.rows(shown, request["columns"]), request["columns"]))
+        print(table.summary(found, len(shown)))
+    if request["output"] is not None:
+        table.write(request["output"], table.rows(found, request["columns"]))

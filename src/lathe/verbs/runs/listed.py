@@ -1,0 +1,186 @@
+"""A run as a list shows it: read piece by piece, when it is asked for, so that a thousand runs list at once."""
+
+import csv
+import math
+import os
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lathe.config.composed import flatten
+from lathe.errors import UserError
+from lathe.runs.rundir import RunDir
+
+STATES = ("complete", "pruned", "running", "unfinished", "failed")
+STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_[0-9a-f]{6}")
+FRESH = 60.0  # seconds in which a directory without a lock is taken for one whose run is beginning
+
+
+class Listed:
+    """A run directory; or a sweep's job that failed before it had one, which is `job` alone."""
+
+    def __init__(self, path: Path | None, job: dict[str, Any] | None = None, where: Path | None = None) -> None:
+        self.path, self.job = path, job or {}
+        self.run = RunDir(path if path is not None else Path(os.devnull))
+        self._where = where or path
+
+    @property
+    def where(self) -> str:
+        """Where it lies, from the working directory if it is below that; of a job without a run, its file."""
+        with suppress(ValueError):
+            return str(Path(str(self._where)).relative_to(Path.cwd()))
+        return str(self._where)
+
+    @property
+    def name(self) -> str:
+        """The label of the run."""
+        return self.path.parent.name if self.path is not None else str(self.job.get("name", ""))
+
+    @cached_property
+    def date(self) -> str:
+        """When it began, as 2026-11-20 18:00:00, in the time of the machine that it ran on."""
+        found = STAMP.fullmatch(self.path.name) if self.path is not None else None
+        if found is not None:
+            day, clock = found[1].split("_")
+            return f"{day} {clock.replace('-', ':')}"
+        with suppress(OSError):
+            place = self._where if self.path is None else self.path / "config.yaml"
+            return f"{datetime.fromtimestamp(Path(str(place)).stat().st_mtime):%Y-%m-%d %H:%M:%S}"
+        return ""
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """What result.json says; empty without one that can be read."""
+        with suppress(UserError, OSError):
+            return self.run.result if self.path is not None else {}
+        return {}
+
+    @cached_property
+    def state(self) -> str:
+        """One of `STATES`."""
+        if self.path is not None and self.run.complete:
+            return "pruned" if "pruned" in self.result else "complete"
+        if self.path is not None and self.busy:
+            return "running"
+        return "failed" if self.job.get("state") == "failed" else "unfinished"
+
+    @property
+    def busy(self) -> bool:
+        """Whether a live process is at it, or is about to be."""
+        assert self.path is not None
+        if not (self.path / ".lock").exists():
+            return not self.run.complete and self.age < FRESH
+        try:
+            return self.run.busy
+        except OSError:  # somebody else's, which can't be locked
+            return False
+
+    @property
+    def age(self) -> float:
+        """Seconds since something in the run directory was last written."""
+        assert self.path is not None
+        newest = 0.0
+        for place in (self.path, self.path / "metrics.csv", self.path / "run.log", self.path / "checkpoints"):
+            with suppress(OSError):
+                newest = max(newest, place.stat().st_mtime)
+        return time.time() - newest
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The configuration, to look at alone: nothing that it names is built or judged. Empty if it can't be read."""
+        with suppress(UserError, OSError):
+            found = self.run.plain("config.yaml")
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    @cached_property
+    def leaves(self) -> dict[str, Any]:
+        """The configuration by dotted keys."""
+        return flatten(self.config) if self.config else {}
+
+    @cached_property
+    def typed(self) -> list[str]:
+        """The overrides that it was started with."""
+        if self.path is None:
+            return [str(word) for word in self.job.get("overrides") or []]
+        with suppress(UserError, OSError):
+            found = self.run.plain("overrides.yaml")
+            return [str(word) for word in found] if isinstance(found, list) else []
+        return []
+
+    @cached_property
+    def tags(self) -> list[str]:
+        """Its words to be found by."""
+        found = self.result.get("tags", []) if self.result else self.config.get("tags")
+        return [str(word) for word in found] if isinstance(found, list) else []
+
+    @property
+    def seed(self) -> Any:
+        """What its random numbers follow from."""
+        return self.result["seed"] if "seed" in self.result else self.config.get("seed")
+
+    @cached_property
+    def objective(self) -> tuple[str, float | None]:
+        """The name of the metric that the run is judged by, and its value."""
+        value = self.result.get("objective", self.job.get("objective"))
+        chosen = next((word.partition("=")[2] for word in self.typed if word.startswith("objective=")), None)
+        name = chosen or self.result.get("monitor")
+        if value is not None and self.result.get(name or "") != value:  # an experiment's file has chosen another
+            name = next((key for key, at in self.result.items() if "/" in key and at == value), name)
+        return str(name or ""), value if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+    @cached_property
+    def steps(self) -> int | None:
+        """Optimizer steps that it has taken, as far as it has written them down."""
+        found = self.result.get("steps")
+        return found if isinstance(found, int) else self._last_step
+
+    @property
+    def _last_step(self) -> int | None:
+        with suppress(OSError, ValueError, IndexError), open(self.run.path / "metrics.csv", "rb") as file:
+            at = next(csv.reader([file.readline().decode()])).index("step")
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 65536))
+            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+            return int(next(csv.reader([lines[-1]]))[at])
+        return None
+
+    @cached_property
+    def size(self) -> int:
+        """Bytes of all its files."""
+        return _bytes_in(str(self.path)) if self.path is not None else 0
+
+    def value(self, key: str) -> Any:
+        """What it has at `key`: of the list, of its metrics, of its configuration; None if it has nothing there."""
+        if key in COLUMNS:
+            found = getattr(self, key)
+            return found[1] if key == "objective" else found
+        if key in self.result:
+            return self.result[key]
+        found = next((word.partition("=")[2] for word in self.typed if word.partition("=")[0] == key), None)
+        return self.leaves.get(key, found)
+
+    def keys(self) -> Iterator[str]:
+        """Everything that `value` knows."""
+        yield from COLUMNS
+        yield from self.result
+        yield from self.leaves
+        yield from (word.partition("=")[0] for word in self.typed)
+
+
+COLUMNS = ("name", "date", "state", "seed", "tags", "objective", "steps", "size")
+
+
+def _bytes_in(folder: str) -> int:
+    total = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(OSError):
+                is_folder = entry.is_dir(follow_symlinks=False)
+                total += _bytes_in(entry.path) if is_folder else entry.stat(follow_symlinks=False).st_size
+    return total

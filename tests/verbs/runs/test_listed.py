@@ -1,0 +1,226 @@
+"""scripts/runs.py: what is listed, chosen and compared."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import check, environment, run
+from support.run_folders import Cli, refused, run_dirs
+from support.runs import ROOT, SMALL
+
+from lathe.config.words import translate
+from lathe.runs.rundir import RunDir
+from lathe.verbs.runs.choose import conditions
+from lathe.verbs.runs.find import find
+
+
+def listed(cli: Cli, capfd: pytest.CaptureFixture[str], *words: str) -> list[dict[str, Any]]:
+    code, error = cli(*words, "output=list.json", script="scripts/runs.py")
+    assert (code, error) == (0, "")
+    return list(json.loads(Path("list.json").read_text()))
+
+
+def names(rows: list[dict[str, Any]]) -> list[str]:
+    return [row["run"][-6:] for row in rows]
+
+
+def test_a_row_says_what_a_run_is(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    a, b, c = listed(cli, capfd)
+    assert a["run"] == "logs/digits/2026-11-20_10-00-00_aaaaaa"
+    assert (a["name"], a["date"], a["state"]) == ("digits", "2026-11-20 10:00:00", "complete")
+    result = RunDir(run_dirs(logs)[0]).result
+    assert (a["metric"], a["objective"]) == ("val/accuracy", result["val/accuracy"])
+    assert (a["steps"], a["seed"], a["tags"]) == (40, 42, ["baseline"])
+    assert a["typed"] == [*SMALL, "name=digits", "tags=[baseline]"]
+    assert a["size"] == sum(path.stat().st_size for path in run_dirs(logs)[0].rglob("*") if path.is_file())
+    assert (b["state"], b["objective"], b["steps"], b["seed"], b["tags"]) == ("unfinished", None, 40, 7, [])
+    assert (c["state"], c["objective"], c["name"]) == ("pruned", 0.25, "other")
+
+
+def test_the_printed_list_has_a_line_for_each_run(logs: Path, tmp_path: Path) -> None:
+    done = check(run(cwd=tmp_path, script="scripts/runs.py"))
+    head, a, b, c, summary = done.stdout.splitlines()
+    assert head.split() == ["run", "state", "metric", "objective", "steps", "seed", "tags", "size", "typed"]
+    assert a.split()[:2] == ["logs/digits/2026-11-20_10-00-00_aaaaaa", "complete"]
+    assert b.endswith("model=mlp optimizer.lr=0.2 seed=7")
+    assert c.split()[1:4] == ["pruned", "val/accuracy", "0.25"]
+    assert summary.startswith("3 runs (1 complete, 1 pruned, 1 unfinished), ")
+    short = check(run("limit=1", cwd=tmp_path, script="scripts/runs.py")).stdout.splitlines()
+    assert short[1].split()[0] == "logs/other/2026-11-20_12-00-00_cccccc"
+    assert short[-1].endswith("; the last 1 are shown, limit=null shows all.")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["where=[state=complete]"], ["aaaaaa"]),
+        (["where=[state!=complete]"], ["bbbbbb", "cccccc"]),
+        (["where=name=digits"], ["aaaaaa", "bbbbbb"]),
+        (["where=[name='other']"], ["cccccc"]),
+        (["where=[name=dig*,optimizer.lr=2e-1]"], ["bbbbbb"]),
+        (["where=[tags=baseline]"], ["aaaaaa", "cccccc"]),
+        (["where=[tags!=baseline]"], ["bbbbbb"]),
+        (["where=[model=mlp]"], ["aaaaaa", "bbbbbb", "cccccc"]),
+        (["where=[test/accuracy>0.2]"], ["aaaaaa"]),
+        (["where=[objective<=0.25]"], ["cccccc"]),
+        (["where=[seed>=7,seed<42]"], ["bbbbbb"]),
+        (["since=2026-11-20T10:30"], ["bbbbbb", "cccccc"]),
+        (["runs=logs/digits"], ["aaaaaa", "bbbbbb"]),
+        (["runs=logs/latest"], ["cccccc"]),
+        (["runs=[logs/latest,logs/*/2026-11-20_10*]"], ["aaaaaa", "cccccc"]),
+        (["sort=-date"], ["cccccc", "bbbbbb", "aaaaaa"]),
+        (["sort=objective"], ["bbbbbb", "cccccc", "aaaaaa"]),
+        (["sort=-objective"], ["bbbbbb", "aaaaaa", "cccccc"]),
+        (["sort=optimizer.lr"], ["aaaaaa", "cccccc", "bbbbbb"]),
+    ],
+)
+def test_runs_are_chosen_and_ordered(
+    logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str], words: list[str], expected: list[str]
+) -> None:
+    assert names(listed(cli, capfd, *words)) == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["where=[state=done]"], "where=state=done: there is no such state; choose one of complete, failed, "),
+        (
+            ["where=[optimizer.lrr=1]"],
+            "where=optimizer.lrr=1: none of these 3 runs has optimizer.lrr; did you mean opt",
+        ),
+        (["where=[complete]"], "where=complete: write key=value, such as state=complete or 'test/accuracy>=0.9'."),
+        (["where=[name='x]"], "\"where=[name='x]\" can't be read as an override"),
+        (["where=[seed>x]"], "where=seed>x: > takes a number."),
+        (["sort=accuracy"], "sort=accuracy: none of these 3 runs has accuracy; did you mean "),
+        (["columns=[val/acc]"], "columns=[val/acc]: none of these 3 runs has val/acc; did you mean val/acc"),
+        (["since=yesterday"], "since=yesterday: expected a date such as 2026-11-20 or 2026-11-20T18:00, or an age"),
+        (["runs=logs/none"], "runs=logs/none: there is no such folder; logs/latest is the newest run."),
+        (["runs=logs/*/x"], "runs=logs/*/x: nothing has such a name; "),
+        (["runs=logs/digits/2026-11-20_10-00-00_aaaaaa/checkpoints"], "runs=logs/digits/2026-11-20_10-00-00_aaaaaa/ch"),
+        (["output=list.txt"], "output=list.txt: name a file that ends in .csv or .json."),
+        (["compare=[logs/latest,logs/latest]"], "compare=[logs/latest,logs/latest]: both are "),
+        (["compare=[logs/latest]"], "compare=['logs/latest']: expected a list of 2 items"),
+        (["delete=unfinished", "tag=[x]"], "tag and delete are one thing each: give one of them at a time."),
+        (["tag=[x]"], "tag would be for every run below logs: say for which, by runs=..., where=[...] or since=..."),
+        (["delete=complete"], "delete would be for every run below logs: say for which"),
+        (["delete=unfinished"], "delete=unfinished asks before it removes 1 unfinished run, "),
+        (["runs=logs/digits", "tag=[x]", "untag=[x]"], "tag and untag both name x: leave it in one of them."),
+        (["runs=logs/digits", "archive=logs"], "archive=logs is where the runs are: name another folder."),
+        (["runs=logs/digits", "archive=logs/latest/x"], ""),
+    ],
+)
+def test_a_mistake_costs_a_sentence_and_changes_nothing(logs: Path, cli: Cli, words: list[str], sentence: str) -> None:
+    before = {path: path.read_bytes() for path in logs.rglob("*") if path.is_file()}
+    if words[-1].startswith("archive=logs/latest"):
+        words = ["runs=logs/other", words[-1]]
+        sentence = "archive=logs/latest/x lies in a run directory: name a folder outside of them."
+    said = refused(cli, *words)
+    assert said.startswith(sentence)
+    after = {path: path.read_bytes() for path in logs.rglob("*") if path.is_file() and path.name != ".lock"}
+    assert after == {path: text for path, text in before.items() if path.name != ".lock"}
+
+
+def test_a_table_has_the_columns_that_are_asked_for(logs: Path, cli: Cli) -> None:
+    assert cli("columns=[test/accuracy,optimizer.lr]", "output=list.csv", script="scripts/runs.py") == (0, "")
+    with open("list.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["optimizer.lr"] for row in rows] == ["0.1", "0.2", "0.1"]
+    assert [row["test/accuracy"] for row in rows][1:] == ["", "0.125"]
+    assert rows[1]["typed"] == "model=mlp optimizer.lr=0.2 seed=7"
+
+
+def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    a, b, c = (str(path.relative_to(logs.parent)) for path in run_dirs(logs))
+    assert cli(f"compare=[{a},{c}]", "points=2", "output=c.json", script="scripts/runs.py")[0] == 0
+    found = json.loads(Path("c.json").read_text())
+    assert found["configuration"] == {}
+    result = RunDir(Path(a)).result
+    assert found["metrics"]["test/accuracy"] == [result["test/accuracy"], 0.125]
+    assert [point[0] for point in found["curves"]["train/loss"]] == [5, 40]
+    assert all(mine == theirs for _, mine, theirs in found["curves"]["train/loss"])
+    (Path(b) / "environment.json").write_text(
+        json.dumps({**RunDir(Path(b)).environment, "python": "3.9.1", "git_diff": "+x\n+y"})
+    )
+    assert cli(f"compare=[{a},{b}]", "output=c.json", script="scripts/runs.py")[0] == 0
+    found = json.loads(Path("c.json").read_text())
+    assert found["configuration"] == {
+        "optimizer.lr": [0.1, 0.2],
+        "seed": [42, 7],
+        "tags": [["baseline"], []],
+    }
+    assert found["environment"]["python"][1] == "3.9.1"
+    assert found["environment"]["uncommitted diff"][1].startswith("2 lines, ")
+    assert found["complete"] == [True, False]
+    assert "columns=[x/y]: neither run has such a metric" in refused(cli, f"compare=[{a},{b}]", "columns=[x/y]")
+
+
+def test_jobs_of_a_sweep_are_listed_and_say_that_they_failed(logs: Path) -> None:
+    a, b, _ = run_dirs(logs)
+    jobs = logs / "sweeps" / "2026-11-20_09-00-00_123456" / "jobs"
+    jobs.mkdir(parents=True)
+    (jobs.parent / "sweep.yaml").write_text("format: 1\n")
+    states = [("complete", str(a)), ("failed", str(b)), ("failed", None), ("waiting", None)]
+    for number, (state, path) in enumerate(states):
+        job = {"number": number, "state": state, "run_dir": path, "overrides": ["seed=3"], "objective": None}
+        (jobs / f"{number:05d}.json").write_text(json.dumps(job))
+    own = find(str(jobs.parent), logs)
+    assert [run.state for run in own] == ["complete", "failed", "failed"]
+    assert own[2].typed == ["seed=3"]
+    assert sorted(run.state for run in find(None, logs)) == ["complete", "failed", "failed", "pruned"]
+
+
+def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    a, b, _ = run_dirs(logs)
+    (b / "overrides.yaml").write_text('- "name=\\e[2Jx"\n')
+    (a / "config.yaml").write_text("name: [torn")
+    (a / "result.json").write_text("{")
+    assert names(listed(cli, capfd)) == ["aaaaaa", "bbbbbb", "cccccc"]
+    code = cli(script="scripts/runs.py")
+    assert code == (0, "")
+    done = run(cwd=logs.parent, script="scripts/runs.py")
+    assert "name=?[2Jx" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("where=[a=b,c.d>=3]", ["a=b", "c.d>=3"]),
+        ("where=a=b", ["a=b"]),
+        ('where=["a=b, c",d=[1,2]]', ["a=b, c", "d=[1,2]"]),
+        ("where=[]", []),
+        ("where=[name='a,b',seed=1]", ["name='a,b'", "seed=1"]),
+    ],
+)
+def test_conditions_are_typed_without_quotes_of_hydras(typed: str, expected: list[str]) -> None:
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    (word,) = translate([typed], {"where": ()})
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert [str(item) for item in override.value()] == expected
+    assert [condition.text for condition in conditions(expected)] == expected
+
+
+def test_a_thousand_runs_are_listed_at_once(made: Path, tmp_path: Path) -> None:
+    for number in range(1000):
+        path = tmp_path / "logs" / "digits" / f"2026-11-20_10-00-00_{number:06x}"
+        path.mkdir(parents=True)
+        for name in ("config.yaml", "overrides.yaml", "environment.json", "result.json", "metrics.csv"):
+            os.link(made / name, path / name)
+    began = time.process_time()
+    found = find(None, (tmp_path / "logs").resolve())
+    assert len(found) == 1000
+    assert {run.state for run in found} == {"complete"}
+    assert sum(run.size for run in found) > 1000 * 1000
+    assert time.process_time() - began < 5  # of the processor; about half a second
+
+
+def test_no_torch_is_imported() -> None:
+    code = "import sys, lathe.verbs.runs.command; assert not {'torch', 'lightning', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(PYTHONPATH=str(ROOT / "src")))
