@@ -61,6 +61,28 @@ def test_bands_are_mean_and_ends_over_the_seeds_of_a_group(show: Show) -> None:
     assert sorted(trace["y"][0] for trace in traces(tab, "curves-plot")) == pytest.approx([0.2, 0.4, 0.9])
 
 
+def test_the_best_groups_are_drawn_until_others_are_chosen(show: Show) -> None:
+    data = report(1)
+    data["groups"] = [{**data["groups"][0], "label": f"width={i}", "mean": i / 1000} for i in range(200)]
+    data["runs"] = [run(i, group=i, curves={"val/accuracy": [[1, 2], [0.0, i / 1000]]}) for i in range(200)]
+    tab = show(data)
+
+    def names() -> list[str]:
+        return list(tab.locator("#legend li").all_inner_texts())
+
+    traces(tab, "curves-plot")
+    assert names() == [f"width={i}" for i in range(199, 191, -1)]
+    assert tab.locator("#curves-says").inner_text().startswith("8 groups of 200, the best; ")
+    tab.locator("#groups-table .more").click()
+    assert tab.locator("#groups-table input:checked").count() == 8
+    redrawn(tab, "curves-plot", lambda: tab.get_by_label("Draw width=3", exact=True).check())
+    redrawn(tab, "curves-plot", lambda: tab.get_by_label("Draw width=199", exact=True).uncheck())
+    assert sorted(names()) == sorted(["width=3", *(f"width={i}" for i in range(198, 191, -1))])
+    assert tab.locator("#curves-says").inner_text().startswith("8 groups of 200, as chosen in their table; ")
+    redrawn(tab, "curves-plot", lambda: tab.get_by_role("button", name="Best groups again").click())
+    assert sorted(names()) == [f"width={i}" for i in range(192, 200)]
+
+
 def test_the_front_holds_what_nothing_beats(show: Show) -> None:
     costs = {0: (1.0, 0.5), 1: (2.0, 0.7), 2: (3.0, 0.6), 3: (4.0, 0.9), 4: (None, 0.95)}
     runs = [
@@ -71,6 +93,7 @@ def test_the_front_holds_what_nothing_beats(show: Show) -> None:
     front = traces(tab, "cost-plot")[0]
     assert (front["x"], front["y"]) == ([1.0, 2.0, 4.0], [0.5, 0.7, 0.9])
     assert tab.locator("#cost-says").inner_text() == "4 runs drawn; 1 run has no latency (ms)."
+    assert tab.locator("#cost-legend li").all_inner_texts() == ["depth=20, flip=false"]
     assert "size of the file (bytes), MACs" in tab.locator("#cost-tools").inner_text()
     assert [text.split()[-1] for text in tab.locator("#front tr").all_inner_texts()] == ["0.5", "0.7", "0.9"]
 

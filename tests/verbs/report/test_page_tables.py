@@ -2,10 +2,14 @@
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+from support.browser import open_tab
 from support.report_data import HOSTILE, ended, report, run
 from support.report_page import column, drawn, redrawn, traces
+
+from lathe.verbs.report.page import write_page
 
 Show = Callable[..., Any]
 
@@ -92,6 +96,14 @@ def test_states_are_counted_and_hidden_only_when_asked(show: Show) -> None:
     assert chip.get_attribute("aria-pressed") == "false"
     assert sorted(text[1:] for text in column(tab, "State")) == ["pruned", "running", "unfinished"]
     assert tab.locator("#runs-says").inner_text().startswith("3 runs; the filter hides 27.")
+
+
+def test_a_browser_that_is_too_old_is_told_so(browser: Any, tmp_path: Path) -> None:
+    write_page(report(1), tmp_path / "report.html")
+    with open_tab(browser) as tab:
+        tab.add_init_script("delete window.DecompressionStream")
+        tab.goto((tmp_path / "report.html").as_uri())
+        assert tab.get_by_role("alert").inner_text().startswith("This browser is too old for the page: it needs Chrome")
 
 
 def test_the_drawer_has_the_run_that_was_opened(show: Show) -> None:

@@ -50,7 +50,8 @@ function figure(value, digits = 4) {
 function aligned(values) {
   const sizes = values.filter((value) => isNumber(value) && value !== 0).map(Math.abs).sort((a, b) => a - b), middle = sizes[Math.floor(sizes.length / 2)];
   if (!sizes.length || sizes.every(Number.isInteger) || middle < 1e-3 || middle >= 1e6) return figure;
-  const places = Math.max(0, 3 - Math.floor(Math.log10(middle)));
+  const most = Math.max(0, 3 - Math.floor(Math.log10(middle))), used = (value) => (String(Number(value.toFixed(most))).split(".")[1] || "").length;
+  const places = sizes.reduce((some, value) => Math.max(some, used(value)), 0); // none that are zero in all
   return (value) => (isNumber(value) && (value === 0 || Math.abs(value) >= 10 ** -places) && Math.abs(value) < 1e6 ? value.toFixed(places) : figure(value));
 }
 
@@ -117,6 +118,8 @@ const COLOURS = {
 };
 const DASHES = ["solid", "dash", "dot"];
 const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star"];
+// the same symbols for the legend, around 0 0
+const SHAPES = ["M-4 0a4 4 0 1 0 8 0a4 4 0 1 0 -8 0", "M-3.6-3.6h7.2v7.2h-7.2z", "M0-5L5 0L0 5L-5 0z", "M0-4.5L4.5 3.5h-9z", "M0 4.5L4.5-3.5h-9z", "M0-4.5V4.5M-4.5 0H4.5", "M-3.5-3.5L3.5 3.5M-3.5 3.5L3.5-3.5", "M0-5L1.2-1.6H4.8L1.9.6L3 4L0 1.9L-3 4L-1.9.6L-4.8-1.6H-1.2z"];
 const MOST_GROUPS = COLOURS.light.length * DASHES.length;
 const dark = matchMedia("(prefers-color-scheme: dark)");
 

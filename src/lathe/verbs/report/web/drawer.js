@@ -72,7 +72,7 @@ const inside = (path) => "./" + String(path).split("/").map(encodeURIComponent).
 
 function openRun(run) {
   const group = data.groups[run.group], costs = COSTS.filter((cost) => isNumber(cost.of(run)));
-  const differences = Object.entries(run.diff || {}), environment = Object.entries(run.environment || {}), receipt = run.receipt ? flat(run.receipt) : [];
+  const differences = Object.entries(run.diff || {}), environment = Object.entries(run.environment || {}).filter(([, value]) => value !== null), receipt = run.receipt ? flat(run.receipt) : [];
   openDrawer([stateDot(run.state), ` ${run.state} run`], run.name || folderOf(run), [
     run.sentence ? el("p", { class: "notice" }, run.sentence) : null,
     el("p", { class: "path" }, run.path || "No run directory."),

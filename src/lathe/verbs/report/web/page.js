@@ -58,7 +58,7 @@ function startTheme() {
 
 async function start() {
   startTheme();
-  if (typeof DecompressionStream === "undefined") throw new Error("This browser is too old for the page: it needs Chrome or Edge 80, Firefox 113, Safari 16.4 or later.");
+  if (typeof DecompressionStream === "undefined") return say("This browser is too old for the page: it needs Chrome or Edge 123, Firefox 120, Safari 17.5 or later.");
   await open();
   head();
   startFilter();
@@ -74,8 +74,12 @@ async function start() {
   document.documentElement.dataset.ready = String(Math.round(performance.now()));
 }
 
-start().catch((error) => {
+function say(sentence) {
   at("failed").hidden = false;
-  at("failed").textContent = error.message;
+  at("failed").textContent = sentence;
+}
+
+start().catch((error) => {
+  say(`The page can't be drawn: ${error.message}`);
   throw error;
 });

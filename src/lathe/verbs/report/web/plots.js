@@ -1,5 +1,5 @@
 // Plotly, which is loaded once a plot comes near the window; each plot is drawn again when what it shows has changed.
-const drawn = { chosen: null, slots: new Map() };
+const drawn = { chosen: null, slots: new Map(), boxes: new Map() };
 const plots = {};
 let loading = null;
 
@@ -72,17 +72,21 @@ function chooseGroups() {
     const taken = new Set(drawn.slots.values());
     drawn.slots.set(index, Array.from({ length: MOST_GROUPS }, (_, slot) => slot).find((slot) => !taken.has(slot)));
   }
-  for (const box of document.querySelectorAll("#groups-table input")) {
-    const slot = drawn.slots.get(Number(box.value));
-    box.checked = slot !== undefined;
-    box.style.accentColor = slot === undefined ? "" : slotColour(slot);
-  }
+  drawn.boxes.forEach(tick);
   at("best-groups").hidden = !drawn.chosen;
 }
 
+function tick(box, index) {
+  const slot = drawn.slots.get(index);
+  box.checked = slot !== undefined;
+  box.style.accentColor = slot === undefined ? "" : slotColour(slot);
+}
+
 function drawnBox(group) {
-  const box = el("input", { type: "checkbox", value: String(group.index), "aria-label": `Draw ${group.label || "all runs"}` });
+  const box = el("input", { type: "checkbox", "aria-label": `Draw ${group.label || "all runs"}` });
   box.addEventListener("change", () => setDrawn(group.index, box.checked));
+  drawn.boxes.set(group.index, box);
+  tick(box, group.index);
   return box;
 }
 
@@ -96,6 +100,16 @@ function setDrawn(index, on) {
 function refreshPlots() {
   chooseGroups();
   for (const refresh of Object.values(plots)) refresh();
+}
+
+// The groups in colour that are among `indices`, each with its line and its symbol, and a word for the others.
+function legend(indices) {
+  const items = [...drawn.slots].filter(([index]) => indices.has(index)).map(([index, slot]) => {
+    const hex = slotColour(slot), line = svg("line", { x1: 0, x2: 30, y1: 6, y2: 6, stroke: hex, "stroke-width": 2.2, "stroke-dasharray": ["none", "6 4", "2 3"][Math.floor(slot / COLOURS.light.length)] });
+    return el("li", {}, svg("svg", { viewBox: "0 0 30 12", "aria-hidden": "true" }, line, svg("path", { d: SHAPES[slot % SHAPES.length], transform: "translate(15 6)", fill: hex, stroke: hex, "stroke-width": 1.6 })), data.groups[index].label || "all runs");
+  });
+  const rest = [...indices].filter((index) => !drawn.slots.has(index)).length;
+  return rest ? [...items, el("li", { class: "quiet-text" }, "in grey: runs of other groups")] : items;
 }
 
 const STUDENT = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101, 2.093, 2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 2.042];
@@ -158,7 +172,7 @@ function drawCurves() {
   at("curves-says").textContent = !with_ ? `None of the runs shown has a curve of ${name}.`
     : way === "runs" ? (with_ > MOST_LINES ? `The first ${MOST_LINES} of ${counted(with_, "run")}, in the order of the table of runs; filter it for others.` : `${counted(with_, "run")}. A click opens one.`)
     : `${groups.length < data.groups.length ? `${counted(groups.length, "group")} of ${data.groups.length.toLocaleString("en")}, ${drawn.chosen ? "as chosen in their table" : "the best"}; ` : ""}${counted(with_, "run has", "runs have")} this curve. A band needs two runs, and holds complete ones where there are any.`;
-  at("legend").replaceChildren(...groups.map(([group, slot]) => el("li", {}, svg("svg", { viewBox: "0 0 26 10", "aria-hidden": "true" }, svg("line", { x1: 0, x2: 26, y1: 5, y2: 5, stroke: slotColour(slot), "stroke-width": 2.5, "stroke-dasharray": ["none", "6 4", "2 3"][Math.floor(slot / COLOURS.light.length)] })), group.label || "all runs")));
+  at("legend").replaceChildren(...legend(new Set(with_ ? drawn.slots.keys() : [])));
   if (!with_) return null;
   const traces = way === "runs" ? runTraces(name) : groups.flatMap(([group, slot]) => groupTraces(group, slot, name, way));
   return {

@@ -16,7 +16,7 @@ function costTraces(runs, cost) {
   return ordered.map(([slot, some]) => ({
     x: some.map(cost.of), y: some.map(metricOf), customdata: some.map((run) => run.index), mode: "markers", hoverinfo: "text",
     text: some.map((run) => `${plain(run.name || "")} ${plain(folderOf(run))}<br>${plain(data.groups[run.group] ? data.groups[run.group].label : "")}<br>${plain(data.metric)} ${figure(metricOf(run))}, ${cost.text(cost.of(run))}`),
-    marker: { color: slot === undefined ? colour("faint") : slotColour(slot), size: slot === undefined ? 6 : 9, symbol: slot === undefined ? "circle" : SYMBOLS[slot % SYMBOLS.length], opacity: slot === undefined ? 0.55 : 0.9, line: { width: 1, color: colour("card") } },
+    marker: { color: slot === undefined ? colour("faint") : slotColour(slot), size: slot === undefined ? 6 : /triangle/.test(SYMBOLS[slot % SYMBOLS.length]) ? 11 : 9, symbol: slot === undefined ? "circle" : SYMBOLS[slot % SYMBOLS.length], opacity: slot === undefined ? 0.55 : 0.9, line: { width: 1, color: colour("card") } },
   }));
 }
 
@@ -26,6 +26,7 @@ function drawCost() {
   const left = [[view.shown.length - known.length, `no final ${data.metric}`], [known.length - runs.length, `no ${cost.title}`]].filter(([n]) => n).map(([n, what]) => `${counted(n, "run has", "runs have")} ${what}`);
   at("cost-says").textContent = `${counted(runs.length, "run")} drawn${left.length ? `; ${left.join(", ")}` : ""}.`;
   const front = onFront(runs, cost);
+  at("cost-legend").replaceChildren(...(runs.length ? legend(new Set(runs.map((run) => run.group))) : []));
   at("front").replaceChildren(...(front.length ? [el("h3", {}, "On the front"), el("p", { class: "quiet-text" }, `No run is both cheaper and ${data.direction === "min" ? "lower" : "higher"} in ${data.metric}.`), frontTable(front, cost)] : []));
   if (!runs.length) return null;
   const line = { x: front.map(cost.of), y: front.map(metricOf), mode: "lines", line: { shape: "hv", color: colour("text"), width: 1.5, dash: "dot" }, hoverinfo: "skip" };
@@ -34,8 +35,8 @@ function drawCost() {
 }
 
 function frontTable(front, cost) {
-  const few = front.slice(-12);
-  const rows = few.map((run) => el("tr", {}, el("td", {}, el("button", { type: "button", class: "open", on: { click: () => openRun(run) } }, folderOf(run))), el("td", { class: "number" }, cost.text(cost.of(run))), el("td", { class: "number" }, figure(metricOf(run)))));
+  const few = front.slice(-12), text = aligned(few.map(metricOf));
+  const rows = few.map((run) => el("tr", {}, el("td", {}, el("button", { type: "button", class: "open", on: { click: () => openRun(run) } }, folderOf(run))), el("td", { class: "number" }, cost.text(cost.of(run))), el("td", { class: "number" }, text(metricOf(run)))));
   return el("div", {}, el("table", { class: "small" }, el("tbody", {}, rows)), few.length < front.length ? el("p", { class: "quiet-text" }, `and ${counted(front.length - few.length, "cheaper run")}`) : null);
 }
 

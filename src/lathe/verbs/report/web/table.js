@@ -105,13 +105,15 @@ function groupColumns() {
   ];
 }
 
+const signed = (value) => (isNumber(value) ? value.toFixed(places()).replace(/^(-?)(0\.?0*)$/, "$2").replace(/^(?=[0-9]*\.?[0-9]*[1-9])/, "+") : NONE);
+
 function pairColumns() {
-  const sign = (value) => (isNumber(value) ? `${value > 0 ? "+" : ""}${value.toFixed(places())}` : NONE), group = (pair) => data.groups[pair.a] || {};
+  const group = (pair) => data.groups[pair.a] || {};
   return [
     { title: "Group", of: (pair) => group(pair).label, cell: (pair) => groupCell(group(pair)), class: "name" },
     { title: "pairs", help: "seeds and folds that both have", number: true, of: (pair) => pair.n, cell: (pair) => figure(pair.n) },
-    { title: "difference", number: true, ascending: data.direction === "min", of: (pair) => pair.difference, cell: (pair) => el("strong", {}, sign(pair.difference)), main: true },
-    { title: confidence(), of: (pair) => (pair.interval ? pair.interval[1] - pair.interval[0] : null), cell: (pair) => (pair.interval ? `${sign(pair.interval[0])} to ${sign(pair.interval[1])}` : NONE) },
+    { title: "difference", number: true, ascending: data.direction === "min", of: (pair) => pair.difference, cell: (pair) => el("strong", {}, signed(pair.difference)), main: true },
+    { title: confidence(), of: (pair) => (pair.interval ? pair.interval[1] - pair.interval[0] : null), cell: (pair) => (pair.interval ? `${signed(pair.interval[0])} to ${signed(pair.interval[1])}` : NONE) },
     { title: "p", number: true, ascending: true, of: (pair) => pair.p, cell: (pair) => (isNumber(pair.p) && pair.p < 0.001 ? "< 0.001" : figure(pair.p, 2)) },
     { title: "What it says", cell: (pair) => pair.says, class: "says-cell" },
   ];
