@@ -63,7 +63,7 @@ def test_bands_are_mean_and_ends_over_the_seeds_of_a_group(show: Show) -> None:
 
 def test_the_best_groups_are_drawn_until_others_are_chosen(show: Show) -> None:
     data = report(1)
-    data["groups"] = [{**data["groups"][0], "label": f"width={i}", "mean": i / 1000} for i in range(200)]
+    data["groups"] = [{**data["groups"][0], "factors": {"model.net.width": i}, "mean": i / 1000} for i in range(200)]
     data["runs"] = [run(i, group=i, curves={"val/accuracy": [[1, 2], [0.0, i / 1000]]}) for i in range(200)]
     tab = show(data)
 

@@ -147,6 +147,14 @@ async function open() {
   for (const run of data.runs) if (data.groups[run.group]) data.groups[run.group].runs.push(run);
 }
 
+// A group in few words: the last parts of its keys, where no two of them are the same.
+function labelOf(group) {
+  const keys = Object.keys(group.factors || {}), names = keys.map(short);
+  if (!keys.length || new Set(names).size < names.length) return group.label || "all runs";
+  const value = (key) => (/(_target_|\.path)$/.test(key) ? short(word(group.factors[key])) : brief(group.factors[key]));
+  return keys.map((key, i) => `${names[i]}=${value(key)}`).join(", ");
+}
+
 const metricOf = (run) => run.metrics[data.metric];
 const scored = (run) => run.state === "complete" && isNumber(metricOf(run));
 const confidence = () => `${Math.round(1000 * (data.confidence || 0.95)) / 10} % interval`;

@@ -94,8 +94,8 @@ function openGroup(group) {
   const pairs = data.pairs.filter((pair) => pair.a === group.index || pair.b === group.index);
   openDrawer(["group"], group.label || "all runs", [
     ...(group.marks || []).map((text) => el("p", { class: "notice" }, text)),
-    part(data.metric, pairsOf([["complete runs", figure(group.n)], ["mean ± standard deviation", plusMinus(group.mean, group.std)], [`${confidence()} of the mean`, group.interval ? between(group.interval) : group.why || "none"], ["best", figure(group.best)]], String)),
-    pairs.length ? part("Compared", el("ul", {}, pairs.map((pair) => el("li", {}, `${data.groups[pair.a].label} against ${data.groups[pair.b].label}: ${isNumber(pair.difference) ? figure(pair.difference, 3) : "no difference"}. ${pair.says}`)))) : null,
+    part(data.metric, pairsOf([["complete runs", figure(group.n)], ["mean ± standard deviation", plusMinus(group.mean, group.std)], [`${confidence()} of the mean`, [group.interval ? between(group.interval) : null, group.why].filter(Boolean).join("; ") || "none"], ["best", figure(group.best)]], String)),
+    pairs.length ? part("Compared", el("ul", {}, pairs.map((pair) => el("li", {}, `${labelOf(data.groups[pair.a])} against ${labelOf(data.groups[pair.b])}: ${isNumber(pair.difference) ? figure(pair.difference, 3) : "no difference"}. ${pair.says}`)))) : null,
     group.command ? part("Command to repeat it", copied(group.command)) : null,
     Object.keys(group.factors || {}).length ? part("Factors", pairsOf(Object.entries(group.factors))) : null,
     part("Runs", el("ul", { class: "runs" }, group.runs.map((run) => el("li", {}, stateDot(run.state), el("button", { type: "button", class: "open", on: { click: () => openRun(run) } }, folderOf(run)), el("span", {}, figure(metricOf(run))))))),

@@ -11,15 +11,15 @@ function head() {
 }
 
 function startGroups() {
-  const unequal = data.groups.filter((group) => !group.interval).length;
+  const unequal = data.groups.filter((group) => !group.interval).length, whys = [...new Set(data.groups.filter((group) => group.interval && group.why).map((group) => group.why))];
   at("groups-says").textContent = !data.groups.length ? "No group: no run is complete."
     : data.runs.length === 1 ? "One run: there is nothing to compare yet. Other seeds give an interval, other settings a second group."
-    : `${counted(data.groups.length, "group")} of runs that differ in nothing but their seed and fold, over complete runs. The table of runs has all states.${unequal === data.groups.length ? " None has an interval." : ""}`;
+    : `${counted(data.groups.length, "group")} of runs that differ in nothing but their seed and fold, over complete runs. The table of runs has all states.${unequal === data.groups.length ? " None has an interval." : ""}${whys.length ? ` ${whys.slice(0, 3).join("; ")}.` : ""}`;
   const columns = groupColumns(), place = columns.findIndex((column) => column.main);
   tables.groups = sortable(at("groups-table"), columns, "Groups", { index: place, down: data.direction !== "min" });
   at("pairs").hidden = !data.pairs.length;
   if (!data.pairs.length) return;
-  at("pairs-says").textContent = `${data.metric} of each group minus that of ${(data.groups[data.pairs[0].b] || {}).label}, over the seeds and folds that both have.`;
+  at("pairs-says").textContent = `${data.metric} of each group minus that of ${labelOf(data.groups[data.pairs[0].b])}, over the seeds and folds that both have.`;
   const told = pairColumns();
   sortable(at("pairs-table"), told, "Differences from the baseline", { index: told.findIndex((column) => column.main), down: data.direction !== "min" }).show(data.pairs);
 }
@@ -36,7 +36,7 @@ function startRuns() {
 function showTables() {
   const hidden = data.runs.length - view.shown.length, kept = new Set(view.shown.map((run) => run.group));
   tables.runs.show(view.shown, "The filter leaves no run: clear it, or show more states.");
-  at("runs-says").textContent = `${counted(view.shown.length, "run")}${hidden ? `; the filter hides ${hidden.toLocaleString("en")}` : ""}. A name opens its run, ↑ and ↓ go from row to row.`;
+  at("runs-says").textContent = `${counted(view.shown.length, "run")}${hidden ? `; the filter hides ${hidden.toLocaleString("en")}` : ""}. A name opens its run with all it has measured; ↑ and ↓ go from row to row.`;
   const groups = data.groups.filter((group) => kept.has(group.index) || !group.runs.length);
   tables.groups.show(groups, data.groups.length ? "The filter leaves no run of any group." : "There is no complete run to group.");
 }

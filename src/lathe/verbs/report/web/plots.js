@@ -83,7 +83,7 @@ function tick(box, index) {
 }
 
 function drawnBox(group) {
-  const box = el("input", { type: "checkbox", "aria-label": `Draw ${group.label || "all runs"}` });
+  const box = el("input", { type: "checkbox", "aria-label": `Draw ${labelOf(group)}` });
   box.addEventListener("change", () => setDrawn(group.index, box.checked));
   drawn.boxes.set(group.index, box);
   tick(box, group.index);
@@ -106,7 +106,7 @@ function refreshPlots() {
 function legend(indices) {
   const items = [...drawn.slots].filter(([index]) => indices.has(index)).map(([index, slot]) => {
     const hex = slotColour(slot), line = svg("line", { x1: 0, x2: 30, y1: 6, y2: 6, stroke: hex, "stroke-width": 2.2, "stroke-dasharray": ["none", "6 4", "2 3"][Math.floor(slot / COLOURS.light.length)] });
-    return el("li", {}, svg("svg", { viewBox: "0 0 30 12", "aria-hidden": "true" }, line, svg("path", { d: SHAPES[slot % SHAPES.length], transform: "translate(15 6)", fill: hex, stroke: hex, "stroke-width": 1.6 })), data.groups[index].label || "all runs");
+    return el("li", {}, svg("svg", { viewBox: "0 0 30 12", "aria-hidden": "true" }, line, svg("path", { d: SHAPES[slot % SHAPES.length], transform: "translate(15 6)", fill: hex, stroke: hex, "stroke-width": 1.6 })), labelOf(data.groups[index]));
   });
   const rest = [...indices].filter((index) => !drawn.slots.has(index)).length;
   return rest ? [...items, el("li", { class: "quiet-text" }, "in grey: runs of other groups")] : items;
@@ -140,7 +140,7 @@ function groupTraces(group, slot, name, way) {
   const all = view.shown.filter((run) => run.group === group.index && run.curves && run.curves[name]), complete = all.filter((run) => run.state === "complete");
   const runs = complete.length ? complete : all; // what has ended early would bend the mean where it ends
   const rows = band(runs.map((run) => curve(run, name)), way), wide = rows.filter((row) => row.n > 1), hex = slotColour(slot);
-  const says = (row) => `${plain(group.label || "all runs")}<br>step ${row.step.toLocaleString("en")}: ${figure(row.mean)}${row.n > 1 ? ` (${figure(row.low)} to ${figure(row.high)})` : ""}, ${counted(row.n, "run")}`;
+  const says = (row) => `${plain(labelOf(group))}<br>step ${row.step.toLocaleString("en")}: ${figure(row.mean)}${row.n > 1 ? ` (${figure(row.low)} to ${figure(row.high)})` : ""}, ${counted(row.n, "run")}`;
   return [
     { x: [...wide, ...wide.slice().reverse()].map((row) => row.step), y: [...wide.map((row) => row.high), ...wide.slice().reverse().map((row) => row.low)], fill: "toself", fillcolor: rgba(hex, 0.16), line: { width: 0 }, mode: "lines", hoverinfo: "skip" },
     { x: rows.map((row) => row.step), y: rows.map((row) => row.mean), text: rows.map(says), hoverinfo: "text", mode: rows.length > 1 ? "lines" : "markers", line: { color: hex, width: 2, dash: DASHES[Math.floor(slot / COLOURS.light.length)] }, marker: { color: hex } },

@@ -15,7 +15,7 @@ function costTraces(runs, cost) {
   const ordered = [...by].sort(([a], [b]) => (a === undefined ? -1 : b === undefined ? 1 : a - b));
   return ordered.map(([slot, some]) => ({
     x: some.map(cost.of), y: some.map(metricOf), customdata: some.map((run) => run.index), mode: "markers", hoverinfo: "text",
-    text: some.map((run) => `${plain(run.name || "")} ${plain(folderOf(run))}<br>${plain(data.groups[run.group] ? data.groups[run.group].label : "")}<br>${plain(data.metric)} ${figure(metricOf(run))}, ${cost.text(cost.of(run))}`),
+    text: some.map((run) => `${plain(run.name || "")} ${plain(folderOf(run))}<br>${plain(data.groups[run.group] ? labelOf(data.groups[run.group]) : "")}<br>${plain(data.metric)} ${figure(metricOf(run))}, ${cost.text(cost.of(run))}`),
     marker: { color: slot === undefined ? colour("faint") : slotColour(slot), size: slot === undefined ? 6 : /triangle/.test(SYMBOLS[slot % SYMBOLS.length]) ? 11 : 9, symbol: slot === undefined ? "circle" : SYMBOLS[slot % SYMBOLS.length], opacity: slot === undefined ? 0.55 : 0.9, line: { width: 1, color: colour("card") } },
   }));
 }

@@ -120,13 +120,13 @@ function pairColumns() {
 }
 
 function intervalCell(group, low, high) {
-  const said = group.interval ? between(group.interval) : group.why || "no interval";
+  const said = group.interval ? between(group.interval) : group.why || "no interval"; // the head tells the why of others
   return el("div", {}, isNumber(group.mean) ? forest(group, low, high) : null, el("span", { class: "quiet-text" }, said));
 }
 
 function groupCell(group) {
   const marks = (group.marks || []).map((mark) => el("span", { class: "mark", title: mark }, "⚠ ", el("span", { class: "unseen" }, mark)));
-  return el("div", {}, el("button", { type: "button", class: "open", title: group.label || false, on: { click: () => openGroup(group) } }, group.label || "all runs"), ...marks);
+  return el("div", {}, el("button", { type: "button", class: "open", title: group.label || false, on: { click: () => openGroup(group) } }, labelOf(group)), ...marks);
 }
 
 function runColumns() {
@@ -134,7 +134,7 @@ function runColumns() {
   const numbers = [
     { title: "seed", of: (run) => run.seed, cell: (run) => (run.seed === null || run.seed === undefined ? NONE : word(run.seed)), ascending: true },
     { title: "fold", of: (run) => run.fold, cell: (run) => (run.fold === null || run.fold === undefined ? NONE : word(run.fold)), ascending: true },
-    ...[data.metric, ...data.metrics.filter((name) => name !== data.metric && !COSTS.some((cost) => cost.key === name))].map((name) => {
+    ...[data.metric, ...data.metrics.filter((name) => name !== data.metric && name.includes("/"))].map((name) => {
       const text = aligned(data.runs.map((run) => run.metrics[name]));
       return { title: name, of: (run) => run.metrics[name], cell: (run) => text(run.metrics[name]), ascending: name === data.metric ? data.direction === "min" : /loss|error|perplexity/.test(name), class: name === data.metric ? "main" : "" };
     }),
