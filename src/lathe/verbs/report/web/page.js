@@ -65,7 +65,11 @@ async function start() {
   startGroups();
   startRuns();
   startDrawer();
-  view.listeners.push(showTables, refreshPlots);
+  let waiting = 0;
+  view.listeners.push(showTables, () => { // the tables first: plots take longer
+    clearTimeout(waiting);
+    waiting = setTimeout(refreshPlots, 100);
+  });
   startCurves();
   startCost();
   startSweep();

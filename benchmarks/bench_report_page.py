@@ -1,0 +1,70 @@
+"""How long a report's page takes in a browser: until its tables can be used, until its first plot is there, and until
+a sorted or filtered table is seen.
+
+    python benchmarks/bench_report_page.py logs/train/report/report.html
+
+Opens the file five times in headless Chromium and prints the median and the range of each, in milliseconds.
+"""
+
+import argparse
+import os
+import shutil
+import statistics
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import sync_playwright
+
+REPEATS = 5
+# Each act, and how long it took until the browser had drawn what follows from it.
+ACTS = """async () => {
+  const seen = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const heads = [...document.querySelectorAll("#runs-table th button")], filter = document.getElementById("filter");
+  const typed = (text) => { filter.value = text; view.text = text; applyFilter(); };
+  const acts = { sort: () => heads[0].click(), filter: () => typed("state=complete 1"), clear: () => typed("") };
+  const found = {};
+  for (const [name, act] of Object.entries(acts)) {
+    const began = performance.now();
+    act();
+    await seen();
+    found[name] = performance.now() - began;
+    await new Promise((done) => setTimeout(done, 1500)); // what is drawn later must not count for the next
+  }
+  return found;
+}"""
+
+
+def once(browser: Any, path: Path) -> dict[str, float]:
+    """Milliseconds of one visit."""
+    context = browser.new_context(viewport={"width": 1360, "height": 900})
+    tab = context.new_page()
+    tab.goto(path.resolve().as_uri())
+    tab.locator("html[data-ready]").wait_for(state="attached")
+    found = {"tables": float(tab.evaluate("document.documentElement.dataset.ready"))}
+    if tab.locator("#curves-plot").is_visible():
+        tab.locator("#curves-plot[data-drawn]").wait_for(state="attached")
+        found["first plot"] = float(tab.evaluate("performance.now()"))
+    found |= tab.evaluate(ACTS)
+    context.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path)
+    path = parser.parse_args().page
+    with sync_playwright() as playwright:
+        chromium = shutil.which("chromium") or shutil.which("google-chrome")
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        print(
+            f"{path.stat().st_size:,} bytes, Chromium {browser.version}, {os.cpu_count()} cores, load {os.getloadavg()}"
+        )
+        visits = [once(browser, path) for _ in range(REPEATS)]
+        browser.close()
+    for name in visits[0]:
+        times = [visit[name] for visit in visits]
+        print(f"{name:10} {statistics.median(times):6.0f} ms ({min(times):.0f} to {max(times):.0f})")
+
+
+if __name__ == "__main__":
+    main()
