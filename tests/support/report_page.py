@@ -31,6 +31,6 @@ def traces(tab: Any, name: str) -> list[dict[str, Any]]:
 
 def redrawn(tab: Any, name: str, act: Callable[[], Any]) -> None:
     """Does something and waits until the plot was drawn anew."""
-    before = int(drawn(tab, name).get_attribute("data-drawn"))
+    before = drawn(tab, name).get_attribute("data-drawn")
     act()
-    tab.wait_for_function(f"Number(at('{name}').dataset.drawn) > {before}")
+    tab.locator(f"#{name}:not([data-drawn='{before}'])").wait_for(state="attached")

@@ -149,7 +149,7 @@ def test_a_thousand_runs_of_four_curves_stay_below_three_megabytes(show: Show, t
     tab.get_by_role("button", name="150 of 1,000 rows are here").click()
     assert len(column(tab, "Run")) == 1000
     tab.locator("#filter").fill("depth=20 state=complete")
-    tab.wait_for_function("view.shown.length === 300")
+    tab.locator("#filter-says", has_text="300 of 1,000 runs").wait_for()
     tab.locator("#filter").fill("")
     for name in ("curves-plot", "cost-plot", "sweep-plot"):
         drawn(tab, name)
