@@ -38,7 +38,14 @@ VERBS = {
     "export": [f"target=[{','.join(FORMATS)}]"],
     "serve": [],
 }
-OTHERS = {"benchmark": ["suite=scaling"], "make_shards": [], "prepare_tokens": ["input=x"], "support": [], "runs": []}
+OTHERS = {
+    "reproduce": ["run=x"],
+    "benchmark": ["suite=scaling"],
+    "make_shards": [],
+    "prepare_tokens": ["input=x"],
+    "support": [],
+    "runs": [],
+}
 
 
 def chosen(choice: str) -> dict[str, Any]:

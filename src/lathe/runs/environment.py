@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+# What numbers are added in which order depends on.
+THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics")
 
 
@@ -26,6 +28,7 @@ def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
+        "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
         "packages": versions,
         "git_commit": _git("rev-parse", "HEAD"),
         "git_diff": _git("diff", "HEAD"),
@@ -49,10 +52,12 @@ def _git(*arguments: str) -> str | None:
         done = subprocess.run(  # noqa: S603
             ["git", *arguments],  # noqa: S607
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="surrogateescape",  # a diff is in the encoding of its files
             timeout=10,
             cwd=Path(__file__).parent,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    # the last lines of a diff may be blank
+    return done.stdout.removesuffix("\n") if done.returncode == 0 else None

@@ -209,6 +209,14 @@ VERBS: dict[str, dict[str, Place]] = {
         "yes": flag,
         "paths": _log_dir,
     },
+    "reproduce": {
+        "run": _RUN,
+        "code": word("recorded", "current"),
+        "data": Keys({"folder": path | None}),
+        "output": path | None,
+        "trusted": _trusted,
+        "paths": _log_dir,
+    },
     "benchmark": {
         "trusted": _trusted,
         "suite": word("scaling", "memory", "overhead", "gpu", "inference", "cli", "trainer", "data"),

@@ -1,0 +1,1 @@
+"""A finished run made once more, and whether it is the same bit for bit."""

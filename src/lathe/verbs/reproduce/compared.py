@@ -1,0 +1,71 @@
+"""Whether two runs of one configuration are the same, and where they part."""
+
+import itertools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lathe.runs.alike import RESULT_TIMES, rows
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.rundir import RunDir
+
+NOT_METRICS = ("tags", "notes")
+
+
+def weights(run: RunDir, again: RunDir) -> dict[str, dict[str, Any]]:
+    """What is the same of best.ckpt and last.ckpt: how many tensors there are, how many differ, and by how much at
+    most. `missing` names the run that has no such checkpoint."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in ("best", "last"):
+        paths = [each.path / "checkpoints" / f"{name}.ckpt" for each in (run, again)]
+        there = [path.exists() for path in paths]
+        if all(there):
+            found[f"{name}.ckpt"] = _tensors(*(read_checkpoint(path, name)["state_dict"] for path in paths))
+        elif any(there):
+            found[f"{name}.ckpt"] = {"missing": str((again if there[0] else run).path)}
+    return found
+
+
+def _tensors(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> dict[str, Any]:
+    names = mine.keys() | theirs.keys()
+    unlike = [name for name in names if not _equal(mine.get(name), theirs.get(name))]
+    gaps = [_gap(mine[name], theirs[name]) for name in unlike if name in mine and name in theirs]
+    return {"tensors": len(names), "differ": len(unlike), "largest": max((gap for gap in gaps), default=0.0)}
+
+
+def _equal(a: Tensor | None, b: Tensor | None) -> bool:
+    """Bit by bit, but for signs of zero; what is no number equals itself."""
+    if a is None or b is None or a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return bool(torch.equal(a, b)) or bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape or not a.numel():
+        return float("inf")
+    return float((a.double() - b.double()).abs().nan_to_num(nan=float("inf")).max())
+
+
+def metrics(run: RunDir, again: RunDir) -> dict[str, tuple[Any, Any]]:
+    """Entries of result.json that differ, without what a clock says."""
+    mine, theirs = run.result, again.result
+    names = [key for key in sorted(mine.keys() | theirs.keys()) if key not in NOT_METRICS]
+    return {
+        key: (mine.get(key), theirs.get(key))
+        for key in names
+        if mine.get(key) != theirs.get(key) and not RESULT_TIMES.fullmatch(key.rpartition("/")[2])
+    }
+
+
+def first_difference(run: RunDir, again: RunDir) -> dict[str, Any] | None:
+    """The first line of metrics.csv that is not the same: its step, and the columns that differ with both values."""
+    if not (run.path / "metrics.csv").is_file():
+        return None
+    nothing: dict[str, str] = {}
+    for mine, theirs in itertools.zip_longest(rows(run.path), rows(again.path), fillvalue=nothing):
+        names = [key for key in mine | theirs if mine.get(key) != theirs.get(key)]
+        if names:
+            step = mine.get("step") or theirs.get("step")
+            return {"step": int(step or 0), "columns": {key: (mine.get(key), theirs.get(key)) for key in names}}
+    return None

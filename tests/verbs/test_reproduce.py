@@ -1,0 +1,239 @@
+"""A finished run is made once more, with its own code, and compared bit for bit."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.commands import check, environment, run
+from support.runs import ROOT, SMALL, new_run, runs
+
+from lathe.errors import UserError
+from lathe.runs.rundir import RunDir
+from lathe.verbs.reproduce import compared
+from lathe.verbs.reproduce.code import Code, code_of
+from lathe.verbs.reproduce.command import report, show
+from lathe.verbs.train import train
+
+Cli = Callable[..., tuple[int, str]]
+HERE = Code(ROOT, None, None, "as it is here")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    cfg = new_run(tmp_path_factory.mktemp("made") / "logs", *SMALL, "name=digits", "seed=3")
+    train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+@pytest.fixture
+def copy(made: Path, tmp_path: Path) -> RunDir:
+    """The run elsewhere, to be tampered with."""
+    return RunDir(shutil.copytree(made, tmp_path / "logs" / "digits" / made.name))
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_run_is_made_again_in_a_process_of_its_own(made: Path, tmp_path: Path) -> None:
+    done = check(run(f"run={made}", "code=current", "output=found.json", cwd=tmp_path, script="scripts/reproduce.py"))
+    assert "Reproduced: weights and metrics are the same bit for bit." in done.stdout
+    (again,) = runs(tmp_path / "logs")
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["reproduced"] is True
+    assert (found["run"], found["again"]) == (str(made), str(again))
+    assert found["weights"] == {
+        "best.ckpt": {"tensors": 4, "differ": 0, "largest": 0.0},
+        "last.ckpt": {"tensors": 4, "differ": 0, "largest": 0.0},
+    }
+    assert (found["metrics"], found["first_difference"]) == ({}, None)
+    new, old = RunDir(again), RunDir(made)
+    assert new.result["test/accuracy"] == old.result["test/accuracy"]
+    assert new.overrides == old.overrides
+    kept = {key: value for key, value in old.config.items() if key not in ("paths", "launch")}
+    assert {key: value for key, value in new.config.items() if key not in ("paths", "launch")} == kept
+    assert new.config["paths"]["run_dir"] == str(again)
+
+
+def test_what_differs_is_told(made: Path, copy: RunDir) -> None:
+    state = torch.load(copy.last, weights_only=True)
+    state["state_dict"]["head.weight"][0, 0] += 0.5
+    torch.save(state, copy.last)
+    rewrite(copy.path / "result.json", **{"test/accuracy": 0.5, "seconds": 99.0})
+    lines = (copy.path / "metrics.csv").read_text().splitlines()
+    head = lines[0].split(",")
+    cells = lines[2].split(",")
+    cells[head.index("train/loss")] = "9.5"
+    (copy.path / "metrics.csv").write_text("\n".join([*lines[:2], ",".join(cells), *lines[3:]]) + "\n")
+    rewrite(copy.path / "environment.json", python="3.9.1")
+    found = report(RunDir(made), copy, HERE)
+    assert found["reproduced"] is False
+    assert found["weights"]["best.ckpt"]["differ"] == 0
+    assert found["weights"]["last.ckpt"] == {"tensors": 4, "differ": 1, "largest": pytest.approx(0.5)}
+    assert found["metrics"] == {"test/accuracy": (RunDir(made).result["test/accuracy"], 0.5)}
+    assert found["first_difference"]["step"] == int(cells[head.index("step")])
+    assert found["first_difference"]["columns"]["train/loss"][1] == "9.5"
+    assert list(found["environment"]) == ["python"]
+    text = show(found)
+    assert text.startswith("Not reproduced.\n")
+    assert "last.ckpt    1 of 4 tensors differ, by at most 0.5\n" in text
+    assert "the environment differs, which may be why" in text
+
+
+def test_a_run_without_checkpoints_is_compared_by_its_metrics(made: Path, copy: RunDir) -> None:
+    shutil.rmtree(copy.path / "checkpoints")
+    assert compared.weights(RunDir(made), copy) == {
+        f"{name}.ckpt": {"missing": str(copy.path)} for name in ("best", "last")
+    }
+    found = report(copy, copy, HERE)
+    assert found["reproduced"] is True
+    assert found["notes"] == ["no checkpoint is left of the run, so that its metrics alone were compared"]
+
+
+def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli) -> None:
+    def refused(*words: str) -> str:
+        code, error = cli(f"run=logs/digits/{copy.path.name}", *words, script="scripts/reproduce.py")
+        assert code == 1
+        assert error.count("\n") == 1, error
+        assert [path.name for path in Path("logs/digits").iterdir()] == [copy.path.name]
+        return error.removeprefix(f"Error: run=logs/digits/{copy.path.name}").rstrip()
+
+    rewrite(copy.path / "environment.json", git_commit=None)
+    assert refused() == (
+        ": its environment.json records no commit, so its code is not known; add code=current to run the code as it "
+        "is here."
+    )
+    rewrite(copy.path / "environment.json", git_commit="ab" * 20)
+    assert refused().startswith(": its commit abababababab is not in this repository: fetch it (git fetch --all), or")
+    assert "output=none/x.json: its folder does not exist." in refused("code=current", "output=none/x.json")
+    text = (copy.path / "config.yaml").read_text()
+    (copy.path / "config.yaml").write_text(text.replace("ckpt_path: null", "ckpt_path: /nowhere/best.ckpt"))
+    assert refused("code=current") == " needs ckpt_path=/nowhere/best.ckpt, which is not there any more: put it back."
+    (copy.path / "config.yaml").write_text(text.replace("num_nodes: 1", "num_nodes: 2"))
+    assert refused("code=current") == " was trained on 2 machines (trainer.num_nodes), and this is one."
+    (copy.path / "config.yaml").write_text(text)
+    rewrite(copy.path / "result.json", pruned=20)
+    assert refused("code=current").startswith(" was ended early by its search, ")
+    (copy.path / "result.json").unlink()
+    assert refused("code=current").startswith(" is not complete, so there is nothing to compare with: resume=")
+
+
+def git(folder: Path, *words: str) -> str:
+    identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
+    done = subprocess.run(["git", *identity, *words], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A clone with a history of one commit."""
+    folder = tmp_path / "project"
+    for name in ("src", "configs", "scripts"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    shutil.copy(ROOT / "train.py", folder)
+    (folder / ".gitignore").write_text("logs\n__pycache__\n")
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-q", "-m", "one")
+    return folder
+
+
+def typed(project: Path, script: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """A command in a Python of its own, which finds the clone's packages alone."""
+    line = [sys.executable, str(project / script), *words]
+    variables = environment(PYTHONPATH=str(project / "src"))
+    return subprocess.run(line, cwd=project, env=variables, capture_output=True, text=True, timeout=300)
+
+
+@pytest.mark.slow
+def test_the_recorded_code_comes_back(project: Path) -> None:
+    """A commit with a diff: afterwards the code has gone on, and would train otherwise."""
+    net = project / "src" / "lathe" / "nets" / "mlp.py"
+    before = net.read_text()
+    net.write_text(
+        before.replace("        return ", "        return 1.5 * ", 1) + "\n# a diff that was not committed\n\n"
+    )
+    assert net.read_text().count("1.5 * ") == 1
+    check(typed(project, "train.py", *SMALL))
+    (made,) = runs(project / "logs")
+    assert "+        return 1.5 * " in RunDir(made).environment["git_diff"]
+    net.write_text(before)
+    (project / "src" / "mine.py").write_text("x = 1\n")
+    status = git(project, "status", "--short")
+    done = check(typed(project, "scripts/reproduce.py", f"run={made}", "output=found.json"))
+    found = json.loads((project / "found.json").read_text())
+    assert found["reproduced"] is True
+    assert "lines of uncommitted diff, as recorded, in a folder of its own" in found["code"]
+    assert found["notes"] == [
+        "src/mine.py is not known to git, so it was recorded nowhere and the run is made without it"
+    ]
+    again = RunDir(Path(found["again"]))
+    assert again.environment["git_diff"] == RunDir(made).environment["git_diff"]
+    assert "as recorded" in done.stdout
+    (project / "found.json").unlink()
+    assert git(project, "status", "--short") == status  # nothing of it is left
+    assert git(project, "worktree", "list").count("\n") == 1
+    other = typed(project, "scripts/reproduce.py", f"run={made}", "code=current", "output=found.json")
+    assert other.returncode == 3, other.stderr
+    found = json.loads((project / "found.json").read_text())
+    assert found["reproduced"] is False
+    assert found["weights"]["last.ckpt"]["differ"] == 4
+    assert found["first_difference"]["step"] == 5
+    assert found["environment"]["uncommitted diff"][1] == "none"
+
+
+def test_a_diff_that_does_not_fit_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.verbs.reproduce.code.project", lambda: project)
+    commit = git(project, "rev-parse", "HEAD").strip()
+    broken = "diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-nothing like it\n+x"
+    with (
+        pytest.raises(UserError, match=r"^run=x: the diff in its environment.json can't be applied to its commit \("),
+        code_of({"git_commit": commit, "git_diff": broken}, "recorded", "run=x"),
+    ):
+        pass
+    assert git(project, "worktree", "list").count("\n") == 1
+    odd = project / "train.py"
+    odd.write_bytes(b"# latin: \xe8\n\n\n\n")
+    git(project, "commit", "-q", "-a", "-m", "two")
+    odd.write_bytes(b"# latin: \xe9\n\n\n\n")
+    commit = git(project, "rev-parse", "HEAD").strip()
+    raw = subprocess.run(["git", "diff", "HEAD"], cwd=project, capture_output=True, check=True).stdout
+    text = raw.decode(errors="surrogateescape")
+    for diff in (text.removesuffix("\n"), text.removesuffix("\n \n \n \n")):  # as it is kept, and as it was
+        with code_of({"git_commit": commit, "git_diff": diff}, "recorded", "run=x") as code:
+            assert (code.folder / "train.py").read_bytes() == odd.read_bytes()
+        assert not os.path.exists(code.folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("trainer.devices=2", "strategy=ddp"),
+        ("compression=prune", "compression.receipt=none"),
+        ("callbacks=[default,ema]", "trainer.max_epochs=3"),
+    ],
+    ids=["two processes", "compressed", "averaged"],
+)
+def test_runs_of_other_kinds_are_made_again(words: tuple[str, ...], tmp_path: Path) -> None:
+    check(run(*SMALL, *words, cwd=tmp_path))
+    (made,) = runs(tmp_path / "logs")
+    check(run(f"run={made}", "code=current", cwd=tmp_path, script="scripts/reproduce.py"))
+
+
+@pytest.mark.slow
+def test_a_resumed_run_is_made_again_and_one_that_was_trained_further_is_not(tmp_path: Path) -> None:
+    check(run(*SMALL, "callbacks.checkpoint.every_n_train_steps=7", "trainer.max_steps=26", cwd=tmp_path))
+    (made,) = runs(tmp_path / "logs")
+    check(run(f"resume={made}", "trainer.max_steps=40", cwd=tmp_path))
+    done = run(f"run={made}", "code=current", "output=found.json", cwd=tmp_path, script="scripts/reproduce.py")
+    assert done.returncode == 3
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert any("it was trained further after its first end, trainer.max_steps=26" in note for note in found["notes"])
