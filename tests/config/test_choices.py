@@ -39,6 +39,7 @@ VERBS = {
     "serve": [],
 }
 OTHERS = {
+    "lr_find": [],
     "reproduce": ["run=x"],
     "benchmark": ["suite=scaling"],
     "make_shards": [],

@@ -17,6 +17,7 @@ from lathe.config.class_folders import class_names
 from lathe.config.schema import (
     CLASHES,
     CONTRADICTIONS,
+    TRAINING,
     Problem,
     Together,
     current,
@@ -160,7 +161,7 @@ def check(
     configuration, which an older version may have taken, some may be missing, and what a job on a run directory
     (`parts`) does not build is left out.
     """
-    training, old = verb == "train", saved is not None
+    training, old = verb in TRAINING, saved is not None
     keys = {key: value for key, value in cfg.items() if saved != "parts" or key in READ_AGAIN}
     followed = follows(raw)
     read = None if raw is None else {name.split(".")[0] for names in followed.values() for name in names}

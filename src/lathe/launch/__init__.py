@@ -2,5 +2,6 @@
 
 from lathe.launch.start import launch, launch_on_run
 from lathe.launch.telling import one_sentence
+from lathe.launch.trial import launch_trial
 
-__all__ = ["launch", "launch_on_run", "one_sentence"]
+__all__ = ["launch", "launch_on_run", "launch_trial", "one_sentence"]

@@ -4,10 +4,12 @@ from lathe.config.schema.check import Problem, follows, problems, rules
 from lathe.config.schema.names import current, moved, renamed
 from lathe.config.schema.rule import kind_of, shown
 from lathe.config.schema.together import CLASHES, CONTRADICTIONS, Taken, Together, together
+from lathe.config.schema.verbs import TRAINING
 
 __all__ = [
     "CLASHES",
     "CONTRADICTIONS",
+    "TRAINING",
     "Problem",
     "Taken",
     "Together",

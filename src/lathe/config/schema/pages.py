@@ -13,7 +13,7 @@ from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZERS
 from lathe.config.schema.places import Keys, Parts, Place
 from lathe.config.schema.rule import Rule
-from lathe.config.schema.verbs import TRAIN, VERBS
+from lathe.config.schema.verbs import TRAIN, TRAINING, VERBS
 
 NOTE = "<!-- Written by `python scripts/schema.py` from src/lathe/config/schema and the comments in configs/. -->"
 
@@ -95,8 +95,11 @@ class Book:
         for verb, tree in VERBS.items():
             script = "train.py" if verb == "train" else f"scripts/{verb}.py"
             methods = tree.get("compression") if verb == "train" else None
+            if verb in TRAINING and verb != "train":  # beside the keys of train.py
+                tree = {key: place for key, place in tree.items() if key not in TRAIN}
             keys = tree | ({"compression": Keys(methods.settings)} if isinstance(methods, Parts) else {})
-            text += f"## {script}\n\n{_table(self._rows('', keys, f'configs/{verb}.yaml'))}"
+            more = "Every key of train.py, and:\n\n" if verb in TRAINING and verb != "train" else ""
+            text += f"## {script}\n\n{more}{_table(self._rows('', keys, f'configs/{verb}.yaml'))}"
         return text.rstrip() + "\n"
 
     def _row(self, name: str, rule: Rule, owner: tuple[str, str], own: list[Written], key: str = "") -> str:

@@ -192,6 +192,18 @@ VERBS: dict[str, dict[str, Place]] = {
         ),
         "trainer": Keys({"accelerator": word("cpu"), "devices": whole(1, 1)}),  # one process listens
     },
+    "lr_find": {
+        **TRAIN,
+        "find": Keys(
+            {
+                "min_lr": number(above=0),
+                "max_lr": number(above=0),
+                "steps": whole(10),
+                "stop": number(above=1),
+                "output": path | None,
+            }
+        ),
+    },
     "runs": {
         "runs": items(text("a folder or a pattern"), 1) | text("a folder or a pattern") | None,
         "where": items(text("a condition such as state=complete")),
@@ -284,3 +296,5 @@ VERBS: dict[str, dict[str, Place]] = {
         "paths": _log_dir,
     },
 }
+# Verbs that take what train.py takes.
+TRAINING = tuple(verb for verb, tree in VERBS.items() if TRAIN.keys() <= tree.keys())

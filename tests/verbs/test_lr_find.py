@@ -1,0 +1,116 @@
+"""The learning-rate range test: what it sets, what it reads from the losses, and that it leaves no run."""
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import check, run
+from support.runs import SMALL, config
+
+from lathe.errors import UserError
+from lathe.verbs import lr_find as verb
+
+Cli = Callable[..., tuple[int, str]]
+RATES = [10 ** (-6 + 7 * i / 199) for i in range(200)]
+
+
+def found(folder: Path, *words: str) -> dict[str, Any]:
+    cfg = config(*SMALL, *words, f"find.output={folder}", name="lr_find")
+    told = verb.lr_find(cfg)
+    assert told is not None
+    return told
+
+
+def test_the_rates_rise_by_equal_ratios_and_the_losses_say_which_train(tmp_path: Path) -> None:
+    told = found(tmp_path / "out", "find.steps=120")
+    with open(tmp_path / "out" / "lr_find.csv", newline="") as file:
+        rows = [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
+    assert rows[0]["lr"] == 1e-6
+    ratios = {round(b["lr"] / a["lr"], 9) for a, b in pairwise(rows)}
+    assert ratios == {round(1e7 ** (1 / 119), 9)}
+    assert rows[0]["loss"] == pytest.approx(math.log(10), rel=0.1)  # ten classes, nothing learned yet
+    assert rows[0]["smoothed"] == pytest.approx(rows[0]["loss"])
+    assert 0.01 < told["steepest"] < told["lowest"] < told["diverged"] <= 10
+    kept = json.loads((tmp_path / "out" / "lr_find.json").read_text())
+    assert kept == {key: told[key] for key in ("suggestion", "steepest", "lowest", "diverged")}
+    assert kept["suggestion"] == float(f"{told['steepest']:.1e}")
+    assert (tmp_path / "out" / "lr_find.svg").read_text().count("<polyline") == 2
+
+
+def test_accumulated_batches_are_one_step(tmp_path: Path) -> None:
+    whole = found(tmp_path / "a", "find.steps=100", "find.max_lr=1")
+    parts = found(
+        tmp_path / "b", "find.steps=100", "find.max_lr=1", "data.batch_size=32", "trainer.accumulate_grad_batches=2"
+    )
+    assert parts["losses"][:20] == pytest.approx(whole["losses"][:20], rel=1e-5)
+    assert len(parts["rates"]) == len(whole["rates"])
+
+
+def test_groups_keep_their_proportions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    real = verb.Rising.on_before_optimizer_step
+
+    def spy(self: Any, trainer: Any, module: Any, optimizer: Any) -> None:
+        real(self, trainer, module, optimizer)
+        seen.append((self.rates[-1], sorted({group["lr"] for group in optimizer.param_groups})))
+
+    monkeypatch.setattr(verb.Rising, "on_before_optimizer_step", spy)
+    found(tmp_path, "find.steps=100", "optimizer.layer_decay=0.5", "model.net.depth=2")
+    for rate, groups in seen[:3]:
+        assert len(groups) > 1
+        assert groups[-1] == pytest.approx(rate)
+        assert all(b / a == pytest.approx(2) for a, b in pairwise(groups))
+
+
+def test_what_a_curve_says() -> None:
+    fall = [2.3 if rate < 1e-3 else max(0.3, 2.3 - math.log10(rate / 1e-3)) for rate in RATES]
+    told = verb.judged(RATES, fall)
+    assert 1e-3 < told["steepest"] < 1e-1
+    assert told["diverged"] is None
+    grown = [loss if rate < 1 else 50.0 for rate, loss in zip(RATES, fall, strict=True)]
+    assert 1 <= verb.judged(RATES, grown)["diverged"] < 1.5
+    with pytest.raises(UserError, match=r"^find.min_lr=1e-06, find.max_lr=10: the loss falls at none of these "):
+        verb.judged(RATES, [2.3 + rate for rate in RATES])
+
+
+def test_the_command_leaves_no_run(tmp_path: Path) -> None:
+    done = check(run(*SMALL, "name=mine", "find.steps=100", cwd=tmp_path, script="scripts/lr_find.py"))
+    told = json.loads((tmp_path / "logs" / "lr_find" / "mine" / "lr_find.json").read_text())
+    assert f"Suggestion: optimizer.lr={told['suggestion']:g} (now 0.1)." in done.stdout
+    assert not list(tmp_path.rglob("config.yaml"))
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["lr_find"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["-m", "seed=1,2"], "-m: lr_find.py tries one configuration: leave -m out."),
+        (["resume=auto"], "resume=auto: lr_find.py tries a new run: leave resume out."),
+        (["compression=prune"], "compression=prune acts in the course of a whole run: lr_find.py tries the dense one."),
+        (["find.steps=1"], "find.steps=1: expected a whole number from 10, got one out of this range."),
+        (["find.min_lr=1", "find.max_lr=0.1"], "find.min_lr=1 is not below find.max_lr=0.1: the rate rises from"),
+        (["optimizer.lr=fast"], "optimizer.lr=fast: expected a number above 0"),
+        (["optimizer.lr=null"], "optimizer.lr: lr_find.py goes by the learning rate of configs/optimizer, and "),
+        (["data.batch_sise=3"], "data.batch_sise"),
+    ],
+)
+def test_a_mistake_costs_a_sentence(words: list[str], sentence: str, cli: Cli) -> None:
+    code, error = cli(*SMALL, *words, script="scripts/lr_find.py")
+    assert code == 1
+    assert error.startswith(f"Error: {sentence}"), error
+    assert error.count("\n") == 1
+    assert not list(Path("logs").glob("lr_find"))
+
+
+@pytest.mark.slow
+def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
+    for devices in (1, 2):
+        words = [f"trainer.devices={devices}", f"find.output={devices}", "find.steps=100", "precision=64-true"]
+        check(run(*SMALL, *words, cwd=tmp_path, script="scripts/lr_find.py"))
+    one, two = (json.loads((tmp_path / str(devices) / "lr_find.json").read_text()) for devices in (1, 2))
+    assert two == pytest.approx(one)
