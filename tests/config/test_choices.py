@@ -40,6 +40,7 @@ VERBS = {
 }
 OTHERS = {
     "lr_find": [],
+    "batch_find": [],
     "reproduce": ["run=x"],
     "benchmark": ["suite=scaling"],
     "make_shards": [],

@@ -110,7 +110,7 @@ def test_a_mistake_costs_a_sentence(words: list[str], sentence: str, cli: Cli) -
 @pytest.mark.slow
 def test_two_processes_find_what_one_does(tmp_path: Path) -> None:
     for devices in (1, 2):
-        words = [f"trainer.devices={devices}", f"find.output={devices}", "find.steps=100", "precision=64-true"]
+        words = [f"trainer.devices={devices}", f"find.output=on{devices}", "find.steps=100", "precision=64-true"]
         check(run(*SMALL, *words, cwd=tmp_path, script="scripts/lr_find.py"))
-    one, two = (json.loads((tmp_path / str(devices) / "lr_find.json").read_text()) for devices in (1, 2))
+    one, two = (json.loads((tmp_path / f"on{devices}" / "lr_find.json").read_text()) for devices in (1, 2))
     assert two == pytest.approx(one)

@@ -21,9 +21,9 @@ from lathe.launch.start import check_together, check_typed
 from lathe.launch.telling import tell
 
 
-def launch_trial(cfg: DictConfig, job: str) -> Any:
+def launch_trial(cfg: DictConfig, job: str, alone: bool = False) -> Any:
     """Runs `job` on the configuration of the run that train.py would make of the same overrides, without a run
-    directory. The verb's own keys stand under `find`.
+    directory. The verb's own keys stand under `find`; one that is to be `alone` takes one device.
 
     Raises:
         UserError: as `launch`; or the run can't be tried out by itself.
@@ -40,7 +40,13 @@ def launch_trial(cfg: DictConfig, job: str) -> Any:
         _check_trial(resolved, verb)
         if resolved["find"]["output"] is None:
             resolved["find"]["output"] = str(Path(resolved["paths"]["log_dir"]) / verb / str(resolved["name"]))
-        return execute(job, resolved, count_processes(resolved), resolved["launch"])
+        processes = count_processes(resolved)
+        require(
+            processes == 1 or not alone,
+            f"{verb}.py tries one device, and this run takes {processes}: add trainer.devices=1, and give each device "
+            "what fits there.",
+        )
+        return execute(job, resolved, processes, resolved["launch"])
     except Exception as error:
         sys.exit(tell(error))
 

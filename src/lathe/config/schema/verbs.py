@@ -1,5 +1,6 @@
 """The keys of train.yaml and of the other verbs' YAML files: what stands where."""
 
+from lathe.config.schema.many import BATCH_FIND, LR_FIND, REPRODUCE, RUNS
 from lathe.config.schema.models import INIT, PRETRAINED
 from lathe.config.schema.places import Keys, Part, Parts, Place
 from lathe.config.schema.rule import (
@@ -192,43 +193,10 @@ VERBS: dict[str, dict[str, Place]] = {
         ),
         "trainer": Keys({"accelerator": word("cpu"), "devices": whole(1, 1)}),  # one process listens
     },
-    "lr_find": {
-        **TRAIN,
-        "find": Keys(
-            {
-                "min_lr": number(above=0),
-                "max_lr": number(above=0),
-                "steps": whole(10),
-                "stop": number(above=1),
-                "output": path | None,
-            }
-        ),
-    },
-    "runs": {
-        "runs": items(text("a folder or a pattern"), 1) | text("a folder or a pattern") | None,
-        "where": items(text("a condition such as state=complete")),
-        "since": text("a date or an age") | None,
-        "sort": text("a key, after a - for the other way around"),
-        "limit": count | None,
-        "columns": items(text("a metric or a key"), 1) | None,
-        "output": path | None,
-        "compare": items(_RUN, 2, 2) | None,
-        "points": count,
-        "tag": items(text("a label")),
-        "untag": items(text("a label")),
-        "archive": path | None,
-        "delete": word("unfinished", "failed", "pruned", "complete") | None,
-        "yes": flag,
-        "paths": _log_dir,
-    },
-    "reproduce": {
-        "run": _RUN,
-        "code": word("recorded", "current"),
-        "data": Keys({"folder": path | None}),
-        "output": path | None,
-        "trusted": _trusted,
-        "paths": _log_dir,
-    },
+    "lr_find": TRAIN | LR_FIND,
+    "batch_find": TRAIN | BATCH_FIND,
+    "runs": RUNS,
+    "reproduce": REPRODUCE,
     "benchmark": {
         "trusted": _trusted,
         "suite": word("scaling", "memory", "overhead", "gpu", "inference", "cli", "trainer", "data"),

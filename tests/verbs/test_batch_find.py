@@ -1,0 +1,98 @@
+"""The largest batch that fits into memory: how it is searched for, what is measured, and the rate that it implies."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.commands import check, run
+from support.runs import SMALL, config
+
+from lathe.verbs.batch_find import implied, search
+
+Cli = Callable[..., tuple[int, str]]
+
+
+@pytest.mark.parametrize(
+    ("largest", "start", "most", "expected"),
+    [
+        (1000, 8, None, [8, 16, 32, 64, 128, 256, 512, 1024, 768, 896, 960, 992]),
+        (64, 8, 64, [8, 16, 32, 64]),
+        (100, 8, 80, [8, 16, 32, 64, 80]),
+        (3, 1, None, [1, 2, 4, 3]),
+        (7, 8, None, [8]),
+    ],
+)
+def test_sizes_double_and_then_halve_what_is_left(
+    largest: int, start: int, most: int | None, expected: list[int]
+) -> None:
+    tries = search(lambda size: {"fits": size <= largest}, start, most)
+    assert [one["size"] for one in tries] == expected
+    fit = [one["size"] for one in tries if one["fits"]]
+    assert not fit or largest - max(fit) <= max(1, largest // 16) or max(fit) == most
+
+
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [
+        (["optimizer=sgd", "optimizer.lr=0.1"], 0.4),
+        (["optimizer=adamw", "optimizer.lr=0.1"], 0.2),
+        (["optimizer=adamw", "optimizer.scale_lr=sqrt"], None),
+        (["optimizer=muon"], None),
+    ],
+)
+def test_the_rate_follows_the_optimizer(words: list[str], rate: float | None) -> None:
+    told = implied(config(*SMALL, *words, name="batch_find"), 256)
+    assert told["lr"] == rate
+
+
+def test_data_bound_it_and_no_run_is_left(tmp_path: Path) -> None:
+    """By real processes: 1,300 images to train on."""
+    words = ["find.memory=16", "find.start=700", "trainer.max_epochs=1"]
+    done = check(run(*SMALL, *words, cwd=tmp_path, script="scripts/batch_find.py"))
+    told = json.loads((tmp_path / "logs" / "batch_find" / "train" / "batch_find.json").read_text())
+    assert [(one["size"], one["fits"]) for one in told["tries"]] == [
+        (700, True),
+        (1400, False),
+        (1050, True),
+        (1225, True),
+        (1312, False),
+        (1268, True),
+    ]
+    assert (told["batch_size"], told["bound"]) == (1268, "the 1300 training samples")
+    assert told["lr"] == pytest.approx(0.1 * 1268 / 64, rel=1e-2)
+    assert all(one["seconds"] > 0 and one["peak"] > 10**8 for one in told["tries"] if one["fits"])
+    assert "The largest that fits is data.batch_size=1268; what bounds it is the 1300 training samples." in done.stdout
+    assert not list(tmp_path.rglob("config.yaml"))
+
+
+@pytest.mark.slow
+def test_memory_bounds_it(tmp_path: Path) -> None:
+    """Activations grow with the batch; a process that goes over the limit is ended, and the next one tries less."""
+    words = ["model=resnet20", "data=synthetic", "data.source.train_size=20000", "trainer.accelerator=cpu"]
+    words += ["trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "find.memory=0.9"]
+    check(run(*words, "find.start=16", "find.steps=2", cwd=tmp_path, script="scripts/batch_find.py"))
+    told = json.loads((tmp_path / "logs" / "batch_find" / "train" / "batch_find.json").read_text())
+    assert told["bound"] == "memory"
+    peaks = {one["size"]: one["peak"] for one in told["tries"] if one["fits"]}
+    assert max(peaks.values()) <= 0.9e9
+    assert peaks[told["batch_size"]] > 0.7e9
+    assert all(one["peak"] > 0.9e9 for one in told["tries"] if not one["fits"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "find.memory: this run is for a CPU, whose memory the whole machine shares: say how much"),
+        (["find.memory=0"], "find.memory=0: expected a number above 0 or null"),
+        (["find.memory=0.01"], "find.start=8: not even this batch fits (find.memory=0.01): start lower, or make"),
+        (["trainer.devices=2", "find.memory=1"], "batch_find.py tries one device, and this run takes 2: add "),
+        (["resume=auto", "find.memory=1"], "resume=auto: batch_find.py tries a new run: leave resume out."),
+    ],
+)
+def test_a_mistake_costs_a_sentence(words: list[str], sentence: str, cli: Cli) -> None:
+    code, error = cli(*SMALL, *words, script="scripts/batch_find.py")
+    assert code == 1
+    assert error.startswith(f"Error: {sentence}"), error
+    assert error.count("\n") == 1
+    assert not list(Path("logs").glob("*/*"))
