@@ -157,6 +157,8 @@ VERBS = {
     "receipt": ["run={run}"],
     "compress": ["run={run}", "compression=ptq_static"],
     "sensitivity": ["run={run}"],
+    "reproduce": ["run={run}", "code=current"],
+    "runs": ["compare=[{run},{run}]"],
     "serve": ["run={run}"],
     "benchmark": ["suite=inference", "run={run}"],
     "resume": ["resume={run}"],
