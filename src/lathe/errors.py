@@ -2,9 +2,16 @@
 
 import difflib
 import os
+import re
 import signal as signals
+import sysconfig
+import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
 
 
 class UserError(Exception):
@@ -94,3 +101,33 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         if error.filename is None:
             error.filename = os.fspath(path)
         raise
+
+
+def is_own(name: str) -> bool | None:
+    """Whether the file of that name is a user's own code, and not Lathe's; None for a library's, or none at all."""
+    libraries = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
+    path = Path(name).resolve()
+    if not Path(name).is_absolute() or any(path.is_relative_to(folder) for folder in libraries):
+        return None
+    return not path.is_relative_to(HERE)
+
+
+def own_places(error: BaseException) -> list[tuple[str, bool]]:
+    """The places outside of libraries that `error` has passed, the deepest last: function, file and line, and whether
+    that is a user's own code (or Lathe's). What a worker of a DataLoader met is read off the text that it sent.
+    """
+    frames: list[tuple[str, Any, str]] = [
+        (frame.f_code.co_filename, line, frame.f_code.co_qualname)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    if "DataLoader worker process" in str(error):
+        frames += re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
+    found = [(f"{function} at {name}:{line}", is_own(name)) for name, line, function in frames]
+    return [(place, own) for place, own in found if own is not None]
+
+
+def own_place(error: BaseException) -> str:
+    """The last place in a user's own code that `error` has passed, in brackets behind a space; empty where there is
+    none.
+    """
+    return next((f" ({place.partition(' at ')[2]})" for place, own in reversed(own_places(error)) if own), "")

@@ -107,10 +107,19 @@ def test_a_stop_is_a_stop_and_not_tried_again(cfg: dict[str, Any]) -> None:
 
 @pytest.mark.usefixtures("forked")
 def test_a_bug_in_a_worker_shows_where_it_was(cfg: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeError, match=r"rank 0 failed.*a bug in a worker") as caught:
-        execute("support.agent_jobs:bug", cfg, 1, options(restarts=1))
+    with pytest.raises(RuntimeError, match=r"rank 0 failed.*'int' object has no attribute") as caught:
+        execute("support.agent_jobs:bug", {**cfg, "bug": 3}, 1, options(restarts=1))
     assert not isinstance(caught.value, UserError)
-    assert "agent_jobs.py" in str(caught.value)
+    assert "schema" in str(caught.value)
+
+
+@pytest.mark.usefixtures("forked")
+def test_what_a_users_own_code_raises_is_tried_again_and_told(cfg: dict[str, Any]) -> None:
+    with pytest.raises(
+        UserError, match=r"^lost at .*agent_jobs\.py:\d+ failed: ConnectionError: no network; HYDRA_FULL"
+    ):
+        execute("support.agent_jobs:lost", cfg, 1, options(restarts=1))
+    assert Path(cfg["folder"], "tries").read_text() == "xx"
 
 
 @pytest.mark.usefixtures("forked")

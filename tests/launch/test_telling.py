@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -11,9 +12,13 @@ import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from support.runs import ROOT
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
+from lathe.config.schema import rules
 from lathe.errors import Stopped, UserError
 from lathe.launch.telling import FULL_ERROR, one_sentence, sentence_for, tell
+from lathe.runs.score import outputs_of
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +36,63 @@ def test_a_mistake_is_one_line_on_stderr_and_exit_code_1(capsys: pytest.CaptureF
 
 
 def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(KeyError) as caught:
-        {}["inner"]
+    with pytest.raises(AttributeError) as caught:
+        rules(3, "train")  # type: ignore[arg-type]  # where Lathe's own code fails
     assert tell(caught.value) == 1
     assert "Traceback" in (text := capsys.readouterr().err)
-    assert "KeyError: 'inner'" in text
+    assert "AttributeError: 'int' object has no attribute" in text
+
+
+class Net(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ torch.zeros(3, 3)
+
+    def asked(self) -> Tensor:
+        return self.weight  # type: ignore[return-value]  # which it has not
+
+    def bug(self) -> None:
+        rules(3, "train")  # type: ignore[arg-type]
+
+
+class Bare(nn.Module):
+    def forward(self) -> None: ...
+
+
+class Samples(Dataset[Tensor]):
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, row: int) -> Tensor:
+        raise OSError(f"sample {row} is gone")
+
+
+def raised(call: Any) -> Exception:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 (of many kinds)
+        call()
+    assert isinstance(caught.value, Exception)
+    return caught.value
+
+
+def test_what_a_users_own_part_raises_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, full = re.escape(__file__), "; HYDRA_FULL_ERROR=1 shows the traceback"
+    for call, words in {
+        lambda: Net()(torch.zeros(2, 2)): rf"Net\.forward at {here}:\d+ failed: RuntimeError: mat1 and mat2 shapes .*",
+        lambda: Net().asked(): rf"Net\.asked at {here}:\d+ failed: AttributeError: 'Net' object has no .*'weight'",
+        lambda: outputs_of(Bare(), [(torch.zeros(1),)]): (
+            rf"Bare\.forward at {here}:\d+ can't be called so: TypeError: Bare\.forward\(\) takes 1 positional .*"
+        ),
+        lambda: next(iter(DataLoader(Samples(), num_workers=1))): (
+            rf"\S*__getitem__ at {here}:\d+ failed: OSError: sample 0 is gone"
+        ),
+    }.items():
+        assert tell(raised(call)) == 1
+        assert re.fullmatch(f"Error: {words}{full}\\.\n", said := capsys.readouterr().err), said
+    assert sentence_for(raised(Net().bug)) is None  # the deepest code is Lathe's
+    monkeypatch.setenv(FULL_ERROR, "1")
+    assert tell(raised(lambda: Net()(torch.zeros(2, 2)))) == 1
+    assert "Traceback" in capsys.readouterr().err
 
 
 def test_a_full_error_is_shown_when_asked_for(

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from lathe.config.schema import rules
 from lathe.errors import Stopped, UserError
 
 
@@ -37,7 +38,13 @@ def mistake_everywhere(cfg: dict[str, Any]) -> None:
 
 
 def bug(cfg: dict[str, Any]) -> None:
-    raise KeyError("a bug in a worker")
+    rules(cfg["bug"], "train")
+
+
+def lost(cfg: dict[str, Any]) -> None:
+    with open(Path(cfg["folder"], "tries"), "a") as file:
+        file.write("x")
+    raise ConnectionError("no network")
 
 
 def stopped(cfg: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from lathe.errors import UserError
 from lathe.runs.score import score
 from lathe.strategies import DDP
 from lathe.tasks import ClassificationTask
-from lathe.tasks.meters import metric_name
+from lathe.tasks.meters import Meters, metric_name
 
 FACTS = {"channels": 1, "image_size": 2, "num_classes": 3}
 
@@ -143,11 +143,36 @@ def test_metrics_that_can_not_be_are_refused_at_once(given: Any, words: str) -> 
         ClassificationTask(nn.Identity(), metrics=given)
 
 
+def test_metrics_of_other_answers_are_told_for_labels_and_values() -> None:
+    meters = Meters({"a": tmc.MulticlassF1Score(3), "b": tmc.MultilabelF1Score(4), "c": tmc.BinaryF1Score()})
+    with pytest.raises(
+        UserError, match=r"take torchmetrics\.classification\.MultilabelF1Score, with num_labels: 3"
+    ) as told:
+        meters.check_kinds("labels", 3)
+    assert "task.metrics.b: MultilabelF1Score is of 4 labels, and the task predicts 3 labels: set num_labels: 3." in (
+        told.value.args
+    )
+    assert len(told.value.args) == 2  # a binary metric takes labels as they are
+    with pytest.raises(UserError, match=r"predicts 1 values: take a metric of values, such as") as told:
+        meters.check_kinds("values", 1)
+    assert len(told.value.args) == 3
+    Meters({"a": tmc.BinaryAUROC(), "b": tmc.MulticlassAUROC(2), "c": Curve()}).check_kinds("classes", 2)
+
+
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        (tmc.MulticlassAUROC(num_classes=4), r"metrics\.auroc: MulticlassAUROC does not take predictions \[8, 3\]"),
-        (tmc.BinaryAUROC(), r"metrics\.auroc: BinaryAUROC can't be computed: index"),
+        (tmc.MulticlassAUROC(num_classes=4), r"^task\.metrics\.auroc: MulticlassAUROC is of 4 classes, and the task "),
+        (
+            tmc.BinaryAUROC(),
+            r"^task\.metrics\.auroc: BinaryAUROC is of two classes, and the task predicts 3 classes: take "
+            r"torchmetrics\.classification\.MulticlassAUROC, with num_classes: 3\.$",
+        ),
+        (tmc.MultilabelF1Score(3), r"MultilabelF1Score is of 3 labels, and the task predicts 3 classes: take torchmet"),
+        (
+            tm.PearsonCorrCoef(),
+            r"^task\.metrics\.pearson_corr_coef: PearsonCorrCoef does not take predictions \[8, 3\]",
+        ),
         (tmc.MulticlassConfusionMatrix(3), r"gives a tensor \[3, 3\] of int64: expected a scalar\.$"),
         (Curve(), r"metrics\.curve: Curve gives a tensor \[2\]"),
         ("top5_accuracy", r"of data\.num_classes=3 classes the right one is always among five"),

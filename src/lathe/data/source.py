@@ -1,13 +1,11 @@
 """What a source gives is checked once, where a data module or a writer of shards takes it."""
 
 import inspect
-import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.data.base import SPLITS
 from lathe.data.splits import Labels, Source, Split, Splits
-from lathe.errors import UserError, refuse, under
+from lathe.errors import UserError, own_place, refuse, under
 
 KEY = "data.source"
 IMAGES = "expected a uint8 numpy array [m, channels, height, width]"
@@ -47,17 +45,9 @@ def using(source: object, what: str, key: str = KEY) -> Iterator[None]:
         if type(source).__module__.split(".")[0] == __name__.split(".")[0]:
             raise
         said = " ".join(f"{type(error).__name__}: {error}".split())[:500]
-        raise UserError(f"{key} can't be {what}: {said} ({_line(error)})") from error
-
-
-def _line(error: BaseException) -> str:
-    """The last line of the user's own code that `error` has passed."""
-    libraries = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
-    libraries.append(Path(__file__).parents[1])
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [f for f in frames if not any(Path(f.filename).is_relative_to(folder) for folder in libraries)]
-    frame = (own or frames)[-1]
-    return f"{frame.filename}:{frame.lineno}"
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        place = own_place(error) or f" ({frame.filename}:{frame.lineno})"
+        raise UserError(f"{key} can't be {what}: {said}{place}") from error
 
 
 def load_splits(source: Source, facts: Mapping[str, int] | None = None) -> Splits:

@@ -16,7 +16,7 @@ from lathe.files import scratch
 from lathe.launch.group import bring_up, leave_note, read_notes, waited
 from lathe.launch.nodes import Nodes
 from lathe.launch.numa import numa_mode
-from lathe.launch.telling import full_error, sentence_for
+from lathe.launch.telling import full_error, own_sentence, sentence_for
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # what the agent passes on to its workers before it leaves
 
@@ -200,6 +200,8 @@ def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:
             if note.seconds and not full_error():
                 raise SystemExit(1) from error
         sentence = None if note is not None else sentence_for(error)
+        if own_sentence(error) == sentence and restart < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
+            raise  # what a user's own code raises, such as a lost connection, may be past
         if sentence is None or full_error():
             raise
         _leave_word(folder / "mistake.json", {"sentence": sentence})

@@ -1,7 +1,9 @@
 """What a user reads when something went wrong: one sentence for a mistake, a traceback for a bug."""
 
 import functools
+import inspect
 import os
+import re
 import signal
 import sys
 import traceback
@@ -14,10 +16,11 @@ from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.mistakes import explain, refused_as_well
 from lathe.config.schema import renamed
 from lathe.config.words import translate
-from lathe.errors import Stopped, UserError
+from lathe.errors import Stopped, UserError, is_own, own_places
 from lathe.launch.group import waited
 
 FULL_ERROR = "LATHE_FULL_ERROR"
+FULL = "HYDRA_FULL_ERROR=1 shows the traceback"
 _older: set[str] = set()  # names of parts that were told
 
 
@@ -121,7 +124,35 @@ def sentence_for(error: BaseException) -> str | None:
             "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: "
             "pip install -e '.[slurm]'."
         )
-    return explain(error, root_names()) or _foreign_sentence(error)
+    return explain(error, root_names()) or _foreign_sentence(error) or own_sentence(error)
+
+
+def own_sentence(error: BaseException) -> str | None:
+    """The sentence for an exception that was raised in a user's own code, or by a library that it called; None where
+    the deepest code that is no library's is Lathe's.
+    """
+    said = " ".join(f"{type(error).__name__}: {str(error).partition('Original Traceback')[0]}".split())[:500]
+    places = own_places(error)
+    if not places or not places[-1][1]:
+        place = _called_wrongly(error)
+        return f"{place} can't be called so: {said}; {FULL}." if place else None
+    if "DataLoader worker process" in said:
+        said = f"{str(error).strip().splitlines()[-1]:.500}"
+    return f"{places[-1][0]} failed: {said}; {FULL}."
+
+
+def _called_wrongly(error: BaseException) -> str | None:
+    """The function of a user's own that does not take what it was called with, and where it stands."""
+    found = re.match(r"([\w.]+)\(\) (takes|missing|got)", str(error)) if isinstance(error, TypeError) else None
+    own = [module for module in list(sys.modules.values()) if is_own(str(getattr(module, "__file__", None)))]
+    for module in own if found else []:
+        function: Any = module
+        for name in found.group(1).split("."):  # type: ignore[union-attr]  # there is one
+            function = getattr(function, name, None)
+        code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
+        if code is not None and is_own(code.co_filename):
+            return f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno}"
+    return None
 
 
 def _foreign_sentence(error: BaseException) -> str | None:

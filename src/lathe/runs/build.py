@@ -17,7 +17,7 @@ from torch import nn
 from lathe.config.schema.optim import PLAN
 from lathe.data.base import ExactDataModule
 from lathe.data.foreign import share
-from lathe.errors import ArgumentError, UserError, did_you_mean, require, under
+from lathe.errors import ArgumentError, UserError, did_you_mean, own_place, require, under
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.plan import check_plan, plan_of
 from lathe.optim.rules import freeze
@@ -78,7 +78,9 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
             or deepest is error
         ):
             named = f"{type(deepest).__name__}: " * isinstance(deepest, LookupError)  # which says a key and no more
-            raise UserError(f"{full} can't be built: {named}{' '.join(str(deepest).split())[:500]}") from error
+            raise UserError(
+                f"{full} can't be built: {named}{' '.join(str(deepest).split())[:500]}{own_place(deepest)}"
+            ) from error
         raise
 
 

@@ -52,8 +52,8 @@ class ClassificationTask(SupervisedTask):
         if loss is not None and (label_smoothing or class_weights is not None):
             name = "label_smoothing" if label_smoothing else "class_weights"
             raise ArgumentError(
-                f"{name} is for the task's own cross-entropy, and loss= takes its place: give it to the loss, as in "
-                "loss={_target_: torch.nn.CrossEntropyLoss, "
+                f"{name} is for the task's own cross-entropy, and task.loss takes its place: give it to the loss, as "
+                "in task.loss={_target_: torch.nn.CrossEntropyLoss, "
                 f"{'label_smoothing: 0.1' if label_smoothing else 'weight: [1, 2]'}}}."
             )
         self._weights: Tensor | None = None
@@ -81,11 +81,12 @@ class ClassificationTask(SupervisedTask):
             )
         if self._weights is not None and len(self._weights) != wanted:
             raise UserError(
-                f"class_weights: expected a weight for each of data.num_classes={wanted}, got {len(self._weights)}."
+                f"task.class_weights: expected a weight for each of data.num_classes={wanted}, got "
+                f"{len(self._weights)}."
             )
         if "top5_accuracy" in self.metrics and wanted <= 5:
             raise UserError(
-                f"metrics=top5_accuracy: of data.num_classes={wanted} classes the right one is always among five; "
+                f"task.metrics=top5_accuracy: of data.num_classes={wanted} classes the right one is always among five; "
                 "leave it out."
             )
 

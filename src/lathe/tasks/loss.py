@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lathe.config.schema.held import held
-from lathe.errors import ArgumentError, UserError
+from lathe.errors import ArgumentError, UserError, own_place
 
 CALL = (TypeError, ValueError, RuntimeError, IndexError, NotImplementedError)  # what wrong shapes and types raise
 
@@ -111,7 +111,7 @@ class OwnLoss:
         except CALL as error:
             raise UserError(
                 f"{self._key(name)} does not take outputs {shape(outputs)} and targets {shape(targets)}: "
-                f"{' '.join(str(error).split())[:300]}"
+                f"{' '.join(str(error).split())[:300]}{own_place(error)}"
             ) from error
         if not isinstance(value, Tensor) or value.dim():
             what = f"a tensor {shape(value)}" if isinstance(value, Tensor) else f"{type(value).__name__}"
@@ -119,7 +119,7 @@ class OwnLoss:
         return value
 
     def _key(self, name: str) -> str:
-        return f"loss={named(self.terms[name])}" if name == "loss" else f"loss.{name}={named(self.terms[name])}"
+        return f"task.loss{'' if name == 'loss' else f'.{name}'}={named(self.terms[name])}"
 
     def _move(self, outputs: Tensor) -> None:
         place = (outputs.device, outputs.dtype)

@@ -11,11 +11,17 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.aggregation import BaseAggregator
 
-from lathe.errors import ArgumentError, UserError, did_you_mean
+from lathe.errors import ArgumentError, UserError, did_you_mean, own_place, refuse
 from lathe.tasks import logged, ranks
 from lathe.tasks.loss import CALL, named, shape
 
 SPLITS = ("train", "val", "test")
+# what torchmetrics of classification are named by: what they are of, and their argument that says how many
+FORMS = {
+    "Binary": ("two classes", ""),
+    "Multiclass": ("classes", "num_classes"),
+    "Multilabel": ("labels", "num_labels"),
+}
 
 
 def metric_name(kind: str) -> str:
@@ -42,7 +48,9 @@ def chosen(given: Any, known: Sequence[str]) -> tuple[list[str], dict[str, Metri
     for name, item in pairs:
         if name in sums or name in objects or name == "loss":
             way = (
-                "the loss is always reported" if name == "loss" else "name them, as in metrics={mine: ..., other: ...}"
+                "the loss is always reported"
+                if name == "loss"
+                else "name them, as in task.metrics={mine: ..., other: ...}"
             )
             raise ArgumentError(f"metrics: two are called {name}; {way}.")
         if isinstance(item, str):
@@ -110,8 +118,8 @@ class Meters(nn.Module):
                 raise
             except CALL as error:
                 raise UserError(
-                    f"metrics.{name}: {named(metric)} does not take predictions {shape(given)} and targets "
-                    f"{shape(targets)}: {' '.join(str(error).split())[:300]}"
+                    f"task.metrics.{name}: {named(metric)} does not take predictions {shape(given)} and targets "
+                    f"{shape(targets)}: {' '.join(str(error).split())[:300]}{own_place(error)}"
                 ) from error
 
     @torch.no_grad()
@@ -131,6 +139,11 @@ class Meters(nn.Module):
                 found[name] = _value(name, metric)
             metric.reset()
         return found
+
+    def check_kinds(self, predicts: str, width: int) -> None:
+        """Raises UserError where torchmetrics are of another kind of answers than the task's: `predicts` `width` of."""
+        metrics = zip(self.names, self._of("train"), strict=True)
+        refuse(words for name, metric in metrics if (words := _unfit(name, metric, predicts, width)))
 
     def check(self, predictions: Tensor, targets: Tensor) -> None:
         """Tries the metrics on predictions and targets like the task's.
@@ -156,17 +169,38 @@ def _own(metric: Metric) -> Metric:
     return clone
 
 
+def _unfit(name: str, metric: Metric, predicts: str, width: int) -> str | None:
+    """The sentence about a torchmetric whose name or size says that it is of other answers."""
+    kind = type(metric).__name__
+    form = next((form for form in FORMS if kind.startswith(form) and kind != form), None)
+    if form is None or not type(metric).__module__.startswith("torchmetrics."):
+        return None
+    what, size = FORMS[form]
+    own = getattr(metric, size, None) if size else None
+    many = "" if own is None else f"{own} "
+    told = f"task.metrics.{name}: {kind} is of {many}{what}, and the task predicts {width} {predicts}"
+    if predicts == "values":
+        return f"{told}: take a metric of values, such as torchmetrics.MeanAbsoluteError."
+    fits = {"classes": "Multiclass", "labels": "Multilabel"}.get(predicts)
+    if fits is None or (form == "Binary" and (predicts == "labels" or width == 2)):
+        return None
+    if form == fits:
+        return None if own in (width, None) else f"{told}: set {size}: {width}."
+    return f"{told}: take torchmetrics.classification.{fits}{kind.removeprefix(form)}, with {FORMS[fits][1]}: {width}."
+
+
 def _value(name: str, metric: Metric) -> float:
     try:
         value = metric.compute()
     except CALL as error:
         raise UserError(
-            f"metrics.{name}: {named(metric)} can't be computed: {' '.join(str(error).split())[:300]}"
+            f"task.metrics.{name}: {named(metric)} can't be computed: {' '.join(str(error).split())[:300]}"
+            f"{own_place(error)}"
         ) from error
     if not isinstance(value, Tensor) or value.numel() != 1:
         what = f"a tensor {shape(value)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
         way = ", such as average=macro gives" if hasattr(metric, "average") else ""
-        raise UserError(f"metrics.{name}: {named(metric)} gives {what}: expected a scalar{way}.")
+        raise UserError(f"task.metrics.{name}: {named(metric)} gives {what}: expected a scalar{way}.")
     return float(value)
 
 

@@ -42,8 +42,8 @@ class MultiLabelTask(SupervisedTask):
         super().__init__(net, optimizer, scheduler, init, loss, metrics)
         if loss is not None and pos_weight is not None:
             raise ArgumentError(
-                "pos_weight is for the task's own binary cross-entropy, and loss= takes its place: leave one of them "
-                "out."
+                "pos_weight is for the task's own binary cross-entropy, and task.loss takes its place: leave one of "
+                "them out."
             )
         self._pos_weight = None if pos_weight is None else torch.tensor(list(pos_weight))
 
@@ -62,7 +62,7 @@ class MultiLabelTask(SupervisedTask):
             )
         if self._pos_weight is not None and found is not None and len(self._pos_weight) != found:
             raise UserError(
-                f"pos_weight: expected a weight for each of the net's {found} logits, got {len(self._pos_weight)}."
+                f"task.pos_weight: expected a weight for each of the net's {found} logits, got {len(self._pos_weight)}."
             )
 
     def imagined(self, rows: int, width: int) -> Tensor:

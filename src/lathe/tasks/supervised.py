@@ -81,6 +81,9 @@ class SupervisedTask(Task):
         """
         outputs = self._answer(facts)
         self.check_answer(outputs, facts)
+        width = facts.get("num_classes") if outputs is None else outputs.shape[-1]
+        if self.meters is not None and isinstance(width, int):
+            self.meters.check_kinds(self.predicts, width)
         if outputs is None or outputs.dim() != 2 or (self._loss is None and self.meters is None):
             return
         trial = torch.randn(
@@ -138,9 +141,9 @@ class SupervisedTask(Task):
         divided = self._loss.divided() if self._loss is not None and self.trainer.world_size > 1 else []
         if divided:
             rank_zero_warn(
-                f"loss={divided[0]}: the mean by weights of classes depends on which samples a process has, so that "
-                f"{self.trainer.world_size} processes train on a slightly other loss than one; the task's "
-                "class_weights do not."
+                f"task.loss={divided[0]}: the mean by weights of classes depends on which samples a process has, so "
+                f"that {self.trainer.world_size} processes train on a slightly other loss than one; "
+                "task.class_weights do not."
             )
 
 

@@ -94,13 +94,13 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
         received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
         raise Stopped(received or "SIGTERM", str(run.path)) from error
     except RuntimeError as error:
-        if not str(error).startswith("Early stopping conditioned on metric"):
-            raise
-        raise not_reported(cfg, callbacks, str(error), trainer.callback_metrics) from error
+        if str(error).startswith("Early stopping conditioned on metric"):
+            raise not_reported(cfg, callbacks, str(error), trainer.callback_metrics) from error
+        tell_lightnings(error, start.begun)
+        raise
     except (TypeError, ValueError, AttributeError, MisconfigurationException) as error:
-        if start.begun or not from_lightning(error):
-            raise
-        raise UserError(f"Lightning refuses this run: {' '.join(str(error).split())}") from error
+        tell_lightnings(error, start.begun)
+        raise
     start.on_train_start(trainer, task.driven)  # a run of no steps
     try:
         with interruptible(run, start):
@@ -195,6 +195,15 @@ class Start(Callback):
         data = self.cfg["data"]
         if found and "class_names" in data and data["class_names"] is None:
             self.run.save_config({**self.cfg, "data": {**data, "class_names": list(found)}})
+
+
+def tell_lightnings(error: Exception, begun: bool) -> None:
+    """Raises UserError where Lightning's own code has refused the run, before training has `begun`; or later, where it
+    has looked at a user's part.
+    """
+    looked = traceback.extract_tb(error.__traceback__)[-1].name.startswith("_verify_")
+    if (looked or not begun) and from_lightning(error):
+        raise UserError(f"Lightning refuses this run: {' '.join(str(error).split())}") from error
 
 
 def from_lightning(error: BaseException) -> bool:
