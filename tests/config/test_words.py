@@ -46,6 +46,8 @@ GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name":
             ["~optimizer", "+optimizer={_target_: A.B}"],
         ),  # as `Next:` has it
         (["optimizer={lr: 1}"], ["optimizer={lr: 1}"]),
+        (["data.augment={_target_: mine.Erase, p: 1}"], ["data.augment=[{_target_: mine.Erase, p: 1}]"]),
+        (["data.augment={_target_: lathe.data.Augment}"], ["data.augment={_target_: lathe.data.Augment}"]),
         (["strategy=ddp", "-m", "seed=1,2"], ["-m", "strategy=ddp", "seed=1,2"]),
         (["--cfg", "job", "seed=1"], ["--cfg", "job", "seed=1"]),
         (["-m", "seed=range(1,3)"], ["-m", "seed=range(1,3)"]),

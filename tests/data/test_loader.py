@@ -180,7 +180,7 @@ def test_nothing_is_drawn_before_the_first_batch(make: Make, monkeypatch: pytest
         ({"batch_size": 51}, r"data\.batch_size=51.*50 training samples"),
         ({"batch_size": 0}, r"data\.batch_size=0"),
         ({"batch_size": 1, "world_size": 2, "train": False}, r"data\.eval_batch_size=1.*trainer\.devices=2"),
-        ({"batch_size": 8, "augment": Augment(crop=8, crop_fill="reflect")}, r"data\.augment\.crop=8"),
+        ({"batch_size": 8, "augment": Augment(crop=8, crop_fill="reflect")}, r"augment\.crop=8 cannot mirror"),
     ],
 )
 def test_what_cannot_be_is_refused(make: Make, settings: dict[str, object], names: str) -> None:

@@ -252,12 +252,28 @@ class Bytes(Transform):
         ([Mixup(1.0), RandomFlip()], r"augment\[1\]: RandomFlip comes after Mixup, and what mixes samples comes last"),
         ([Cutout(1), Cutout(2)], r"augment\[1\]: Cutout stands in the list twice"),
         ([RandomCrop(8, "reflect")], r"augment\[0\]\.padding=8 cannot mirror images of 8 x 8 pixels"),
+        ([RandomCrop(8)], r"augment\[0\]\.padding=8 leaves nothing in some windows of images of 8 x 8 pixels: choose"),
+        (
+            [Cutout(9)],
+            r"augment\[0\]\.size=9 is a square larger than images of 8 x 8 pixels: choose a side of 8 at most",
+        ),
+        (Augment(cutout=9), r"augment\.cutout=9 is a square larger than images of 8 x 8 pixels"),
+        (Augment(crop=8), r"augment\.crop=8 leaves nothing in some windows of images of 8 x 8 pixels"),
+        (
+            [RandomErasing(scale=(0.9, 1), ratio=(8, 9))],
+            r"augment\[0\]\.scale=\[0\.9, 1\.0\] and ratio=\[8\.0, 9\.0\] desc",
+        ),
         ("RandomFlip", r"augment='RandomFlip': expected a list"),
     ],
 )
 def test_lists_that_cannot_be_are_refused(augment: Any, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         module(augment)
+
+
+def test_boxes_as_large_as_the_image_are_taken() -> None:
+    module([Cutout(8), RandomErasing(scale=(1, 1), ratio=(1, 1)), RandomErasing(ratio=(0.1, 9))])
+    module(Augment(crop=7, cutout=8))
 
 
 def test_a_transform_of_bytes_behind_floats_is_refused() -> None:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lathe.config.schema import rules
 from lathe.errors import Stopped, UserError
-from lathe.launch.telling import FULL_ERROR, one_sentence, sentence_for, tell
+from lathe.launch.telling import FULL_ERROR, one_sentence, own_sentence, sentence_for, tell
 from lathe.runs.score import outputs_of
 
 
@@ -89,7 +89,8 @@ def test_what_a_users_own_part_raises_is_one_sentence(
     }.items():
         assert tell(raised(call)) == 1
         assert re.fullmatch(f"Error: {words}{full}\\.\n", said := capsys.readouterr().err), said
-    assert sentence_for(raised(Net().bug)) is None  # the deepest code is Lathe's
+    assert own_sentence(raised(Net().bug)) is None  # the deepest code is Lathe's
+    assert sentence_for(raised(lambda: Net()(torch.zeros(2, 2)))) is None  # from Python it is raised as it is
     monkeypatch.setenv(FULL_ERROR, "1")
     assert tell(raised(lambda: Net()(torch.zeros(2, 2)))) == 1
     assert "Traceback" in capsys.readouterr().err

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lightning.pytorch.callbacks import EarlyStopping
 from support.own_parts import Logging
 from support.runs import SMALL, config, new_run, rows
 
@@ -176,6 +177,21 @@ def test_a_callback_without_its_metric_is_one_sentence() -> None:
         make_callbacks(cfg, make_task(cfg))
 
 
+def test_early_stopping_follows_what_chooses_the_best_epoch(tmp_path: Path) -> None:
+    def watched(*words: str) -> tuple[Any, Any]:
+        cfg = config("model=mlp", STOP, *words)
+        (found,) = [one for one in make_callbacks(cfg, make_task(cfg)) if isinstance(one, EarlyStopping)]
+        return found.monitor, found.mode
+
+    assert watched() == ("val/accuracy", "max")
+    assert watched("callbacks.checkpoint.monitor=val/loss") == ("val/loss", "min")
+    assert watched("callbacks.checkpoint.monitor=own/x", "callbacks.checkpoint.mode=min") == ("own/x", "min")
+    assert watched("callbacks.checkpoint.monitor=val/loss", "callbacks.early_stopping.mode=max") == ("val/loss", "max")
+    assert watched("callbacks.checkpoint.monitor=null") == ("val/accuracy", "max")
+    named = "callbacks.early_stopping.monitor=val/accuracy"
+    assert watched("callbacks.checkpoint.monitor=val/loss", named) == ("val/accuracy", "max")
+
+
 def test_any_logged_name_stops_early(tmp_path: Path) -> None:
     cfg = new_run(
         tmp_path,
@@ -208,22 +224,24 @@ def test_early_stopping_watches_training_after_the_epoch(tmp_path: Path) -> None
     ("part", "said"),
     [
         ("checkpoint", "an epoch and its validation have not"),
+        ("followed", "nothing has"),
         ("early_stopping", "nothing has"),
         ("twice", "nothing has"),
     ],
 )
 def test_a_name_that_nothing_logs_is_told_after_the_first_validation(tmp_path: Path, part: str, said: str) -> None:
+    key = "checkpoint" if part == "followed" else part
     cfg = new_run(
         tmp_path,
         *SMALL,
         OWN,
-        STOP,
-        *(() if part == "twice" else (f"callbacks.{part}.monitor=own/wors", f"callbacks.{part}.mode=max")),
+        *(() if part == "checkpoint" else (STOP,)),
+        *(() if part == "twice" else (f"callbacks.{key}.monitor=own/wors", f"callbacks.{key}.mode=max")),
     )
     if part == "twice":
         cfg["callbacks"]["twice"] = {**cfg["callbacks"]["early_stopping"], "monitor": "own/wors", "mode": "max"}
     with pytest.raises(
-        UserError, match=rf"^callbacks\.{part}\.monitor=own/wors: {said} reported it.*; did you mean own/worse\?$"
+        UserError, match=rf"^callbacks\.{key}\.monitor=own/wors: {said} reported it.*; did you mean own/worse\?$"
     ):
         train(cfg)
     assert int(rows(Path(cfg["paths"]["run_dir"]))[-1]["step"]) <= 20

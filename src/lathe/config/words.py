@@ -42,6 +42,7 @@ UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.outpu
 QUOTES = ("'", '"')
 ITEM = r"""(?:[^,\[\]'"]|\[[^\]]*\]|'[^']*'|"[^"]*")+"""  # of a list, whose brackets and quotes close
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
+FIELDS = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
 WHOLE_NODE = re.compile(r"\{.*\b_target_ *:", re.DOTALL)  # a part that is typed with its class, as in a file
 
 
@@ -154,6 +155,8 @@ def _translated(word: str, groups: Groups) -> list[str]:
         require(not way or habit in groups, f"{word}: there is no such key; {way.rstrip('.')}.")
         ours = "a run has a directory of its own below paths.log_dir=..., under name=..."
         require(key not in UNUSED, f"{word} would change nothing: {ours}")
+        if key == "data.augment" and WHOLE_NODE.match(value) and not FIELDS.match(value):
+            return [f"{sign}{key}=[{value}]"]  # one transform, in the place of the fields
         return [earlier(word)]
     if "none" in choices and ((sign == "~" and not value) or (not sign and "=" in word and value in NOTHING)):
         return [f"{key}=none"]

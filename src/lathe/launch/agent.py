@@ -200,8 +200,9 @@ def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:
             if note.seconds and not full_error():
                 raise SystemExit(1) from error
         sentence = None if note is not None else sentence_for(error)
-        if own_sentence(error) == sentence and restart < int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")):
-            raise  # what a user's own code raises, such as a lost connection, may be past
+        last = restart >= int(os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0"))
+        if sentence is None and note is None and last:  # before, what a user's own code raises is tried again
+            sentence = own_sentence(error)
         if sentence is None or full_error():
             raise
         _leave_word(folder / "mistake.json", {"sentence": sentence})

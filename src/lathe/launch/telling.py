@@ -81,7 +81,7 @@ def tell(error: Exception) -> int:
     """Prints what went wrong, a line for each mistake, and returns the exit code."""
     if _silent() and isinstance(error, UserError):
         return 1
-    sentence = sentence_for(error)
+    sentence = sentence_for(error) or own_sentence(error)
     if sentence is None or full_error():
         traceback.print_exception(error)
     else:
@@ -124,7 +124,7 @@ def sentence_for(error: BaseException) -> str | None:
             "launch=slurm submits jobs through hydra-submitit-launcher, which is not installed: "
             "pip install -e '.[slurm]'."
         )
-    return explain(error, root_names()) or _foreign_sentence(error) or own_sentence(error)
+    return explain(error, root_names()) or _foreign_sentence(error)
 
 
 def own_sentence(error: BaseException) -> str | None:

@@ -32,8 +32,9 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         skip.add("model_summary")
     nodes = {name: node for name, node in cfg["callbacks"].items() if node is not None and name not in skip}
     made: dict[str, Callback] = {}
+    chosen = nodes.get("checkpoint")
     for name, node in nodes.items():
-        callback = make_part(_monitoring(name, node, task), f"callbacks.{name}", Callback)
+        callback = make_part(_monitoring(name, _following(node, chosen), task), f"callbacks.{name}", Callback)
         twin = next((other for other, known in made.items() if known.state_key == callback.state_key), None)
         require(
             twin is None, f"callbacks.{twin} and callbacks.{name} are both {callback.state_key}: leave one of them out."
@@ -51,6 +52,16 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         made[name] = callback
     frozen = [FrozenStatistics()] if cfg.get("freeze") else []
     return [ExactResume(cfg["seed"]), *task.own_callbacks(), *frozen, *make_methods(cfg), *made.values()]
+
+
+def _following(node: Any, checkpoint: Any) -> Any:
+    """A callback's node whose `monitor: auto` is the metric that chooses the best epoch, where one was named for that,
+    with its direction."""
+    named = isinstance(checkpoint, dict) and checkpoint.get("monitor") not in ("auto", None)
+    if not named or not isinstance(node, dict) or node.get("monitor") != "auto":
+        return node
+    mode = {"mode": checkpoint.get("mode", "auto")} if node.get("mode") == "auto" else {}
+    return {**node, "monitor": checkpoint["monitor"], **mode}
 
 
 def _monitoring(name: str, node: Any, task: Task) -> Any:

@@ -74,6 +74,8 @@ def not_reported(cfg: dict[str, Any], callbacks: Sequence[Callback], said: str, 
     monitor = said.partition("`")[2].partition("`")[0]
     stops = [callback for callback in callbacks if isinstance(callback, EarlyStopping) and callback.monitor == monitor]
     key = _name(cfg, stops[0]) if stops else "early_stopping"
+    if (cfg["callbacks"].get(key) or {}).get("monitor") == "auto":
+        key = "checkpoint"  # whose monitor it follows
     when = "training epoch" if stops and stops[0]._check_on_train_epoch_end else "validation"
     known = [name for name in reported if not name.startswith("lr-")]
     hint = did_you_mean(monitor, known)

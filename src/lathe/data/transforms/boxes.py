@@ -24,6 +24,16 @@ def check_range(name: str, values: Sequence[float]) -> tuple[float, float]:
     return low, high
 
 
+def check_fits(scale: tuple[float, float], ratio: tuple[float, float], height: int, width: int) -> None:
+    """Raises ArgumentError where no box of the smallest area has an allowed ratio within images of this shape."""
+    share = scale[0]
+    if ratio[0] > width / (share * height) or ratio[1] < share * width / height:
+        raise ArgumentError(
+            f"scale={list(scale)} and ratio={list(ratio)} describe boxes larger than images of {height} x {width} "
+            "pixels: choose a smaller scale, or a ratio nearer to 1."
+        )
+
+
 def random_boxes(
     rng: Rng, scale: tuple[float, float], ratio: tuple[float, float], height: int, width: int
 ) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,7 @@ from lathe.config.schema.held import held
 from lathe.data.augment import box_mask
 from lathe.data.random import Rng
 from lathe.data.transforms.base import Transform
-from lathe.data.transforms.boxes import check_range, random_boxes
+from lathe.data.transforms.boxes import check_fits, check_range, random_boxes
 
 
 @held("lathe.data.RandomErasing")
@@ -36,6 +36,9 @@ class RandomErasing(Transform):
     ) -> None:
         self.p, self.fill = p, fill
         self.scale, self.ratio = check_range("scale", scale), check_range("ratio", ratio)
+
+    def check(self, channels: int, height: int, width: int) -> None:
+        check_fits(self.scale, self.ratio, height, width)
 
     def __call__(self, images: Tensor, rng: Rng) -> Tensor:
         height, width = images.shape[-2:]

@@ -20,6 +20,15 @@ class Field:
         """Raises ArgumentError if it can't be used on images of this shape."""
 
 
+def check_side(name: str, size: int, height: int, width: int) -> None:
+    """Raises ArgumentError for a square with sides longer than an image's."""
+    if size > min(height, width):
+        raise ArgumentError(
+            f"{name}={size} is a square larger than images of {height} x {width} pixels: choose a side of "
+            f"{min(height, width)} at most."
+        )
+
+
 @held("lathe.data.RandomCrop")
 @dataclass(frozen=True)
 class RandomCrop(Field):
@@ -37,9 +46,10 @@ class RandomCrop(Field):
         return {"crop": self.padding, "crop_fill": self.fill}
 
     def check(self, channels: int, height: int, width: int) -> None:
-        if self.fill == "reflect" and self.padding >= min(height, width):
+        if self.padding >= min(height, width):
+            what = "cannot mirror" if self.fill == "reflect" else "leaves nothing in some windows of"
             raise ArgumentError(
-                f"padding={self.padding} cannot mirror images of {height} x {width} pixels: choose less than a side."
+                f"padding={self.padding} {what} images of {height} x {width} pixels: choose less than a side."
             )
 
 
@@ -72,6 +82,9 @@ class Cutout(Field):
 
     def fields(self) -> dict[str, Any]:
         return {"cutout": self.size}
+
+    def check(self, channels: int, height: int, width: int) -> None:
+        check_side("size", self.size, height, width)
 
 
 @held("lathe.data.Mixup")

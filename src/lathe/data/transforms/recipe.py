@@ -15,7 +15,7 @@ from lathe.data.items import form
 from lathe.data.random import Rng
 from lathe.data.source import using
 from lathe.data.transforms.base import Transform
-from lathe.data.transforms.fields import Field, RandomCrop, RandomFlip
+from lathe.data.transforms.fields import Cutout, Field, RandomCrop, RandomFlip
 from lathe.errors import ArgumentError, UserError
 
 KEY = "data.augment"
@@ -112,6 +112,8 @@ def recipe(augment: Any, shape: tuple[int, int, int] | None = None) -> Recipe:
         return augment
     if augment is None or isinstance(augment, Augment):
         fields = augment or Augment()
+        if shape is not None:
+            _check_fields(fields, *shape)
         return Recipe(fields, True, (_cutout,) if fields.cutout else ())
     single = callable(augment) or isinstance(augment, Field)
     if not single and (isinstance(augment, (str, Mapping)) or not isinstance(augment, Sequence)):
@@ -126,6 +128,18 @@ def check_folded(found: Recipe) -> None:
             "data.normalize=folded normalises before anything else, so data.augment may list only RandomCrop and "
             "RandomFlip, at its start, Cutout, Mixup and CutMix: use data.normalize=batch."
         )
+
+
+def _check_fields(fields: Augment, channels: int, height: int, width: int) -> None:
+    """Raises ArgumentError where the fields of `Augment` can't be used on images of this shape."""
+    same: dict[str, Field | None] = {"crop": RandomCrop(fields.crop, fields.crop_fill) if fields.crop else None}
+    same["cutout"] = Cutout(fields.cutout) if fields.cutout else None
+    for name, one in same.items():
+        try:
+            if one is not None:
+                one.check(channels, height, width)
+        except ArgumentError as error:
+            raise ArgumentError(f"augment.{name}={str(error).partition('=')[2]}") from error
 
 
 def _of_list(items: list[Any], shape: tuple[int, int, int] | None) -> Recipe:
