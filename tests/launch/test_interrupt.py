@@ -12,17 +12,23 @@ from lathe.verbs.train import train
 
 
 @pytest.mark.slow
-def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("again", [None, 0.002, 0.02, 0.1])
+def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path: Path, again: float | None) -> None:
+    """Also where Ctrl-C comes twice."""
     words = [word for word in SMALL if not word.startswith("trainer.max_epochs")]
     process = start(command(*words, "trainer.max_epochs=100000"), tmp_path)
     deadline = time.monotonic() + 120
     while not list(tmp_path.glob("logs/*/*/checkpoints/last.ckpt")) and time.monotonic() < deadline:
         time.sleep(0.2)
     process.send_signal(signal.SIGINT)
+    if again is not None:
+        time.sleep(again)
+        process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     (run,) = runs(tmp_path / "logs")
     assert process.returncode == 130, errors
     assert errors.splitlines()[-1] == f"Error: stopped by SIGINT; continue with: python train.py resume={run}"
+    assert "Traceback" not in errors
     assert not (run / "result.json").exists()
 
 

@@ -3,7 +3,9 @@
 import errno
 import os
 import re
+import signal
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,11 +24,14 @@ from lathe.runs.score import outputs_of
 
 
 @pytest.fixture(autouse=True)
-def environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for key in (FULL_ERROR, "HYDRA_FULL_ERROR", "RANK", "SLURM_PROCID"):
         monkeypatch.setenv(key, "x")  # so that what the code sets is taken back after the test
         monkeypatch.delenv(key)
     monkeypatch.setattr("sys.argv", [str(ROOT / "train.py")])
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_mistake_is_one_line_on_stderr_and_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:

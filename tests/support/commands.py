@@ -2,8 +2,10 @@
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 from hydra.core.global_hydra import GlobalHydra
@@ -66,6 +68,7 @@ def start(
 def in_process(script: str, *arguments: str) -> int:
     """Runs a script's main in this process as if the arguments had been typed here; returns its exit code."""
     before, sys.argv = sys.argv, [str(ROOT / script), *arguments]
+    handler = signal.getsignal(signal.SIGINT)
     GlobalHydra.instance().clear()
     try:
         runpy.run_path(str(ROOT / script), run_name="__main__")
@@ -73,6 +76,8 @@ def in_process(script: str, *arguments: str) -> int:
         return int(stop.code or 0)
     finally:
         sys.argv = before
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)
     return 0
 
 

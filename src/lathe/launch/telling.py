@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -52,7 +53,8 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
             sys.argv[1:] = translate(sys.argv[1:], root_names())
             main()
         except KeyboardInterrupt:  # where no job answers for its signals
-            print("Error: stopped by Ctrl-C.", file=sys.stderr)
+            print("Error: stopped by Ctrl-C.", file=sys.stderr, flush=True)
+            leave_at_the_next(signal.SIGINT)
             sys.exit(128 + signal.SIGINT)
         except Exception as error:
             also = [] if full_error() else refused_as_well(error, configuration_folder(), root_names())
@@ -85,8 +87,19 @@ def tell(error: Exception) -> int:
     if sentence is None or full_error():
         traceback.print_exception(error)
     else:
-        print(*(f"Error: {line}" for line in sentence.split("\n")), sep="\n", file=sys.stderr)
+        print(*(f"Error: {line}" for line in sentence.split("\n")), sep="\n", file=sys.stderr, flush=True)
+    if isinstance(error, Stopped):
+        leave_at_the_next(signal.SIGINT)
     return error.code if isinstance(error, Stopped) else 1
+
+
+def leave_at_the_next(number: int) -> None:
+    """Ends this process at once at the next signal of that number, with its code: all is written, and a second Ctrl-C
+    would show where the interpreter was on its way out.
+    """
+    if threading.current_thread() is threading.main_thread():
+        sys.stdout.flush()
+        signal.signal(number, lambda *_: os._exit(128 + number))
 
 
 def _silent() -> bool:

@@ -135,13 +135,15 @@ def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
 
 @contextmanager
 def interruptible(run: rundir.RunDir, start: "Start") -> Iterator[None]:
-    """Tells a Ctrl-C as a stop: Lightning takes it in, and ends the process without a word."""
+    """Tells a Ctrl-C as a stop: Lightning takes it in, and ends the process without a word. It leaves the signal
+    ignored, which a second one within the same moment should be.
+    """
     try:
         yield
-    except SystemExit as error:
-        if not isinstance(error.__context__, KeyboardInterrupt):
+    except (SystemExit, KeyboardInterrupt) as error:  # the latter where a second one came before it was ignored
+        if isinstance(error, SystemExit) and not isinstance(error.__context__, KeyboardInterrupt):
             raise
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # Lightning leaves it ignored
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise Stopped("SIGINT", str(run.path) if start.begun else None) from error
 
 
