@@ -80,7 +80,7 @@ def test_the_page_is_of_the_best_weights(tmp_path: Path, split: str) -> None:
 
 @pytest.mark.slow
 def test_two_processes_write_the_page_of_one(tmp_path: Path) -> None:
-    _, _, alone = run(tmp_path / "one")
+    alone_dir, _, alone = run(tmp_path / "one")
     cfg = new_run(tmp_path / "two", *SMALL, *PAGE, "strategy=ddp", "trainer.devices=2")
     on_ranks(two, cfg, timeout=200)
     page = json.loads((Path(cfg["paths"]["run_dir"]) / "samples" / "val.json").read_text())
@@ -89,6 +89,9 @@ def test_two_processes_write_the_page_of_one(tmp_path: Path) -> None:
     assert [row["loss"] for row in page["worst"]] == pytest.approx([row["loss"] for row in alone["worst"]], rel=1e-3)
     assert [row["label"] for row in page["worst"]] == [row["label"] for row in alone["worst"]]
     assert {row["number"] for row in page["worst"]} == {None}
+    told = "Samples have no numbers and no names of files here: several processes have shared them out"
+    pages = [Path(folder) / "samples" / "val.html" for folder in (alone_dir, cfg["paths"]["run_dir"])]
+    assert [told in page.read_text() for page in pages] == [False, True]
 
 
 def test_a_quantized_run_shows_the_weights_that_are_shipped(tmp_path: Path) -> None:

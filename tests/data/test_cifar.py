@@ -156,7 +156,7 @@ def test_disk_that_cannot_be_written_leaves_nothing(
     monkeypatch.setattr(np, "save", fail)
     with pytest.raises(UserError, match=f"cannot be written .{os.strerror(code)}"):
         source(tmp_path, archive).prepare()
-    assert {p.name for p in tmp_path.iterdir()} == {archive.file, ".cifar10.lock"}
+    assert {p.name for p in tmp_path.iterdir()} == {archive.file}
 
 
 def test_load_before_prepare_and_unknown_name(tmp_path: Path) -> None:

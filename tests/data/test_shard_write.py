@@ -98,6 +98,11 @@ def test_an_image_folder_is_split_and_brought_to_size(tmp_path: Path) -> None:
     ready = FolderSamples(str(tmp_path / "cut"), 1, None, 1, 1)
     assert {image.shape for image, _ in ready.samples("test")} == {(1, 6, 10)}
     assert [label for _, label in ready.samples("val")] == [0, 0, 1, 1, 1]
+    save_folder(tmp_path / "called", {"cat": 4, "dog": 4, ".cache": 1}, ("Training", "valid"))
+    called = FolderSamples(str(tmp_path / "called"), 3, None, val_size=7, test_size=2)  # whose test is cut out of train
+    assert called.classes == ["cat", "dog"]
+    assert {name: len(files) for name, files in called.files.items()} == {"train": 6, "test": 2, "val": 8}
+    assert {path.parts[-3] for path, _ in called.files["test"]} == {"Training"}
 
 
 def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
@@ -111,7 +116,7 @@ def test_folders_that_do_not_fit_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has the classes \[\]"):
         open_folder()
     save_folder(tmp_path, {"cat": 2, "dog": 2})
-    with pytest.raises(UserError, match=r"channels=2 cannot be made"):
+    with pytest.raises(UserError, match=r"channels=2: expected 1, which makes images grey, or 3, RGB"):
         open_folder(channels=2)
     (tmp_path / "cat" / "0.png").write_text("no image")
     with pytest.raises(UserError, match=r"0\.png cannot be read as an image"):

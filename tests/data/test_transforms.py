@@ -271,11 +271,6 @@ def test_lists_that_cannot_be_are_refused(augment: Any, sentence: str) -> None:
         module(augment)
 
 
-def test_boxes_as_large_as_the_image_are_taken() -> None:
-    module([Cutout(8), RandomErasing(scale=(1, 1), ratio=(1, 1)), RandomErasing(ratio=(0.1, 9))])
-    module(Augment(crop=7, cutout=8))
-
-
 def test_a_transform_of_bytes_behind_floats_is_refused() -> None:
     with pytest.raises(UserError, match=r"data\.augment\[1\]: Bytes takes uint8 images, and a function before it"):
         module([noisy, Bytes()]).setup("fit")

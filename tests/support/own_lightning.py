@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
@@ -54,6 +55,13 @@ class LitNet(Plain):
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
         return {"optimizer": optimizer, "lr_scheduler": StepLR(optimizer, 1, gamma=0.5)}
+
+
+class Checkpointing(LitNet):
+    """With a callback that keeps checkpoints."""
+
+    def configure_callbacks(self) -> list[Callback]:
+        return [ModelCheckpoint(monitor="val_loss", save_last=True)]
 
 
 class Manual(LitNet):

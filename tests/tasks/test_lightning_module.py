@@ -191,3 +191,23 @@ def test_without_a_monitor_the_newest_is_best(tmp_path: Path, capsys: pytest.Cap
 def test_model_lightning_chooses_its_task_and_leaves_optimizers_to_the_module() -> None:
     cfg = config("model=lightning", net())
     assert (cfg["task"], cfg["optimizer"], cfg["scheduler"]) == ({"_target_": "lathe.tasks.LightningTask"}, {}, {})
+
+
+def test_a_checkpoint_callback_of_ones_own_writes_into_the_run_directory(tmp_path: Path) -> None:
+    kind = "lightning.pytorch.callbacks.ModelCheckpoint"
+    asked = f"{{_target_: {kind}, dirpath: {tmp_path / 'given'}, monitor: val_accuracy, mode: max}}"
+    for words, module in (((), "Checkpointing"), ((f"+callbacks.mine={asked}",), "LitNet")):
+        cfg = run(tmp_path / module, *words, module=module)
+        train(cfg)
+        home = Path(cfg["paths"]["run_dir"])
+        assert sorted(path.name for path in (home / "checkpoints").glob("*.ckpt")) == ["best.ckpt", "last.ckpt"]
+        assert not (home / "csv").exists()
+        if words:
+            assert len(list((tmp_path / "given").iterdir())) == 1
+            continue
+        own = sorted((home / "checkpoints" / "own").iterdir())
+        assert [path.name for path in own] == ["epoch=1-step=26.ckpt", "last.ckpt"]
+        kept = torch.load(own[0], weights_only=True)["state_dict"]
+        assert all(torch.equal(kept[name], value) for name, value in weights(home, "best").items())
+    with pytest.warns(UserWarning, match=r"a ModelCheckpoint of Checkpointing\.configure_callbacks takes the place"):
+        train(run(tmp_path / "both", f"+callbacks.mine={asked}", "trainer.max_epochs=1", module="Checkpointing"))

@@ -16,6 +16,9 @@ from lathe.errors import require
 from lathe.measure.processes import everyones
 
 FOLDER = "samples"  # in the run directory
+UNNAMED = (
+    "Samples have no numbers and no names of files here: several processes have shared them out, and one knows them."
+)
 
 
 class _Kept(NamedTuple):
@@ -162,6 +165,7 @@ class Samples(Callback):
             names=[str(i) for i in range(len(matrices[0]))] if names is None else [str(name) for name in names],
             mean=getattr(datamodule, "mean", None),
             std=getattr(datamodule, "std", None),
+            note=UNNAMED if len(each) > 1 else "",
         )
         self.page = write_page(Path(trainer.default_root_dir) / FOLDER, gathered)
         self._forget()

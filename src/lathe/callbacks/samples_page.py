@@ -44,7 +44,7 @@ class Shown(NamedTuple):
 @dataclass(frozen=True)
 class Gathered:
     """What all processes have seen: `confusion` int64 [class, predicted], `calibration` float64 [3, bins] of samples,
-    sums of probabilities and right predictions."""
+    sums of probabilities and right predictions; `note`: what a reader should know of the rest."""
 
     split: str
     confusion: Tensor
@@ -54,6 +54,7 @@ class Gathered:
     names: Sequence[str]
     mean: Sequence[float] | None
     std: Sequence[float] | None
+    note: str = ""
 
 
 def calibration_error(calibration: Tensor) -> float:
@@ -101,6 +102,7 @@ def _html(gathered: Gathered) -> str:
     parts = [
         f"<h1>{gathered.split}: {numbers['samples']:,} samples</h1>",
         f"<p>accuracy {numbers['accuracy']:.4f}, expected calibration error {numbers['calibration_error']:.4f}</p>",
+        f"<p>{escape(gathered.note)}</p>" if gathered.note else "",
         "<h2>Largest loss</h2>",
         *(_figure(sample, gathered) for sample in gathered.worst),
         "<h2>At random</h2>",

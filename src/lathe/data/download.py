@@ -5,11 +5,13 @@ before use.
 import contextlib
 import hashlib
 import http.client
+import os
 import re
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from lathe.errors import UserError, naming
 from lathe.files import put
@@ -21,6 +23,7 @@ TRIES = 3  # connections that may break off before the user is told
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Keeps other processes on this file system out until the block ends; the system lifts it from a process that dies.
+    The file of that name is there meanwhile.
 
     Where locks do not exist (Windows, some network file systems) it does nothing.
     """
@@ -29,10 +32,26 @@ def locked(path: Path) -> Iterator[None]:
     except ImportError:
         yield
         return
-    with path.open("w") as file:
-        with contextlib.suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    while True:
+        with path.open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError:
+                yield
+                return
+            if not _is_at(path, file):
+                continue  # whoever held it has taken the file away
+            try:
+                yield
+            finally:
+                path.unlink(missing_ok=True)
+            return
+
+
+def _is_at(path: Path, file: IO[str]) -> bool:
+    with contextlib.suppress(OSError):
+        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
+    return False
 
 
 def kind_of(expected: str) -> str:
@@ -87,6 +106,8 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
         try:
             complete = _fetch(url, part)
         except (urllib.error.URLError, http.client.HTTPException, ConnectionError, TimeoutError) as error:
+            if part.exists() and not part.stat().st_size:
+                part.unlink()
             raise UserError(f"{url} cannot be fetched ({_reason(error)}): {by_hand}.") from error
         if complete and hashed(part, kind_of(expected)) == expected:
             put(part, path)
@@ -105,6 +126,8 @@ def download(url: str, path: Path, expected: str, by_hand: str) -> None:
 def _reason(error: Exception) -> str:
     """Why, on one line; the words may be the server's own, in which nothing may reach the terminal but letters."""
     said = " ".join(str(getattr(error, "reason", None) or error).split())
+    if "infinite loop" in said or getattr(error, "code", None) in (301, 302, 303, 307, 308):
+        return "the server redirects without end"
     return "".join(letter if letter.isprintable() else "?" for letter in said)[:200]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lathe.config.class_folders import splits_of, subfolders
 from lathe.data.checks import check_class_names, check_number
 from lathe.data.shard_index import INDEX, SPLITS, decode, scan, write_index
 from lathe.data.source import check_members, load_splits, using
@@ -23,10 +24,10 @@ Sample = tuple[NDArray[np.uint8], int]  # an image [channels, height, width] and
 
 class FolderSamples:
     """Image files in one folder for each class: `<folder>/<class>/*`, or `<folder>/<split>/<class>/*` with splits
-    train, val and test.
+    train, val and test, whose folders may be called training, valid, validation and testing too.
 
-    Classes are numbered by the order of their folders' names. Without splits, `val_size` and `test_size` images are
-    drawn, stratified. Images are read one at a time.
+    Classes are numbered by the order of their folders' names. Of the splits that have no folder, `val_size` and
+    `test_size` images are drawn from those of train, stratified. Images are read one at a time.
 
     Args:
         folder: see above.
@@ -34,7 +35,7 @@ class FolderSamples:
         image_size: side in pixels of the square that the middle of each image is brought to; None takes images as they
             are, which must then have one size. Files are read and scaled as predictions and requests are,
             `lathe.images.pictures`.
-        val_size: images for validation, where the folder has no splits.
+        val_size: images for validation, where the folder has none for it.
         test_size: images for the test, likewise.
         split_seed: draws them.
 
@@ -47,29 +48,26 @@ class FolderSamples:
     def __init__(
         self, folder: str, channels: int, image_size: int | None, val_size: int, test_size: int, split_seed: int = 0
     ) -> None:
-        check_number("channels", channels, 1, 3)
         self.folder, self.channels, self.image_size = Path(folder), channels, image_size
         if channels not in COLOURS:
-            raise ArgumentError(f"channels={channels} cannot be made from image files: choose 1 or 3.")
+            raise ArgumentError(f"channels={channels}: expected 1, which makes images grey, or 3, RGB.")
         if image_size is not None:
             check_number("image_size", image_size, 1)
         if not self.folder.is_dir():
             raise ArgumentError(f"folder={folder} is no folder: give one that has a folder of images for each class.")
-        names = _folders(self.folder)
-        if set(SPLITS) <= set(names):
-            self.classes = _folders(self.folder / "train")
-            self.files = {split: self._list(self.folder / split) for split in SPLITS}
-        else:
-            self.classes = names
-            files = self._list(self.folder)
-            rows = stratified_split(
-                np.array([label for _, label in files]), {"val": val_size, "test": test_size}, split_seed
-            )
-            self.files = {split: [files[row] for row in rows[split]] for split in SPLITS}
+        divided = splits_of(self.folder)
+        train = self.folder / divided.pop("train", ".")
+        self.classes = subfolders(train)
+        files = self._list(train)
+        sizes = {name: size for name, size in (("val", val_size), ("test", test_size)) if name not in divided}
+        labels = np.array([label for _, label in files])
+        rows = stratified_split(labels, sizes, split_seed) if sizes else {"train": np.arange(len(files))}
+        self.files = {split: [files[row] for row in rows[split]] for split in rows}
+        self.files |= {split: self._list(self.folder / name) for split, name in divided.items()}
         self.num_classes = len(self.classes)
 
     def _list(self, folder: Path) -> list[tuple[Path, int]]:
-        found = _folders(folder)
+        found = subfolders(folder)
         if not found or found != self.classes:
             raise ArgumentError(
                 f"folder={self.folder}: {folder} has the classes {found} and not {self.classes}: one folder "
@@ -97,10 +95,6 @@ class FolderSamples:
             except (PictureError, OSError) as error:
                 raise UserError(f"{path} cannot be read as an image ({error}): mend it or remove it.") from error
             yield (pixels if self.image_size is None else scaled(pixels, (self.image_size, self.image_size))), label
-
-
-def _folders(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if path.is_dir())
 
 
 def source_samples(source: Source) -> dict[str, Iterator[Sample]]:

@@ -13,10 +13,10 @@ from typing import Any
 
 import lightning
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.callbacks import (
     Compression,
@@ -42,6 +42,8 @@ from lathe.tasks import Task
 from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
 from lathe.verbs.finish import conclude, finish
 from lathe.verbs.pretrained import take_pretrained
+
+OWN_CHECKPOINTS = "checkpoints/own"  # in the run directory; beside it, a last.ckpt would be in the way of the run's own
 
 
 def train(cfg: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +73,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     loggers = make_loggers(cfg, run.path, first_step)
     start = Start(run, cfg, first_step, task.monitor or cfg["callbacks"].get("checkpoint", {}).get("monitor"))
     callbacks = [*make_callbacks(cfg, task), start]  # the last: every other part has had its chance to refuse
+    start.given = callbacks
     task.check_run(cfg)
     check_loaders(cfg, datamodule)
     if fresh:  # what an older version has let begin is brought to its end
@@ -171,6 +174,17 @@ class Start(Callback):
 
     def __init__(self, run: rundir.RunDir, cfg: dict[str, Any], first_step: int, monitor: str | None) -> None:
         self.run, self.cfg, self.first_step, self.monitor, self.begun = run, cfg, first_step, monitor, False
+        self.given: list[Callback] = []  # with which the Trainer was made
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Gives a ModelCheckpoint of the user's own, which would write beside the first logger's lines, a folder."""
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(self.run.path / OWN_CHECKPOINTS)
+        for given in self.given:
+            if stage == "fit" and given not in trainer.callbacks:  # type: ignore[attr-defined]
+                kind, module = type(given).__name__, type(pl_module).__name__
+                rank_zero_warn(f"callbacks: a {kind} of {module}.configure_callbacks takes the place of the run's own.")
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.begun:
