@@ -8,7 +8,7 @@ from support.runs import config
 from torch import nn
 
 from lathe.errors import UserError
-from lathe.runs.build import call_factory, make, make_task
+from lathe.runs.build import call_factory, make, make_part, make_task
 from lathe.tasks import ClassificationTask
 
 
@@ -142,3 +142,11 @@ def test_weights_of_torchs_losses_are_lists_in_a_file() -> None:
     plain = torch.nn.functional.cross_entropy(outputs, labels, weight=torch.tensor([1.0, 2.0, *[1.0] * 8]))
     found = task.train().losses(outputs, (outputs, labels))
     assert sum(found.values()).item() == pytest.approx(1.5 * plain.item(), rel=1e-6)
+
+
+def test_a_target_that_is_not_there_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        UserError, match=r"^callbacks\.x can't be built: the module torch\.nn has no Linearr; did you mean Linear\?$"
+    ):
+        make_part({"_target_": "torch.nn.Linearr"}, "callbacks.x", nn.Module)
+    assert caplog.records == []  # Hydra has lines of its own for it

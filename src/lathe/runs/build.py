@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import hydra
+from hydra._internal.utils import _locate
 from hydra.errors import InstantiationException
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -106,7 +107,7 @@ def missing_name(path: str) -> str | None:
 def target_of(node: Any) -> Any:
     """What the `_target_` of a node names; None where there is none, which `make` tells."""
     try:
-        return hydra.utils.get_object(node["_target_"])
+        return _locate(node["_target_"])  # Hydra's get_object, without its lines about what is not there
     except Exception:
         return None
 
