@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+LATHES = (HERE, *(HERE.parents[1] / name for name in ("train.py", "scripts", "benchmarks")))  # of a clone
 
 
 class UserError(Exception):
@@ -109,7 +110,7 @@ def is_own(name: str) -> bool | None:
     path = Path(name).resolve()
     if not Path(name).is_absolute() or any(path.is_relative_to(folder) for folder in libraries):
         return None
-    return not path.is_relative_to(HERE)
+    return not any(path.is_relative_to(place) for place in LATHES)
 
 
 def own_places(error: BaseException) -> list[tuple[str, bool]]:

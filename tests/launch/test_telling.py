@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from lathe.config.schema import rules
-from lathe.errors import Stopped, UserError
+from lathe.errors import Stopped, UserError, is_own
 from lathe.launch.telling import FULL_ERROR, one_sentence, own_sentence, sentence_for, tell
 from lathe.runs.score import outputs_of
 
@@ -69,6 +69,14 @@ class Samples(Dataset[Tensor]):
 
     def __getitem__(self, row: int) -> Tensor:
         raise OSError(f"sample {row} is gone")
+
+
+def test_whose_code_a_file_is() -> None:
+    assert [is_own(str(ROOT / name)) for name in ("train.py", "scripts/make_shards.py", "src/lathe/errors.py")] == [
+        False
+    ] * 3
+    assert [is_own(name) for name in (torch.__file__, os.__file__, "<string>", "None", "")] == [None] * 5
+    assert is_own(str(ROOT / "src" / "mine" / "net.py"))
 
 
 def raised(call: Any) -> Exception:
