@@ -47,6 +47,7 @@ OTHERS = {
     "prepare_tokens": ["input=x"],
     "support": [],
     "runs": [],
+    "report": ["runs=x"],
 }
 
 

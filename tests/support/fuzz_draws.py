@@ -131,7 +131,13 @@ VERBS = {
     "compress": ("compression=ptq_static",),
     "export": ("target=[onnx,executorch,safetensors,tensorrt,torchscript,torchserve]",),
 }
-OTHERS = {"make_shards": (), "prepare_tokens": ("input=x",), "benchmark": ("suite=scaling",), "runs": ()}
+OTHERS = {
+    "make_shards": (),
+    "prepare_tokens": ("input=x",),
+    "benchmark": ("suite=scaling",),
+    "runs": (),
+    "report": ("runs=x",),
+}
 
 
 @dataclass(frozen=True)

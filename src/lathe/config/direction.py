@@ -2,12 +2,18 @@
 all.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lathe.config.words import key_of
 from lathe.errors import UserError
 
+# Parts of names of which lower is better, where no task is at hand to say it.
+_LOWER = re.compile(
+    r"loss|perplexity|err|error|mae|mse|rmse|mape|nll|ece|brier|wer|cer|fid|entropy|distance|regret|hamming|seconds|ms|"
+    "bytes|parameters|macs|latency|time|gap|peak|wait|sync"
+)
 # Where Hydra's plug-ins say it (Optuna, Nevergrad, Ax), the value that means minimising, and the value that means
 # maximising.
 SWITCHES: dict[str, tuple[Any, Any]] = {
@@ -43,6 +49,12 @@ def check_direction(cfg: Mapping[str, Any], sweeper: Mapping[str, Any], typed: S
                 f"{key}={_word(asked)} would look for the worst run, as {'lower' if minimised else 'higher'} {name} is "
                 f"better: add {key}={_word(low if minimised else high)}."
             )
+
+
+def lower_is_better(name: str) -> bool:
+    """Whether a metric is to be small, by its name alone: of test/loss, val/word_error_rate and seconds it is."""
+    words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name.rpartition("/")[2]).lower())
+    return any(map(_LOWER.fullmatch, words)) and not name.endswith("_per_s")
 
 
 def _look_up(tree: Any, parts: Sequence[str]) -> Any:

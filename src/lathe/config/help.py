@@ -7,6 +7,7 @@ start of a run. Nothing is parsed here: the YAML files are meant to be read.
 import re
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 from lathe.configs import FOLDER
@@ -20,6 +21,15 @@ def configuration_folder() -> Path | None:
         (folder / "configs" for folder in (script.parent, script.parent.parent) if (folder / "configs").is_dir()), None
     )
     return beside or (FOLDER if (FOLDER / f"{script.stem}.yaml").is_file() else None)
+
+
+@cache
+def default_choices() -> dict[str, str]:
+    """What train.yaml chooses for each group that it gives one."""
+    import yaml  # here: few ask
+
+    listed = yaml.safe_load((FOLDER / "train.yaml").read_text(encoding="utf-8"))["defaults"]
+    return {name: str(choice) for item in listed if isinstance(item, dict) for name, choice in item.items()}
 
 
 def choices(folder: Path) -> dict[str, list[str]]:

@@ -146,6 +146,8 @@ def _translated(word: str, groups: Groups) -> list[str]:
     choices = groups.get(key)
     if key == "where" and key in groups and "=" in word and sign != "~":
         return [f"{sign}{key}={quoted_items(value)}"]
+    if key == "baseline" and key in groups and "=" in value and value[0] not in QUOTES:
+        return [f"{sign}{key}={value!r}"]  # an override as a value: baseline=optimizer.lr=0.1
     require(bool(key), f"{word!r} can't be read as an override: write key=value.")
     if (key, value) == ("train", "false") and not sign and key not in groups:
         return ["trainer.max_epochs=0"]

@@ -8,7 +8,7 @@ from typing import Any
 
 # What numbers are added in which order depends on.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
-PACKAGES = ("torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics")
+PACKAGES = ("lathe", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics")
 
 
 def describe_environment(launch_id: str | None = None) -> dict[str, Any]:

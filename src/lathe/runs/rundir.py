@@ -22,7 +22,7 @@ from lathe.config.composed import GROUPS as PARTS
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
-from lathe.trust.document import read_yaml
+from lathe.trust.document import read_mapping, read_yaml
 
 # What every configuration of a run has, as groups of keys.
 GROUPS = ("paths", *PARTS)
@@ -104,14 +104,16 @@ class RunDir:
         """The configuration to compare with, not to build from: nothing is imported to check it. Raises as `config`."""
         return trust.checked_config(self.path / "config.yaml", self.where, kinds=False)
 
-    def plain(self, name: str) -> Any:
-        """What one of its YAML files says, to be looked at alone: nothing that it names is judged, or may be built.
+    def plain(self, name: str, known: dict[str, Any] | None = None) -> Any:
+        """What one of its YAML files says, to be looked at alone: nothing that it names is judged, or may be built. Of
+        many runs that are given the same `known`, equal groups are parsed once; nobody may change what is returned.
 
         Raises:
             UserError: it is no YAML that Lathe has written.
             OSError: it can't be read at all.
         """
-        return read_yaml(self.path / name, f"{self.where}: its {name}")
+        path, words = self.path / name, f"{self.where}: its {name}"
+        return read_yaml(path, words) if known is None else read_mapping(path, words, known)
 
     def checkpoint(self, name: str) -> Path:
         """Where checkpoint `name`, `best` or `last`, is: a file, or a folder if ranks wrote their own parts.

@@ -48,23 +48,22 @@ def _metric(value: float | None) -> str:
 def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
     """Commands that make sense after `run`, which lies at `shown` for who types them: its metrics on the validation
     split, the same run with half its learning rate, and with other seeds."""
-    words = _typed(run, cfg)
+    words = retyped(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
     found = [["python", "scripts/evaluate.py", f"run={_value(str(shown))}", "split=val"]] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
-        found.append(["python", "train.py", *_without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
-    found.append(["python", "train.py", "-m", *_without(words, "seed"), "seed=1,2,3"])
+        found.append(["python", "train.py", *without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
+    found.append(["python", "train.py", "-m", *without(words, "seed"), "seed=1,2,3"])
     return [shlex.join(command) for command in found]
 
 
-def _typed(run: RunDir, cfg: dict[str, Any]) -> list[str]:
-    """The overrides that make another run like this one: without what names this one alone, and with the runs that it
-    started from or learned from as they were found then, since logs/latest leads elsewhere by now."""
-    words = run.overrides if (run.path / "overrides.yaml").is_file() else []
+def retyped(words: list[str], leaves: dict[str, Any]) -> list[str]:
+    """The overrides that make another run like the one for which `words` were typed, whose configuration has these
+    `leaves`: without what names that one alone, and with the runs that it started from or learned from as they were
+    found then, since logs/latest leads elsewhere by now."""
     words = [word for at, word in enumerate(words) if word.partition("=")[0] not in _assigned(words[at + 1 :])]
-    leaves = flatten(cfg)
     kept = []
-    for word in _without(words, "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
+    for word in without(words, "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
         key = _key(word)
         known = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
         kept.append(f"{word.partition('=')[0]}={_value(known)}" if isinstance(known, str) else word)
@@ -80,7 +79,8 @@ def _key(word: str) -> str:
     return word.lstrip("+~").partition("=")[0].partition("@")[0]
 
 
-def _without(words: list[str], *keys: str) -> list[str]:
+def without(words: list[str], *keys: str) -> list[str]:
+    """Those of `words` that set nothing at `keys` or below."""
     return [
         word
         for word in words

@@ -3,6 +3,7 @@ a file has.
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,10 @@ from lathe.errors import UserError
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 40
 MAX_NODES = 20_000
+
+# Where an entry of a mapping begins that is not indented: no list's item, comment or continued value does so.
+_ENTRY = re.compile(r"^(?=[^\s#-])", re.MULTILINE)
+_PLAIN = re.compile(r"[A-Za-z_]\w*:[ \n]")
 
 _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
 # OmegaConf's, for its numbers (1e-3) and its refusal of a key that stands twice, over that parser.
@@ -32,7 +37,32 @@ def read_yaml(path: Path, where: str) -> Any:
         UserError: the file is no such YAML, or larger than such a file can be.
         OSError: it can't be read at all.
     """
+    return _parsed(_bytes(path, where, MAX_BYTES), where)
+
+
+def read_mapping(path: Path, where: str, known: dict[str, Any]) -> Any:
+    """As `read_yaml`, for one of many files whose mappings have most entries in common: an entry of the top is parsed
+    when it is met for the first time, and kept in `known` by its text. Nobody may change what is returned."""
     data = _bytes(path, where, MAX_BYTES)
+    try:
+        entries = _ENTRY.split(data.decode())[1:]
+    except UnicodeDecodeError:
+        entries = []
+    found: dict[Any, Any] = {}
+    for text in entries:
+        if text not in known:
+            try:
+                known[text] = _parsed(text.encode(), where)
+            except UserError:  # what stands there is told of the whole file, or is a value over several lines
+                return _parsed(data, where)
+        entry = known[text]
+        if not _PLAIN.match(text) or not isinstance(entry, dict) or len(entry) != 1 or found.keys() & entry.keys():
+            return _parsed(data, where)
+        found |= entry
+    return found if entries and data.startswith(entries[0].encode()) else _parsed(data, where)
+
+
+def _parsed(data: bytes, where: str) -> Any:
     try:
         text = data.decode()
         foreign = _foreign(text)

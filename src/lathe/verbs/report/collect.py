@@ -1,0 +1,189 @@
+"""The runs of a report as plain data: what each has saved, and how it ended. Builds nothing and imports no torch."""
+
+import math
+import os
+import shlex
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from lathe.config.composed import BEFORE, flatten
+from lathe.config.schema import current
+from lathe.config.words import key_of
+from lathe.errors import UserError, require
+from lathe.runs.rundir import RunDir
+from lathe.runs.summary import retyped, without
+from lathe.verbs.report.find import Place, find_places
+
+STATES = ("complete", "pruned", "running", "unfinished", "failed")
+# Numbers of result.json that say how long a run was, not how good.
+COUNTS = ("seed", "steps", "epochs", "best_step", "devices", "pruned")
+SEEDS = ("seed", "data.fold")
+LARGEST = 1e150  # a larger number has a square that is none
+
+
+def harmless(text: str) -> str:
+    """Words of a stranger's file as they may stand on a terminal and on one line of a file."""
+    return text if text.isprintable() else ascii(text)[1:-1]
+
+
+def finite(value: Any) -> float | None:
+    """A number that can be counted with; None for anything else."""
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or abs(value) > LARGEST:
+        return None
+    return value if math.isfinite(value) else None
+
+
+@dataclass
+class Run:
+    """A run, or a job of a sweep that has left none (`path` is None then). `leaves` is its configuration by dotted key,
+    empty where it can't be read; `sentence` says why it did not come to an end."""
+
+    path: Path | None
+    state: str
+    words: list[str] = field(default_factory=list)
+    leaves: dict[str, Any] = field(default_factory=dict)
+    result: dict[str, Any] = field(default_factory=dict)
+    sentence: str | None = None
+    job: int | None = None
+
+    @property
+    def name(self) -> str:
+        """What a reader finds it by."""
+        return f"job {self.job}" if self.path is None else harmless(f"{self.path.parent.name}/{self.path.name}")
+
+    @property
+    def seed(self) -> Any:
+        return self._told("seed")
+
+    @property
+    def fold(self) -> Any:
+        return self._told("data.fold")
+
+    def _told(self, key: str) -> Any:
+        """A key as it stands in the configuration, or in the words of a job that has none."""
+        typed = [word.partition("=")[2] for word in self.words if key_of(word) == key]
+        value = self.leaves.get(key, typed[-1] if typed else None)
+        return harmless(value) if isinstance(value, str) else value
+
+    @cached_property
+    def metrics(self) -> dict[str, float]:
+        """What its result.json has measured: finite numbers, by name."""
+        found = {harmless(name): finite(value) for name, value in self.result.items() if name not in COUNTS}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @cached_property
+    def environment(self) -> dict[str, Any]:
+        """What it was started from; empty where that can't be read."""
+        try:
+            return {} if self.path is None else RunDir(self.path).environment
+        except (UserError, OSError):
+            return {}
+
+    @cached_property
+    def receipt(self) -> dict[str, Any]:
+        """What its receipt says; empty where it has none that can be read."""
+        try:
+            there = self.path is not None and (self.path / "receipt.json").is_file()
+            return RunDir(self.path).receipt if there and self.path is not None else {}
+        except (UserError, OSError):
+            return {}
+
+    def command(self, seeds: Sequence[Any] = (), folds: Sequence[Any] = ()) -> str:
+        """What to type for this run again, or for several `seeds` and `folds` of it."""
+        words = retyped(self.words, self.leaves)
+        swept = [(key, values) for key, values in zip(SEEDS, (seeds, folds), strict=True) if len(values) > 1]
+        words = without(words, *(key for key, _ in swept))
+        words += [f"{key}={','.join(map(str, values))}" for key, values in swept]
+        return harmless(shlex.join(["python", self._script, *(["-m"] if swept else []), *words]))
+
+    @property
+    def chosen_by(self) -> str | None:
+        """The metric that its best checkpoint was chosen by, or that a sweep is to optimise."""
+        name = self.leaves.get("objective") or self.result.get("monitor")
+        return name if isinstance(name, str) else None
+
+    @property
+    def _script(self) -> str:
+        typed = self.environment.get("command")
+        first = str(typed[0]) if isinstance(typed, list) and typed else ""
+        return "scripts/compress.py" if os.path.basename(first) == "compress.py" else "train.py"
+
+
+def collect(named: list[str]) -> tuple[list[Run], int]:
+    """The runs below the paths or patterns that `runs` names, and how many jobs of their sweeps still wait.
+
+    Raises:
+        UserError: a path leads nowhere, there is no run below it, or the runs are of several tasks.
+    """
+    places = find_places(named)
+    begun = [place for place in places if place.path is not None or place.job.get("state") != "waiting"]
+    known: dict[str, Any] = {}
+    return [read_run(place, known) for place in begun], len(places) - len(begun)
+
+
+def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
+    """What lies there; what can't be read is told in the run's `sentence`, so that a report goes on with the others.
+    `known` keeps what configurations have in common (RunDir.plain)."""
+    job = place.job
+    typed = job.get("overrides")
+    words = [str(word) for word in typed] if isinstance(typed, list) else []
+    told = job.get("sentence")
+    sentence = None if told is None else harmless(" ".join(str(told).split()))
+    run = Run(place.path, str(job.get("state")), words, sentence=sentence, job=_job(job))
+    if place.path is None:
+        run.state = "running" if run.state == "running" else "failed"
+        return run
+    directory = RunDir(place.path)
+    try:
+        config = current(directory.plain("config.yaml", known))
+        require(isinstance(config, dict), f"{place.path}: its config.yaml can't be read as a configuration.")
+        run.leaves = BEFORE | {harmless(key): value for key, value in flatten(config).items()}
+        run.words = directory.overrides if (place.path / "overrides.yaml").is_file() else words
+        run.result = directory.result if directory.complete else {}
+    except (UserError, OSError) as error:
+        lost = f"{place.path} is gone: the sweep's job {job.get('number')} names it, and nothing is there."
+        run.state, run.sentence = "failed", harmless(str(error)) if place.path.is_dir() else lost
+        return run
+    run.state = _state(directory, run)
+    if run.state == "unfinished" and directory.last.exists():
+        run.sentence = f"python train.py resume={shlex.quote(str(place.path))} goes on with it."
+    return run
+
+
+def _job(job: dict[str, Any]) -> int | None:
+    return job["number"] if isinstance(job.get("number"), int) else None
+
+
+def _state(directory: RunDir, run: Run) -> str:
+    if run.result:
+        return "pruned" if run.result.get("pruned") is not None else "complete"
+    if run.state == "pruned":
+        return "pruned"
+    if run.state in ("failed", "refused"):
+        return "failed"
+    return "running" if _busy(directory) else "unfinished"
+
+
+def _busy(directory: RunDir) -> bool:
+    """Whether a process holds it; a run that goes on has its lock, and a report leaves no file where there is none."""
+    try:
+        return (directory.path / ".lock").exists() and directory.busy
+    except OSError:  # not ours to open
+        return False
+
+
+def check_tasks(runs: Sequence[Run], by: Sequence[str] | None) -> None:
+    """Raises UserError where the runs learn different things, unless `by` says that they are to be compared so."""
+    if by is not None and {"task", "task._target_"} & set(by):
+        return
+    tasks = Counter(str(run.leaves["task._target_"]) for run in runs if "task._target_" in run.leaves)
+    if len(tasks) > 1:
+        listed = ", ".join(f"{name.rpartition('.')[2]} of {count}" for name, count in tasks.most_common())
+        raise UserError(
+            f"runs: these are of {len(tasks)} tasks ({harmless(listed)}), whose metrics are no measure of each other: "
+            "name runs of one, or compare them all the same with by=task._target_."
+        )

@@ -1,0 +1,189 @@
+"""What differs between runs: the keys of an experiment, found from configurations and from what was typed."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from lathe.config.help import default_choices
+from lathe.config.schema import shown
+from lathe.config.words import key_of
+from lathe.errors import did_you_mean, require
+from lathe.runs.rundir import NOT_THE_EXPERIMENT
+from lathe.verbs.report.collect import SEEDS, Run, finite, harmless
+
+ABSENT = "absent"  # the value of a key that a run has not
+# What changes a run's name, place or print-out, and no number.
+_PRINTS = ("progress_bar", "model_summary", "lr_monitor", "device_stats", "samples")
+LEFT_OUT = (
+    *NOT_THE_EXPERIMENT,
+    "name",
+    "logger",
+    "compression.receipt",
+    "trainer.enable_progress_bar",
+    "trainer.enable_model_summary",
+    *(f"callbacks.{name}" for name in _PRINTS),
+)
+# Groups that lead to other keys, and are none themselves in a resolved configuration.
+RECIPES = ("experiment", "debug")
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A key of the experiment with its value in each run, in the order of the runs."""
+
+    key: str
+    values: tuple[Any, ...]
+
+    @cached_property
+    def codes(self) -> tuple[str, ...]:
+        return tuple(map(code, self.values))
+
+
+def code(value: Any) -> str:
+    """The same for values that mean the same: 1 and 1.0."""
+    number = finite(value)
+    return repr(value if number is None else float(number))
+
+
+def below(key: str, names: Iterable[str]) -> bool:
+    """Whether `key` is one of `names`, or lies below one."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def value_text(key: str, value: Any) -> str:
+    """A value as one would type it; of a class its name alone. Safe on a terminal, whatever it holds."""
+    if value == ABSENT:
+        return ABSENT
+    short = str(value).rpartition(".")[2] if key.endswith(("_target_", ".path")) else value
+    return harmless(str(short) if isinstance(short, str) and "," in short else shown(short))
+
+
+def short_names(keys: Sequence[str]) -> list[str]:
+    """The keys by as few of their last parts as tell them apart."""
+    names = []
+    for key in keys:
+        parts = key.split(".")
+        ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        names.append(next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key))
+    return names
+
+
+def label(values: Mapping[str, Any]) -> str:
+    """A group's name, in overrides."""
+    return ", ".join(f"{key}={value_text(key, value)}" for key, value in values.items()) or "all runs"
+
+
+_UNUSED = {code(ABSENT), code(None)}
+
+
+class Differences:
+    """The keys in which `runs`, which have a configuration each, are not all alike."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
+        keys = dict.fromkeys(key for run in runs for key in run.leaves)
+        self.known = list(keys)
+        self._found: dict[str, Factor] = {}
+        seeds = [Factor(key, self._values(key)).codes for key in SEEDS]
+        for key in keys:
+            if not below(key, LEFT_OUT) and key not in SEEDS:
+                factor = Factor(key, self._values(key))
+                codes = factor.codes
+                # data.seed follows seed; a key that came with a later version is null where it is not used
+                if len(set(codes)) > 1 and codes not in seeds and set(codes) != _UNUSED:
+                    self._found[key] = factor
+
+    def _values(self, key: str) -> tuple[Any, ...]:
+        return tuple(run.leaves.get(key, ABSENT) for run in self.runs)
+
+    @property
+    def keys(self) -> list[str]:
+        """Every key that differs, in the order of the configurations."""
+        return list(self._found)
+
+    def factors(self) -> list[Factor]:
+        """The fewest keys that tell all configurations apart, and whatever differs and was typed."""
+        typed = list(dict.fromkeys(key_of(word) for run in self.runs for word in run.words))
+        chosen = [*self._groups(typed), *(self._found[key] for key in typed if key in self._found)]
+        return [*chosen, *self._needed(chosen)]
+
+    def chosen(self, by: Sequence[str]) -> list[Factor]:
+        """The factors that `by` names.
+
+        Raises:
+            UserError: no run has such a key, or all have one value.
+        """
+        found = {factor.key: factor for factor in self.factors()} | self._found
+        factors = []
+        for key in by:
+            if key not in found:
+                hint = did_you_mean(key, found or self.known, self._listed())
+                require(key in self.known, f"by={key}: no run has this key; {hint}")
+                values, listed = self._values(key), self._listed()
+                one = f"all {len(self.runs)} runs have {key}={shown(values[0])}"
+                require(len(set(map(code, values))) > 1, f"by={key} does not differ: {one}; {listed}")
+                found[key] = Factor(key, values)
+            factors.append(found[key])
+        return factors
+
+    def _listed(self) -> str:
+        keys = [factor.key for factor in self.factors()]
+        return f"what differs is {', '.join(keys[:10])}." if keys else "nothing differs between them but the seed."
+
+    def others(self, factors: Sequence[Factor]) -> list[Factor]:
+        """What else tells configurations apart that are alike in `factors`."""
+        return [factor for factor in self.factors() if factor not in factors and self._splits(factors, factor)]
+
+    def _splits(self, factors: Sequence[Factor], factor: Factor) -> bool:
+        together = list(zip(*(known.codes for known in factors), strict=True)) or [()] * len(self.runs)
+        return len(set(zip(together, factor.codes, strict=True))) > len(set(together))
+
+    def _needed(self, chosen: Sequence[Factor]) -> list[Factor]:
+        """Untyped keys without which two configurations would look the same: classes first."""
+        kept: list[Factor] = []
+        for factor in sorted(self._found.values(), key=lambda factor: not factor.key.endswith("_target_")):
+            if self._splits([*chosen, *kept], factor):
+                kept.append(factor)
+        return kept
+
+    def _groups(self, typed: Sequence[str]) -> list[Factor]:
+        """Choices of groups (model=mlp) whose word says which of the configurations it is."""
+        groups = [key for key in typed if "." not in key and "/" not in key and key not in self.known]
+        groups = [key for key in groups if key in RECIPES or any(below(known, [key]) for known in self._found)]
+        signatures = [tuple(factor.codes[at] for factor in self._found.values()) for at in range(len(self.runs))]
+        recipes = any(key_of(word) in RECIPES for run in self.runs for word in run.words)
+        found = []
+        for group in groups:
+            words = tuple(_choice(run, group, recipes) for run in self.runs)
+            one_each = len(set(zip(signatures, words, strict=True))) == len(set(signatures))
+            if None not in words and len(set(words)) > 1 and one_each and self._settles(group, words):
+                found.append(Factor(group, words))
+        return found
+
+    def _settles(self, group: str, words: Sequence[Any]) -> bool:
+        """Whether runs with the same word have the same classes in that group."""
+        own = [factor.codes for key, factor in self._found.items() if below(key, [group]) and key.endswith("_target_")]
+        classes = list(zip(*own, strict=True)) or [()] * len(words)
+        return len(set(zip(words, classes, strict=True))) == len(set(words))
+
+    @cached_property
+    def usual(self) -> dict[str, Any]:
+        """The most common value of each key that differs; the first of several."""
+        return {key: _most_common(factor.values) for key, factor in self._found.items()}
+
+
+def _most_common(values: Sequence[Any]) -> Any:
+    ((best, _),) = Counter(map(code, values)).most_common(1)
+    return next(value for value in values if code(value) == best)
+
+
+def _choice(run: Run, group: str, recipes: bool) -> str | None:
+    """The word that a run was given for a group; else the default, which a recipe may have changed: None then."""
+    typed = [word.partition("=")[2] for word in run.words if key_of(word) == group]
+    if typed:
+        return typed[-1].strip("'\"")
+    if group in RECIPES:
+        return "null"
+    return None if recipes else default_choices().get(group)

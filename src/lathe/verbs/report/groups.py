@@ -1,0 +1,206 @@
+"""Runs of one configuration over seeds and folds, and the differences between such groups."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lathe.config.words import key_of
+from lathe.errors import UserError, did_you_mean
+from lathe.verbs.report.collect import Run, finite
+from lathe.verbs.report.factors import ABSENT, Differences, Factor, code, label, value_text
+from lathe.verbs.report.statistics import Interval, Paired, Summary, compare, summarise
+
+EVIDENCE = 0.05
+Unit = tuple[Any, ...]  # what two runs share that are compared: seed, fold, and what else is mixed in a group
+
+
+@dataclass
+class Group:
+    """Runs that are alike in the factors. `units` are its complete runs that count: of several with one seed, fold and
+    configuration the newest."""
+
+    label: str
+    factors: dict[str, Any]
+    runs: list[Run] = field(default_factory=list)
+    units: dict[Unit, Run] = field(default_factory=dict)
+    marks: list[str] = field(default_factory=list)
+
+    def values(self, metric: str) -> dict[Unit, float]:
+        """The metric of each unit that has it."""
+        return {unit: run.metrics[metric] for unit, run in self.units.items() if metric in run.metrics}
+
+    def summary(self, metric: str, how: Interval) -> Summary:
+        return summarise(list(self.values(metric).values()), how)
+
+    def best(self, metric: str, direction: str) -> float | None:
+        values = self.values(metric).values()
+        return (max if direction == "max" else min)(values) if values else None
+
+    def mean_of(self, name: str) -> float | None:
+        """The mean of a number such as seconds over the units that have it."""
+        values = list(self.values(name).values())
+        return sum(values) / len(values) if values else None
+
+    @property
+    def command(self) -> str:
+        """What to type for all of it again; of a group that mixes configurations, for its first run."""
+        counted = list(self.units.values()) or self.runs
+        seeds = list({code(run.seed): run.seed for run in counted}.values())
+        folds = list({code(run.fold): run.fold for run in counted}.values())
+        return counted[0].command(seeds, folds) if counted else ""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Group `a` beside the baseline `b`, by their numbers; `says` is what may be concluded."""
+
+    a: int
+    b: int
+    told: Paired
+    says: str
+
+
+def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str] | None) -> list[Group]:
+    """The groups of the runs that have a configuration, in the order of their values; `runs` without one, a sweep's
+    failed jobs, join the group that their words name.
+
+    Raises:
+        UserError: as `Differences.chosen`.
+    """
+    factors = differences.factors() if by is None else differences.chosen(by)
+    others = [] if by is None else differences.others(factors)
+    groups: dict[tuple[str, ...], Group] = {}
+    for at, run in enumerate(differences.runs):
+        values = {factor.key: factor.values[at] for factor in factors}
+        key = tuple(map(code, values.values()))
+        group = groups.setdefault(key, Group(label(values), values))
+        group.runs.append(run)
+        _count(group, run, tuple(factor.codes[at] for factor in others))
+    ordered = sorted(groups.values(), key=lambda group: tuple(map(_rank, group.factors.values())))
+    for group in ordered:
+        group.marks += _mixed(group, others, differences.runs)
+    for run in runs:
+        if not run.leaves:
+            _join(ordered, run)
+    for group in ordered:
+        group.marks += _left_out(group)
+    return ordered
+
+
+def group_of(groups: Sequence[Group], run: Run) -> int | None:
+    """Which group a run is in; None for a job without a configuration whose words name none."""
+    return next((at for at, group in enumerate(groups) if any(run is other for other in group.runs)), None)
+
+
+def _count(group: Group, run: Run, others: tuple[str, ...]) -> None:
+    if run.state != "complete":
+        return
+    unit = (code(run.seed), code(run.fold), *others)
+    before = group.units.pop(unit, None)
+    if before is not None:
+        group.marks.append(f"{before.name}: {run.name} is newer and of the same seed, and counts alone")
+    group.units[unit] = run
+
+
+def _rank(value: Any) -> tuple[int, float, str]:
+    """The order of a factor's values: absent, numbers, words."""
+    number = finite(value)
+    if number is not None:
+        return 1, float(number), ""
+    return 0 if value == ABSENT else 2, 0.0, str(value)
+
+
+def _mixed(group: Group, others: Sequence[Factor], runs: Sequence[Run]) -> list[str]:
+    own = {id(run) for run in group.runs}
+    found = []
+    for factor in others:
+        values = {code(v): v for run, v in zip(runs, factor.values, strict=True) if id(run) in own}
+        if len(values) > 1:
+            words = ", ".join(value_text(factor.key, value) for value in list(values.values())[:5])
+            found.append(f"mixes {factor.key} ({words})")
+    return found
+
+
+def _join(groups: Sequence[Group], run: Run) -> None:
+    typed = {key_of(word): word.partition("=")[2] for word in run.words}
+    for group in groups:
+        if group.factors and all(typed.get(key) == value_text(key, value) for key, value in group.factors.items()):
+            group.runs.append(run)
+
+
+def _left_out(group: Group) -> list[str]:
+    states = [run.state for run in group.runs if run.state != "complete"]
+    counts = {state: states.count(state) for state in dict.fromkeys(states)}
+    return [f"{count} {state}, not in the mean" for state, count in counts.items()]
+
+
+def find_baseline(groups: Sequence[Group], asked: Any) -> int:
+    """The group that `baseline` names, by its label or by overrides that hold of it alone; else the one with most of
+    the values that are most common among the runs, and the first of several. One without a complete run comes last.
+
+    Raises:
+        UserError: no group is meant, or several are.
+    """
+    if asked is None:
+        common = {key: _usual(groups, key) for key in groups[0].factors}
+        like = [sum(common[key] == code(value) for key, value in group.factors.items()) for group in groups]
+        ranks = [(bool(group.units), count) for group, count in zip(groups, like, strict=True)]
+        return ranks.index(max(ranks))
+    text = value_text("", asked) if not isinstance(asked, str) else asked
+    labels = [group.label for group in groups]
+    if text in labels:
+        return labels.index(text)
+    words = [word.strip() for word in text.split(",")]
+    fitting = [at for at, group in enumerate(groups) if all(_holds(group, word) for word in words)]
+    if len(fitting) == 1:
+        return fitting[0]
+    if fitting:
+        named = "; ".join(labels[at] for at in fitting[:4])
+        raise UserError(f"baseline={text} is what {len(fitting)} groups have ({named}): name one of them by its label.")
+    hint = did_you_mean(text, labels, f"the first of {len(labels)} is {labels[0]}.")
+    raise UserError(f"baseline={text}: no group is called so or has it; {hint}")
+
+
+def _usual(groups: Sequence[Group], key: str) -> str:
+    counts: dict[str, int] = {}
+    for group in groups:
+        counts[code(group.factors[key])] = counts.get(code(group.factors[key]), 0) + len(group.units)
+    return max(counts, key=lambda value: counts[value])
+
+
+def _holds(group: Group, word: str) -> bool:
+    key, equals, value = word.rpartition("=")
+    return any(
+        value == value_text(name, own) and (not equals or key == name or name.endswith(f".{key}"))
+        for name, own in group.factors.items()
+    )
+
+
+def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: str, how: Interval) -> list[Pair]:
+    """Every other group beside the baseline, over the seeds and folds that both have."""
+    theirs = groups[baseline].values(metric)
+    pairs = []
+    for at, group in enumerate(groups):
+        if at != baseline:
+            mine = group.values(metric)
+            shared = [unit for unit in mine if unit in theirs]
+            told = compare([mine[unit] for unit in shared], [theirs[unit] for unit in shared], how)
+            pairs.append(Pair(at, baseline, told, _says(told, direction, bool(mine) and bool(theirs))))
+    return pairs
+
+
+def _says(told: Paired, direction: str, measured: bool) -> str:
+    if not measured:
+        return "no complete run on one side: nothing to compare"
+    if not told.n or told.difference is None:
+        return "no seed and fold in common: nothing to pair; run both with the same seeds"
+    if told.n == 1:
+        return "n = 1: no interval, and no evidence of a difference"
+    if told.p is None:
+        same = "the same on each" if told.difference else "none on any"
+        return f"{told.n} pairs: the difference is {same}, so there is no p"
+    few = f"{told.n} pairs: the interval is wide; " if told.n < 5 else ""
+    if told.p >= EVIDENCE:
+        return f"{few}p = {told.p:.2g}: no evidence of a difference"
+    better = (told.difference > 0) == (direction == "max")
+    return f"{few}p = {told.p:.2g}: {'better' if better else 'worse'} than the baseline"

@@ -1,0 +1,109 @@
+"""What a reader should know before believing a table: runs of different code, data or devices, and runs left out."""
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from lathe.config.schema import shown
+from lathe.verbs.report.collect import STATES, Run, harmless
+from lathe.verbs.report.factors import ABSENT, Differences, below, value_text
+
+# What of `data` says how batches are made, and not which samples there are.
+_BATCHES = "batch_size eval_batch_size seed fold augment normalize loader num_workers pin_memory prefetch_factor"
+_NOT_THE_DATA = tuple(f"data.{name}" for name in (*_BATCHES.split(), "persistent_workers"))
+
+
+def counts(runs: Sequence[Run]) -> dict[str, int]:
+    """How many runs are in each state."""
+    found = Counter(run.state for run in runs)
+    return {state: found[state] for state in STATES}
+
+
+def left_out(runs: Sequence[Run], waiting: int) -> list[str]:
+    """A line for each run that is not in the tables, with the reason and the way on."""
+    lines = [
+        f"{run.state}: {run.name}" + (f": {run.sentence}" if run.sentence else "")
+        for run in runs
+        if run.state != "complete"
+    ]
+    return lines + ([f"{waiting} jobs of the sweep have not begun"] if waiting else [])
+
+
+def marks(runs: Sequence[Run], differences: Differences, metrics: Sequence[str], comparisons: int) -> list[str]:
+    """A sentence for each thing that makes runs less comparable than they look."""
+    complete = [run for run in runs if run.state == "complete"]
+    return [
+        *_versions(complete),
+        *_data(differences),
+        *_devices(complete),
+        *_folds(complete),
+        *(line for metric in metrics for line in _without(complete, metric)),
+        *_comparisons(comparisons),
+    ]
+
+
+def _versions(runs: Sequence[Run]) -> list[str]:
+    code = Counter(_code(run.environment) for run in runs if run.environment)
+    found = []
+    if len(code) > 1:
+        listed = ", ".join(f"{harmless(name)}: {count}" for (name, _), count in code.most_common(5))
+        found.append(f"The runs are of {len(code)} states of the code ({listed}).")
+    for package in ("lathe", "torch"):
+        seen = Counter(str(_packages(run).get(package)) for run in runs if _packages(run).get(package))
+        if len(seen) > 1:
+            listed = ", ".join(f"{harmless(version)}: {count}" for version, count in seen.most_common(5))
+            found.append(f"The runs are of {len(seen)} versions of {package} ({listed}).")
+    return found
+
+
+def _packages(run: Run) -> dict[str, Any]:
+    there = run.environment.get("packages")
+    return there if isinstance(there, dict) else {}
+
+
+def _code(environment: dict[str, Any]) -> tuple[str, str]:
+    """The commit as it is told, and the change that was not committed, which tells states of one commit apart."""
+    commit, change = environment.get("git_commit"), str(environment.get("git_diff") or "")
+    return f"{str(commit)[:7] if commit else 'no commit'}{' and changes' if change else ''}", change
+
+
+def _data(differences: Differences) -> list[str]:
+    keys = [key for key in differences.keys if below(key, ["data"]) and not below(key, _NOT_THE_DATA)]
+    return [f"The runs are of different data ({', '.join(keys[:4])}): a difference may be theirs."] if keys else []
+
+
+def _devices(runs: Sequence[Run]) -> list[str]:
+    names = Counter(str(run.environment.get("cpu")) for run in runs if run.environment.get("cpu"))
+    counted = Counter(shown(run.result.get("devices", ABSENT)) for run in runs)
+    told = [f"{len(names)} kinds of machines"] if len(names) > 1 else []
+    told += [f"{' and '.join(sorted(counted))} devices"] if len(counted) > 1 else []
+    return [f"The runs are of {' and of '.join(told)}: their seconds are no measure of each other."] if told else []
+
+
+def _folds(runs: Sequence[Run]) -> list[str]:
+    several = len({str(run.fold) for run in runs}) > 1
+    return ["Folds share most of their training data: intervals over them are too narrow."] if several else []
+
+
+def _without(runs: Sequence[Run], metric: str) -> list[str]:
+    lacking = [run for run in runs if metric not in run.metrics]
+    wild = sum(metric in run.result for run in lacking)
+    found = [f"{wild} of {len(runs)} complete runs have a {metric} that is not finite: it is not in the mean."]
+    other = len(lacking) - wild
+    found.append(f"{other} of {len(runs)} complete runs have no {metric}.")
+    return [sentence for sentence, count in zip(found, (wild, other), strict=True) if count]
+
+
+def _comparisons(count: int) -> list[str]:
+    if count < 2:
+        return []
+    return [f"p is of each of {count} comparisons alone: one in twenty is below 0.05 where nothing differs."]
+
+
+def against(run: Run, usual: dict[str, Any]) -> dict[str, Any]:
+    """The keys in which a run differs from the most common configuration, with its values."""
+    return {
+        key: run.leaves.get(key, ABSENT)
+        for key, value in usual.items()
+        if value_text(key, run.leaves.get(key, ABSENT)) != value_text(key, value)
+    }

@@ -1,0 +1,181 @@
+"""What lies below the paths that a report is given: runs in every state, sweeps, and what is none."""
+
+import fcntl
+import json
+from pathlib import Path
+
+import pytest
+from support.run_directories import write_run, write_sweep
+
+from lathe.errors import UserError
+from lathe.verbs.report.collect import check_tasks, collect, read_run
+from lathe.verbs.report.find import Place, common_folder
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_runs_are_found_below_folders_patterns_and_lists_once(tmp_path: Path) -> None:
+    first, second = (write_run(tmp_path / "logs", number, 0.9) for number in (0, 1))
+    other = write_run(tmp_path / "logs", 2, 0.9, ["name=other"])
+    (tmp_path / "logs" / "latest").symlink_to(other)
+    (tmp_path / "logs" / "train" / ".tmp-here").mkdir()
+    for named, expected in {
+        ("logs/train",): [first, second],
+        ("logs",): [other, first, second],
+        ("logs/latest",): [other],
+        ("logs/train/*_00-00-01_*",): [second],
+        ("logs/train", str(second), "logs/other"): [other, first, second],
+    }.items():
+        runs, waiting = collect(list(named))
+        assert [run.path and run.path.resolve() for run in runs] == expected
+        assert waiting == 0
+    assert common_folder(["logs/train", "logs/other"]) == tmp_path / "logs"
+    assert common_folder([str(first)]) == tmp_path / "logs" / "train"
+
+
+def test_every_state_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path, 0, 0.9)
+    write_run(tmp_path, 1, 0.5, pruned=20)
+    (write_run(tmp_path, 2) / "checkpoints").mkdir()
+    begun = write_run(tmp_path, 3)
+    (begun / "checkpoints").mkdir()
+    (begun / "checkpoints" / "last.ckpt").touch()
+    going = write_run(tmp_path, 4)
+    torn = write_run(tmp_path, 5, 0.9)
+    (torn / "result.json").write_text('{"test/accuracy": 0.')
+    broken = write_run(tmp_path, 6, 0.9)
+    (broken / "config.yaml").write_text("name: [train")
+    with open(going / ".lock", "a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        runs, _ = collect([str(tmp_path)])
+    expected = ["complete", "pruned", "unfinished", "unfinished", "running", "failed", "failed"]
+    assert [run.state for run in runs] == expected
+    assert runs[2].sentence is None
+    assert runs[3].sentence == f"python train.py resume={begun} goes on with it."
+    assert runs[5].sentence == f"{torn}: its result.json can't be read as JSON: it is cut off or of another kind."
+    assert runs[6].sentence == f"{broken}: its config.yaml can't be read as a configuration."
+    assert not (
+        tmp_path / "train" / runs[2].name.rpartition("/")[2] / ".lock"
+    ).exists()  # a report writes nothing there
+
+
+def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> None:
+    done, pruned, died = (write_run(tmp_path, number, accuracy) for number, accuracy in enumerate((0.9, 0.5, None)))
+    (pruned / "result.json").unlink()
+    sweep = write_sweep(
+        tmp_path,
+        [
+            {"run_dir": str(done)},
+            {"run_dir": str(pruned), "state": "pruned"},
+            {"run_dir": str(died), "state": "failed", "sentence": "the loss is not finite"},
+            {
+                "overrides": ["optimizer.lr=-1", "seed=7"],
+                "state": "refused",
+                "sentence": "optimizer.lr=-1: no",
+            },
+            {"state": "waiting"},
+            {"run_dir": str(tmp_path / "train" / "gone"), "state": "complete"},
+        ],
+    )
+    runs, waiting = collect([str(sweep)])
+    assert waiting == 1
+    assert [(run.job, run.state) for run in runs] == [
+        (0, "complete"),
+        (1, "pruned"),
+        (2, "failed"),
+        (5, "failed"),
+        (3, "failed"),
+    ]
+    assert runs[2].sentence == "the loss is not finite"
+    assert "is gone: the sweep's job 5 names it" in str(runs[3].sentence)
+    assert (runs[4].name, runs[4].seed, runs[4].sentence) == ("job 3", "7", "optimizer.lr=-1: no")
+    assert runs[4].command() == "python train.py optimizer.lr=-1 seed=7"
+    assert len(collect([str(tmp_path)])[0]) == 5  # the folder of both: no run twice
+
+
+def test_a_sweep_that_was_moved_with_its_runs_is_found_again(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "before", 0, 0.9)
+    write_sweep(tmp_path / "before", [{"run_dir": str(run)}])
+    (tmp_path / "before").rename(tmp_path / "after")
+    (found,), _ = collect([str(tmp_path / "after" / "sweeps")])
+    assert (found.state, found.metrics["test/accuracy"]) == ("complete", 0.9)
+
+
+def test_metrics_are_the_finite_numbers_and_no_counts(tmp_path: Path) -> None:
+    run = read_run(Place(write_run(tmp_path, 0, 0.25, tags=["a"], mfu=None, best="the last weights")))
+    assert run.metrics == {
+        "objective": 0.26,
+        "parameters": 1000,
+        "seconds": 2.0,
+        "test/accuracy": 0.25,
+        "test/loss": 0.75,
+        "val/accuracy": 0.26,
+    }
+
+
+def test_what_another_package_made_is_read_without_trusting_it(tmp_path: Path) -> None:
+    path = write_run(tmp_path, 0, 0.9)
+    config = path / "config.yaml"
+    config.write_text(config.read_text().replace("lathe.nets.MLP", "os.system"))
+    assert read_run(Place(path)).leaves["model.net._target_"] == "os.system"
+    config.write_text(config.read_text() + "tag: !!python/object/apply:os.system [true]\n")
+    told = read_run(Place(path))
+    assert told.state == "failed"
+    assert "which Lathe never writes" in str(told.sentence)
+
+
+def test_commands_repeat_what_was_typed(tmp_path: Path) -> None:
+    run = read_run(Place(write_run(tmp_path, 0, 0.9, ["data.folds=3", "data.fold=1"], seed=5)))
+    typed = run.command()
+    assert typed.startswith("python train.py model=mlp model.net.width=16 ")
+    assert typed.endswith(" data.folds=3 data.fold=1 seed=5")
+    many = run.command([5, 6], [0, 1, 2])
+    assert many.startswith("python train.py -m model=mlp ")
+    assert many.endswith(" data.folds=3 seed=5,6 data.fold=0,1,2")
+    compressed = write_run(tmp_path, 1, 0.9, environment={"command": ["scripts/compress.py"]})
+    (compressed / "overrides.yaml").write_text("- run=logs/latest\n- compression=prune\n")
+    assert read_run(Place(compressed)).command() == "python scripts/compress.py run=logs/latest compression=prune"
+
+
+@pytest.mark.parametrize(
+    ("named", "sentence"),
+    [
+        ("logs/trian", "runs=logs/trian: there is no such directory; did you mean train?"),
+        ("logs/empty", "runs=logs/empty is an empty folder: name one with run directories below it, such as"),
+        ("logs/file", "runs=logs/file is a file: name a run directory, or a folder of run directories."),
+        ("logs/other", '; "lightning_logs" in it is of another tool; name logs/<name>, or a sweep'),
+        ("logs/train/no*", "runs=logs/train/no*: there is no such directory; "),
+    ],
+)
+def test_what_holds_no_runs_is_refused(tmp_path: Path, named: str, sentence: str) -> None:
+    write_run(tmp_path / "logs", 0, 0.9)
+    (tmp_path / "logs" / "empty").mkdir()
+    (tmp_path / "logs" / "file").touch()
+    (tmp_path / "logs" / "other" / "lightning_logs" / "version_0").mkdir(parents=True)
+    with pytest.raises(UserError) as told:
+        collect([named])
+    assert sentence in str(told.value)
+    assert "\n" not in str(told.value)
+
+
+def test_runs_of_several_tasks_are_refused_unless_that_is_what_is_asked(tmp_path: Path) -> None:
+    write_run(tmp_path, 0, 0.9)
+    other = write_run(tmp_path, 1, 0.9)
+    text = (other / "config.yaml").read_text()
+    (other / "config.yaml").write_text(text.replace("ClassificationTask", "LanguageModellingTask"))
+    runs, _ = collect([str(tmp_path)])
+    expected = r"^runs: these are of 2 tasks \(ClassificationTask of 1, LanguageModellingTask of 1\), whose metrics"
+    with pytest.raises(UserError, match=expected):
+        check_tasks(runs, None)
+    check_tasks(runs, ["task._target_"])
+
+
+def test_a_job_file_that_is_torn_is_a_failed_job(tmp_path: Path) -> None:
+    sweep = write_sweep(tmp_path, [{"run_dir": str(write_run(tmp_path, 0, 0.9))}])
+    (sweep / "jobs" / "00001.json").write_text(json.dumps([1]))
+    runs, _ = collect([str(sweep)])
+    assert [run.state for run in runs] == ["complete", "failed"]
+    assert "00001.json can't be read as JSON." in str(runs[1].sentence)

@@ -1,0 +1,292 @@
+"""What differs between runs is found by itself, and groups of it are compared over equal seeds and folds."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.run_directories import write_run
+
+from lathe.errors import UserError
+from lathe.verbs.report.assemble import Report, assemble
+
+REQUEST: dict[str, Any] = {
+    "by": None,
+    "metric": None,
+    "baseline": None,
+    "direction": None,
+    "interval": "t",
+    "confidence": 0.95,
+    "seed": 0,
+}
+NARROW, WIDE = (0.80, 0.81, 0.82, 0.83, 0.84), (0.91, 0.90, 0.93, 0.95, 0.96)
+
+
+def report(folder: Path, **asked: Any) -> Report:
+    return assemble({"runs": str(folder), **REQUEST, **asked})
+
+
+def write(
+    folder: Path, words: Sequence[str], values: Sequence[float | None], seeds: Sequence[int], at: int = 0
+) -> None:
+    for number, (value, seed) in enumerate(zip(values, seeds, strict=True)):
+        write_run(folder, at + number, value, words, seed)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Five seeds of two widths."""
+    write(tmp_path, ["model.net.width=4"], NARROW, range(1, 6))
+    write(tmp_path, ["model.net.width=8"], WIDE, range(1, 6), at=10)
+    return tmp_path
+
+
+def labels(told: Report) -> list[str]:
+    return [group.label for group in told.groups]
+
+
+def test_five_seeds_of_two_widths(two: Path) -> None:
+    told = report(two)
+    assert (told.metrics, told.directions, told.factors) == (
+        ["test/accuracy"],
+        {"test/accuracy": "max"},
+        ["model.net.width"],
+    )
+    assert labels(told) == ["model.net.width=4", "model.net.width=8"]
+    narrow, wide = (group.summary("test/accuracy", told.how) for group in told.groups)
+    # 0.80 to 0.84: mean 0.82, variance 10 / 4 hundredths squared; t of 4 degrees is 2.776445
+    assert (narrow.n, narrow.mean, narrow.std) == (5, pytest.approx(0.82), pytest.approx(0.015811388))
+    assert narrow.interval == pytest.approx((0.82 - 0.0196324, 0.82 + 0.0196324), abs=1e-6)
+    assert wide.mean == pytest.approx(0.93)
+    assert [group.best("test/accuracy", "max") for group in told.groups] == [0.84, 0.96]
+    # Differences 0.11, 0.09, 0.11, 0.12, 0.12: mean 0.11, squares 0 + 4 + 0 + 1 + 1, variance 1.5e-4, error
+    # sqrt(3e-5) = 0.00547723, t = 20.0832 of 4 degrees
+    (pair,) = told.pairs["test/accuracy"]
+    assert (pair.a, pair.b, pair.told.n, pair.told.difference) == (1, 0, 5, pytest.approx(0.11))
+    assert pair.told.interval == pytest.approx((0.11 - 2.776445 * 0.00547723, 0.11 + 2.776445 * 0.00547723), abs=1e-6)
+    assert pair.told.p == pytest.approx(_p_of_4_degrees(0.11 / math.sqrt(3e-5)), rel=1e-6)
+    assert pair.says == "p = 3.6e-05: better than the baseline"
+    assert told.groups[1].command.endswith(" model.net.width=8 seed=1,2,3,4,5")
+    assert told.groups[1].command.startswith("python train.py -m model=mlp ")
+    assert told.marks == []
+
+
+def _p_of_4_degrees(t: float) -> float:
+    """Student's distribution of 4 degrees in closed form."""
+    x = t / math.sqrt(4 + t * t)
+    return 1 - x * (3 - x * x) / 2
+
+
+def test_of_a_metric_to_be_small_the_lower_is_better(two: Path) -> None:
+    told = report(two, metric="test/loss", baseline=8)
+    (pair,) = told.pairs["test/loss"]
+    assert (told.directions["test/loss"], pair.a, pair.b) == ("min", 0, 1)
+    assert pair.told.difference == pytest.approx(0.11)
+    assert pair.says.endswith("worse than the baseline")
+    assert told.groups[0].best("test/loss", "min") == pytest.approx(0.16)
+    assert (
+        report(two, metric="test/loss", direction="max").pairs["test/loss"][0].says.endswith("worse than the baseline")
+    )
+
+
+@pytest.mark.parametrize("asked", ["model.net.width=8", "width=8", "8", 8])
+def test_a_baseline_is_named_by_label_override_or_value(two: Path, asked: Any) -> None:
+    assert report(two, baseline=asked).baseline == 1
+
+
+def test_one_run_of_each_has_no_interval(tmp_path: Path) -> None:
+    write(tmp_path, ["model.net.width=4"], [0.8], [1])
+    write(tmp_path, ["model.net.width=8"], [0.9], [1], at=1)
+    told = report(tmp_path)
+    summary = told.groups[0].summary("test/accuracy", told.how)
+    assert (summary.interval, summary.why) == (None, "n = 1: no interval")
+    assert told.pairs["test/accuracy"][0].says == "n = 1: no interval, and no evidence of a difference"
+
+
+def test_two_seeds_are_told_to_be_few(tmp_path: Path) -> None:
+    write(tmp_path, ["model.net.width=4"], [0.80, 0.84], [1, 2])
+    write(tmp_path, ["model.net.width=8"], [0.81, 0.88], [1, 2], at=2)
+    # Differences 0.01 and 0.04: mean 0.025, error 0.015, t = 5 / 3 of 1 degree, p = 1 - 2 atan(5 / 3) / pi = 0.344
+    assert report(tmp_path).pairs["test/accuracy"][0].says == (
+        "2 pairs: the interval is wide; p = 0.34: no evidence of a difference"
+    )
+
+
+def test_groups_without_a_common_seed_are_not_paired(tmp_path: Path) -> None:
+    write(tmp_path, ["model.net.width=4"], [0.80, 0.84], [1, 2])
+    write(tmp_path, ["model.net.width=8"], [0.81, 0.88], [3, 4], at=2)
+    (pair,) = report(tmp_path).pairs["test/accuracy"]
+    assert (pair.told.n, pair.told.difference, pair.told.p) == (0, None, None)
+    assert pair.says == "no seed and fold in common: nothing to pair; run both with the same seeds"
+
+
+def test_only_equal_seeds_and_folds_are_paired(tmp_path: Path) -> None:
+    for at, (width, seed, fold, value) in enumerate(
+        [(4, 1, 0, 0.5), (4, 1, 1, 0.6), (4, 2, 0, 0.7), (8, 1, 0, 0.6), (8, 1, 1, 0.8), (8, 3, 0, 0.1)]
+    ):
+        write_run(tmp_path, at, value, [f"model.net.width={width}", "data.folds=2", f"data.fold={fold}"], seed)
+    told = report(tmp_path)
+    assert told.factors == ["model.net.width"]
+    (pair,) = told.pairs["test/accuracy"]
+    assert (pair.told.n, pair.told.difference) == (2, pytest.approx(0.15))
+    assert told.marks == ["Folds share most of their training data: intervals over them are too narrow."]
+
+
+def test_what_follows_another_key_is_no_factor_of_its_own(tmp_path: Path) -> None:
+    """optimizer.batch_size follows data.batch_size, data.seed the seed; paths and names are no experiment."""
+    write_run(tmp_path, 0, 0.8, ["data.batch_size=32", "tags=[a]"], seed=1)
+    write_run(tmp_path, 1, 0.8, ["data.batch_size=64", "name=train", "launch.timeout=5"], seed=2)
+    assert report(tmp_path).factors == ["data.batch_size"]
+
+
+def test_choices_of_groups_are_told_by_their_words(tmp_path: Path) -> None:
+    for at, words in enumerate(
+        (
+            ["model=mlp", "model.net.width=4"],
+            ["model=mlp", "model.net.width=8"],
+            ["model=deep_mlp", "model.net.width=8"],
+        )
+    ):
+        write_run(tmp_path, at, 0.8, words)
+    told = report(tmp_path)
+    assert told.factors == ["model", "model.net.width"]
+    assert labels(told) == [
+        "model=deep_mlp, model.net.width=8",
+        "model=mlp, model.net.width=4",
+        "model=mlp, model.net.width=8",
+    ]
+    assert told.groups[told.baseline].label == "model=mlp, model.net.width=8"
+
+
+def test_a_choice_that_was_not_typed_is_the_default(tmp_path: Path) -> None:
+    write_run(tmp_path, 0, 0.8)
+    write_run(tmp_path, 1, 0.8, ["compression=prune"])
+    assert labels(report(tmp_path)) == ["compression=none", "compression=prune"]
+
+
+def test_without_words_the_class_tells_configurations_apart(tmp_path: Path) -> None:
+    paths = [write_run(tmp_path, at, 0.8, [f"model={name}"]) for at, name in enumerate(("mlp", "deep_mlp"))]
+    for path in paths:
+        (path / "overrides.yaml").write_text("[]\n")
+    assert labels(report(tmp_path)) == ["model.net._target_=DeepMLP", "model.net._target_=MLP"]
+
+
+def test_a_key_that_only_some_runs_have_is_absent_in_the_others(tmp_path: Path) -> None:
+    write_run(tmp_path, 0, 0.8)
+    write_run(tmp_path, 1, 0.8, ["+optimizer.amsgrad=true", "optimizer=adamw"])
+    write_run(tmp_path, 2, 0.8, ["optimizer=adamw"])
+    told = report(tmp_path)
+    assert labels(told) == [
+        "optimizer=adamw, optimizer.amsgrad=absent",
+        "optimizer=adamw, optimizer.amsgrad=true",
+        "optimizer=sgd, optimizer.amsgrad=absent",
+    ]
+
+
+def test_a_key_of_a_later_version_is_no_difference_where_it_is_null(tmp_path: Path) -> None:
+    path = write_run(tmp_path, 0, 0.8, seed=1)
+    text = (path / "config.yaml").read_text()
+    assert "  layer_decay: null\n" in text
+    (path / "config.yaml").write_text(text.replace("  layer_decay: null\n", ""))
+    write_run(tmp_path, 1, 0.9, seed=2)
+    assert labels(report(tmp_path)) == ["all runs"]
+
+
+def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
+    at = 0
+    for width, rate, seed in [(w, r, s) for w in (4, 8) for r in (0.1, 0.2) for s in (1, 2)]:
+        words = [f"model.net.width={width}", f"optimizer.lr={rate}"]
+        write_run(tmp_path, at := at + 1, width / 10 + rate + seed / 1000 * width, words, seed)
+    told = report(tmp_path, by="model.net.width")
+    assert labels(told) == ["model.net.width=4", "model.net.width=8"]
+    assert told.groups[0].marks == ["mixes optimizer.lr (0.1, 0.2)"]
+    assert told.groups[0].summary("test/accuracy", told.how).n == 4
+    (pair,) = told.pairs["test/accuracy"]
+    assert (pair.told.n, pair.told.difference) == (4, pytest.approx(0.406))  # each beside its own learning rate
+    assert report(tmp_path, by=["optimizer.lr", "model.net.width"]).factors == ["optimizer.lr", "model.net.width"]
+
+
+def test_a_run_that_was_repeated_counts_once(tmp_path: Path) -> None:
+    write(tmp_path, [], [0.5, 0.6, 0.9], [1, 2, 1])
+    told = report(tmp_path)
+    (group,) = told.groups
+    assert sorted(group.values("test/accuracy").values()) == [0.6, 0.9]
+    assert group.label == "all runs"
+    (mark,) = group.marks
+    assert mark.endswith("is newer and of the same seed, and counts alone")
+
+
+def test_what_is_not_complete_is_told_with_its_group(tmp_path: Path) -> None:
+    write(tmp_path, [], [0.5, 0.6, None, None], [1, 2, 3, 4])
+    write_run(tmp_path, 9, 0.1, seed=5, pruned=10)
+    (group,) = report(tmp_path).groups
+    assert group.summary("test/accuracy", report(tmp_path).how).n == 2
+    assert group.marks == ["2 unfinished, not in the mean", "1 pruned, not in the mean"]
+
+
+def test_runs_of_other_code_data_and_machines_are_marked(tmp_path: Path) -> None:
+    write_run(tmp_path, 0, 0.8, seed=1)
+    write_run(tmp_path, 1, 0.8, seed=2, environment={"git_commit": "f" * 40, "cpu": "Another"})
+    write_run(tmp_path, 2, 0.8, seed=3, environment={"git_diff": "- a\n+ b", "packages": {"lathe": "0.2.0"}})
+    write_run(tmp_path, 3, 0.8, ["data.source.split_seed=3"], seed=3, devices=2)
+    assert report(tmp_path).marks == [
+        "The runs are of 3 states of the code (1234567: 2, fffffff: 1, 1234567 and changes: 1).",
+        "The runs are of 2 versions of lathe (0.1.0: 3, 0.2.0: 1).",
+        "The runs are of different data (data.source.split_seed): a difference may be theirs.",
+        "The runs are of 2 kinds of machines and of 1 and 2 devices: their seconds are no measure of each other.",
+    ]
+
+
+def test_runs_without_the_metric_and_with_one_that_is_not_finite_are_marked(tmp_path: Path) -> None:
+    write(tmp_path, [], [0.5, 0.6], [1, 2])
+    write_run(tmp_path, 5, 0.5, seed=3, **{"test/accuracy": None})
+    assert report(tmp_path).marks == [
+        "1 of 3 complete runs have a test/accuracy that is not finite: it is not in the mean."
+    ]
+    assert report(tmp_path, metric="val/accuracy").marks == []
+
+
+def test_the_metric_is_the_monitors_on_the_test_split(tmp_path: Path) -> None:
+    path = write_run(tmp_path, 0, 0.8, monitor="val/loss", **{"val/loss": 0.3})
+    assert report(tmp_path).metrics == ["test/loss"]
+    text = (path / "result.json").read_text()
+    (path / "result.json").write_text(text.replace("test/", "other/"))
+    assert report(tmp_path).metrics == ["val/loss"]
+    (path / "result.json").write_text('{"test_f1": 0.5, "val_f1": 0.6, "monitor": "val_f1"}')
+    assert report(tmp_path).metrics == ["test_f1"]
+    (path / "result.json").write_text('{"objective": 0.5, "monitor": "mine"}')
+    assert report(tmp_path).metrics == ["objective"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        ({"metric": "test/acuracy"}, "metric=test/acuracy: no run has measured it; did you mean test/accuracy?"),
+        ({"by": "model.net.widht"}, "by=model.net.widht: no run has this key; did you mean model.net.width?"),
+        (
+            {"by": "model.net.depth"},
+            "by=model.net.depth does not differ: all 10 runs have model.net.depth=1; what differs is model.net.width.",
+        ),
+        ({"baseline": 16}, "baseline=16: no group is called so or has it; the first of 2 is model.net.width=4."),
+        ({"baseline": "model=mlp"}, "baseline=model=mlp: no group is called so or has it; "),
+    ],
+)
+def test_what_is_not_there_is_told(two: Path, asked: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(UserError) as told:
+        report(two, **asked)
+    assert sentence in str(told.value)
+
+
+def test_a_baseline_that_several_groups_have_is_refused(tmp_path: Path) -> None:
+    for at, (width, rate) in enumerate([(4, 0.1), (4, 0.2), (8, 0.2)]):
+        write_run(tmp_path, at, 0.8, [f"model.net.width={width}", f"optimizer.lr={rate}"])
+    with pytest.raises(UserError, match=r"^baseline=width=4 is what 2 groups have \(model\.net\.width=4, optimizer"):
+        report(tmp_path, baseline="width=4")
+    assert report(tmp_path, baseline="width=4, lr=0.2").baseline == 1
+
+
+def test_runs_without_any_metric_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, [], [None], [1])
+    with pytest.raises(UserError, match=r"^runs: none of the 1 runs has a metric yet \(0 of them complete\): wait for"):
+        report(tmp_path)

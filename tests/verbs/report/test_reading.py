@@ -1,0 +1,101 @@
+"""Many configurations are read in parts that they share, and each is what it would be alone."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.run_directories import write_run
+from support.runs import ROOT
+
+from lathe.errors import UserError
+from lathe.trust.document import read_mapping, read_yaml
+
+
+def both(path: Path, known: dict[str, Any]) -> tuple[Any, Any]:
+    """What either way of reading gives: a value, or the sentence that refuses."""
+    found: list[Any] = []
+    for read in (lambda: read_yaml(path, "it"), lambda: read_mapping(path, "it", known)):
+        try:
+            found.append(read())
+        except UserError as error:
+            found.append(str(error))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "configs").glob("*.yaml")))
+def test_shipped_files_read_the_same(name: str) -> None:
+    alone, shared = both(ROOT / "configs" / name, {})
+    assert alone == shared
+
+
+def test_configurations_of_runs_share_what_is_equal(tmp_path: Path) -> None:
+    known: dict[str, Any] = {}
+    sizes = []
+    for at, width in enumerate((4, 8, 4)):
+        path = write_run(tmp_path, at, words=[f"model.net.width={width}"], seed=at) / "config.yaml"
+        alone, shared = both(path, known)
+        assert alone == shared
+        assert shared["model"]["net"]["width"] == width
+        sizes.append(len(known))
+    assert sizes[1] - sizes[0] == 4  # seed, data.seed, the directory and the width
+    assert sizes[2] - sizes[1] == 3
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "# nothing\n",
+        "a: 1\n",
+        "a: 1\nb:\n- 1\n- c: 2\nd:\n  e: f\n",
+        "a: 1\r\nb: 2\r\n",
+        "a: 1\n\n# why\nb: 2\n",
+        "---\na: 1\n",
+        "a: 1\n...\nb: 2\n",
+        "a: 1\n---\nb: 2\n",
+        "%YAML 1.1\n---\na: 1\n",
+        "a: 1\na: 2\n",
+        "a: 'x\n  y: z'\nb: 1\n",
+        "a: 'x\ny: z'\nb: 1\n",
+        'a: "x\nb: y"\nc: 1\n',
+        "a: |\n  b: 1\n\n  c: 2\nd: 3\n",
+        "a: x\n  y\nb: 1\n",
+        "a: &x 1\nb: *x\n",
+        "a: &x 1\nb: 2\n",
+        "a: !!python/name:os.system\nb: 1\n",
+        "a: ${oc.env:HOME}\n",
+        "<<: {b: 1}\n",
+        "a: 1\n<<: {b: 1}\n",
+        "{a: 1}\n{b: 2}\n",
+        "{a: 1,\nb: 2}\n",
+        "[a, b]\n",
+        "- a\n- b\n",
+        " a: 1\n b: 2\n",
+        " a: 1\nb: 2\n",
+        "a: 1\n b: 2\n",
+        "? a\n: 1\nb: 2\n",
+        "a:1\nb: 2\n",
+        "a: [1,\nb: 2\n",
+        "1: 2\n3: 4\n",
+        "true: 1\nyes: 2\n",
+        "a: 1\nb\n",
+        "word\n",
+        "\ufeffa: 1\nb: 2\n",
+        "a: 1e-3\nb: 0o7\nc: 1_000\nd: null\ne: ~\nf: .inf\n",
+        "a: " + "[" * 60 + "]" * 60 + "\nb: 1\n",
+    ],
+)
+def test_strange_files_read_the_same(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(text, encoding="utf-8", newline="")
+    known: dict[str, Any] = {}
+    for _ in range(2):  # also when its parts are known
+        alone, shared = both(path, known)
+        assert repr(alone) == repr(shared)
+
+
+def test_bytes_that_are_no_text_are_refused_alike(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(b"a: 1\nb: \xff\n")
+    alone, shared = both(path, {})
+    assert alone == shared == "it can't be read as a configuration."

@@ -1,0 +1,279 @@
+"""scripts/report.py as it is typed: what it prints, what it writes, and what it refuses."""
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from support.commands import check, run
+from support.run_directories import write_run, write_sweep
+from support.runs import ROOT, SMALL
+
+from lathe.verbs.report.assemble import assemble
+from lathe.verbs.report.latex import escaped, latex
+from lathe.verbs.report.markdown import markdown
+from lathe.verbs.report.screen import show
+from lathe.verbs.report.tables import number
+
+Cli = Callable[..., tuple[int, str]]
+TEXTS = "formats=[markdown,csv,latex]"
+
+
+def two_widths(folder: Path) -> None:
+    """Three seeds of two widths, and one that did not come to its end."""
+    for at, (width, seed, value) in enumerate(
+        [(4, 1, 0.80), (4, 2, 0.82), (4, 3, 0.84), (8, 1, 0.90), (8, 2, 0.91), (8, 3, 0.95)]
+    ):
+        write_run(folder, at, value, [f"model.net.width={width}"], seed)
+    write_run(folder, 9, None, ["model.net.width=8"], 4)
+
+
+def lines(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_the_command_prints_tables_and_writes_them(
+    cli: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    two_widths(tmp_path / "logs")
+    done = run("runs=logs/train", "baseline=width=4", TEXTS, cwd=tmp_path, script="scripts/report.py", COLUMNS="250")
+    printed = check(done).stdout
+    assert (
+        "7 runs (6 complete, 1 unfinished) in 2 groups over seeds and folds; intervals of 95 % by Student's t;"
+        in printed
+    )
+    assert "test/accuracy, higher is better" in printed
+    # 0.90, 0.91, 0.95: mean 0.92, squares 4 + 1 + 9 = 14, std sqrt(7) / 100; t of 2 degrees is 4.302653
+    assert re.search(r"^ *8 +3 +0\.9200 ± 0\.0265 +\[0\.8543, 0\.9857\] +0\.9500 ", printed, re.MULTILINE)
+    # Differences 0.10, 0.09, 0.11: mean 0.1, error 0.01 / sqrt(3), t = 17.32 of 2 degrees, p = 1 - t / sqrt(2 + t^2)
+    assert re.search(r" \+0\.1000 +\[0\.0752, 0\.1248\] +0\.0033 ", printed)
+    assert (
+        "model.net.width=8: n = 3: the interval is wide; 3 pairs: the interval is wide; p = 0.0033: better than"
+        in printed
+    )
+    assert "Not in the tables: unfinished: train/2026-11-23_00-00-09_a1b2c3" in printed
+    assert re.search(
+        r"model\.net\.width=8:  python train\.py -m model=mlp .* model\.net\.width=8 seed=1,2,3\n", printed
+    )
+    assert printed.endswith(
+        "Written: logs/train/report/report.md, logs/train/report/groups.csv, logs/train/report/runs.csv, "
+        "logs/train/report/report.tex\n"
+    )
+    first, second = lines(tmp_path / "logs/train/report/groups.csv")
+    assert (first["metric"], first["better"], first["model.net.width"], first["n"]) == (
+        "test/accuracy",
+        "max",
+        "4",
+        "3",
+    )
+    assert (first["mean"], first["difference"], first["pairs"]) == ("0.82", "", "")
+    assert float(second["difference"]) == pytest.approx(0.1)
+    assert float(second["p"]) == pytest.approx(0.0033, abs=5e-5)
+    assert second["command"].endswith(" seed=1,2,3")
+    runs = lines(tmp_path / "logs/train/report/runs.csv")
+    assert [row["state"] for row in runs] == ["complete"] * 6 + ["unfinished"]
+    assert (runs[0]["test/accuracy"], runs[0]["group"]) == ("0.8", "model.net.width=4")
+    page = (tmp_path / "logs/train/report/report.md").read_text()
+    assert page == markdown(report(tmp_path / "logs" / "train", title="logs/train", baseline="width=4"))
+    # Once more, with the report there: it is no run.
+    again = check(run("runs=logs/train", TEXTS, cwd=tmp_path, script="scripts/report.py"))
+    assert "7 runs" in again.stdout
+
+
+def report(folder: Path, title: str | None = None, **asked: object):
+    keys = ("by", "metric", "baseline", "direction")
+    usual = {**dict.fromkeys(keys), "interval": "t", "confidence": 0.95, "seed": 0}
+    told = assemble({"runs": str(folder), **usual, **asked})
+    return told if title is None else type(told)(**{**vars(told), "title": title})
+
+
+def test_the_words_of_a_row_make_its_runs_again(cli: Cli, tmp_path: Path) -> None:
+    """A real sweep, read end to end; then the command of a row, typed as it stands there."""
+    short = [*SMALL, "trainer.max_epochs=1", "trainer.limit_train_batches=5", "callbacks=none"]
+    code, errors = cli("-m", *short, "model.net.width=4,8", "seed=1,2")
+    assert code == 0, errors
+    code, errors = cli("runs=logs/train", "metric=[test/accuracy,test/loss]", TEXTS, script="scripts/report.py")
+    assert (code, errors) == (0, "")
+    results = {
+        tuple(re.findall(r"model\.net\.width=(\d)|seed=(\d)", (path / "overrides.yaml").read_text())): json.loads(
+            (path / "result.json").read_text()
+        )
+        for path in (tmp_path / "logs" / "train").iterdir()
+        if path.name != "report"
+    }
+    assert len(results) == 4
+    rows = lines(tmp_path / "logs/train/report/groups.csv")
+    assert [(row["metric"], row["model.net.width"], row["n"]) for row in rows] == [
+        ("test/accuracy", "4", "2"),
+        ("test/accuracy", "8", "2"),
+        ("test/loss", "4", "2"),
+        ("test/loss", "8", "2"),
+    ]
+    for row in rows:
+        own = [told[row["metric"]] for key, told in results.items() if (row["model.net.width"], "") in key]
+        assert float(row["mean"]) == pytest.approx(sum(own) / 2)
+        assert float(row["best"]) == (min if row["metric"] == "test/loss" else max)(own)
+        assert float(row["parameters"]) == {"4": 310, "8": 610}[row["model.net.width"]]
+    command = rows[1]["command"].split()
+    assert command[:3] == ["python", "train.py", "-m"]
+    code, errors = cli(*command[2:], "name=again")
+    assert code == 0, errors
+    again = [json.loads(path.read_text()) for path in (tmp_path / "logs" / "again").glob("*/result.json")]
+    before = [told for key, told in results.items() if ("8", "") in key]
+    assert sorted(told["test/loss"] for told in again) == sorted(told["test/loss"] for told in before)
+
+
+def test_markdown_and_latex_survive_what_strangers_call_things(tmp_path: Path) -> None:
+    """A data folder with all that either language reads as its own, and an escape sequence of a terminal."""
+    for at, folder in enumerate(("plain", "a_b|c&d%$#{}~^<script>`x`\\input{x}\x1b[31m\nnext")):
+        path = write_run(tmp_path, at, 0.8)
+        words = json.dumps(f"data.source.folder={folder}")
+        (path / "overrides.yaml").write_text(f"- {words}\n")
+        text = (path / "config.yaml").read_text()
+        (path / "config.yaml").write_text(text.replace("  source:\n", f"  source:\n    folder: {json.dumps(folder)}\n"))
+    told = report(tmp_path)
+    assert told.factors == ["data.source.folder"]
+    page, tex = markdown(told), latex(told)
+    console = Console(file=io.StringIO(), width=200)
+    show(told, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    for text in (page, tex, printed):
+        assert "\x1b" not in text
+        assert "\nnext" not in text
+    (row,) = [line for line in page.splitlines() if line.startswith("| ") and "script" in line]
+    assert len(re.findall(r"(?<!\\)\|", row)) == page.count("| ---") + 1
+    assert "\\<script\\>" in row
+    body = [line for line in tex.splitlines() if "script" in line and not line.lstrip().startswith("%")]
+    assert len(body) == 1
+    assert r"a\_b|c\&d\%\$\#\{\}\textasciitilde{}\textasciicircum{}\textless{}script\textgreater{}" in body[0]
+    assert r"\textbackslash{}input\{x\}" in body[0]
+
+
+def test_latex_is_a_table_of_booktabs(tmp_path: Path) -> None:
+    two_widths(tmp_path)
+    tex = latex(report(tmp_path, metric=["test/accuracy", "test/loss"]))
+    assert tex.count(r"\begin{table}") == tex.count(r"\end{table}") == 2
+    for rule in (r"\toprule", r"\midrule", r"\bottomrule"):
+        assert tex.count(rule) == 2
+    columns = re.search(r"\\begin\{tabular\}\{(l+)(r+)\}", tex)
+    assert columns is not None
+    header = next(line for line in tex.splitlines() if "mean" in line and line.endswith(r"\\"))
+    assert header.count("&") == len(columns[1] + columns[2]) - 1
+    assert r"0.8200 $\pm$ 0.0200" in tex
+    assert "{[0.7703, 0.8697]}" in tex
+    assert r"\caption{test/loss, lower is better}" in tex
+    assert len(re.findall(r"^    % python train\.py -m .*seed=1,2,3$", tex, flags=re.MULTILINE)) == 4
+    assert escaped("50 % of x_1 ± 2") == r"50 \% of x\_1 $\pm$ 2"
+
+
+def test_numbers_read_well() -> None:
+    shown = [number(value) for value in (None, 0.0, 3.0, 0.91234, 0.00012345, 1234567.5, -0.5, 12.3456)]
+    assert shown == ["", "0", "3", "0.9123", "0.000123", "1,234,568", "-0.5000", "12.3456"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["runs=logs/none"], "runs=logs/none: there is no such directory; name a run directory, logs/<name> or a"),
+        (
+            ["runs=logs/train", "metric=test/acc"],
+            "metric=test/acc: no run has measured it; did you mean test/accuracy?",
+        ),
+        (["runs=logs/train", "by=model.net.depth"], "by=model.net.depth does not differ: all 7 runs have"),
+        (["runs=logs/train", "baseline=width=5"], "baseline=width=5: no group is called so or has it; "),
+        (["runs=logs/train", "confidence=1"], "confidence=1: expected a number above 0 and below 1, got"),
+        (["runs=logs/train", "interval=normal"], "interval=normal: expected t or bootstrap, got a word"),
+        (["runs=logs/train", "formats=[pdf]"], "formats=['pdf']: expected a list (each markdown, csv, latex or html)"),
+        (["runs=logs/train", "output=logs/file"], "output=logs/file is a file: name a folder."),
+        (["runs=logs/train", "output=logs/train/2026-11-23_00-00-00_a1b2c3/x"], "lies in the run directory "),
+        (
+            ["runs=logs/train,logs/other"],
+            "runs=logs/train,logs/other has several values: add -m for a sweep, or write [...] for a list.",
+        ),
+        ([], "runs: a value has to be given, runs=...; --help runs says what it takes."),
+    ],
+)
+def test_a_mistake_costs_one_line_and_leaves_nothing(cli: Cli, tmp_path: Path, words: list[str], sentence: str) -> None:
+    two_widths(tmp_path / "logs")
+    (tmp_path / "logs" / "file").touch()
+    before = sorted(tmp_path.rglob("*"))
+    code, errors = (
+        cli(*words, TEXTS, script="scripts/report.py")
+        if "formats" not in str(words)
+        else cli(*words, script="scripts/report.py")
+    )
+    assert code == 1
+    assert errors.startswith("Error: ")
+    assert sentence in errors
+    assert errors.count("\n") == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_without_scipy_one_sentence_says_what_to_install(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two_widths(tmp_path / "logs")
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    expected = "Error: scipy can't be imported: pip install -e '.[report]'.\n"
+    assert cli("runs=logs/train", TEXTS, script="scripts/report.py") == (1, expected)
+    assert not (tmp_path / "logs" / "train" / "report").exists()
+
+
+def test_the_page_is_written_beside_the_tables(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    two_widths(tmp_path / "logs")
+    code, errors = cli("runs=logs/train", "output=out", script="scripts/report.py")
+    assert (code, errors) == (0, "")
+    names = ["groups.csv", "report.html", "report.md", "report.tex", "runs.csv"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == names
+    assert "<title>logs/train" in (tmp_path / "out" / "report.html").read_text()
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    expected = "Error: plotly can't be imported: pip install -e '.[report]'.\n"
+    assert cli("runs=logs/train", "output=other", script="scripts/report.py") == (1, expected)
+    assert not (tmp_path / "other").exists()
+    assert cli("runs=logs/train", "output=other", TEXTS, script="scripts/report.py") == (0, "")
+
+
+def test_a_report_imports_no_torch() -> None:
+    words = "import sys, lathe.verbs.report as r; r.report; late = {'torch', 'lightning', 'scipy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", f"{words}; assert not late, late"], cwd=ROOT, check=True)
+
+
+def test_many_groups_are_cut_on_the_screen_and_whole_in_files(tmp_path: Path) -> None:
+    for at in range(40):
+        write_run(tmp_path, at, 0.5 + at / 100, [f"optimizer.lr={(at + 1) / 100}"])
+    told = report(tmp_path)
+    console = Console(file=io.StringIO(), width=200)
+    show(told, console)
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "The best 30 of 40 rows; the files have all." in printed
+    assert "0.8900" in printed
+    assert "0.5500" not in printed
+    assert "0.5500" in markdown(told)
+
+
+def test_a_sweep_with_jobs_that_left_nothing(cli: Cli, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    done = write_run(tmp_path / "logs", 0, 0.9, ["optimizer.lr=0.1"])
+    jobs = [
+        {"run_dir": str(done), "overrides": ["optimizer.lr=0.1"]},
+        {
+            "overrides": ["optimizer.lr=-1"],
+            "state": "refused",
+            "sentence": "optimizer.lr=-1: expected a number from 0.",
+        },
+        {"state": "waiting"},
+    ]
+    sweep = write_sweep(tmp_path / "logs", jobs)
+    code, errors = cli(f"runs={sweep}", TEXTS, script="scripts/report.py")
+    assert (code, errors) == (0, "")
+    page = (sweep / "report" / "report.md").read_text()
+    assert "2 runs (1 complete, 1 failed) in one group" in page
+    assert "- failed: job 1: optimizer.lr=-1: expected a number from 0." in page
+    assert "- 1 jobs of the sweep have not begun" in page

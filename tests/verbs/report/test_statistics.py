@@ -1,0 +1,76 @@
+"""Means, intervals and paired tests against numbers worked out by hand and against textbooks' tables."""
+
+import math
+
+import pytest
+
+from lathe.verbs.report.statistics import Interval, compare, summarise
+
+T_975 = {1: 12.706205, 2: 4.302653, 4: 2.776445, 9: 2.262157}  # Student's t, two-sided 5 %, as tables print it
+HOW = Interval()
+
+
+def test_the_interval_is_students() -> None:
+    # 1, 2, 3, 4, 5: mean 3, squares 4 + 1 + 0 + 1 + 4 = 10, variance 10 / 4, standard error sqrt(2.5 / 5)
+    told = summarise([1, 2, 3, 4, 5], HOW)
+    assert (told.n, told.mean, told.why) == (5, 3, None)
+    assert told.std == pytest.approx(1.5811388)
+    half = T_975[4] * math.sqrt(0.5)
+    assert told.interval == pytest.approx((3 - half, 3 + half), abs=1e-6)
+
+
+@pytest.mark.parametrize("n", [2, 3, 10])
+def test_the_quantile_is_that_of_n_less_one(n: int) -> None:
+    values = [0.0] * (n - 1) + [float(n)]  # mean 1, squares (n - 1) + (n - 1)^2 = n (n - 1), variance n, error 1
+    told = summarise(values, HOW)
+    assert told.interval == pytest.approx((1 - T_975[n - 1], 1 + T_975[n - 1]), abs=1e-5)
+    assert told.why == (f"n = {n}: the interval is wide" if n < 5 else None)
+
+
+def test_another_share_has_another_quantile() -> None:
+    assert summarise([0.0, 2.0], Interval(share=0.5)).interval == pytest.approx((0.0, 2.0))  # t of 75 %, 1 degree: 1
+
+
+def test_what_has_no_interval_says_why() -> None:
+    assert (summarise([], HOW).mean, summarise([], HOW).why) == (None, "no complete run")
+    one = summarise([0.9], HOW)
+    assert (one.mean, one.std, one.interval, one.why) == (0.9, None, None, "n = 1: no interval")
+    same = summarise([0.1 + 0.2, 0.3, 0.3], HOW)
+    assert (same.std, same.interval, same.why) == (0.0, None, "all 3 values are equal: no interval")
+
+
+def test_a_bootstrap_is_of_percentiles_and_repeats() -> None:
+    """Resampled means of two values are 0, 1/2 and 1 with 1/4, 1/2 and 1/4 of the draws; of eight zeros and eight ones
+    they are binomial: mean 1/2, deviation 1/8, so 95 % lie within about 1.96 / 8."""
+    assert summarise([0.0, 1.0], Interval("bootstrap")).interval == (0.0, 1.0)
+    told = summarise([0.0, 1.0] * 8, Interval("bootstrap"))
+    assert told.interval == (0.25, 0.75)
+    many = [math.sin(number) for number in range(30)]
+    assert summarise(many, Interval("bootstrap", seed=1)) == summarise(many, Interval("bootstrap", seed=1))
+    assert summarise(many, Interval("bootstrap", seed=1)) != summarise(many, Interval("bootstrap", seed=2))
+    few = summarise([1.0, 2.0, 4.0], Interval("bootstrap"))
+    assert few.why == "n = 3: the interval is narrower than it should be"
+
+
+def test_pairs_are_compared_by_their_differences() -> None:
+    # Differences 1, 2, 3: mean 2, variance 1, error 1 / sqrt(3), t = 3.4641 of 2 degrees. There the distribution is
+    # known in closed form: p = 1 - t / sqrt(2 + t^2).
+    told = compare([11, 22, 33], [10, 20, 30], HOW)
+    t = 2 * math.sqrt(3)
+    assert told.p == pytest.approx(1 - t / math.sqrt(2 + t * t), abs=1e-12)
+    assert told.p == pytest.approx(0.0741799, abs=1e-6)
+    half = T_975[2] / math.sqrt(3)
+    assert told.interval == pytest.approx((2 - half, 2 + half), abs=1e-6)
+    assert compare([10, 20, 30], [11, 22, 33], HOW).difference == -2
+
+
+def test_two_pairs_follow_cauchy() -> None:
+    # Differences 1 and 3: mean 2, error 1, t = 2 of 1 degree: p = 1 - 2 atan(t) / pi.
+    assert compare([1, 3], [0, 0], HOW).p == pytest.approx(1 - 2 * math.atan(2) / math.pi)
+
+
+def test_without_spread_there_is_no_p() -> None:
+    assert compare([0.3, 0.4], [0.1, 0.2], HOW).p is None
+    one = compare([1.0], [0.5], HOW)
+    assert (one.n, one.difference, one.interval, one.p) == (1, 0.5, None, None)
+    assert compare([], [], HOW).difference is None
