@@ -38,8 +38,14 @@ def new_run(log_dir: Path, *overrides: str) -> dict[str, Any]:
 
 
 def runs(log_dir: Path) -> list[Path]:
-    """All run directories below `log_dir`, oldest first."""
-    return sorted(path.parent for path in log_dir.glob("*/*/config.yaml") if not path.parent.is_symlink())
+    """All run directories below `log_dir`, oldest first, also of those that began in the same second."""
+
+    def began(path: Path) -> tuple[str, int, str]:
+        facts = path / "environment.json"
+        return path.name[:19], facts.stat().st_mtime_ns if facts.exists() else 0, path.name
+
+    found = [path.parent for path in log_dir.glob("*/*/config.yaml") if not path.parent.is_symlink()]
+    return sorted(found, key=began)
 
 
 def weights(run_dir: Path, name: str = "last") -> dict[str, torch.Tensor]:
