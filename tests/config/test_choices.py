@@ -29,6 +29,10 @@ NO_KEYS = [
 ]  # of training
 FORMATS = sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml"))
 OWN = ("model=lightning", "task=lightning", "optimizer=none")  # a LightningModule has these for itself
+NEEDS = {  # values that have no default
+    "sweep=optuna": ["sweep.space={optimizer.lr: [0.1]}"],
+    "sweep=ablation": ["sweep.remove=[test]"],
+}
 VERBS = {
     "evaluate": [],
     "receipt": [],
@@ -54,6 +58,8 @@ OTHERS = {
 def chosen(choice: str) -> dict[str, Any]:
     """The configuration of a choice, with what it goes with."""
     group, name = choice.split("=")
+    if choice in NEEDS:
+        return config(choice, *NEEDS[choice])
     if choice in OWN:
         return config("model=lightning", "model.net={_target_: support.own_lightning.LitNet}")
     words = "vocab_size" in (CONFIGS / group / f"{name}.yaml").read_text()

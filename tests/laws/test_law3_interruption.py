@@ -216,5 +216,6 @@ def test_sigterm_ends_the_sweep_and_not_one_job_of_it(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 128 + signal.SIGTERM
-    assert f"resume={found[0]}" in errors
+    assert "Error: stopped by SIGTERM; the same command takes the sweep up again" in errors
     assert runs(log_dir) == found
+    assert (found[0] / "checkpoints" / "last.ckpt").exists()

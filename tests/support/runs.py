@@ -33,6 +33,7 @@ def config(*overrides: str, name: str = "train") -> dict[str, Any]:
 def new_run(log_dir: Path, *overrides: str) -> dict[str, Any]:
     """A configuration with a fresh run directory below `log_dir`."""
     cfg = config(*overrides, f"paths.log_dir={log_dir}")
+    del cfg["sweep"]  # no part of a run
     rundir.create(log_dir, cfg, list(overrides))
     return cfg
 

@@ -16,6 +16,7 @@ from lathe.callbacks.progress import Progress
 from lathe.callbacks.resume import ExactResume
 from lathe.callbacks.samples import Samples
 from lathe.callbacks.throughput import Throughput
+from lathe.callbacks.trial import TrialReport
 from lathe.config.faces import lazily
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ __all__ = [
     "Samples",
     "Throughput",
     "TorchProfiler",
+    "TrialReport",
     "WeightOnly",
     "compressions",
     "numbers",

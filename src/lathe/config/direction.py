@@ -36,7 +36,7 @@ def check_direction(cfg: Mapping[str, Any], sweeper: Mapping[str, Any], typed: S
         asked = getattr(asked, "name", asked)  # Optuna's is an enumeration
         if asked not in (low, high) or isinstance(asked, bool) != isinstance(low, bool) or key in map(key_of, typed):
             continue
-        name, minimised = _objective(cfg)
+        name, minimised = objective_of(cfg)
         if name is None:
             continue
         if minimised is None:
@@ -67,7 +67,7 @@ def _word(value: Any) -> str:
     return str(value).lower()
 
 
-def _objective(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
+def objective_of(cfg: Mapping[str, Any]) -> tuple[str | None, bool | None]:
     """The name of what a job returns, and whether lower is better; None where nothing says so."""
     from hydra.utils import get_object
 

@@ -14,7 +14,7 @@ from lathe.config.words import earlier, key_of
 from lathe.errors import require
 from lathe.runs import rundir
 
-FREE_ON_RESUME = ("resume", "launch", "hydra", "trusted")
+FREE_ON_RESUME = ("resume", "launch", "hydra", "sweep", "trusted")
 FOLDERS = ("data.folder", "data.source.folder")
 ENDS = ("max_epochs", "max_steps", "max_time")
 

@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from lathe.launch.devices import count_processes
 from lathe.launch.found import find_run
 from lathe.launch.nodes import Nodes, arriving, read_nodes
 from lathe.launch.outer import Outer, detect_outer
+from lathe.launch.sweep import job_of
 from lathe.launch.telling import one_sentence, tell, tell_older_names
 from lathe.runs import rundir
 
@@ -59,6 +61,7 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
     # What a run that is continued or joined is made of, it says itself.
     alone = typed.get("resume") is not None or (around is not None and around.rank != 0)
     check_typed(cfg, typed, None if alone else check_together(around))
+    place = job_of(cfg)
     for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
         cfg.paths[key] = os.path.abspath(cfg.paths[key])
     typed = resolve(cfg)  # with what follows them
@@ -66,6 +69,8 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
     nodes = read_nodes(typed["launch"], around)
     outer = None if nodes.several else around  # srun's task on each node is that node's agent
     _check_sweep(outer, nodes)
+    if place is not None and typed["resume"] is None:
+        nodes = replace(nodes, launch_id=place.launch_id)
     if outer is not None and outer.rank != 0:
         with outer:
             received = outer.receive(typed)
@@ -89,12 +94,16 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
             if run is not None and complete and not owes_receipt(run, resolved):
                 print(f"{run.path} is complete; raise {end_of(run)} to train it further.")
                 return run.result.get("objective"), str(run.path)
+            if place is not None and run is not None:
+                place.found(run.path)
             fresh = run is None
             if run is None:
                 resolved = pinned(resolved)
                 resolved["resume"] = None
-                words = [item for item in typed_words() if key_of(item) != "resume"]
+                words = [item for item in typed_words() if key_of(item).split(".")[0] not in ("resume", "sweep")]
                 run = rundir.create(log_dir, resolved, words, outer.launch_id if outer else nodes.launch_id)
+                if place is not None:
+                    place.found(run.path)
             held.enter_context(run.locked(shared=nodes.several))
         if complete:
             print(f"{run.path} is complete but for its receipt, which is measured now.")
@@ -102,6 +111,8 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
             return run.result.get("objective"), str(run.path)
         try:
             reopened = run.reopened(resolved) if not fresh and (run.complete or not nodes.several) else nullcontext()
+            if place is not None:  # for what a run reports to its search; no part of its configuration
+                resolved = {**resolved, "sweep": {"folder": str(place.folder), "job": place.number}}
             with outer or nullcontext(), reopened:
                 if outer is not None:
                     outer.send(resolved)
@@ -149,6 +160,8 @@ def _check_sweep(outer: Outer | None, nodes: Nodes) -> None:
         "launch=slurm submits the jobs of a sweep: add -m (python train.py -m launch=slurm ...), or use "
         "scripts/slurm/train.sbatch for a single run.",
     )
+    own = next((word for word in typed_words() if key_of(word).split(".")[0] == "sweep"), None)
+    require(sweep or own is None, f"{own} is for a sweep: add -m (python train.py -m {own} ...).")
     if not sweep or submitted:
         return
     require(

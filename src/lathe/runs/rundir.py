@@ -28,12 +28,12 @@ from lathe.trust.document import read_mapping, read_yaml
 GROUPS = ("paths", *PARTS)
 # What stands in a run directory, besides what loggers make: nobody else may write there.
 _OWN = (
-    "config.yaml overrides.yaml environment.json metrics.csv run.log result.json receipt.json receipt.md .lock "
-    "checkpoints exports"
+    "config.yaml overrides.yaml environment.json metrics.csv run.log output.log result.json receipt.json receipt.md "
+    ".lock checkpoints exports"
 )
 OWN_FILES = tuple(_OWN.split())
 # What may differ between a run and its continuation without making it another experiment.
-NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "trusted", "tags", "data.class_names")
+NOT_THE_EXPERIMENT = ("resume", "launch", "paths", "hydra", "sweep", "trusted", "tags", "data.class_names")
 
 
 class RunDir:

@@ -21,6 +21,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from lathe.callbacks import (
     Compression,
     Preemption,
+    TrialReport,
     skip_empty_hooks,
 )
 from lathe.compression.structure import apply_structure
@@ -36,6 +37,7 @@ from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
 from lathe.runs.reported import check_names, not_reported
+from lathe.runs.study import trial_of
 from lathe.runs.trainer import found_device, make_trainer, quiet, widen
 from lathe.strategies import compile_net
 from lathe.tasks import Task
@@ -55,12 +57,12 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
         Stopped: a signal ended the run, which can be resumed.
     """
     quiet()
-    run = rundir.RunDir(cfg["paths"]["run_dir"])
+    run, place = rundir.RunDir(cfg["paths"]["run_dir"]), cfg.pop("sweep", None)
     with ended_on_error(run.path), run_log(run.path, flatten(cfg)):
-        return _train(cfg, run)
+        return _train(cfg, run, place)
 
 
-def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
+def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None) -> dict[str, Any]:
     began, fresh = time.monotonic(), not run.begun
     seed_everything(cfg["seed"], workers=True, verbose=False)
     datamodule = make_data(cfg)
@@ -72,7 +74,9 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     first_step = state["global_step"] if state else 0
     loggers = make_loggers(cfg, run.path, first_step)
     start = Start(run, cfg, first_step, task.monitor or cfg["callbacks"].get("checkpoint", {}).get("monitor"))
-    callbacks = [*make_callbacks(cfg, task), start]  # the last: every other part has had its chance to refuse
+    report = trial_report(cfg, task, place)
+    # start is the last: every other part has had its chance to refuse
+    callbacks = [*make_callbacks(cfg, task), *([report] if report else []), start]
     start.given = callbacks
     task.check_run(cfg)
     check_loaders(cfg, datamodule)
@@ -105,9 +109,12 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
         tell_lightnings(error, start.begun)
         raise
     start.on_train_start(trainer, task.driven)  # a run of no steps
+    pruned = {} if report is None or report.pruned is None else {"pruned": report.pruned}
+    if pruned:  # what is left out of the race is not looked at again
+        cfg = {**cfg, "test": False}
     try:
         with interruptible(run, start):
-            result = finish(cfg, run, trainer, task, datamodule, callbacks)
+            result = finish(cfg, run, trainer, task, datamodule, callbacks) | pruned
     except SIGTERMException as error:  # Lightning's own, between two batches of the test
         raise Stopped("SIGTERM", str(run.path)) from error
     result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
@@ -119,9 +126,24 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir) -> dict[str, Any]:
     if trainer.is_global_zero:
         run.finish(result)
         summary.show(result, run, cfg)
-        if any(isinstance(callback, Compression) for callback in callbacks) and cfg["compression"]["receipt"] != "none":
+        small = any(isinstance(callback, Compression) for callback in callbacks)
+        if small and not pruned and cfg["compression"]["receipt"] != "none":
             write_receipt(run, cfg)
     return result
+
+
+def trial_report(cfg: dict[str, Any], task: Task, place: dict[str, Any] | None) -> TrialReport | None:
+    """What reports the validations of a search's run, whose `place` is the sweep's folder and the job's number; None
+    for other runs.
+    """
+    if place is None or place.get("job") is None:
+        return None
+    trial = trial_of(Path(place["folder"]), place["job"])
+    monitor = cfg["objective"] or cfg["callbacks"].get("checkpoint", {}).get("monitor")
+    monitor = task.monitor if monitor in (None, "auto") else monitor
+    if trial is None or monitor is None:
+        return None
+    return TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)
 
 
 def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:

@@ -1,0 +1,39 @@
+"""Hydra finds plug-ins in this package alone: `hydra/sweeper=lathe`, which is what -m of train.py goes through. Every
+command of an environment imports this file, so it imports nothing else before there is a sweep.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+
+class LatheSweeper(Sweeper):
+    """The jobs of a sweep, each in a process of its own: see lathe.launch.sweep.
+
+    Args:
+        params: values by key, beside those that are typed, as Hydra's own sweeper takes them: {seed: "1,2,3"}.
+    """
+
+    def __init__(self, params: dict[str, Any] | None = None) -> None:
+        super().__init__()
+        self.params = dict(params or {})
+
+    def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
+        self.hydra_context, self.task_function, self.config = hydra_context, task_function, config
+
+    def sweep(self, arguments: list[str]) -> Sequence[Any]:
+        from lathe.launch.sweep import Context, run_sweep
+
+        return run_sweep(Context(self.hydra_context, self.task_function, self.config), self.params, arguments)
+
+
+ConfigStore.instance().store(
+    group="hydra/sweeper",
+    name="lathe",
+    node={"_target_": "hydra_plugins.lathe_sweeper.LatheSweeper", "params": None},
+    provider="lathe",
+)

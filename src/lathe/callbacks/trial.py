@@ -1,0 +1,40 @@
+"""A run that is one of a search's: each validation is reported, and a run that falls behind ends early."""
+
+from typing import Any
+
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
+
+
+class TrialReport(Callback):
+    """Reports what `monitor` says to `trial`, a trial of Optuna's (None in all processes but the first), after each
+    validation, under the number of validations so far; where the study's pruner says so, all processes stop training.
+    `pruned` is then the optimizer step.
+    """
+
+    def __init__(self, trial: Any, monitor: str) -> None:
+        self.trial, self.monitor = trial, monitor
+        self.pruned: int | None = None
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or trainer.state.fn != TrainerFn.FITTING:
+            return
+        value = trainer.callback_metrics.get(self.monitor)
+        stop = self.trial is not None and value is not None and self._behind(trainer, float(value))
+        if trainer.strategy.broadcast(stop):
+            self.pruned, trainer.should_stop = trainer.global_step, True
+
+    def _behind(self, trainer: Trainer, value: float) -> bool:
+        step = validations(trainer)
+        if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:  # a continued run's
+            self.trial.report(value, step)
+        return bool(self.trial.should_prune())
+
+
+def validations(trainer: Trainer) -> int:
+    """How many validations there were, this one included; the same after a resume."""
+    every = trainer.val_check_batch
+    if isinstance(every, int) and every < trainer.num_training_batches:
+        return round((trainer.fit_loop.total_batch_idx + 1) / every)
+    return (trainer.current_epoch + 1) // (trainer.check_val_every_n_epoch or 1)

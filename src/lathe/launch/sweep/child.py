@@ -1,0 +1,92 @@
+"""A job's own process: forked from the sweep's, which has imported what a run needs and done nothing else. So nothing
+of one job reaches another, as if each had been typed alone, and the imports are paid once.
+"""
+
+import atexit
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lathe.errors import UserError
+from lathe.files import write_atomically
+from lathe.launch.telling import sentence_for, tell
+
+SIGNALS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGCHLD") if hasattr(signal, name)
+)
+
+
+def fork(work: Callable[[], Any], log: Path, outcome: Path, variables: Mapping[str, str], threads: int | None) -> int:
+    """Runs `work` in a process of its own, whose output goes to the end of `log`, and returns the process's id. What
+    came of it stands in `outcome` as JSON: its number as `objective`, or the sentence that says why there is none.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.setpgid(pid, pid)  # both do, as either may come first
+        return pid
+    code = 1
+    try:
+        _alone(parent, log)
+        os.environ.update(variables)
+        if threads is not None:
+            import torch
+
+            torch.set_num_threads(threads)
+        code = _told(work, outcome)
+        _ended()
+    except BaseException:  # there is nobody above that might see it
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _alone(parent: int, log: Path) -> None:
+    """Takes this process out of its parent's hands: its group, its signals, its terminal. It dies with its parent."""
+    os.setpgid(0, 0)
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os._exit(1)
+    for number in SIGNALS:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+
+
+def _told(work: Callable[[], Any], outcome: Path) -> int:
+    """Runs `work`, writes down what came of it, and returns the exit code."""
+    try:
+        value = work()
+    except SystemExit as error:  # a signal has stopped it, which is no outcome
+        return error.code if isinstance(error.code, int) else 1
+    except Exception as error:
+        tell(error)
+        said = sentence_for(error)
+        mistake = isinstance(error, UserError)
+        words = said or f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        write_atomically(outcome, json.dumps({"sentence": words, "mistake": mistake}))
+        return 1
+    good = isinstance(value, (int, float)) and not isinstance(value, bool)
+    write_atomically(outcome, json.dumps({"objective": float(value) if good else None}))
+    return 0
+
+
+def _ended() -> None:
+    """What a process of Python does at its end, but for letting go of what belongs to its parent."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()

@@ -1,0 +1,114 @@
+"""Jobs in slots of this machine, until none is left or a signal ends the sweep."""
+
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import IO, Any, Protocol
+
+from lathe.launch.sweep.context import Context, SweepStopped
+from lathe.launch.sweep.devices import Slot
+from lathe.launch.sweep.jobs import Jobs
+from lathe.launch.sweep.place import ENDED, Job, SweepDir
+from lathe.launch.sweep.screen import Screen
+
+SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
+POLL = 0.02  # seconds between two looks at the processes
+
+
+class Source(Protocol):
+    """Where jobs come from: a list, or a search."""
+
+    total: int | None
+    again: bool  # whether a job that failed under an earlier command is tried again
+
+    def more(self, folder: SweepDir) -> Job | None:
+        """Another job, or None if there is none now."""
+
+    def told(self, job: Job) -> None:
+        """Takes in how a job has ended."""
+
+
+class _Sweep:
+    def __init__(self, folder: SweepDir, source: Source, retries: int) -> None:
+        self.folder, self.source, self.retries = folder, source, retries
+        self.jobs = {job.number: job for job in folder.jobs()}
+        self.tried: dict[int, int] = {}  # by this command
+
+    def next(self) -> tuple[Job, IO[str]] | None:
+        """A job that is to be run and that no other process has, claimed for this one."""
+        for number in sorted(self.jobs):
+            if self._open(self.jobs[number]) and (claim := self.folder.claim(number)) is not None:
+                job = self.jobs[number] = self.folder.job(number)  # another process may have brought it to its end
+                if self._open(job):
+                    self.tried[number] = self.tried.get(number, 0) + 1
+                    return job, claim
+                claim.close()
+        job_or_none = self.source.more(self.folder)
+        if job_or_none is None:
+            return None
+        self.jobs[job_or_none.number] = job_or_none
+        return self.next()
+
+    @property
+    def done(self) -> int:
+        """How many jobs have come to their end."""
+        return sum(job.state in ENDED for job in self.jobs.values())
+
+    def _open(self, job: Job) -> bool:
+        tried = self.tried.get(job.number, 0)
+        if job.state == "failed":
+            return tried <= self.retries if tried else self.source.again
+        return job.state not in ENDED
+
+
+def run_here(
+    context: Context, folder: SweepDir, source: Source, slots: Sequence[Slot], options: dict[str, Any]
+) -> None:
+    """Runs jobs until none is left. A first signal lets them write their checkpoints, a second ends them at once.
+
+    Raises:
+        SweepStopped: a signal ended the sweep.
+    """
+    import_module("lathe.verbs.train")  # what every job would import is there before the first of them is forked
+    sweep = _Sweep(folder, source, options["retries"])
+    queue = Jobs(folder, slots, lambda job: lambda: context.run(folder, job), options["silence"])
+    with _heard() as received, Screen(folder.path, len(slots), source.total, sweep.done) as screen:
+        passed_on = 0
+        while True:
+            while queue.free and not received and (found := sweep.next()) is not None:
+                queue.start(*found)
+            if not queue.running:
+                break
+            for job in queue.ended():
+                if job.state != "waiting":
+                    source.told(job)
+                    folder.save(job)
+                    screen.ended(job)
+            if len(received) > passed_on:
+                passed_on = len(received)
+                queue.signal(signal.SIGTERM if passed_on == 1 else signal.SIGKILL)
+                if passed_on == 1:
+                    screen.say("Stopping: the jobs write their checkpoints; once more ends them at once.")
+            screen.update(list(sweep.jobs.values()), queue.began)
+            time.sleep(POLL)
+    if received:
+        raise SweepStopped(signal.Signals(received[0]).name, folder.path)
+
+
+@contextmanager
+def _heard() -> Iterator[list[int]]:
+    """The signals that come, in place of what they do otherwise; in a thread, which can't hear any, none."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, lambda number, _: received.append(number)) for number in heard}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

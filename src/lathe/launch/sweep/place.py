@@ -1,0 +1,219 @@
+"""What a sweep leaves on disk: its words, and for each job how it stands. Imports no torch.
+
+logs/sweeps/<date>_<time>_<short id>/ holds sweep.yaml, jobs/<number>.json, what a job printed until it had a run
+directory, the study of a search, and `done` once every job is. One process at a time has a job, by a lock that the
+kernel lets go of however the process ends, so that the same command takes up what was cut short, and helps where it is
+still going on.
+"""
+
+import json
+import os
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any
+
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from lathe.errors import UserError, require
+from lathe.files import disk_sentence, whole, write_atomically
+from lathe.trust import read_json
+
+FORMAT = 1
+STATES = ("waiting", "running", "complete", "pruned", "failed")
+ENDED = ("complete", "pruned")  # what is not run again
+
+
+@dataclass
+class Job:
+    """One job as jobs/<number>.json has it: `label` are the overrides in which it differs from the others, `values`
+    what a search was told."""
+
+    number: int
+    overrides: list[str]
+    label: str = "as it is"
+    state: str = "waiting"
+    run_dir: str | None = None
+    objective: float | None = None
+    values: list[float] = field(default_factory=list)
+    tries: int = 0
+    seconds: float = 0.0
+    sentence: str | None = None
+
+
+@dataclass(frozen=True)
+class SweepJob:
+    """The place of a run in its sweep, as its process is told by `sweep.folder` and `sweep.job`."""
+
+    folder: Path
+    number: int
+
+    @property
+    def launch_id(self) -> str:
+        """The name under which the job's run is found again."""
+        return f"{self.folder.name}-{self.number:05}"
+
+    def found(self, run_dir: Path) -> None:
+        """Notes where the job's run is, before it trains."""
+        write_atomically(_file(self.folder, self.number, "run"), str(run_dir))
+
+
+def job_of(cfg: DictConfig) -> SweepJob | None:
+    """The place of this run in its sweep, or None; `sweep` is taken out of `cfg`: it is no part of the experiment."""
+    with open_dict(cfg):
+        node = cfg.pop("sweep", None)
+    if node is None or node.get("job") is None:
+        return None
+    return SweepJob(Path(str(node.folder)), int(node.job))
+
+
+def _file(folder: Path, number: int, suffix: str) -> Path:
+    return folder / "jobs" / f"{number:05}.{suffix}"
+
+
+class SweepDir:
+    """The directory of one sweep."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What sweep.yaml says.
+
+        Raises:
+            UserError: it is none that a sweep has written.
+        """
+        try:
+            found = OmegaConf.to_container(OmegaConf.load(self.path / "sweep.yaml"))
+        except Exception as error:  # a torn YAML file can raise nearly anything
+            raise UserError(f"{self.path} is not the directory of a sweep: its sweep.yaml can't be read.") from error
+        good = isinstance(found, dict) and found.get("format") == FORMAT and isinstance(found.get("words"), list)
+        require(good, f"{self.path} is not the directory of a sweep that this version can take up again.")
+        assert isinstance(found, dict)
+        return {str(key): value for key, value in found.items()}
+
+    @property
+    def done(self) -> bool:
+        """Whether every job was done."""
+        return (self.path / "done").exists()
+
+    def finish(self) -> None:
+        """Marks every job as done: the same command begins another sweep then. What only a running one needs goes."""
+        write_atomically(self.path / "done", f"{datetime.now():%Y-%m-%d %H:%M:%S}\n")
+        for path in [*(self.path / "jobs").glob("*.lock"), *(self.path / "jobs").glob("*.run")]:
+            path.unlink(missing_ok=True)
+
+    def jobs(self) -> list[Job]:
+        """The jobs so far, by number."""
+        return [self.job(int(path.stem)) for path in sorted((self.path / "jobs").glob("[0-9]*.json"))]
+
+    def job(self, number: int) -> Job:
+        """How a job stands.
+
+        Raises:
+            UserError: its file is none that a sweep has written.
+        """
+        path = _file(self.path, number, "json")
+        read = read_json(path, str(path))
+        try:
+            job = Job(**read)
+        except TypeError as error:
+            raise UserError(f"{path} is not what a sweep has written: move it away to run the job anew.") from error
+        pointer = _file(self.path, number, "run")
+        if job.run_dir is None and pointer.exists():
+            job.run_dir = pointer.read_text()
+        return job
+
+    def save(self, job: Job) -> None:
+        """Writes how a job stands."""
+        write_atomically(_file(self.path, job.number, "json"), json.dumps(asdict(job), indent=1) + "\n")
+
+    def log(self, number: int) -> Path:
+        """What the job printed."""
+        return _file(self.path, number, "log")
+
+    @contextmanager
+    def adding(self) -> Iterator[None]:
+        """Lets one process at a time add jobs."""
+        with open(self.path / ".lock", "a") as file:
+            _lock(file, wait=True)
+            yield
+
+    def claim(self, number: int) -> IO[str] | None:
+        """Takes a job for this process, until the file that is returned is closed; None where another has it."""
+        file = open(_file(self.path, number, "lock"), "a")  # noqa: SIM115 (held while the job runs)
+        if _lock(file, wait=False):
+            return file
+        file.close()
+        return None
+
+
+def _lock(file: IO[str], wait: bool) -> bool:
+    if sys.platform == "win32":  # no flock there: a sweep is not shared
+        return True
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        return False
+    return True
+
+
+def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> SweepDir | None:
+    """The sweep that `resume` names, or the newest of the same command that is not done.
+
+    Raises:
+        UserError: there is no such sweep, or it is one of another command.
+    """
+    if resume is not None:
+        found = SweepDir(Path(resume).resolve())
+        require(
+            (found.path / "sweep.yaml").is_file(),
+            f"sweep.resume={resume} is not the directory of a sweep: name one of {log_dir / 'sweeps'}.",
+        )
+        before = found.facts["words"]
+        require(
+            before == identity["words"],
+            f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no words'}: type these words alone.",
+        )
+        return found
+    for path in sorted((log_dir / "sweeps").glob("*/sweep.yaml"), reverse=True):
+        found = SweepDir(path.parent)
+        with suppress(UserError):  # of another tool, or a newer version
+            if not found.done and found.facts == identity:
+                return found
+    return None
+
+
+def create_sweep(log_dir: Path, identity: dict[str, Any]) -> SweepDir:
+    """Makes `<log_dir>/sweeps/<date>_<time>_<short id>`.
+
+    Raises:
+        UserError: the place can't be written to.
+    """
+    path = log_dir.absolute() / "sweeps" / f"{datetime.now():%Y-%m-%d_%H-%M-%S}_{secrets.token_hex(3)}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with whole(path) as making:  # a kill leaves no directory without its words
+            (making / "jobs").mkdir(parents=True)
+            write_atomically(making / "sweep.yaml", OmegaConf.to_yaml(OmegaConf.create(identity)))
+    except OSError as error:
+        sentence = disk_sentence(error)
+        if sentence is None:
+            raise
+        raise UserError(sentence) from error
+    return SweepDir(path)
+
+
+def identity_of(words: Sequence[str], name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """What makes a sweep the same as another: all but how its jobs are run."""
+    how = ("jobs", "retries", "silence", "resume", "folder", "job")
+    chosen = {key: value for key, value in options.items() if key not in how}
+    kept = [word for word in words if word.partition("=")[0] not in {f"sweep.{key}" for key in how}]
+    return {"format": FORMAT, "words": kept, "name": name, "where": os.getcwd(), "sweep": chosen}

@@ -1,0 +1,124 @@
+"""The jobs of a sweep that is known from the start: every combination of what is typed, a list of commands, an
+ablation.
+"""
+
+import itertools
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from lathe.config.composing import as_typed
+from lathe.config.words import key_of
+from lathe.errors import did_you_mean, require
+from lathe.launch.sweep.place import Job, SweepDir
+
+
+def own_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of the sweep itself, and those of its jobs."""
+    of_sweep = [word for word in arguments if key_of(word).split(".")[0] == "sweep"]
+    return of_sweep, [word for word in arguments if word not in of_sweep]
+
+
+def axes_as_words(axes: Mapping[str, Sequence[Any]], params: Mapping[str, Any]) -> list[str]:
+    """Values by key, as Hydra's sweeper takes them on a command line."""
+    given = [f"{key}={value}" for key, value in params.items()]
+    return [*given, *(f"{key}={','.join(as_typed(value) for value in values)}" for key, values in axes.items())]
+
+
+def combinations(words: Sequence[str], loader: Any) -> list[list[str]]:
+    """A list of overrides for each combination of the values in `words`; of a key that stands there twice the later
+    counts.
+
+    Raises:
+        UserError: a word draws from a range without an end, which is for a search.
+    """
+    parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
+    for item in parsed:
+        require(
+            not item.is_sweep_override() or item.is_discrete_sweep(),
+            f"{item.input_line} names no values: give some, such as 0.1,0.01, or search it with sweep=optuna "
+            "'sweep.space={" + item.key_or_group + ": {low: ..., high: ...}}'.",
+        )
+    values = {
+        item.get_key_element(): [f"{item.get_key_element()}={value}" for value in item.sweep_string_iterator()]
+        if item.is_sweep_override()
+        else [str(item.input_line)]
+        for item in parsed
+    }
+    return [list(point) for point in itertools.product(*values.values())]
+
+
+def planned(
+    words: Sequence[str], options: Mapping[str, Any], params: Mapping[str, Any], loader: Any
+) -> list[list[str]]:
+    """The overrides of every job, in the order in which they are run.
+
+    Raises:
+        UserError: a word to leave out was not typed, or a command of the list is none.
+    """
+    variants = _variants(words, options)
+    axes = axes_as_words(options["axes"], params)
+    jobs = [tuple(job) for variant in variants for job in combinations([*axes, *variant], loader)]
+    once = list(dict.fromkeys(jobs))
+    if len(once) < len(jobs):
+        print(f"{len(jobs) - len(once)} jobs stand there twice, and are run once.")
+    return [list(job) for job in once]
+
+
+class Listed:
+    """Jobs that are known from the start."""
+
+    again = True
+
+    def __init__(self, jobs: Sequence[list[str]]) -> None:
+        self.jobs = jobs
+        self.total: int | None = len(jobs)
+        shared = set.intersection(*map(set, jobs)) if len(jobs) > 1 else set()
+        self.labels = [" ".join(word for word in words if word not in shared) or "as it is" for words in jobs]
+
+    def prepare(self, folder: SweepDir) -> None:
+        """Writes down those jobs that are not there yet."""
+        with folder.adding():
+            there = {job.number for job in folder.jobs()}
+            for number, words in enumerate(self.jobs):
+                if number not in there:
+                    folder.save(Job(number, words, self.labels[number]))
+
+    def more(self, folder: SweepDir) -> Job | None:
+        """None: all are there."""
+        return None
+
+    def told(self, job: Job) -> None:
+        """Nothing follows from how a job has ended."""
+
+    def concluded(self) -> None:
+        """Nothing is to be said beside how the jobs have ended."""
+
+
+def _variants(words: Sequence[str], options: Mapping[str, Any]) -> list[list[str]]:
+    """What is typed, with the words of each command of the list, and without each word to remove."""
+    commands = [[*words, *_split(command)] for command in options["runs"] or [""]]
+    removed = options["remove"] or []
+    for word in removed:
+        require(
+            word in words,
+            f"sweep.remove={word}: that was not typed; {did_you_mean(word, words, 'type it beside sweep.remove')}.",
+        )
+    return [
+        variant
+        for command in commands
+        for variant in (command, *([item for item in command if item != word] for word in removed))
+    ]
+
+
+def _split(command: str) -> list[str]:
+    try:
+        words = shlex.split(command)
+    except ValueError as error:
+        require(False, f"sweep.runs={command}: {error}: write each as on a command line.")
+        raise
+    wrong = next((word for word in words if "=" not in word and not word.startswith("~")), None)
+    require(wrong is None, f"sweep.runs={command}: {wrong} is no override, such as model=mlp.")
+    return words

@@ -1,0 +1,162 @@
+"""A sweep from its command to its last job: taken up where the same command was cut short, or begun."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra.core.plugins import Plugins
+from omegaconf import OmegaConf
+
+from lathe.config.composed import resolve
+from lathe.config.schema import problems
+from lathe.errors import UserError, refuse, require
+from lathe.launch.nodes import read_nodes
+from lathe.launch.outer import detect_outer
+from lathe.launch.sweep.context import Context
+from lathe.launch.sweep.devices import slots_of
+from lathe.launch.sweep.local import run_here
+from lathe.launch.sweep.place import ENDED, Job, SweepDir, create_sweep, find_sweep, identity_of
+from lathe.launch.sweep.plan import Listed, own_words, planned
+from lathe.launch.sweep.search import Search
+from lathe.runs.rundir import RunDir
+
+# In place of this launcher, which runs a job after the other in one process, stands the queue here.
+BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
+WITHOUT: dict[str, Any] = {
+    "axes": {},
+    "runs": None,
+    "remove": None,
+    "jobs": "auto",
+    "retries": 0,
+    "silence": 3600,
+    "resume": None,
+}
+
+
+def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]) -> list[Job]:
+    """Runs the jobs of a sweep, in slots of this machine or through another launcher of Hydra's. `params` are values by
+    key beside those in `arguments`, the overrides that were typed.
+
+    Raises:
+        UserError: the sweep can't be run, or jobs failed.
+        Stopped: a signal ended it.
+    """
+    options = _options(context)
+    _check_alone(context)
+    _, words = own_words(arguments)
+    here = context.config.hydra.launcher.get("_target_") == BASIC
+    slots = slots_of(options["jobs"], context.config.trainer) if here else []
+    source = _source(context, words, params, options)
+    identity = identity_of(arguments, str(context.config.get("name")), options)
+    log_dir = Path(str(context.config.paths.log_dir)).absolute()
+    found = find_sweep(log_dir, options["resume"], identity)
+    folder = found or create_sweep(log_dir, identity)
+    source.prepare(folder)
+    already = sum(job.state in ENDED for job in folder.jobs())
+    print(f"{f'Taking up {folder.path}, {already} done' if found else folder.path}: {source.total} jobs", flush=True)
+    if here:
+        run_here(context, folder, source, slots, options)
+    else:
+        _through_launcher(context, folder, source, options["jobs"])
+    source.concluded()
+    return _concluded(folder)
+
+
+def _options(context: Context) -> dict[str, Any]:
+    """What the group sweep says.
+
+    Raises:
+        UserError: a key lacks a value, or has one of another kind.
+    """
+    node = context.config.get("sweep")
+    missing = sorted(OmegaConf.missing_keys(context.config))
+    refuse(f"{key}: a value has to be given; --help {key} says what it takes." for key in missing if key[:6] == "sweep.")
+    # without one: the choice of an older version, which names hydra.sweeper.params
+    options = WITHOUT if node is None else WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]
+    refuse(sentence for _, sentence in problems({"sweep": options}, "train", saved=True))
+    for key in ("folder", "job"):
+        require(options.get(key) is None, f"sweep.{key}={options.get(key)} is filled in for a job: leave it out.")
+    return options
+
+
+def _source(context: Context, words: list[str], params: dict[str, Any], options: dict[str, Any]) -> Listed | Search:
+    """Where the jobs come from."""
+    jobs = planned(words, options, params, context.loader)
+    if options.get("space") is None:
+        for job in jobs:  # what Hydra refuses is told before any job
+            context.composed(job)
+        return Listed(jobs)
+    require(
+        len(jobs) == 1,
+        f"a search draws the values that sweep.space names, and {len(jobs)} combinations of others were typed: move "
+        "them there, or start a search for each.",
+    )
+    return Search(context, jobs[0], options)
+
+
+def _check_alone(context: Context) -> None:
+    """Raises UserError for what a sweep can't be combined with."""
+    require(
+        detect_outer() is None,
+        "A sweep (-m) under torchrun or srun would be run once per rank: start it with python, or sweep outside.",
+    )
+    if context.config.hydra.runtime.choices.get("launch") == "slurm":  # whose name is the job's
+        return
+    launch_id = read_nodes(OmegaConf.to_container(context.config.launch, resolve=True)).launch_id  # type: ignore[arg-type]
+    require(
+        launch_id is None,
+        f"launch.id={launch_id} names one run, and a sweep (-m) has several: leave launch.id and launch.nodes out, or "
+        "sweep outside.",
+    )
+
+
+def _through_launcher(context: Context, folder: SweepDir, source: Listed | Search, at_once: int | str) -> None:
+    """Hands the jobs to a launcher of Hydra's, such as submitit's: those of a list all at once, those of a search
+    sweep.jobs at a time.
+    """
+    launcher = Plugins.instance().instantiate_launcher(
+        hydra_context=context.hydra, task_function=context.task, config=context.config
+    )
+    jobs = [job for job in folder.jobs() if job.state not in ENDED and (source.again or job.state != "failed")]
+    while jobs:
+        _launched(launcher, context, folder, source, jobs)
+        most = at_once if isinstance(at_once, int) else 1
+        jobs = [job for _ in range(most) if (job := source.more(folder)) is not None]
+
+
+def _launched(launcher: Any, context: Context, folder: SweepDir, source: Listed | Search, jobs: list[Job]) -> None:
+    returned = launcher.launch([context.words_of(folder, job) for job in jobs], initial_job_idx=0)
+    for job, result in zip(jobs, returned, strict=True):
+        job.run_dir, job.tries = folder.job(job.number).run_dir, job.tries + 1
+        try:
+            value = result.return_value
+            job.state, job.objective, job.sentence = "complete", None if value is None else float(value), None
+        except Exception as error:
+            job.state, job.sentence = "failed", " ".join(str(error).split())[:500] or type(error).__name__
+        if job.state == "complete" and job.run_dir is not None and "pruned" in RunDir(job.run_dir).result:
+            job.state = "pruned"
+        source.told(job)
+        folder.save(job)
+
+
+def _concluded(folder: SweepDir) -> list[Job]:
+    """Says how the jobs have ended, and marks the sweep as done if all are.
+
+    Raises:
+        UserError: some have failed.
+    """
+    jobs = folder.jobs()
+    failed = [job for job in jobs if job.state == "failed"]
+    open_still = [job for job in jobs if job.state not in (*ENDED, "failed")]
+    if not failed and not open_still:
+        folder.finish()
+    if open_still:
+        print(f"{len(open_still)} jobs are left to other processes that are at this sweep.")
+    else:
+        print(f"Next:\n  python scripts/report.py runs={folder.path}")
+    if failed:
+        raise UserError(
+            f"{len(failed)} of {len(jobs)} jobs failed, the first of them ({failed[0].label}) with: "
+            f"{str(failed[0].sentence).rstrip('.')}. The same command tries them again, and keeps the others."
+        )
+    return jobs

@@ -1,0 +1,133 @@
+"""A sweep of known jobs: each in a process of its own, as if it had been typed alone."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import check, run
+from support.interruptions import same
+from support.runs import SMALL, runs
+
+from lathe.runs.rundir import RunDir
+
+WORDS = (*(word for word in SMALL if "max_epochs" not in word), "trainer.max_epochs=1", "callbacks.throughput=null")
+
+
+def sweeps(log_dir: Path) -> list[Path]:
+    """The directories of sweeps, oldest first."""
+    return sorted(path.parent for path in (log_dir / "sweeps").glob("*/sweep.yaml"))
+
+
+def jobs(sweep: Path) -> list[dict[str, Any]]:
+    """What the sweep says of its jobs."""
+    return [json.loads(path.read_text()) for path in sorted((sweep / "jobs").glob("*.json"))]
+
+
+def test_each_job_is_the_run_that_the_same_words_make_alone(tmp_path: Path) -> None:
+    done = check(run("-m", *WORDS, "seed=1,2,3", "sweep.jobs=2", cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    listed = jobs(sweep)
+    assert [(job["number"], job["state"], job["tries"]) for job in listed] == [(n, "complete", 1) for n in range(3)]
+    assert [job["label"] for job in listed] == ["seed=1", "seed=2", "seed=3"]
+    assert sorted(job["run_dir"] for job in listed) == [str(path) for path in sorted(runs(tmp_path / "logs"))]
+    assert (sweep / "done").exists()
+    assert f"runs={sweep}" in done.stdout
+    for job in listed:
+        made = RunDir(job["run_dir"])
+        assert made.config["seed"] == job["number"] + 1
+        assert "sweep" not in made.config
+        assert made.overrides == [*WORDS, f"seed={job['number'] + 1}"]
+        assert job["objective"] == made.result["objective"]
+        assert "Run complete" in (made.path / "output.log").read_text()
+    check(run(*WORDS, "seed=3", "paths.log_dir=alone", cwd=tmp_path))
+    same(Path(listed[2]["run_dir"]), runs(tmp_path / "alone")[0])
+
+
+def test_a_command_that_is_done_begins_another_sweep(tmp_path: Path) -> None:
+    for count in (1, 2):
+        check(run("-m", *WORDS, "trainer.fast_dev_run=true", "seed=1", cwd=tmp_path))
+        assert len(sweeps(tmp_path / "logs")) == count
+
+
+def test_a_job_that_fails_costs_one_job_and_is_tried_again_alone(tmp_path: Path) -> None:
+    words = ("-m", *WORDS, "seed=1,2,3", "sweep.jobs=2", "+callbacks.falls={_target_: support.sweep_parts.Falls}")
+    done = run(*words, cwd=tmp_path)
+    assert done.returncode == 1
+    (sweep,) = sweeps(tmp_path / "logs")
+    assert [job["state"] for job in jobs(sweep)] == ["complete", "failed", "complete"]
+    assert "no luck" in jobs(sweep)[1]["sentence"]
+    assert not (sweep / "done").exists()
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("Error: 1 of 3 jobs failed, the first of them (seed=2) with: ")
+    assert last.endswith("The same command tries them again, and keeps the others.")
+    first = runs(tmp_path / "logs")
+    (tmp_path / "mended").touch()
+    again = check(run(*words, cwd=tmp_path))
+    assert f"Taking up {sweep}, 2 done: 3 jobs" in again.stdout
+    assert [(job["state"], job["tries"]) for job in jobs(sweep)] == [("complete", 1), ("complete", 2), ("complete", 1)]
+    assert runs(tmp_path / "logs") == first  # it went on in its own directory
+
+
+def test_retries_start_a_job_again_and_a_killed_one_tells_how_it_died(tmp_path: Path) -> None:
+    more = (
+        "callbacks.checkpoint.every_n_train_steps=5",
+        "+callbacks.dies={_target_: support.sweep_parts.Dies}",
+        "sweep.retries=1",
+    )
+    done = run("-m", *WORDS, "seed=1,2,3", *more, cwd=tmp_path)
+    assert done.returncode == 1
+    (sweep,) = sweeps(tmp_path / "logs")
+    found = [(job["state"], job["tries"]) for job in jobs(sweep)]
+    assert found == [("complete", 1), ("complete", 2), ("failed", 2)]
+    assert jobs(sweep)[2]["sentence"] == "its process died (SIGKILL, as Linux does where memory is short)."
+    check(run(*WORDS, "seed=2", more[0], "paths.log_dir=alone", cwd=tmp_path))
+    same(Path(jobs(sweep)[1]["run_dir"]), runs(tmp_path / "alone")[0])
+
+
+def test_a_job_that_hangs_is_killed_for_its_silence(tmp_path: Path) -> None:
+    more = ("+callbacks.hangs={_target_: support.sweep_parts.Hangs}", "sweep.silence=3")
+    done = run("-m", *WORDS, "seed=1,2", *more, cwd=tmp_path)
+    assert done.returncode == 1
+    (sweep,) = sweeps(tmp_path / "logs")
+    assert [job["state"] for job in jobs(sweep)] == ["failed", "complete"]
+    assert jobs(sweep)[0]["sentence"] == "killed after sweep.silence=3 seconds without a line."
+
+
+def test_devices_of_a_job_are_its_own(tmp_path: Path) -> None:
+    """Each job starts its ranks, of which none is a second run."""
+    words = (*WORDS, "seed=1,2", "sweep.jobs=2", "strategy=ddp", "trainer.devices=2")
+    check(run("-m", *words, cwd=tmp_path))
+    assert [RunDir(path).result["devices"] for path in runs(tmp_path / "logs")] == [2, 2]
+
+
+SENTENCES = {
+    "without -m": (
+        ["sweep=seeds"],
+        "Error: sweep=seeds is for a sweep: add -m (python train.py -m sweep=seeds ...).",
+    ),
+    "a kind": (["-m", "sweep.jobs=many"], "Error: sweep.jobs=many: expected a whole number from 1 to 4096 or auto, "),
+    "processes": (["-m", "sweep.jobs=4000"], "Error: sweep.jobs=4000 of trainer.devices=1 are 4000 processes, and "),
+    "a word to leave out": (
+        ["-m", "seed=1", "sweep=ablation", 'sweep.remove=["model=mpl"]', "model=mlp"],
+        "Error: sweep.remove=model=mpl: that was not typed; did you mean model=mlp?",
+    ),
+    "no words to leave out": (["-m", "sweep=ablation"], "Error: sweep.remove=[]: expected "),
+    "no override": (["-m", "sweep.runs=[mlp]"], "Error: sweep.runs=mlp: mlp is no override, such as model=mlp."),
+    "no command": (["-m", 'sweep.runs=["model=\'mlp"]'], "Error: sweep.runs=model='mlp: No closing quotation: "),
+    "no sweep": (["-m", "seed=1", "sweep.resume=logs/x"], "Error: sweep.resume=logs/x is not the directory of a sweep"),
+    "a job's place": (["-m", "seed=1", "sweep.job=3"], "Error: sweep.job=3 is filled in for a job: leave it out."),
+    "a range without an end": (["-m", "optimizer.lr=interval(0,1)"], "Error: optimizer.lr=interval(0,1) names no "),
+    "an unknown key": (["-m", "seed=1,2", "optimizer.rl=1"], "Error: "),
+}
+
+
+@pytest.mark.law7
+@pytest.mark.parametrize("case", SENTENCES)
+def test_a_mistake_costs_one_line_and_leaves_nothing(tmp_path: Path, case: str) -> None:
+    typed, sentence = SENTENCES[case]
+    done = run(*typed, cwd=tmp_path)
+    assert done.returncode == 1
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert done.stderr.startswith(sentence)
+    assert not list(tmp_path.rglob("*.yaml"))

@@ -1,0 +1,83 @@
+"""Which jobs a sweep has, and where they run."""
+
+from typing import Any
+
+import pytest
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.utils import create_config_search_path
+from support.runs import ROOT
+
+from lathe.errors import UserError
+from lathe.launch.sweep import devices
+from lathe.launch.sweep.devices import slots_of
+from lathe.launch.sweep.plan import Listed, planned
+
+NONE: dict[str, Any] = {"axes": {}, "runs": None, "remove": None}
+
+
+def plan(*words: str, params: dict[str, Any] | None = None, **options: Any) -> list[list[str]]:
+    loader = ConfigLoaderImpl(create_config_search_path(str(ROOT / "configs")))
+    return planned(list(words), {**NONE, **options}, params or {}, loader)
+
+
+def test_every_combination_of_what_is_typed() -> None:
+    found = plan("model=mlp,resnet20", "seed=range(1,3)", "test=false")
+    assert found == [
+        [f"model={model}", f"seed={seed}", "test=false"] for model in ("mlp", "resnet20") for seed in (1, 2)
+    ]
+
+
+def test_axes_come_first_and_what_is_typed_wins() -> None:
+    assert plan("seed=7", axes={"seed": [1, 2], "data.fold": [0, 1]}) == [
+        ["seed=7", "data.fold=0"],
+        ["seed=7", "data.fold=1"],
+    ]
+    assert plan(params={"seed": "1,2"}) == [["seed=1"], ["seed=2"]]
+    assert plan(axes={"name": ["a b", "c"]}) == [["name='a b'"], ["name='c'"]]
+
+
+def test_a_list_of_commands_with_seeds() -> None:
+    runs = ["model=mlp", "model=resnet20 '+x=a b'"]
+    assert plan("seed=1,2", runs=runs) == [
+        ["seed=1", "model=mlp"],
+        ["seed=2", "model=mlp"],
+        ["seed=1", "model=resnet20", "+x=a b"],
+        ["seed=2", "model=resnet20", "+x=a b"],
+    ]
+
+
+def test_an_ablation_leaves_out_one_word_at_a_time() -> None:
+    found = Listed(plan("model=mlp", "test=false", "seed=1,2", remove=["test=false", "model=mlp"]))
+    assert found.labels == [
+        "model=mlp test=false seed=1",
+        "model=mlp test=false seed=2",
+        "model=mlp seed=1",
+        "model=mlp seed=2",
+        "test=false seed=1",
+        "test=false seed=2",
+    ]
+
+
+def test_what_stands_there_twice_is_run_once_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan("seed=1,1,2") == [["seed=1"], ["seed=2"]]
+    assert capsys.readouterr().out == "1 jobs stand there twice, and are run once.\n"
+
+
+def test_each_job_has_gpus_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_gpus", lambda: ["4", "5", "6", "7", "9"])
+    gpus = {"accelerator": "auto", "devices": 2}
+    assert [slot.variables["CUDA_VISIBLE_DEVICES"] for slot in slots_of("auto", gpus)] == ["4,5", "6,7"]
+    assert len(slots_of(1, gpus)) == 1
+    assert len(slots_of("auto", {"accelerator": "gpu", "devices": "auto"})) == 5
+    with pytest.raises(UserError, match=r"^sweep.jobs=3: 5 GPUs in groups of trainer.devices=2 hold 2 jobs at a time"):
+        slots_of(3, gpus)
+
+
+def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    cpu = {"accelerator": "cpu", "devices": 2}
+    assert [(slot.threads, slot.variables) for slot in slots_of(2, cpu)] == [(2, {"OMP_NUM_THREADS": "2"})] * 2
+    assert [(slot.threads, slot.variables) for slot in slots_of("auto", cpu)] == [(None, {})]
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")  # as the user has it
+    assert [(slot.threads, slot.variables) for slot in slots_of(4, cpu)] == [(None, {})] * 4

@@ -1,0 +1,39 @@
+"""Callbacks that make one job of a sweep end badly, the one of a certain seed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, Trainer
+
+
+def seed_of(trainer: Trainer) -> int:
+    seed: int = trainer.datamodule.seed  # type: ignore[attr-defined]
+    return seed
+
+
+class Falls(Callback):
+    """Seed 2 fails until a file `mended` is there."""
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: Any) -> None:
+        if seed_of(trainer) == 2 and not Path("mended").exists():
+            raise ValueError("no luck")
+
+
+class Dies(Callback):
+    """Seed 2 is killed once, seed 3 whenever it is started."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        first = seed_of(trainer) == 2 and not Path("died").exists()
+        if trainer.global_step == 12 and (first or seed_of(trainer) == 3):
+            Path("died").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hangs(Callback):
+    """Seed 1 never comes back."""
+
+    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
+        time.sleep(600 * (seed_of(trainer) == 1))
