@@ -15,8 +15,7 @@ NOTHING = ("", "null", "none", "None", "[]", "false", "False")  # ways to say th
 
 # Keys of other templates, with what is typed here.
 HABITS = {
-    "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or a sweeper of Hydra's, -m "
-    "hydra/sweeper=<its name>",
+    "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or sweep=optuna with sweep.space",
     "train": "train=false tests the weights of ckpt_path=... without training; a finished run is evaluated by "
     "python scripts/evaluate.py run=logs/latest",
     "task_name": "the label of a run is name=...",

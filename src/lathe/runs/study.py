@@ -18,7 +18,7 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cmaes": ("CmaEsSampler", {}),
     "random": ("RandomSampler", {}),
     "qmc": ("QMCSampler", {}),
-    "grid": ("GridSampler", {}),
+    "grid": ("RandomSampler", {}),  # which is never asked: each point is put in line
     "nsga2": ("NSGAIISampler", {}),
 }
 PRUNERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -87,7 +87,7 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
     return optuna.create_study(**parts, directions=words, load_if_exists=True)
 
 
-def sampler_of(options: Mapping[str, Any], number: int, grid: Mapping[str, Any]) -> Any:
+def sampler_of(options: Mapping[str, Any], number: int) -> Any:
     """Draws trial `number`, whatever process draws it: its random numbers depend on (seed, number) alone.
 
     Raises:
@@ -95,10 +95,7 @@ def sampler_of(options: Mapping[str, Any], number: int, grid: Mapping[str, Any])
     """
     name, seed = options["sampler"], options["seed"]
     drawn = int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
-    more: dict[str, Any] = {"seed": seed if name == "qmc" else drawn}
-    if name == "grid":
-        more["search_space"] = dict(grid)
-    return _made("sampler", options, SAMPLERS, more)
+    return _made("sampler", options, SAMPLERS, {"seed": seed if name == "qmc" else drawn})  # qmc counts along
 
 
 def _made(key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: Mapping[str, Any] | None = None) -> Any:

@@ -70,7 +70,9 @@ def _options(context: Context) -> dict[str, Any]:
     """
     node = context.config.get("sweep")
     missing = sorted(OmegaConf.missing_keys(context.config))
-    refuse(f"{key}: a value has to be given; --help {key} says what it takes." for key in missing if key[:6] == "sweep.")
+    refuse(
+        f"{key}: a value has to be given; --help {key} says what it takes." for key in missing if key[:6] == "sweep."
+    )
     # without one: the choice of an older version, which names hydra.sweeper.params
     options = WITHOUT if node is None else WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]
     refuse(sentence for _, sentence in problems({"sweep": options}, "train", saved=True))

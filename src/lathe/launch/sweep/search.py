@@ -1,5 +1,6 @@
 """A search: jobs drawn one after the other by Optuna, which is told how each has ended."""
 
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -32,11 +33,11 @@ class Search:
         self.space = {key: entry_of(key, entry) for key, entry in options["space"].items()}
         require(bool(self.space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
         self.total: int | None = options["trials"]
+        self.grid: list[dict[str, Any]] = []
         if options["sampler"] == "grid":
-            count = 1
-            for values in self.grid().values():
-                count *= len(values)
-            self.total = min(options["trials"], count)
+            values = [_all_values(key, entry) for key, entry in self.space.items()]
+            self.grid = [dict(zip(self.space, point, strict=True)) for point in itertools.product(*values)]
+            self.total = len(self.grid)
         self._check_keys()
         self.directions = self._directions()
         require(
@@ -44,14 +45,6 @@ class Search:
             f"sweep.pruner={shown(options['pruner'])} compares runs by one number, and sweep.objectives names "
             f"{len(self.directions)}: set sweep.pruner=none.",
         )
-
-    def grid(self) -> dict[str, list[Any]]:
-        """All values of each key.
-
-        Raises:
-            UserError: a key has no end of them.
-        """
-        return {key: _all_values(key, entry) for key, entry in self.space.items()}
 
     def _check_keys(self) -> None:
         """Composes a job with each value of a list, and each end of a range: what names no key is told."""
@@ -111,16 +104,14 @@ class Search:
             counted = self._trials() if self.options["storage"] else folder.jobs()
             if self.total is not None and len(counted) >= self.total:
                 return None
-            self.study.sampler = sampler_of(self.options, len(self._trials()), self.grid_or_none())
+            self.study.sampler = sampler_of(self.options, len(self._trials()))
+            if self.grid:
+                self.study.enqueue_trial(self.grid[len(counted)])
             trial = self.study.ask()
             point = list(self._drawn(trial))
             job = Job(trial.number, [*self.words, *point], " ".join(point))
             folder.save(job)
             return job
-
-    def grid_or_none(self) -> dict[str, list[Any]]:
-        """As `grid`, for the sampler that draws all of it; else nothing."""
-        return self.grid() if self.options["sampler"] == "grid" else {}
 
     def _drawn(self, trial: Any) -> Iterator[str]:
         chosen: dict[str, Any] = {}
@@ -189,9 +180,7 @@ def entry_of(key: str, entry: Any) -> dict[str, Any]:
     found = {str(word): value for word, value in entry.items()}
     strange = next((word for word in found if word not in ENTRY), None)
     require(strange is None, f"{name}.{strange}: there is no such word; {did_you_mean(strange, ENTRY)}")
-    require(
-        isinstance(found.get("when", {}), Mapping), f"{name}.when: expected {{key: value}}, got {found.get('when')}."
-    )
+    require(isinstance(found.get("when", {}), Mapping), f"{name}.when={shown(found['when'])}: expected {{key: value}}.")
     if "values" in found:
         listed = found["values"]
         require(isinstance(listed, list) and bool(listed), f"{name}.values={shown(listed)}: expected a list of values.")

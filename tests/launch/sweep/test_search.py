@@ -1,0 +1,177 @@
+"""A search: what Optuna draws is what is trained, what a run reports is what Optuna is told."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from launch.sweep.test_grid import WORDS, jobs, sweeps
+from omegaconf import OmegaConf
+from support.commands import check, run
+from support.runs import rows, runs
+
+from lathe.errors import UserError
+from lathe.launch.sweep.search import entry_of
+from lathe.runs.rundir import RunDir
+from lathe.runs.study import open_study
+
+SPACE = "sweep.space={optimizer.lr: {low: 0.001, high: 1, log: true}, model.net.width: {low: 8, high: 64, step: 8}}"
+SEARCH = ("-m", *WORDS, "sweep=optuna", SPACE)
+QUICK = ("trainer.limit_train_batches=2", "trainer.limit_val_batches=1")
+
+
+def study_of(sweep: Path) -> Any:
+    facts: Any = OmegaConf.to_container(OmegaConf.load(sweep / "sweep.yaml"))
+    return open_study(sweep, facts)
+
+
+def points(sweep: Path) -> list[list[str]]:
+    return [job["overrides"][-2:] for job in jobs(sweep)]
+
+
+def test_each_trial_is_a_run_and_its_number_the_runs_own(tmp_path: Path) -> None:
+    done = check(run(*SEARCH, "sweep.trials=4", cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    trials = study_of(sweep).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE"] * 4
+    for job, trial in zip(jobs(sweep), trials, strict=True):
+        made = RunDir(job["run_dir"])
+        assert made.config["optimizer"]["lr"] == trial.params["optimizer.lr"]
+        assert made.config["model"]["net"]["width"] == trial.params["model.net.width"]
+        assert [made.result["val/accuracy"]] == trial.values == job["values"]
+    best = max(trials, key=lambda trial: trial.value)  # of an accuracy more is better
+    assert f"Best, {best.value:.4g}: job {best.number}, optimizer.lr={best.params['optimizer.lr']} " in done.stdout
+    check(run(*SEARCH, "sweep.trials=4", "paths.log_dir=again", cwd=tmp_path))
+    assert points(sweeps(tmp_path / "again")[0]) == points(sweep)  # its seed draws the same
+
+
+def test_a_run_that_falls_behind_is_ended_early_and_whole(tmp_path: Path) -> None:
+    longer = [word for word in SEARCH if "max_epochs" not in word]
+    check(run(*longer, "trainer.max_epochs=6", "sweep.trials=8", "sweep.pruner=asha", cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    listed, trials = jobs(sweep), study_of(sweep).trials
+    pruned = [job for job in listed if job["state"] == "pruned"]
+    assert 2 <= len(pruned) < 8
+    assert [job["number"] for job in pruned] == [t.number for t in trials if t.state.name == "PRUNED"]
+    for job in listed:
+        made, reported = RunDir(job["run_dir"]), trials[job["number"]].intermediate_values
+        lines = [float(row["val/accuracy"]) for row in rows(made.path) if row.get("val/accuracy")]
+        assert list(reported.values()) == pytest.approx(lines[: len(reported)])
+        assert list(reported) == list(range(1, len(reported) + 1))
+        assert made.complete
+        if job["state"] == "pruned":
+            assert made.result["pruned"] == made.result["steps"] == 20 * len(reported)
+            assert "test/accuracy" not in made.result
+            assert len(reported) < 6
+        else:
+            assert made.result["epochs"] == 6
+            assert "test/accuracy" in made.result
+        assert (made.path / "checkpoints" / "best.ckpt").exists()
+
+
+def test_keys_that_are_drawn_only_where_another_has_a_value(tmp_path: Path) -> None:
+    space = "sweep.space={model: [mlp, deep_mlp], model.net.width: {values: [8, 16], when: {model: mlp}}}"
+    words = [word for word in SEARCH if not word.startswith(("model", "sweep.space"))]
+    check(run(*words, space, *QUICK, "sweep.trials=6", "sweep.sampler=random", cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    drawn = [[word for word in job["overrides"] if word.startswith("model")] for job in jobs(sweep)]
+    assert {tuple(re.sub(r"\d+$", "", word) for word in words) for words in drawn} == {
+        ("model=mlp", "model.net.width="),
+        ("model=deep_mlp",),
+    }
+
+
+def test_a_grid_ends_when_all_of_it_was_run_and_several_objectives_have_several_best(tmp_path: Path) -> None:
+    grid = "sweep.space={model.net.width: [8, 16], seed: {low: 1, high: 2}}"
+    words = [word for word in SEARCH if not word.startswith(("model.net.width", "sweep.space"))]
+    more = ("sweep.sampler=grid", "sweep.objectives=[val/accuracy,parameters]")
+    done = check(run(*words, grid, *more, cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    assert points(sweep) == [[f"model.net.width={w}", f"seed={s}"] for w in (8, 16) for s in (1, 2)]
+    study = study_of(sweep)
+    assert [way.name for way in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert [trial.values[1] for trial in study.trials] == [
+        RunDir(job["run_dir"]).result["parameters"] for job in jobs(sweep)
+    ]
+    assert done.stdout.count("Best, ") == len(study.best_trials)
+
+
+def test_a_search_that_was_cut_short_goes_on_as_it_would_have(tmp_path: Path) -> None:
+    """Also where the kill fell between the study's number and the job's file."""
+    quick = (*SEARCH, *QUICK, "sweep.sampler=random")
+    check(run(*quick, "sweep.trials=4", "paths.log_dir=alone", cwd=tmp_path))
+    check(run(*quick, "sweep.trials=4", cwd=tmp_path))
+    (sweep,), (alone,) = sweeps(tmp_path / "logs"), sweeps(tmp_path / "alone")
+    (sweep / "done").unlink()
+    (sweep / "jobs" / "00003.json").unlink()
+    lines = (sweep / "study.log").read_text().splitlines(keepends=True)
+    told = [place for place, line in enumerate(lines) if '"trial_id":3' in line and '"op_code":6' in line]
+    assert told
+    (sweep / "study.log").write_text("".join(lines[: told[-1]]))
+    check(run(*quick, "sweep.trials=4", cwd=tmp_path))
+    assert [trial.state.name for trial in study_of(sweep).trials] == ["COMPLETE"] * 3 + ["FAIL", "COMPLETE"]
+    assert points(sweep)[:3] == points(alone)[:3]
+    assert len(jobs(sweep)) == 4
+    assert len(runs(tmp_path / "logs")) == 5
+
+
+ENTRIES = {
+    "no list": (3, "sweep.space.k=3: expected a list of values, or {low: ..., high: ...}."),
+    "half a range": ({"low": 1}, "sweep.space.k={'low': 1}: expected a list of values, or {low: ..., high: ...}."),
+    "turned round": ({"low": 2, "high": 1}, "sweep.space.k: low=2 is not below high=1"),
+    "log of none": ({"low": 0, "high": 1, "log": True}, "sweep.space.k: low=0 has no logarithm"),
+    "log and step": ({"low": 1, "high": 9, "log": True, "step": 2}, "sweep.space.k: log and step do not go together"),
+    "a step back": ({"low": 1, "high": 9, "step": -1}, "sweep.space.k.step=-1: expected a number above 0."),
+    "a strange word": ({"lo": 1, "high": 9}, "sweep.space.k.lo: there is no such word; did you mean low?"),
+    "both": ({"values": [1], "low": 0}, "sweep.space.k: values stand alone"),
+    "no condition": ({"values": [1], "when": "mlp"}, "sweep.space.k.when=mlp: expected {key: value}."),
+}
+
+
+@pytest.mark.parametrize("case", ENTRIES)
+def test_what_a_space_may_say(case: str) -> None:
+    entry, sentence = ENTRIES[case]
+    with pytest.raises(UserError) as told:
+        entry_of("k", entry)
+    assert str(told.value).startswith(sentence)
+
+
+LR = "sweep.space={optimizer.lr: [0.1]}"
+SENTENCES = {
+    "no space": (["sweep=optuna"], "sweep.space: a value has to be given; --help sweep.space says what it takes."),
+    "an empty space": (["sweep=optuna", "sweep.space={}"], "sweep.space is empty: name a key and its values"),
+    "a key that is none": (["sweep=optuna", "sweep.space={optimizer.rl: [0.1]}"], "optimizer.rl: "),
+    "a choice that is none": (["sweep=optuna", "sweep.space={model: [mpl]}"], "model=mpl: there is no such choice"),
+    "values beside it": (["sweep=optuna", LR, "seed=1,2"], "a search draws the values that sweep.space names, and 2 "),
+    "a grid without end": (
+        ["sweep=optuna", "sweep.sampler=grid", "sweep.space={optimizer.lr: {low: 0.1, high: 1.0}}"],
+        "sweep.space.optimizer.lr: sweep.sampler=grid takes all values, and this range has no end of them",
+    ),
+    "pruning by two": (
+        ["sweep=optuna", LR, "sweep.pruner=asha", "sweep.objectives=[val/loss,seconds]"],
+        "sweep.pruner=asha compares runs by one number, and sweep.objectives names 2",
+    ),
+    "directions of three": (
+        ["sweep=optuna", LR, "sweep.directions=[max,max,min]"],
+        "sweep.directions=['max', 'max', 'min']: expected one for each of 1 objectives",
+    ),
+    "no way": (
+        ["sweep=optuna", LR, "sweep.objectives=[own/thing]"],
+        "sweep.directions: nothing says whether more own/thing is better: set it to max or min.",
+    ),
+    "a storage": (["sweep=optuna", LR, "sweep.storage=nowhere"], "sweep.storage=nowhere can't be opened ("),
+    "a sampler": (
+        ["sweep=optuna", LR, "sweep.sampler={_target_: optuna.pruners.NopPruner}"],
+        "sweep.sampler=optuna.pruners.NopPruner: that is no sampler of Optuna's.",
+    ),
+}
+
+
+@pytest.mark.law7
+@pytest.mark.parametrize("case", SENTENCES)
+def test_a_mistake_costs_one_line(tmp_path: Path, case: str) -> None:
+    typed, sentence = SENTENCES[case]
+    done = run("-m", "model=mlp", *typed, cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert done.stderr.startswith(f"Error: {sentence}")
+    assert not runs(tmp_path / "logs")
