@@ -180,7 +180,8 @@ def entry_of(key: str, entry: Any) -> dict[str, Any]:
     found = {str(word): value for word, value in entry.items()}
     strange = next((word for word in found if word not in ENTRY), None)
     require(strange is None, f"{name}.{strange}: there is no such word; {did_you_mean(strange, ENTRY)}")
-    require(isinstance(found.get("when", {}), Mapping), f"{name}.when={shown(found['when'])}: expected {{key: value}}.")
+    when = found.get("when", {})
+    require(isinstance(when, Mapping), f"{name}.when={shown(when)}: expected {{key: value}}.")
     if "values" in found:
         listed = found["values"]
         require(isinstance(listed, list) and bool(listed), f"{name}.values={shown(listed)}: expected a list of values.")
