@@ -124,6 +124,7 @@ ENTRIES = {
     "a step back": ({"low": 1, "high": 9, "step": -1}, "sweep.space.k.step=-1: expected a number above 0."),
     "a strange word": ({"lo": 1, "high": 9}, "sweep.space.k.lo: there is no such word; did you mean low?"),
     "both": ({"values": [1], "low": 0}, "sweep.space.k: values stand alone"),
+    "no list of values": ({"values": 3}, "sweep.space.k.values=3: expected a list of values."),
     "no condition": ({"values": [1], "when": "mlp"}, "sweep.space.k.when=mlp: expected {key: value}."),
 }
 
@@ -143,6 +144,14 @@ SENTENCES = {
     "a key that is none": (["sweep=optuna", "sweep.space={optimizer.rl: [0.1]}"], "optimizer.rl: "),
     "a choice that is none": (["sweep=optuna", "sweep.space={model: [mpl]}"], "model=mpl: there is no such choice"),
     "values beside it": (["sweep=optuna", LR, "seed=1,2"], "a search draws the values that sweep.space names, and 2 "),
+    "a condition on nothing": (
+        ["sweep=optuna", "sweep.space={model.net.width: {values: [8], when: {model: mlp}}, model: [mlp]}"],
+        "sweep.space.model.net.width.when: model is no key of sweep.space above it: put it there, with values.",
+    ),
+    "a condition that never holds": (
+        ["sweep=optuna", "sweep.space={model: [mlp], model.net.width: {values: [8], when: {model: gpt}}}"],
+        "sweep.space.model.net.width.when: model is never gpt: choose one of ['mlp'].",
+    ),
     "a grid without end": (
         ["sweep=optuna", "sweep.sampler=grid", "sweep.space={optimizer.lr: {low: 0.1, high: 1.0}}"],
         "sweep.space.optimizer.lr: sweep.sampler=grid takes all values, and this range has no end of them",

@@ -5,11 +5,14 @@ of one job reaches another, as if each had been typed alone, and the imports are
 import atexit
 import ctypes
 import json
+import multiprocessing.process
+import multiprocessing.util
 import os
 import signal
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +58,11 @@ def fork(work: Callable[[], Any], log: Path, outcome: Path, variables: Mapping[s
 def _alone(parent: int, log: Path) -> None:
     """Takes this process out of its parent's hands: its group, its signals, its terminal. It dies with its parent."""
     os.setpgid(0, 0)
+    atexit._clear()  # type: ignore[attr-defined]
+    weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # such as temporary folders of the parent's
+    multiprocessing.process._children = set()  # type: ignore[attr-defined]
+    for ending in (weakref.finalize._exitfunc, multiprocessing.util._exit_function):  # type: ignore[attr-defined]
+        atexit.register(ending)
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1 is PR_SET_PDEATHSIG
         if os.getppid() != parent:
@@ -87,6 +95,6 @@ def _told(work: Callable[[], Any], outcome: Path) -> int:
 
 
 def _ended() -> None:
-    """What a process of Python does at its end, but for letting go of what belongs to its parent."""
+    """What a process of Python does at its end."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()

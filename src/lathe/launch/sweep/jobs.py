@@ -39,7 +39,7 @@ class Jobs:
         self.folder, self.work, self.silence = folder, work, silence
         self.free = list(slots)
         self.running: list[Running] = []
-        self.killed = False
+        self.stopping = False
 
     def start(self, job: Job, claim: IO[str]) -> None:
         """Starts a job that this process has claimed."""
@@ -65,8 +65,8 @@ class Jobs:
         return found
 
     def signal(self, number: int) -> None:
-        """Sends a signal to every job's processes."""
-        self.killed |= number == signal.SIGKILL
+        """Sends a signal to every job's processes, which ends the sweep."""
+        self.stopping = True
         for running in self.running:
             with suppress(ProcessLookupError):
                 if number == signal.SIGKILL:
@@ -113,9 +113,10 @@ class Jobs:
                 "failed",
                 f"killed after sweep.silence={self.silence:g} seconds without a line.",
             )
-        elif self.killed or code in STOPPED or -code in (signal.SIGTERM, signal.SIGINT):
+        elif self.stopping:
             job.state = "waiting"
         else:
+            code = 128 - code if code in STOPPED else code
             how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
             memory = ", as Linux does where memory is short" if code == -signal.SIGKILL else ""
             job.state, job.sentence = "failed", f"its process died ({how}{memory})."

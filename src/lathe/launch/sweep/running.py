@@ -1,5 +1,6 @@
 """A sweep from its command to its last job: taken up where the same command was cut short, or begun."""
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from lathe.launch.sweep.search import Search
 from lathe.runs.rundir import RunDir
 
 # In place of this launcher, which runs a job after the other in one process, stands the queue here.
+FORKS = sys.platform.startswith("linux")  # elsewhere a fork of what has imported torch is not safe
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 WITHOUT: dict[str, Any] = {
     "axes": {},
@@ -44,7 +46,11 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     options = _options(context)
     _check_alone(context)
     _, words = own_words(arguments)
-    here = context.config.hydra.launcher.get("_target_") == BASIC
+    here = FORKS and context.config.hydra.launcher.get("_target_") == BASIC
+    require(
+        here or FORKS or options["jobs"] in ("auto", 1),
+        f"sweep.jobs={options['jobs']}: several jobs at a time need Linux: leave it out.",
+    )
     slots = slots_of(options["jobs"], context.config.trainer) if here else []
     source = _source(context, words, params, options)
     identity = identity_of(arguments, str(context.config.get("name")), options)
@@ -59,7 +65,7 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     else:
         _through_launcher(context, folder, source, options["jobs"])
     source.concluded()
-    return _concluded(folder)
+    return _concluded(folder, source.again)
 
 
 def _options(context: Context) -> dict[str, Any]:
@@ -141,24 +147,26 @@ def _launched(launcher: Any, context: Context, folder: SweepDir, source: Listed 
         folder.save(job)
 
 
-def _concluded(folder: SweepDir) -> list[Job]:
-    """Says how the jobs have ended, and marks the sweep as done if all are.
+def _concluded(folder: SweepDir, again: bool) -> list[Job]:
+    """Says how the jobs have ended, and marks the sweep as done if all are: `again` says that those that failed are
+    tried again, and not, as the trials of a search, counted.
 
     Raises:
-        UserError: some have failed.
+        UserError: some have failed; of a search all.
     """
     jobs = folder.jobs()
     failed = [job for job in jobs if job.state == "failed"]
     open_still = [job for job in jobs if job.state not in (*ENDED, "failed")]
-    if not failed and not open_still:
+    if not open_still and not (again and failed):
         folder.finish()
     if open_still:
         print(f"{len(open_still)} jobs are left to other processes that are at this sweep.")
     else:
         print(f"Next:\n  python scripts/report.py runs={folder.path}")
-    if failed:
+    if failed and (again or len(failed) == len(jobs)):
+        way = "The same command tries them again, and keeps the others." if again else "No trial is left to go by."
         raise UserError(
             f"{len(failed)} of {len(jobs)} jobs failed, the first of them ({failed[0].label}) with: "
-            f"{str(failed[0].sentence).rstrip('.')}. The same command tries them again, and keeps the others."
+            f"{str(failed[0].sentence).rstrip('.')}. {way}"
         )
     return jobs

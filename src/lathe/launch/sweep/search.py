@@ -32,6 +32,7 @@ class Search:
         self.context, self.words, self.options = context, words, options
         self.space = {key: entry_of(key, entry) for key, entry in options["space"].items()}
         require(bool(self.space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
+        _check_conditions(self.space)
         self.total: int | None = options["trials"]
         self.grid: list[dict[str, Any]] = []
         if options["sampler"] == "grid":
@@ -174,7 +175,7 @@ def entry_of(key: str, entry: Any) -> dict[str, Any]:
     """
     name = f"sweep.space.{key}"
     if isinstance(entry, list):
-        return {"values": [_plain(name, value) for value in entry]}
+        return {"values": [_plain(value) for value in entry]}
     form = "expected a list of values, or {low: ..., high: ...}"
     require(isinstance(entry, Mapping), f"{name}={shown(entry)}: {form}.")
     found = {str(word): value for word, value in entry.items()}
@@ -186,7 +187,7 @@ def entry_of(key: str, entry: Any) -> dict[str, Any]:
         listed = found["values"]
         require(isinstance(listed, list) and bool(listed), f"{name}.values={shown(listed)}: expected a list of values.")
         require(set(found) <= {"values", "when"}, f"{name}: values stand alone: leave low and high out.")
-        return {**found, "values": [_plain(name, value) for value in listed]}
+        return {**found, "values": [_plain(value) for value in listed]}
     low, high = found.get("low"), found.get("high")
     numbers = all(isinstance(end, (int, float)) and not isinstance(end, bool) for end in (low, high))
     require(numbers, f"{name}={shown(entry)}: {form}.")
@@ -203,7 +204,22 @@ def entry_of(key: str, entry: Any) -> dict[str, Any]:
     return found
 
 
-def _plain(name: str, value: Any) -> Any:
+def _check_conditions(space: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises UserError where a key waits for a value that none before it can have."""
+    before: dict[str, Mapping[str, Any]] = {}
+    for key, entry in space.items():
+        for other, wanted in entry.get("when", {}).items():
+            name = f"sweep.space.{key}.when"
+            require(other in before, f"{name}: {other} is no key of sweep.space above it: put it there, with values.")
+            values = before[other].get("values")
+            require(
+                values is None or wanted in values,
+                f"{name}: {other} is never {shown(wanted)}: choose one of {shown(values)}.",
+            )
+        before[key] = entry
+
+
+def _plain(value: Any) -> Any:
     """A value that Optuna keeps: others stand there as they are typed."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else as_typed(value)
 
