@@ -58,7 +58,7 @@ def fork(work: Callable[[], Any], log: Path, outcome: Path, variables: Mapping[s
 def _alone(parent: int, log: Path) -> None:
     """Takes this process out of its parent's hands: its group, its signals, its terminal. It dies with its parent."""
     os.setpgid(0, 0)
-    atexit._clear()  # type: ignore[attr-defined]
+    atexit._clear()
     weakref.finalize._registry.clear()  # type: ignore[attr-defined]  # such as temporary folders of the parent's
     multiprocessing.process._children = set()  # type: ignore[attr-defined]
     for ending in (weakref.finalize._exitfunc, multiprocessing.util._exit_function):  # type: ignore[attr-defined]
