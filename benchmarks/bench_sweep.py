@@ -57,9 +57,8 @@ def main() -> None:
     ratios = [two["seconds"] / one["seconds"] for one, two in zip(serial, queued, strict=True)]
     costs = [(one["seconds"] - one["start"] - one["runs"]) / JOBS for one in serial]
     versions = {package: metadata.version(package) for package in ("torch", "lightning", "hydra-core")}
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, {versions}, n={options.rounds}"
-    )
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    print(f"{machine}, {versions}, n={options.rounds}")
     for name, values, bar in (("queue of 2 / serial", ratios, 0.6), ("seconds a job beside its run", costs, 0.5)):
         print(f"{name}: {statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f}; bar {bar})")
     seconds = statistics.median(one["seconds"] for one in serial)
