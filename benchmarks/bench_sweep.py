@@ -62,9 +62,8 @@ def main() -> None:
     for name, values, bar in (("queue of 2 / serial", ratios, 0.6), ("seconds a job beside its run", costs, 0.5)):
         print(f"{name}: {statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f}; bar {bar})")
     seconds = statistics.median(one["seconds"] for one in serial)
-    print(
-        f"serial: {seconds:.1f} s, of which {statistics.median(one['start'] for one in serial):.1f} s before the first job"
-    )
+    start = statistics.median(one["start"] for one in serial)
+    print(f"serial: {seconds:.1f} s, of which {start:.1f} s before the first job")
 
 
 if __name__ == "__main__":
