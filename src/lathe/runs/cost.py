@@ -1,5 +1,6 @@
 """What a run costs, by its receipt. Imports no torch."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,4 +40,5 @@ def _least(values: Iterable[Any]) -> float | None:
 
 
 def _number(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+    good = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return value if good else None
