@@ -10,7 +10,7 @@ from support.runs import config
 from torch.utils.data import TensorDataset
 
 from lathe.data import DatasetDataModule, Split, Splits
-from lathe.data.folds import fold_rows, refold
+from lathe.data.folds import fold_rows, refold, share_rows
 from lathe.errors import UserError
 from lathe.runs.build import make_data
 
@@ -111,3 +111,35 @@ def test_more_refusals() -> None:
     split = Split(images, np.arange(4), np.arange(4))
     with pytest.raises(UserError, match=r"^data\.folds=2 cannot divide images that are streamed from shards"):
         refold(Splits(split, split, split), 2, 0, 0)
+
+
+def test_a_share_has_all_classes_and_a_smaller_is_part_of_a_larger() -> None:
+    labels = np.array([0] * 40 + [1] * 20 + [2] * 10)[np.random.default_rng(0).permutation(70)]
+    shares = [share_rows(labels, share, seed=0) for share in (0.1, 0.5, 1.0)]
+    assert [len(rows) for rows in shares] == [7, 35, 70]
+    assert np.bincount(labels[shares[0]]).tolist() == [4, 2, 1]
+    assert np.bincount(labels[shares[1]]).tolist() == [20, 10, 5]
+    assert set(shares[0]) < set(shares[1])
+    assert not np.array_equal(shares[0], share_rows(labels, 0.1, seed=1))
+
+
+@pytest.mark.parametrize(("words", "train"), [((), 130), (("data.folds=5", "data.fold=0"), 120)])
+def test_a_tenth_of_the_digits_is_trained_on_and_all_of_the_rest_evaluates(words: tuple[str, ...], train: int) -> None:
+    data, whole = (make_data(config(*words, *more)) for more in (("data.share=0.1",), ()))
+    for one in (data, whole):
+        one.setup()
+    rest = str(whole).partition(", ")[2]
+    assert str(data) == f"ImageDataModule(train: {train}, {rest}"
+
+
+def test_a_share_of_a_dataset() -> None:
+    def train(share: float) -> Any:
+        dataset = TensorDataset(torch.arange(100.0).reshape(100, 1, 1, 1), torch.arange(100) % 2)
+        data = DatasetDataModule(dataset, num_classes=2, share=share, batch_size=4)
+        data.setup()
+        assert str(data).endswith("val: 10, test: 10)")
+        return {int(x) for batch in data.train_dataloader() for x in batch[0].flatten()}
+
+    assert len(train(1.0)) == 80
+    assert len(train(0.5)) == 40
+    assert train(0.25) < train(1.0)

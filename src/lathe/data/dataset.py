@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 from lathe.config.schema.held import held
 from lathe.data.base import SPLITS, ExactDataModule
 from lathe.data.checks import check_class_names
-from lathe.data.folds import check_folds, fold_rows
+from lathe.data.folds import check_folds, fold_rows, share_rows
 from lathe.data.item_loaders import InOrder, ItemLoader, Moved
 from lathe.data.items import Collate, Items, check_pixels, check_target, form, labels_at_hand, taken, tell_undivided
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
@@ -53,6 +53,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         folds: parts into which `train`, less what is cut out for the test, is divided, stratified as the cuts are; None
             cuts a validation set out instead, or takes `val`.
         fold: the part that validates; the others train.
+        share: of the training samples, those that are trained on; above 0.
         num_workers: reading processes.
         pin_memory: page-locked batches, on a GPU.
         prefetch_factor: batches each worker reads ahead; None is torch's choice.
@@ -92,11 +93,12 @@ class DatasetDataModule(ExactDataModule[Items]):
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
+        share: float = 1.0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         self.datasets = {"train": train, "val": val, "test": test}
         check_folds(folds, fold)
-        self.folds, self.fold = folds, fold
+        self.folds, self.fold, self.share = folds, fold, share
         if folds is not None and val is not None:
             raise ArgumentError(f"folds={folds} divides data.train: let data.val be null, or data.folds.")
         if (input is None) != (target is None):
@@ -146,8 +148,9 @@ class DatasetDataModule(ExactDataModule[Items]):
                 )
             return
         missing = [f"data.{name}" for name, one in self.datasets.items() if one is None]
-        if missing or self.folds is not None:
-            what = "data.folds" if self.folds is not None else " and ".join(missing)
+        if missing or self.folds is not None or self.share < 1:
+            cut = "data.folds" if self.folds is not None else f"data.share={self.share}"
+            what = " and ".join(missing) or cut
             raise UserError(f"{what}: nothing can be cut out of {found['train']}, which is iterable: give datasets.")
         if self.samples is None:
             if not isinstance(train, Sized):
@@ -176,7 +179,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         folded = self.folds is not None and self.fold is not None
         cut = [name for name in ("val", "test") if self.datasets[name] is None and not (folded and name == "val")]
         sizes = {name: max(1, round(len(train) * self.shares[name])) for name in cut}
-        if not sizes and not folded:
+        if not sizes and not folded and self.share == 1:
             return {}
         if sum(sizes.values()) >= len(train):
             asked = " and ".join(f"data.{name}_share={self.shares[name]}" for name in sizes)
@@ -189,6 +192,8 @@ class DatasetDataModule(ExactDataModule[Items]):
         if self.folds is not None and self.fold is not None:
             kept, held_out = fold_rows(labels[rows["train"]], self.folds, self.fold, self.split_seed)
             rows |= {"train": rows["train"][kept], "val": rows["train"][held_out]}
+        if self.share < 1:
+            rows["train"] = rows["train"][share_rows(labels[rows["train"]], self.share, self.split_seed)]
         return rows
 
     def _labels(self) -> Labels:

@@ -1,8 +1,10 @@
-"""Cross-validation: the samples that are not the test's in k parts, of which one validates and the others train."""
+"""Cross-validation, the samples that are not the test's in k parts, of which one validates and the others train; and
+learning curves, a share of those that train.
+"""
 
 import numpy as np
 
-from lathe.data.splits import Labels, Split, Splits
+from lathe.data.splits import Labels, Split, Splits, stratified_order
 from lathe.errors import ArgumentError, UserError
 
 
@@ -63,3 +65,18 @@ def refold(splits: Splits, folds: int, fold: int, seed: int) -> Splits:
     kept, held_out = fold_rows(labels[rows], folds, fold, seed)
     trained, held = (Split(images, labels, rows[some], names) for some in (kept, held_out))
     return Splits(trained, held, splits.test)
+
+
+def share_rows(labels: Labels, share: float, seed: int) -> Labels:
+    """The places in `labels` [n] of a share of the samples, in rising order: each class has nearly this share of its
+    own, and a smaller share is part of a larger.
+    """
+    count = max(1, round(share * len(labels)))
+    return np.sort(stratified_order(labels, seed)[:count])
+
+
+def with_share(splits: Splits, share: float, seed: int) -> Splits:
+    """The same splits with a share of the training images."""
+    train = splits.train
+    rows = train.rows[share_rows(train.labels[train.rows], share, seed)]
+    return Splits(Split(train.images, train.labels, rows, train.names), splits.val, splits.test)

@@ -10,7 +10,7 @@ from lathe.config.schema.held import held
 from lathe.data.augment import Augment
 from lathe.data.base import ExactDataModule
 from lathe.data.checks import check_class_names
-from lathe.data.folds import check_folds, refold
+from lathe.data.folds import check_folds, refold, with_share
 from lathe.data.loader import ImageLoader, ResidentLoader
 from lathe.data.normalize import Normalizer
 from lathe.data.source import check_members, load_splits, using
@@ -48,6 +48,7 @@ class ImageDataModule(ExactDataModule[Split]):
         folds: parts of equal class shares into which training and validation images together are divided, by the
             source's `split_seed`; None takes the source's own splits.
         fold: the part that validates; the others train.
+        share: of the training images, those that are trained on; above 0.
         folder: declared for a source that reads one, which is to be this; None for others.
 
     Raises:
@@ -78,6 +79,7 @@ class ImageDataModule(ExactDataModule[Split]):
         folds: int | None = None,
         fold: int | None = None,
         folder: str | None = None,
+        share: float = 1.0,
     ) -> None:
         super().__init__(batch_size, eval_batch_size, seed)
         if loader == "workers" and normalize == "folded":
@@ -85,7 +87,7 @@ class ImageDataModule(ExactDataModule[Split]):
                 "data.normalize=folded needs resident images: use data.normalize=batch with data.loader=workers."
             )
         check_folds(folds, fold)
-        self.folds, self.fold = folds, fold
+        self.folds, self.fold, self.share = folds, fold, share
         check_members(source, "num_classes", "prepare", "load")
         if folder is not None and str(getattr(source, "folder", None)) != str(Path(folder)):
             raise UserError(
@@ -131,6 +133,8 @@ class ImageDataModule(ExactDataModule[Split]):
             self.class_names = check_class_names(getattr(self.source, "class_names", None), self.num_classes)
         if self.folds is not None and self.fold is not None:
             splits = refold(splits, self.folds, self.fold, getattr(self.source, "split_seed", 0))
+        if self.share < 1:
+            splits = with_share(splits, self.share, getattr(self.source, "split_seed", 0))
         return {"train": splits.train, "val": splits.val, "test": splits.test}
 
     def name_of(self, split: str, number: int) -> str | None:

@@ -32,7 +32,11 @@ _images: dict[str, Rule] = {
     "loader": word("resident", "workers"),
     **_reading,
 }
-_folds: dict[str, Rule] = {"folds": whole(2, 2**20) | None, "fold": whole(0, 2**20) | None}
+_folds: dict[str, Rule] = {
+    "folds": whole(2, 2**20) | None,
+    "fold": whole(0, 2**20) | None,
+    "share": number(above=0, high=1),
+}
 _files: dict[str, Rule] = {"data_dir": path, "name": path, "verify": flag}
 _sizes: dict[str, Rule] = {"train_size": _size, "val_size": _size, "test_size": _size}
 
