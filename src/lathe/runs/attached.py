@@ -8,11 +8,12 @@ from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateF
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lathe.callbacks import ExactResume, FrozenStatistics
+from lathe.callbacks import ExactResume, FrozenStatistics, TrialReport
 from lathe.config.schema.names import canonical
 from lathe.errors import UserError, require
 from lathe.runs.build import make_part, target_of
 from lathe.runs.methods import make_methods
+from lathe.runs.study import trial_of
 from lathe.tasks import Task
 
 
@@ -130,3 +131,17 @@ def make_logger(node: Any, key: str, run_dir: Path, start_step: int) -> Logger:
         node = {"save_dir": str(run_dir), **node}
     logger = make_part(node, key, Logger)
     return logger
+
+
+def trial_report(cfg: dict[str, Any], task: Task, place: dict[str, Any] | None) -> TrialReport | None:
+    """What reports the validations of a search's run, whose `place` is the sweep's folder and the job's number; None
+    for other runs.
+    """
+    if place is None or place.get("job") is None:
+        return None
+    trial = trial_of(Path(place["folder"]), place["job"])
+    monitor = cfg["objective"] or cfg["callbacks"].get("checkpoint", {}).get("monitor")
+    monitor = task.monitor if monitor in (None, "auto") else monitor
+    if trial is None or monitor is None:
+        return None
+    return TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)

@@ -21,7 +21,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from lathe.callbacks import (
     Compression,
     Preemption,
-    TrialReport,
     skip_empty_hooks,
 )
 from lathe.compression.structure import apply_structure
@@ -31,13 +30,12 @@ from lathe.errors import Stopped, UserError, require, under
 from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_page, log_result, run_facts, run_log
 from lathe.nets import recompute
 from lathe.runs import rundir, summary
-from lathe.runs.attached import make_callbacks, make_loggers
+from lathe.runs.attached import make_callbacks, make_loggers, trial_report
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
 from lathe.runs.reported import check_names, not_reported
-from lathe.runs.study import trial_of
 from lathe.runs.trainer import found_device, make_trainer, quiet, widen
 from lathe.strategies import compile_net
 from lathe.tasks import Task
@@ -130,20 +128,6 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
         if small and not pruned and cfg["compression"]["receipt"] != "none":
             write_receipt(run, cfg)
     return result
-
-
-def trial_report(cfg: dict[str, Any], task: Task, place: dict[str, Any] | None) -> TrialReport | None:
-    """What reports the validations of a search's run, whose `place` is the sweep's folder and the job's number; None
-    for other runs.
-    """
-    if place is None or place.get("job") is None:
-        return None
-    trial = trial_of(Path(place["folder"]), place["job"])
-    monitor = cfg["objective"] or cfg["callbacks"].get("checkpoint", {}).get("monitor")
-    monitor = task.monitor if monitor in (None, "auto") else monitor
-    if trial is None or monitor is None:
-        return None
-    return TrialReport(trial if getattr(rank_zero_only, "rank", 0) == 0 else None, monitor)
 
 
 def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:

@@ -45,6 +45,7 @@ class Jobs:
         """Starts a job that this process has claimed."""
         slot = self.free.pop(0)
         job.state, job.tries, job.sentence = "running", job.tries + 1, None
+        job.run_dir = None  # which may have been moved or deleted since: the job says it anew
         self.folder.save(job)
         outcome = self._outcome(job)
         outcome.unlink(missing_ok=True)
