@@ -17,7 +17,7 @@ from lathe.data.iterable import EvalStream, TrainStream, is_iterable
 from lathe.data.seeded import Seeded
 from lathe.data.source import using
 from lathe.data.splits import Labels, stratified_split
-from lathe.errors import ArgumentError, UserError
+from lathe.errors import ArgumentError, UserError, require
 
 MOST = 10**10  # samples; the order of an epoch is a list of them
 
@@ -142,14 +142,12 @@ class DatasetDataModule(ExactDataModule[Items]):
                 )
         train = self.datasets["train"]
         if "train" not in found:
-            if self.samples is not None:
-                raise UserError(
-                    f"data.samples={self.samples}: data.train has a number of samples of its own: use null."
-                )
+            own = f"data.samples={self.samples}: data.train has a number of samples of its own: use null."
+            require(self.samples is None, own)
             return
         missing = [f"data.{name}" for name, one in self.datasets.items() if one is None]
-        if missing or self.folds is not None or self.share < 1:
-            cut = "data.folds" if self.folds is not None else f"data.share={self.share}"
+        cut = "data.folds" if self.folds is not None else f"data.share={self.share}" if self.share < 1 else None
+        if missing or cut:
             what = " and ".join(missing) or cut
             raise UserError(f"{what}: nothing can be cut out of {found['train']}, which is iterable: give datasets.")
         if self.samples is None:

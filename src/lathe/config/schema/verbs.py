@@ -10,7 +10,6 @@ from lathe.config.schema.rule import (
     flag,
     group,
     items,
-    node,
     none,
     number,
     path,
@@ -20,6 +19,7 @@ from lathe.config.schema.rule import (
     word,
 )
 from lathe.config.schema.strategies import COMPILE, LAUNCH, PRECISION, PRECISIONS
+from lathe.config.schema.sweeps import SWEEP
 from lathe.config.schema.targets import TARGETS
 from lathe.config.schema.trainer import ACCELERATORS
 
@@ -45,32 +45,6 @@ def _devices(*more: str) -> Keys:
     }
     return Keys(keys | dict.fromkeys(more, flag))
 
-
-_job = items(text("an override")) | text("overrides")
-_axis = items(anything, 1) | group(anything)
-SWEEP = Keys(
-    {
-        "axes": group(items(anything, 1)),
-        "runs": items(_job, 1) | None,
-        "remove": items(text("an override"), 1) | None,
-        "jobs": whole(1, 4096) | "auto",
-        "retries": whole(0, 1000),
-        "silence": number(above=0) | None,
-        "resume": text("a sweep's directory") | None,
-        "folder": path | None,
-        "job": whole(0) | None,
-        "space": group(_axis),
-        "trials": count,
-        "sampler": word("tpe", "gp", "cmaes", "random", "qmc", "grid", "nsga2") | node,
-        "pruner": word("none", "asha", "hyperband", "median", "percentile") | node,
-        "seed": _seed,
-        "objectives": items(text("a metric"), 1) | None,
-        "directions": word("auto", "max", "min") | items(word("max", "min"), 1),
-        "storage": text("an address") | None,
-    },
-    ("space", "trials", "sampler", "pruner", "seed", "objectives", "directions", "storage"),
-    null=True,
-)
 
 TRAIN: dict[str, Place] = {
     "name": _name,
