@@ -25,6 +25,6 @@ SWEEP = Keys(
         "directions": word("auto", "max", "min") | items(word("max", "min"), 1),
         "storage": text("an address") | None,
     },
-    ("space", "trials", "sampler", "pruner", "seed", "objectives", "directions", "storage"),
+    ("remove", "space", "trials", "sampler", "pruner", "seed", "objectives", "directions", "storage"),
     null=True,
 )
