@@ -24,6 +24,7 @@ REQUEST = {
 def data(folder: Path) -> dict[str, Any]:
     found = page_data(assemble({"runs": str(folder), **REQUEST}), folder)
     assert json.loads(json.dumps(found, allow_nan=False)).keys() == found.keys()
+    assert found["confidence"] == 0.95
     return found
 
 

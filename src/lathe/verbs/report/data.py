@@ -31,6 +31,7 @@ def page_data(report: Report, folder: Path = Path()) -> dict[str, Any]:
         "metric": metric,
         "metrics": available(report.runs),
         "direction": report.directions[metric],
+        "confidence": report.how.share,
         "factors": report.factors,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "lathe": _version(),
