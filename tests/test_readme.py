@@ -41,7 +41,7 @@ ADDED = {
     "python train.py strategy=tensor": ["trainer.max_epochs=1"],
     "python train.py precision=bf16-mixed compile=default": ["trainer.max_epochs=1", "model=mlp", "model.net.width=4"],
     "python train.py 'logger=": ["trainer.max_epochs=2", "model.net.width=4"],
-    "python train.py -m model=mlp,resnet20": ["trainer.max_epochs=1"],
+    "python train.py -m name=nets": ["trainer.max_epochs=1"],
     "python train.py -m optimizer.lr": ["trainer.max_epochs=1", "model=mlp"],
     "python train.py resume=auto": ["trainer.max_epochs=1", "model=mlp"],
     "python train.py model=mlp ckpt_path": ["trainer.max_epochs=2"],
@@ -182,7 +182,7 @@ def test_command(command: str, workspace: Path) -> None:
         assert steps == sorted(set(steps))
         assert steps[-1] == result["steps"]
         return
-    jobs = {"python train.py -m model=mlp,resnet20": 4, "python train.py -m optimizer.lr": 3}
+    jobs = {"python train.py -m name=nets": 4, "python train.py -m optimizer.lr": 3}
     assert len(new) == (entry(command, jobs) or 1)
     assert latest in new
     assert all((path / "result.json").is_file() for path in new)

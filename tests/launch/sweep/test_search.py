@@ -29,6 +29,7 @@ def points(sweep: Path) -> list[list[str]]:
     return [job["overrides"][-2:] for job in jobs(sweep)]
 
 
+@pytest.mark.slow
 def test_each_trial_is_a_run_and_its_number_the_runs_own(tmp_path: Path) -> None:
     done = check(run(*SEARCH, "sweep.trials=4", cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
@@ -69,6 +70,18 @@ def test_a_run_that_falls_behind_is_ended_early_and_whole(tmp_path: Path) -> Non
         assert (made.path / "checkpoints" / "best.ckpt").exists()
 
 
+def test_a_trial_that_is_tried_again_is_told_once(tmp_path: Path) -> None:
+    """Its first process is killed; what the study hears of is the second's number."""
+    space = "sweep.space={seed: [2]}"
+    words = [word for word in SEARCH if not word.startswith("sweep.space")]
+    dies = ("+callbacks.dies={_target_: support.sweep_parts.Dies}", "callbacks.checkpoint.every_n_train_steps=5")
+    check(run(*words, space, *dies, "sweep.trials=1", "sweep.retries=1", cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    (job,), (trial,) = jobs(sweep), study_of(sweep).trials
+    assert (job["state"], job["tries"], trial.state.name) == ("complete", 2, "COMPLETE")
+    assert trial.values == [RunDir(job["run_dir"]).result["val/accuracy"]]
+
+
 def test_keys_that_are_drawn_only_where_another_has_a_value(tmp_path: Path) -> None:
     space = "sweep.space={model: [mlp, deep_mlp], model.net.width: {values: [8, 16], when: {model: mlp}}}"
     words = [word for word in SEARCH if not word.startswith(("model", "sweep.space"))]
@@ -96,6 +109,7 @@ def test_a_grid_ends_when_all_of_it_was_run_and_several_objectives_have_several_
     assert done.stdout.count("Best, ") == len(study.best_trials)
 
 
+@pytest.mark.slow
 def test_a_search_that_was_cut_short_goes_on_as_it_would_have(tmp_path: Path) -> None:
     """Also where the kill fell between the study's number and the job's file."""
     quick = (*SEARCH, *QUICK, "sweep.sampler=random")

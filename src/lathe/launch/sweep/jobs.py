@@ -49,8 +49,19 @@ class Jobs:
         self.folder.save(job)
         outcome = self._outcome(job)
         outcome.unlink(missing_ok=True)
-        pid = fork(self.work(job), self.folder.log(job.number), outcome, slot.variables, slot.threads)
+        pid = fork(self._alone(job), self.folder.log(job.number), outcome, slot.variables, slot.threads)
         self.running.append(Running(job, slot, pid, claim, time.monotonic()))
+
+    def _alone(self, job: Job) -> Callable[[], Any]:
+        """What the job does, in a process that lets go of the other jobs' claims: it would keep them to its own end."""
+        others, work = [running.claim for running in self.running], self.work(job)
+
+        def alone() -> Any:
+            for claim in others:
+                claim.close()
+            return work()
+
+        return alone
 
     def ended(self) -> list[Job]:
         """The jobs whose processes have come to an end since, with what came of them."""
@@ -110,10 +121,7 @@ class Jobs:
         elif "sentence" in told:
             job.state, job.sentence = "failed", told["sentence"]
         elif running.hung:
-            job.state, job.sentence = (
-                "failed",
-                f"killed after sweep.silence={self.silence:g} seconds without a line.",
-            )
+            job.state, job.sentence = "failed", f"killed after sweep.silence={self.silence:g} seconds without a line."
         elif self.stopping:
             job.state = "waiting"
         else:

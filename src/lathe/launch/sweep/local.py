@@ -57,11 +57,13 @@ class _Sweep:
         """How many jobs have come to their end."""
         return sum(job.state in ENDED for job in self.jobs.values())
 
-    def _open(self, job: Job) -> bool:
+    def tries_again(self, job: Job) -> bool:
+        """Whether a job that failed is started again by this command."""
         tried = self.tried.get(job.number, 0)
-        if job.state == "failed":
-            return tried <= self.retries if tried else self.source.again
-        return job.state not in ENDED
+        return tried <= self.retries if tried else self.source.again
+
+    def _open(self, job: Job) -> bool:
+        return self.tries_again(job) if job.state == "failed" else job.state not in ENDED
 
 
 def run_here(
@@ -83,7 +85,9 @@ def run_here(
             if not queue.running:
                 break
             for job in queue.ended():
-                if job.state != "waiting":
+                if job.state == "failed" and sweep.tries_again(job):
+                    screen.ended(job)
+                elif job.state != "waiting":
                     source.told(job)
                     folder.save(job)
                     screen.ended(job)
