@@ -155,6 +155,11 @@ def test_command(command: str, workspace: Path) -> None:
         assert [line.split(",")[0] for line in lines[1:]] == ["0", "1", "2", "3", "4"]
         assert all(0 <= int(line.split(",")[1]) <= 9 and 0.1 <= float(line.split(",")[2]) <= 1 for line in lines[1:])
         return
+    if command.startswith("python scripts/report.py"):
+        assert new == []
+        assert "4 runs (4 complete) in 2 groups" in printed
+        assert (workspace / "logs" / "nets" / "report" / "report.html").is_file()
+        return
     if command.startswith("python scripts/export.py"):
         assert new == []
         for target in ("onnx", "onnx_int8"):
@@ -186,8 +191,10 @@ def test_command(command: str, workspace: Path) -> None:
     assert len(new) == (entry(command, jobs) or 1)
     assert latest in new
     assert all((path / "result.json").is_file() for path in new)
-    assert "Run complete" in printed
-    assert ("test/accuracy" in printed) == ("debug=profiler" not in command)  # a profile has no test
+    # each job of a sweep has its own
+    told = [(path / "output.log").read_text() for path in new] if " -m " in command else [printed]
+    assert all("Run complete" in text for text in told)
+    assert all(("test/accuracy" in text) == ("debug=profiler" not in command) for text in told)  # a profile has no test
     if command == "python train.py":
         assert result["test/accuracy"] >= 0.98
         assert used < 60  # of the processor: the clock's depend on what else runs here
