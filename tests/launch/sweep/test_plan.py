@@ -1,16 +1,22 @@
 """Which jobs a sweep has, and where they run."""
 
+import io
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
+from rich.console import Console
 from support.runs import ROOT
 
 from lathe.errors import UserError
 from lathe.launch.sweep import devices
 from lathe.launch.sweep.devices import slots_of
+from lathe.launch.sweep.place import Job
 from lathe.launch.sweep.plan import Listed, planned
+from lathe.launch.sweep.screen import Screen
 
 NONE: dict[str, Any] = {"axes": {}, "runs": None, "remove": None}
 
@@ -81,3 +87,24 @@ def test_the_cores_are_shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [(slot.threads, slot.variables) for slot in slots_of("auto", cpu)] == [(None, {})]
     monkeypatch.setenv("OMP_NUM_THREADS", "3")  # as the user has it
     assert [(slot.threads, slot.variables) for slot in slots_of(4, cpu)] == [(None, {})] * 4
+
+
+def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen(tmp_path, 2, 3)
+    screen.console = Console(file=io.StringIO(), force_terminal=True, width=100, color_system=None)
+    jobs = [Job(0, [], "seed=1", "complete", objective=0.5, seconds=61), Job(1, [], "seed=2", "running"), Job(2, [])]
+    with screen:
+        screen.update(jobs, {1: time.monotonic()}, force=True)
+        jobs[1].state, jobs[1].sentence = "failed", "no luck"
+        screen.ended(jobs[1])
+        screen.update(jobs, {}, force=True)
+    shown = screen.console.file.getvalue()  # type: ignore[attr-defined]
+    first, last = shown[: shown.index("Error")], shown[shown.rindex("┏") :]
+    assert "running" in first
+    assert "1 running, 1 complete, 0 pruned, 0 failed of 3; about 1 min 01 s left" in first
+    assert "Error: job 1 (seed=2): no luck" in shown
+    assert [line.split("│")[1:4:2] for line in last.splitlines() if line.startswith("│")] == [
+        ["   0 ", " complete "],
+        ["   1 ", " failed   "],
+    ]
+    assert "0 running, 1 complete, 0 pruned, 1 failed of 3" in last

@@ -94,8 +94,9 @@ class Jobs:
     def _watch(self, running: Running) -> None:
         """Kills a job that has been silent for too long."""
         job = running.job
-        if job.run_dir is None:
-            job.run_dir = self.folder.job(job.number).run_dir
+        if job.run_dir is None and (found := self.folder.job(job.number).run_dir) is not None:
+            job.run_dir = found
+            self.folder.save(job)
         if self.silence is None or running.hung or time.monotonic() - running.began < self.silence:
             return
         run = [] if job.run_dir is None else [Path(job.run_dir, name) for name in ("metrics.csv", "checkpoints", "")]

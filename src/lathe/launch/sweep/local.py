@@ -98,6 +98,7 @@ def run_here(
                     screen.say("Stopping: the jobs write their checkpoints; once more ends them at once.")
             screen.update(list(sweep.jobs.values()), queue.began)
             time.sleep(POLL)
+        screen.update(list(sweep.jobs.values()), {}, force=True)
     if received:
         raise SweepStopped(signal.Signals(received[0]).name, folder.path)
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
@@ -59,13 +59,13 @@ class Screen:
         if self.live is None or (time.monotonic() - self.shown < 0.25 and not force):
             return
         self.shown = time.monotonic()
-        self.live.update(self._table(jobs, began), refresh=True)
+        self.live.update(Group(str(self.folder), self._table(jobs, began), self._left(jobs, began)), refresh=True)
 
     def _table(self, jobs: Sequence[Job], began: dict[int, float]) -> Table:
         running = [job for job in jobs if job.number in began]
         rest = [job for job in jobs if job.number not in began and job.state != "waiting"]
         rows = sorted([*running, *rest[-(ROWS - len(running)) :]], key=lambda job: job.number)
-        table = Table(title=f"{self.folder}", caption=self._left(jobs, began), title_justify="left")
+        table = Table()
         for column in ("job", "values", "state", "objective", "time"):
             table.add_column(column, justify="right" if column in ("job", "objective", "time") else "left")
         for job in rows:
