@@ -106,6 +106,25 @@ def put(temporary: Path, path: Path, replace_folder: bool = False) -> None:
             _delete(_aside(path))
 
 
+def move(old: Path, new: Path) -> None:
+    """Moves a folder; to another disk as a copy that is there whole before the old one goes."""
+    try:
+        os.replace(old, new)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+        with whole(new) as making:
+            shutil.copytree(old, making, symlinks=True)
+        remove(old)
+
+
+def remove(folder: Path) -> None:
+    """A folder is gone in one step; links in it are not followed. What a kill leaves has a name that `sweep` knows."""
+    aside = beside(folder)
+    os.replace(folder, aside)
+    shutil.rmtree(aside)
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes the whole of `text` or nothing: readers never see half a file, whatever kills the writer."""
     with whole(path) as temporary:

@@ -92,11 +92,11 @@ def test_the_next_commands_are_about_this_run(tmp_path: Path, monkeypatch: pytes
     assert request["split"] == "val"
     assert slower[:2] == ["python", "train.py"]
     assert not {word.split("=")[0] for word in slower[2:]} & {"resume", "launch.id"}
-    assert differences(cfg, config(*slower[2:]), ("paths",)) == ["optimizer.lr: 0.004 -> 0.002"]
+    assert differences(cfg, config(*slower[2:]), ("paths", "sweep")) == ["optimizer.lr: 0.004 -> 0.002"]
     assert seeds[:3] == ["python", "train.py", "-m"]
     assert seeds[-1] == "seed=1,2,3"
     assert [word for word in seeds if word.startswith("optimizer.lr")] == ["optimizer.lr=0.004"]
-    assert differences(cfg, config(*seeds[3:-1], "seed=2"), ("paths", "data")) == ["seed: 3 -> 2"]
+    assert differences(cfg, config(*seeds[3:-1], "seed=2"), ("paths", "data", "sweep")) == ["seed: 3 -> 2"]
 
 
 def test_the_next_commands_start_where_this_run_started(tmp_path: Path) -> None:

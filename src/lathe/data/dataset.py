@@ -148,7 +148,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         missing = [f"data.{name}" for name, one in self.datasets.items() if one is None]
         cut = "data.folds" if self.folds is not None else f"data.share={self.share}" if self.share < 1 else None
         if missing or cut:
-            what = " and ".join(missing) or cut
+            what = cut or " and ".join(missing)
             raise UserError(f"{what}: nothing can be cut out of {found['train']}, which is iterable: give datasets.")
         if self.samples is None:
             if not isinstance(train, Sized):

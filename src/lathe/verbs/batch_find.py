@@ -6,7 +6,6 @@ import json
 import math
 import multiprocessing
 import re
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -214,5 +213,7 @@ def _peak(device: str) -> int:
     """Bytes that this process has held at most: of the GPU's memory, or resident."""
     if device == "cuda":
         return int(torch.cuda.max_memory_reserved())
+    import resource  # not on Windows
+
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else used * 1024

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -79,24 +78,13 @@ def archive(runs: Sequence[Listed], log_dir: Path, folder: str) -> None:
         assert run.path is not None
         place.parent.mkdir(parents=True, exist_ok=True)
         with held(run):
-            _move(run.path, place)
+            files.move(run.path, place)
+        with suppress(OSError):
+            run.path.parent.rmdir()
         _note_in_sweep(log_dir, run.path, place)
         print(f"{run.where} -> {place}")
     _mend_latest(log_dir)
     print(f"{many(len(runs), 'run')} moved; python scripts/runs.py runs={folder} lists them.")
-
-
-def _move(old: Path, new: Path) -> None:
-    try:
-        os.rename(old, new)
-    except OSError as error:
-        if error.errno != 18:  # EXDEV: another disk
-            raise
-        with files.whole(new) as making:
-            shutil.copytree(old, making, symlinks=True)
-        _remove(old)
-    with suppress(OSError):
-        old.parent.rmdir()
 
 
 def delete(runs: Sequence[Listed], log_dir: Path, state: str, sure: bool) -> None:
@@ -144,21 +132,13 @@ def _deleted(run: Listed, state: str) -> bool:
             if again.run.complete != (state in ("complete", "pruned")):
                 print(f"{run.where} is {again.state} by now: it stays.")
                 return False
-            _remove(run.path)
+            files.remove(run.path)
     except UserError as error:
         print(f"{error} It stays.")
         return False
     with suppress(OSError):
         run.path.parent.rmdir()
     return True
-
-
-def _remove(path: Path) -> None:
-    """A run directory is gone in one step; links in it are not followed. What a kill leaves has a name that the next
-    run of the same name sweeps."""
-    aside = files.beside(path)
-    os.rename(path, aside)
-    shutil.rmtree(aside)
 
 
 @contextmanager
