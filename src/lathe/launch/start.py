@@ -61,7 +61,7 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
     # What a run that is continued or joined is made of, it says itself.
     alone = typed.get("resume") is not None or (around is not None and around.rank != 0)
     check_typed(cfg, typed, None if alone else check_together(around))
-    place = job_of(cfg)
+    place = job_of(cfg, typed_words())
     for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
         cfg.paths[key] = os.path.abspath(cfg.paths[key])
     typed = resolve(cfg)  # with what follows them
@@ -160,8 +160,6 @@ def _check_sweep(outer: Outer | None, nodes: Nodes) -> None:
         "launch=slurm submits the jobs of a sweep: add -m (python train.py -m launch=slurm ...), or use "
         "scripts/slurm/train.sbatch for a single run.",
     )
-    own = next((word for word in typed_words() if key_of(word).split(".")[0] == "sweep"), None)
-    require(sweep or own is None, f"{own} is for a sweep: add -m (python train.py -m {own} ...).")
     if not sweep or submitted:
         return
     require(

@@ -17,8 +17,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from lathe.config.words import key_of
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, whole, write_atomically
 from lathe.trust import read_json
@@ -62,8 +65,15 @@ class SweepJob:
         write_atomically(_file(self.folder, self.number, "run"), str(run_dir))
 
 
-def job_of(cfg: DictConfig) -> SweepJob | None:
-    """The place of this run in its sweep, or None; `sweep` is taken out of `cfg`: it is no part of the experiment."""
+def job_of(cfg: DictConfig, typed: Sequence[str]) -> SweepJob | None:
+    """The place of this run in its sweep, or None; `sweep` is taken out of `cfg`: it is no part of the experiment.
+
+    Raises:
+        UserError: `typed` has words of a sweep, in a command that is none.
+    """
+    own = next((word for word in typed if key_of(word).split(".")[0] == "sweep"), None)
+    alone = own is not None and HydraConfig.get().mode != RunMode.MULTIRUN
+    require(not alone, f"{own} is for a sweep: add -m (python train.py -m {own} ...).")
     with open_dict(cfg):
         node = cfg.pop("sweep", None)
     if node is None or node.get("job") is None:
