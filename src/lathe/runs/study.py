@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,7 @@ def _made(key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: 
     try:
         if isinstance(node, str):
             name, arguments = known[node]
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of qmc: it is chosen by name
             return getattr(getattr(optuna, f"{key}s"), name)(**arguments, **(more or {}))
         made = instantiate(OmegaConf.create(node))
     except Exception as error:

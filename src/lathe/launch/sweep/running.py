@@ -24,7 +24,6 @@ from lathe.runs.rundir import RunDir
 # In place of this launcher, which runs a job after the other in one process, stands the queue here.
 FORKS = sys.platform.startswith("linux")  # elsewhere a fork of what has imported torch is not safe
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
-SINGLE = ("lr_find", "batch_find")  # verbs that compose what train.py does, and the sweeper with it
 WITHOUT: dict[str, Any] = {
     "axes": {},
     "runs": None,
@@ -44,8 +43,6 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
         UserError: the sweep can't be run, or jobs failed.
         Stopped: a signal ended it.
     """
-    verb = str(context.config.hydra.job.config_name)
-    require(verb not in SINGLE, f"-m: {verb}.py tries one configuration: leave -m out.")
     options = _options(context)
     _check_alone(context)
     _, words = own_words(arguments)
