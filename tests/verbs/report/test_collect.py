@@ -8,8 +8,9 @@ import pytest
 from support.run_directories import write_run, write_sweep
 
 from lathe.errors import UserError
+from lathe.runs.places import Place
 from lathe.verbs.report.collect import check_tasks, collect, read_run
-from lathe.verbs.report.find import Place, common_folder
+from lathe.verbs.report.find import common_folder
 
 
 @pytest.fixture(autouse=True)

@@ -14,9 +14,10 @@ from lathe.config.composed import BEFORE, flatten
 from lathe.config.schema import current
 from lathe.config.words import key_of
 from lathe.errors import UserError, require
+from lathe.runs.places import Place
 from lathe.runs.rundir import RunDir
 from lathe.runs.summary import retyped, without
-from lathe.verbs.report.find import Place, find_places
+from lathe.verbs.report.find import find_places
 
 STATES = ("complete", "pruned", "running", "unfinished", "failed")
 # Numbers of result.json that say how long a run was, not how good.

@@ -3,24 +3,13 @@
 import glob
 import json
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
 
 from lathe.errors import UserError, did_you_mean, require
-from lathe.runs.jobs import jobs
+from lathe.runs.places import Place, below, is_run, jobs_by_run
 
-DEPTH = 5  # folders below the one that was named: logs/<name>/<run> is two
 FOREIGN = ("lightning_logs", "mlruns", "wandb", ".hydra", "hparams.yaml", "trainer_state.json", "args.yaml")
-
-
-@dataclass
-class Place:
-    """A run directory, the job of a sweep, or both: a job that failed early has no directory."""
-
-    path: Path | None
-    job: dict[str, Any] = field(default_factory=dict)
 
 
 def find_places(named: list[str]) -> list[Place]:
@@ -31,29 +20,29 @@ def find_places(named: list[str]) -> list[Place]:
     """
     found: dict[Path | int, Place] = {}
     for text in named:
-        places = [place for folder in _folders(text) for place in _below(folder, DEPTH)]
+        places = [place for folder in _folders(text) for place in below(folder)]
         if not places:
             raise UserError(_nothing(text))
         for place in places:
             key = len(found) if place.path is None else place.path.resolve()
             found.setdefault(key, place).job.update(place.job)
+    _add_jobs(found.values())
     return sorted(found.values(), key=lambda place: (str(place.path.resolve()) if place.path else "~", _number(place)))
+
+
+def _add_jobs(places: Collection[Place]) -> None:
+    """What the sweeps beside runs say of them: how one ended that has no result."""
+    log_dirs = {place.path.resolve().parent.parent for place in places if place.path is not None}
+    told = {run: job for log_dir in log_dirs for run, job in jobs_by_run(log_dir).items()}
+    for place in places:
+        if place.path is not None and not place.job and place.path.resolve() in told:
+            place.job = told[place.path.resolve()].job
 
 
 def common_folder(named: list[str]) -> Path:
     """The folder that holds all that `runs` names and is no run directory itself."""
     folders = [folder.resolve() for text in named for folder in _folders(text)]
     return Path(os.path.commonpath([path.parent if is_run(path) else path for path in folders]))
-
-
-def is_run(path: Path) -> bool:
-    """Whether a run directory lies at `path`."""
-    return (path / "config.yaml").is_file() and (path / "environment.json").is_file()
-
-
-def is_sweep(path: Path) -> bool:
-    """Whether a sweep's directory lies at `path`."""
-    return (path / "sweep.yaml").is_file() and (path / "jobs").is_dir()
 
 
 def _folders(text: str) -> list[Path]:
@@ -76,38 +65,11 @@ def _near(path: Path) -> str:
     return did_you_mean(path.name, names, "name a run directory, logs/<name> or a sweep's directory below logs/sweeps.")
 
 
-def _below(folder: Path, depth: int) -> Iterator[Place]:
-    if is_run(folder):
-        yield Place(folder)
-    elif is_sweep(folder):
-        yield from _jobs(folder)
-    elif depth:
-        for path in _entries(folder):
-            if path.is_dir() and not path.is_symlink() and path.name[0] != ".":
-                yield from _below(path, depth - 1)
-
-
 def _entries(folder: Path) -> list[Path]:
     try:
         return sorted(folder.iterdir())
     except OSError:  # not ours to read
         return []
-
-
-def _jobs(sweep: Path) -> Iterator[Place]:
-    """The jobs of a sweep, by their files in jobs/."""
-    told = dict(jobs(sweep))
-    for path in sorted((sweep / "jobs").glob("*.json")):
-        job = told.get(path, {"state": "failed", "sentence": f"{path} can't be read as JSON."})
-        yield Place(_run_of(job, sweep), {"number": int(path.stem) if path.stem.isdigit() else 0, **job})
-
-
-def _run_of(job: dict[str, Any], sweep: Path) -> Path | None:
-    """A job's run directory: where it was made, or where it lies beside the sweep if all of logs/ has moved."""
-    if not isinstance(job.get("run_dir"), str):
-        return None
-    made = Path(job["run_dir"])
-    return next((path for path in (made, sweep.parent.parent / Path(*made.parts[-2:])) if is_run(path)), made)
 
 
 def _number(place: Place) -> int:

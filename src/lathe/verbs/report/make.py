@@ -7,9 +7,10 @@ from typing import Any
 
 from lathe.errors import require, uninstalled
 from lathe.files import write_atomically
+from lathe.runs.places import is_run
 from lathe.verbs.report.assemble import Report, assemble
 from lathe.verbs.report.data import page_data
-from lathe.verbs.report.find import common_folder, is_run
+from lathe.verbs.report.find import common_folder
 from lathe.verbs.report.latex import latex
 from lathe.verbs.report.markdown import markdown
 from lathe.verbs.report.page import write_page

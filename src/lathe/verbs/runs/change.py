@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from lathe import files
 from lathe.errors import UserError, refuse, require
-from lathe.runs.jobs import jobs
+from lathe.runs.places import folders_in, jobs
 from lathe.runs.rundir import RunDir, point_latest
 from lathe.verbs.runs.listed import Listed
 from lathe.verbs.runs.table import many, printable, size
@@ -187,7 +187,7 @@ def _needed(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
 
 def _note_in_sweep(log_dir: Path, old: Path, new: Path) -> None:
     """Where a sweep says that the run lies."""
-    for sweep in (log_dir / "sweeps").glob("*"):
+    for sweep in folders_in(log_dir / "sweeps"):
         for path, job in jobs(sweep):
             if isinstance(job.get("run_dir"), str) and os.path.realpath(job["run_dir"]) == str(old):
                 files.write_atomically(path, json.dumps({**job, "run_dir": str(new)}, indent=2) + "\n")

@@ -1,0 +1,84 @@
+"""Where runs lie: run directories, folders of them, and sweeps with their jobs. Imports no torch."""
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lathe.errors import UserError
+from lathe.trust import read_json
+
+DEPTH = 5  # folders below one that was named: logs/<name>/<run> is two
+
+
+@dataclass
+class Place:
+    """A run directory, the job of a sweep, or both: a job that failed early has no directory. `file` is the job's."""
+
+    path: Path | None
+    job: dict[str, Any] = field(default_factory=dict)
+    file: Path | None = None
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run directory lies at `path`."""
+    return (path / "config.yaml").is_file() and (path / "environment.json").is_file()
+
+
+def is_sweep(path: Path) -> bool:
+    """Whether a sweep's directory lies at `path`."""
+    return (path / "sweep.yaml").is_file()
+
+
+def below(folder: Path, passed: Collection[str] = (), depth: int = DEPTH) -> Iterator[Place]:
+    """The runs at and below a folder, in the order of their names, and the jobs of sweeps there. Links below it are not
+    followed; folders right below it whose names are `passed` are passed over."""
+    if is_run(folder):
+        yield Place(folder)
+    elif is_sweep(folder):
+        yield from jobs_of(folder)
+    elif depth:
+        for path in folders_in(folder):
+            if path.name not in passed:
+                yield from below(path, (), depth - 1)
+
+
+def folders_in(folder: Path) -> list[Path]:
+    """Folders in a folder that are neither links nor hidden, in order; none where it can't be read."""
+    try:
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+    return [folder / name for name in names if name[0] != "."]
+
+
+def jobs(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The files of a sweep's jobs, in order, and what each says; those that can't be read are passed over."""
+    for path in sorted((sweep / "jobs").glob("*.json")):
+        with suppress(UserError, OSError):
+            yield path, read_json(path, str(path))
+
+
+def jobs_of(sweep: Path) -> Iterator[Place]:
+    """The jobs of a sweep, each with its run directory if it has one; of a file that can't be read, one that failed."""
+    told = dict(jobs(sweep))
+    for path in sorted((sweep / "jobs").glob("*.json")):
+        job = told.get(path, {"state": "failed", "sentence": f"{path} can't be read as JSON."})
+        yield Place(_run_of(job, sweep), {"number": int(path.stem) if path.stem.isdigit() else 0, **job}, path)
+
+
+def _run_of(job: dict[str, Any], sweep: Path) -> Path | None:
+    """A job's run directory: where it was made, or where it lies beside the sweep if all of logs/ has moved."""
+    if not isinstance(job.get("run_dir"), str):
+        return None
+    made = Path(job["run_dir"])
+    return next((path for path in (made, sweep.parent.parent / Path(*made.parts[-2:])) if is_run(path)), made)
+
+
+def jobs_by_run(log_dir: Path) -> dict[Path, Place]:
+    """The jobs of all sweeps below `log_dir` that have run directories, by these."""
+    found = (place for sweep in folders_in(log_dir / "sweeps") for place in jobs_of(sweep))
+    return {place.path.resolve(): place for place in found if place.path is not None}
