@@ -3,6 +3,7 @@ stale)
 """
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,6 +96,7 @@ def messages() -> dict[str, list[str]]:
     return {room: list(texts) for room, texts in sorted(rooms.items()) if texts}
 
 
+@functools.cache
 def templates() -> set[str]:
     """Every string of the package as a sentence: messages are also warnings, and what functions return."""
     strings = ast.Constant | ast.JoinedStr | ast.BinOp

@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 import re
 import sys
@@ -20,11 +21,12 @@ os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
-from support import composing, timm_here
+from support import composing, elastic, timm_here
 from support.commands import in_process
 
 torch.set_num_threads(1)
 composing.once()
+elastic.quick()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -68,6 +70,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if found := re.match(r"test_(law[1-7])_", item.path.name):
             item.add_marker(found[1])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _settled() -> None:
+    """What a file of tests finds, modules above all, is no garbage: a collection, of which a measurement makes several,
+    need not walk through it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,9 @@
 """Every configuration that ships: its parts can be built, its keys have a rule, and its defaults fit."""
 
+import copy
+import functools
 import inspect
+import json
 from typing import Any
 
 import pytest
@@ -57,6 +60,11 @@ OTHERS = {
 
 def chosen(choice: str) -> dict[str, Any]:
     """The configuration of a choice, with what it goes with."""
+    return copy.deepcopy(_composed(choice))
+
+
+@functools.cache
+def _composed(choice: str) -> dict[str, Any]:
     group, name = choice.split("=")
     if choice in NEEDS:
         return config(choice, *NEEDS[choice])
@@ -100,9 +108,17 @@ NEEDS_MORE = {
 }
 
 
+@functools.cache
+def built(net: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[torch.nn.Module, torch.Size]:
+    """A net on the meta device, shapes without memory, by its configuration as JSON, and the shape of its logits."""
+    with torch.device("meta"):
+        made = make(json.loads(net), "model.net")
+        return made, made(torch.empty(shape, dtype=dtype)).shape
+
+
 @pytest.mark.parametrize("choice", [choice for choice in [*CHOICES, *NO_KEYS] if choice not in OWN])
 def test_every_choice_composes_and_its_parts_can_be_built(request: pytest.FixtureRequest, choice: str) -> None:
-    """Everything that needs neither data nor a device. Nets are built on the meta device: shapes without memory."""
+    """Everything that needs neither data nor a device; each net once."""
     group, name = choice.split("=")
     if name == "timm":
         request.getfixturevalue("timm")
@@ -110,12 +126,10 @@ def test_every_choice_composes_and_its_parts_can_be_built(request: pytest.Fixtur
     if group in ("experiment", "debug"):
         assert cfg["name"] == (name if group == "experiment" else "debug")
     data = cfg["data"]
-    with torch.device("meta"):
-        net = make(cfg["model"]["net"], "model.net")
-        images = "channels" in data
-        shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])
-        logits = net(torch.empty(shape) if images else torch.empty(shape, dtype=torch.int64))
-    assert logits.shape == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
+    images = "channels" in data
+    shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])
+    net, logits = built(json.dumps(cfg["model"]["net"]), shape, torch.float32 if images else torch.int64)
+    assert logits == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
     optimizer = factory_of(make(cfg["optimizer"], "optimizer"))(net)
     assert sum(len(part["params"]) for part in optimizer.param_groups) == len(list(net.parameters()))
     if cfg["scheduler"]:
