@@ -57,7 +57,7 @@ def folders_in(folder: Path) -> list[Path]:
 
 def jobs(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """The files of a sweep's jobs, in order, and what each says; those that can't be read are passed over."""
-    for path in sorted((sweep / "jobs").glob("*.json")):
+    for path in sorted((sweep / "jobs").glob("[0-9]*.json")):
         with suppress(UserError, OSError):
             yield path, read_json(path, str(path))
 
@@ -65,7 +65,7 @@ def jobs(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 def jobs_of(sweep: Path) -> Iterator[Place]:
     """The jobs of a sweep, each with its run directory if it has one; of a file that can't be read, one that failed."""
     told = dict(jobs(sweep))
-    for path in sorted((sweep / "jobs").glob("*.json")):
+    for path in sorted((sweep / "jobs").glob("[0-9]*.json")):
         job = told.get(path, {"state": "failed", "sentence": f"{path} can't be read as JSON."})
         yield Place(_run_of(job, sweep), {"number": int(path.stem) if path.stem.isdigit() else 0, **job}, path)
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ SAMPLERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cmaes": ("CmaEsSampler", {}),
     "random": ("RandomSampler", {}),
     "qmc": ("QMCSampler", {}),
-    "grid": ("RandomSampler", {}),  # which is never asked: each point is put in line
+    "grid": ("RandomSampler", {}),  # which is never asked: each trial is given its point
     "nsga2": ("NSGAIISampler", {}),
 }
 PRUNERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -28,7 +29,10 @@ PRUNERS: dict[str, tuple[str, dict[str, Any]]] = {
     "hyperband": ("HyperbandPruner", {"min_resource": 1, "reduction_factor": 3}),
     "median": ("MedianPruner", {}),
     "percentile": ("PercentilePruner", {"percentile": 25.0}),
+    "wilcoxon": ("WilcoxonPruner", {}),
 }
+RACES = ("already exists", "UNIQUE constraint", "duplicate key")  # of two machines that make the same tables
+LOCKED = 120.0  # seconds to wait for others who write to an SQLite file, which has one lock
 _LOGIN = re.compile(r"(?<=//)[^/@]*@")
 
 
@@ -44,14 +48,13 @@ def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
     Raises:
         UserError: it can't be opened.
     """
-    import optuna
     from optuna.storages import journal
 
     address = options.get("storage")
     if address is None:
         return journal.JournalStorage(journal.JournalFileBackend(str(folder / "study.log")))
     try:
-        return optuna.storages.RDBStorage(address)
+        return _database(address)
     except Exception as error:
         reason = _LOGIN.sub("", " ".join(str(error).split()))[:200] or type(error).__name__
         raise UserError(
@@ -60,9 +63,30 @@ def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def study_name(facts: Mapping[str, Any]) -> str:
-    """The study's name in its storage, which machines that share one find by the same command."""
-    told = json.dumps([facts["words"], facts["sweep"].get("space")], sort_keys=True)
+def _database(address: str) -> Any:
+    import optuna
+
+    waits = {"connect_args": {"timeout": LOCKED}} if address.startswith("sqlite") else {}
+    for _ in range(5):
+        try:
+            return optuna.storages.RDBStorage(address, engine_kwargs=waits)
+        except Exception as error:
+            if not any(words in str(error) for words in RACES):
+                raise
+            time.sleep(0.2)
+    return optuna.storages.RDBStorage(address, engine_kwargs=waits)
+
+
+def study_name(facts: Mapping[str, Any], names: Sequence[str] = ()) -> str:
+    """The study's name in its storage, which machines that share one find by the same command: it does not depend on
+    where they keep runs and data. Of the `names` there, that which earlier versions gave it is kept."""
+    words, own = facts["words"], ("paths.", "sweep.storage=")
+    former, name = (_named(facts, typed) for typed in (words, [word for word in words if not word.startswith(own)]))
+    return former if former in names else name
+
+
+def _named(facts: Mapping[str, Any], words: Sequence[str]) -> str:
+    told = json.dumps([words, facts["sweep"].get("space")], sort_keys=True)
     return f"{facts['name']}-{hashlib.sha256(told.encode()).hexdigest()[:12]}"
 
 
@@ -75,11 +99,11 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    options, name = facts["sweep"], study_name(facts)
+    storage = storage_of(folder, facts["sweep"])
     parts: dict[str, Any] = {
-        "study_name": name,
-        "storage": storage_of(folder, options),
-        "pruner": _made("pruner", options, PRUNERS),
+        "study_name": study_name(facts, optuna.get_all_study_names(storage)),
+        "storage": storage,
+        "pruner": pruner_of(facts["sweep"]),
     }
     if directions is None:
         return optuna.load_study(**parts)
@@ -88,12 +112,61 @@ def open_study(folder: Path, facts: Mapping[str, Any], directions: Sequence[str]
     return optuna.create_study(**parts, directions=words, load_if_exists=True)
 
 
-def sampler_of(options: Mapping[str, Any], number: int) -> Any:
-    """Draws trial `number`, whatever process draws it: its random numbers depend on (seed, number) alone.
+def pruner_of(options: Mapping[str, Any]) -> Any:
+    """Says which runs, or trials, fall behind.
 
     Raises:
         UserError: its class can't be made.
     """
+    return _made("pruner", options, PRUNERS)
+
+
+def between_repeats(pruner: Any) -> bool:
+    """Whether what is reported to `pruner` are a trial's runs, and not the validations of one."""
+    import optuna
+
+    return isinstance(pruner, optuna.pruners.WilcoxonPruner)
+
+
+def falls_behind(study: Any, number: int, values: Mapping[int, float]) -> bool:
+    """Reports the runs of trial `number` so far, by the number of the repeat, and asks the study's pruner."""
+    trial_id = _trial_id(study, number)
+    trial = study._storage.get_trial(trial_id)
+    if trial.state.is_finished():
+        return False
+    known = trial.intermediate_values
+    for repeat, value in values.items():
+        if repeat not in known:
+            study._storage.set_trial_intermediate_value(trial_id, repeat, value)
+    return bool(study.pruner.prune(study, study._storage.get_trial(trial_id)))
+
+
+def make_brackets(study: Any, number: int) -> None:
+    """Lets Hyperband divide the trials into brackets: trial `number` is then drawn by what its own bracket has told. It
+    does so when it is first asked, which for a search would be in its runs alone."""
+    import optuna
+
+    if isinstance(study.pruner, optuna.pruners.HyperbandPruner):
+        study.pruner.prune(study, study._storage.get_trial(_trial_id(study, number)))
+
+
+def _trial_id(study: Any, number: int) -> int:
+    found: int = study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
+    return found
+
+
+def sampler_of(options: Mapping[str, Any], number: int, point: Mapping[str, Any] | None = None) -> Any:
+    """Draws trial `number`, whatever process draws it: its random numbers depend on (seed, number) alone. Of
+    sampler=grid it is `point`.
+
+    Raises:
+        UserError: its class can't be made.
+    """
+    if point is not None:
+        import optuna
+
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.PartialFixedSampler(dict(point), optuna.samplers.RandomSampler())
     name, seed = options["sampler"], options["seed"]
     drawn = int.from_bytes(hashlib.sha256(f"{seed}/{number}".encode()).digest()[:4], "big")
     return _made("sampler", options, SAMPLERS, {"seed": seed if name == "qmc" else drawn})  # qmc counts along
@@ -104,10 +177,10 @@ def _made(key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: 
     from hydra.utils import instantiate
 
     node = options[key]
+    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of qmc and wilcoxon: they are chosen
     try:
         if isinstance(node, str):
             name, arguments = known[node]
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of qmc: it is chosen by name
             return getattr(getattr(optuna, f"{key}s"), name)(**arguments, **(more or {}))
         made = instantiate(OmegaConf.create(node))
     except Exception as error:
@@ -121,10 +194,10 @@ def _made(key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: 
 def trial_of(folder: Path, number: int) -> Any | None:
     """The trial that a run of the sweep in `folder` reports to, or None where nothing asks for its validations."""
     facts: Any = OmegaConf.to_container(OmegaConf.load(folder / "sweep.yaml"))
-    if facts["sweep"].get("space") is None or facts["sweep"]["pruner"] == "none":
+    options = facts["sweep"]
+    if options.get("space") is None or options["pruner"] == "none" or options.get("repeats") is not None:
         return None
     import optuna
 
     study = open_study(folder, facts)
-    trial_id = study._storage.get_trial_id_from_study_id_trial_number(study._study_id, number)
-    return optuna.trial.Trial(study, trial_id)
+    return optuna.trial.Trial(study, _trial_id(study, number))

@@ -21,7 +21,7 @@ def sweeps(log_dir: Path) -> list[Path]:
 
 def jobs(sweep: Path) -> list[dict[str, Any]]:
     """What the sweep says of its jobs."""
-    return [json.loads(path.read_text()) for path in sorted((sweep / "jobs").glob("*.json"))]
+    return [json.loads(path.read_text()) for path in sorted((sweep / "jobs").glob("[0-9]*.json"))]
 
 
 def test_each_job_is_the_run_that_the_same_words_make_alone(tmp_path: Path) -> None:

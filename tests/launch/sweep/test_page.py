@@ -19,7 +19,7 @@ SMALL = (
     "trainer.enable_progress_bar=false",
     "callbacks.throughput=null",
 )
-COUNTS = [6, 5, 5, 6, 2, 6, 8]
+COUNTS = [6, 5, 5, 6, 2, 6, 8, 6]
 COMMANDS = [
     command for command in commands(ROOT / "docs" / "sweeps.md") if " -m " in command and "slurm" not in command
 ]

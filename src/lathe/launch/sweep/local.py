@@ -16,6 +16,7 @@ from lathe.launch.sweep.screen import Screen
 
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
 POLL = 0.02  # seconds between two looks at the processes
+IDLE = 1.0  # seconds between two looks for a job where none was found, which another process may have left
 
 
 class Source(Protocol):
@@ -27,8 +28,8 @@ class Source(Protocol):
     def more(self, folder: SweepDir) -> Job | None:
         """Another job, or None if there is none now."""
 
-    def told(self, job: Job) -> None:
-        """Takes in how a job has ended."""
+    def told(self, job: Job) -> list[Job]:
+        """Takes in how a job has ended; returns jobs that are not run for it."""
 
 
 class _Sweep:
@@ -51,6 +52,13 @@ class _Sweep:
             return None
         self.jobs[job_or_none.number] = job_or_none
         return self.next()
+
+    def told(self, job: Job) -> list[Job]:
+        """Takes in how a job has ended; returns jobs that are not run for it."""
+        left = self.source.told(job)
+        self.folder.save(job)
+        self.jobs |= {other.number: other for other in left}
+        return left
 
     @property
     def done(self) -> int:
@@ -78,19 +86,22 @@ def run_here(
     sweep = _Sweep(folder, source, options["retries"])
     queue = Jobs(folder, slots, lambda job: lambda: context.run(folder, job), options["silence"])
     with _heard() as received, Screen(folder.path, len(slots), source.total, sweep.done) as screen:
-        passed_on = 0
+        passed_on, idle_until = 0, 0.0
         while True:
-            while queue.free and not received and (found := sweep.next()) is not None:
-                queue.start(*found)
+            while queue.free and not received and time.monotonic() >= idle_until:
+                if (found := sweep.next()) is None:
+                    idle_until = time.monotonic() + IDLE
+                else:
+                    queue.start(*found)
             if not queue.running:
                 break
             for job in queue.ended():
+                idle_until = 0.0
                 if job.state == "failed" and sweep.tries_again(job):
                     screen.ended(job)
                 elif job.state != "waiting":
-                    source.told(job)
-                    folder.save(job)
-                    screen.ended(job)
+                    for ended in (job, *sweep.told(job)):
+                        screen.ended(ended)
             if len(received) > passed_on:
                 passed_on = len(received)
                 queue.signal(signal.SIGTERM if passed_on == 1 else signal.SIGKILL)

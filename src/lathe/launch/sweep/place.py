@@ -34,7 +34,8 @@ ENDED = ("complete", "pruned")  # what is not run again
 @dataclass
 class Job:
     """One job as jobs/<number>.json has it: `label` are the overrides in which it differs from the others, `values`
-    what a search was told."""
+    what it has reached for a search. `trial` is the search's trial that it belongs to (None: the one of its own number)
+    and `repeat` which of the trial's runs it is, from 0."""
 
     number: int
     overrides: list[str]
@@ -46,6 +47,13 @@ class Job:
     tries: int = 0
     seconds: float = 0.0
     sentence: str | None = None
+    trial: int | None = None
+    repeat: int = 0
+
+    @property
+    def of_trial(self) -> int:
+        """The number of its trial."""
+        return self.number if self.trial is None else self.trial
 
 
 @dataclass(frozen=True)
@@ -121,6 +129,13 @@ class SweepDir:
     def jobs(self) -> list[Job]:
         """The jobs so far, by number."""
         return [self.job(int(path.stem)) for path in sorted((self.path / "jobs").glob("[0-9]*.json"))]
+
+    def trials(self) -> dict[int, list[Job]]:
+        """The jobs so far of each trial, by its number."""
+        found: dict[int, list[Job]] = {}
+        for job in self.jobs():
+            found.setdefault(job.of_trial, []).append(job)
+        return found
 
     def job(self, number: int) -> Job:
         """How a job stands.
@@ -222,8 +237,9 @@ def create_sweep(log_dir: Path, identity: dict[str, Any]) -> SweepDir:
 
 
 def identity_of(words: Sequence[str], name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What makes a sweep the same as another: all but how its jobs are run."""
+    """What makes a sweep the same as another: all but how its jobs are run. A key that came later is left out where it
+    is null, as it was not there in sweeps begun before."""
     how = ("jobs", "retries", "silence", "resume", "folder", "job")
-    chosen = {key: value for key, value in options.items() if key not in how}
+    chosen = {key: value for key, value in options.items() if key not in how and (key, value) != ("repeats", None)}
     kept = [word for word in words if word.partition("=")[0] not in {f"sweep.{key}" for key in how}]
     return {"format": FORMAT, "words": kept, "name": name, "where": os.getcwd(), "sweep": chosen}

@@ -90,8 +90,13 @@ class Listed:
         """None: all are there."""
         return None
 
-    def told(self, job: Job) -> None:
-        """Nothing follows from how a job has ended."""
+    def told(self, job: Job) -> list[Job]:
+        """None: no other job depends on how one has ended."""
+        return []
+
+    def unfinished(self, folder: SweepDir) -> int:
+        """None: all are there."""
+        return 0
 
     def concluded(self) -> None:
         """Nothing is to be said beside how the jobs have ended."""

@@ -28,6 +28,7 @@ WITHOUT: dict[str, Any] = {
     "axes": {},
     "runs": None,
     "remove": None,
+    "repeats": None,
     "jobs": "auto",
     "retries": 0,
     "silence": 3600,
@@ -65,7 +66,7 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     else:
         _through_launcher(context, folder, source, options["jobs"])
     source.concluded()
-    return _concluded(folder, source.again)
+    return _concluded(folder, source)
 
 
 def _options(context: Context) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def _source(context: Context, words: list[str], params: dict[str, Any], options:
     require(
         len(jobs) == 1,
         f"a search draws the values that sweep.space names, and {len(jobs)} combinations of others were typed: move "
-        "them there, or start a search for each.",
+        "them there, run each trial with all of them by sweep.repeats={seed: [1, 2, 3]}, or start a search for each.",
     )
     return Search(context, jobs[0], options)
 
@@ -126,10 +127,10 @@ def _through_launcher(context: Context, folder: SweepDir, source: Listed | Searc
         hydra_context=context.hydra, task_function=context.task, config=context.config
     )
     jobs = [job for job in folder.jobs() if job.state not in ENDED and (source.again or job.state != "failed")]
-    while jobs:
+    most = at_once if isinstance(at_once, int) else 1
+    while jobs := jobs or [job for _ in range(most) if (job := source.more(folder)) is not None]:
         _launched(launcher, context, folder, source, jobs)
-        most = at_once if isinstance(at_once, int) else 1
-        jobs = [job for _ in range(most) if (job := source.more(folder)) is not None]
+        jobs = []
 
 
 def _launched(launcher: Any, context: Context, folder: SweepDir, source: Listed | Search, jobs: list[Job]) -> None:
@@ -147,24 +148,26 @@ def _launched(launcher: Any, context: Context, folder: SweepDir, source: Listed 
         folder.save(job)
 
 
-def _concluded(folder: SweepDir, again: bool) -> list[Job]:
-    """Says how the jobs have ended, and marks the sweep as done if all are: `again` says that those that failed are
-    tried again, and not, as the trials of a search, counted.
+def _concluded(folder: SweepDir, source: Listed | Search) -> list[Job]:
+    """Says how the jobs have ended, and marks the sweep as done if all are. Those of a list that failed are tried
+    again; the trials of a search are counted.
 
     Raises:
-        UserError: some have failed; of a search all.
+        UserError: some have failed; of a search all trials.
     """
     jobs = folder.jobs()
     failed = [job for job in jobs if job.state == "failed"]
-    open_still = [job for job in jobs if job.state not in (*ENDED, "failed")]
-    if not open_still and not (again and failed):
+    left = sum(job.state not in (*ENDED, "failed") for job in jobs) + source.unfinished(folder)
+    if not left and not (source.again and failed):
         folder.finish()
-    if open_still:
-        print(f"{len(open_still)} jobs are left to other processes that are at this sweep.")
+    if left:
+        print(f"{left} jobs are left to other processes that are at this sweep.")
     else:
         print(f"Next:\n  python scripts/report.py runs={folder.path}")
-    if failed and (again or len(failed) == len(jobs)):
-        way = "The same command tries them again, and keeps the others." if again else "No trial is left to go by."
+    trials = {job.of_trial for job in jobs}
+    if failed and (source.again or trials == {job.of_trial for job in failed}):
+        again = "The same command tries them again, and keeps the others."
+        way = again if source.again else "No trial is left to go by."
         raise UserError(
             f"{len(failed)} of {len(jobs)} jobs failed, the first of them ({failed[0].label}) with: "
             f"{str(failed[0].sentence).rstrip('.')}. {way}"

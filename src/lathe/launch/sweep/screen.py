@@ -85,6 +85,8 @@ class Screen:
 
 def outcome(job: Job) -> str:
     """How a job ended, and where its run is."""
+    if job.state == "pruned" and job.run_dir is None:
+        return f"pruned, {job.sentence}"
     value = "" if job.objective is None else f" {_number(job.objective)}"
     return f"{job.state}{value} in {_time(job.seconds)}{'' if job.run_dir is None else f', {job.run_dir}'}"
 

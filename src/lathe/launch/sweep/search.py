@@ -1,44 +1,52 @@
-"""A search: jobs drawn one after the other by Optuna, which is told how each has ended."""
+"""A search: trials drawn one after the other by Optuna, which is told how the jobs of each have ended."""
 
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+import statistics
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
 from lathe.config.composed import resolve
-from lathe.config.composing import as_typed
 from lathe.config.direction import objective_of
 from lathe.config.schema import shown
-from lathe.errors import UserError, did_you_mean, require
+from lathe.errors import UserError, require
 from lathe.launch.sweep.context import Context
 from lathe.launch.sweep.place import Job, SweepDir
+from lathe.launch.sweep.repeats import check_pruner, repeats_of
+from lathe.launch.sweep.space import all_values, check_conditions, entry_of, suggested, word
 from lathe.runs.cost import COSTS, cost_of
 from lathe.runs.rundir import RunDir
-from lathe.runs.study import check_installed, open_study, sampler_of
+from lathe.runs.study import check_installed, falls_behind, make_brackets, open_study, pruner_of, sampler_of
 
 LESS = (*COSTS, "latency", "seconds", "parameters", "steps")  # of these, less is better
-ENTRY = ("low", "high", "log", "step", "values", "when")
+SAME = ("space", "repeats", "objectives", "directions")  # what machines that share a study have to say alike
 
 
 class Search:
-    """Jobs of the words `words`, each with a point of `options["space"]` after them."""
+    """Trials of the words `words`, each with a point of `options["space"]` after them: a job each, or one for each of
+    sweep.repeats.
+    """
 
     again = False  # a trial is told once
 
     def __init__(self, context: Context, words: list[str], options: dict[str, Any]) -> None:
         check_installed()
         self.context, self.words, self.options = context, words, options
+        self.shared = options["storage"] is not None
         self.space = {key: entry_of(key, entry) for key, entry in options["space"].items()}
         require(bool(self.space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
-        _check_conditions(self.space)
-        self.total: int | None = options["trials"]
+        check_conditions(self.space)
+        self.repeats = repeats_of(options["repeats"], words, self.space)
+        self.trials: int = options["trials"]
         self.grid: list[dict[str, Any]] = []
         if options["sampler"] == "grid":
-            values = [_all_values(key, entry) for key, entry in self.space.items()]
+            values = [all_values(key, entry) for key, entry in self.space.items()]
             self.grid = [dict(zip(self.space, point, strict=True)) for point in itertools.product(*values)]
-            self.total = len(self.grid)
+            self.trials = len(self.grid)
+        self.total: int | None = self.trials * len(self.repeats)
         self._check_keys()
         self.directions = self._directions()
         require(
@@ -46,13 +54,16 @@ class Search:
             f"sweep.pruner={shown(options['pruner'])} compares runs by one number, and sweep.objectives names "
             f"{len(self.directions)}: set sweep.pruner=none.",
         )
+        self.compares = check_pruner(options, len(self.repeats))
 
     def _check_keys(self) -> None:
         """Composes a job with each value of a list, and each end of a range: what names no key is told."""
         for key, entry in self.space.items():
             for value in entry.get("values") or [entry["low"], entry["high"]]:
-                when = [_word(other, wanted) for other, wanted in entry.get("when", {}).items()]
-                self.context.composed([*self.words, *when, _word(key, value)])
+                when = [word(other, wanted) for other, wanted in entry.get("when", {}).items()]
+                self.context.composed([*self.words, *when, word(key, value)])
+        for repeat in self.repeats:
+            self.context.composed([*self.words, *repeat])
 
     def _directions(self) -> list[str]:
         names, asked = self.options["objectives"], self.options["directions"]
@@ -76,63 +87,144 @@ class Search:
         return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
     def prepare(self, folder: SweepDir) -> None:
-        """Opens the study, or makes it.
+        """Opens the study, or makes it, and tells it what a kill has left untold.
 
         Raises:
-            UserError: its storage can't be opened, or holds the study of another space.
+            UserError: its storage can't be opened, or holds another study under this name.
         """
+        self.folder = folder
         self.study = open_study(folder.path, folder.facts, self.directions)
-        told, mine = self.study.user_attrs.get("space"), json.dumps(self.options["space"], sort_keys=True)
-        require(
-            told in (None, mine),
-            f"sweep.storage={self.options['storage']} has a study of another space under this name: choose another "
-            "name=..., or the space that it has.",
-        )
-        if told is None:
-            self.study.set_user_attr("space", mine)
-        if self.options["storage"] is None:  # nobody else's: what a kill left before its job was written down
-            there = {job.number for job in folder.jobs()}
+        self._check_same()
+        with folder.adding():
+            there = folder.trials()
             for trial in self._trials():
-                if not trial.state.is_finished() and trial.number not in there:
+                if trial.state.name != "RUNNING":
+                    continue
+                if trial.number in there:
+                    self._settle(there[trial.number])
+                elif not self.shared or _place(trial).endswith(folder.path.name):  # killed before its job was noted
                     self._tell(trial.number, failed=True)
+
+    def _check_same(self) -> None:
+        told = self.study.user_attrs
+        mine = {**{key: self.options[key] for key in SAME}, "directions": self.directions}
+        for key in SAME:
+            text = json.dumps(mine[key], sort_keys=True)
+            if key not in told:
+                self.study.set_user_attr(key, text)
+            require(
+                told.get(key, text) == text,
+                f"sweep.storage={self.options['storage']} has a study under this name whose sweep.{key} is another "
+                f"({told.get(key)}): choose another name=..., or say the same.",
+            )
 
     def _trials(self) -> list[Any]:
         return list(self.study.get_trials(deepcopy=False))
 
     def more(self, folder: SweepDir) -> Job | None:
-        """The next trial as a job, or None once there are as many as were asked for."""
+        """The next run of a trial that has begun, else the first of another; None once there are as many as were asked
+        for. Runs that are compared (sweep.pruner=wilcoxon) wait for the trial's one before."""
         with folder.adding():
-            counted = self._trials() if self.options["storage"] else folder.jobs()
-            if self.total is not None and len(counted) >= self.total:
+            trials = folder.trials()
+            return self._next_repeat(trials) or self._new_trial(trials)
+
+    def unfinished(self, folder: SweepDir) -> int:
+        """How many jobs its trials still lack."""
+        return sum(len(self.repeats) - len(jobs) for jobs in folder.trials().values())
+
+    def _next_repeat(self, trials: dict[int, list[Job]]) -> Job | None:
+        for number, jobs in trials.items():
+            if len(jobs) < len(self.repeats) and (not self.compares or all(job.values for job in jobs)):
+                return self._added(number, self._lacking(jobs)[0], self._point(jobs[0]))
+        return None
+
+    def _lacking(self, jobs: list[Job]) -> list[int]:
+        begun = {job.repeat for job in jobs}
+        return [repeat for repeat in range(len(self.repeats)) if repeat not in begun]
+
+    def _point(self, job: Job) -> list[str]:
+        """The words that were drawn for the job's trial."""
+        return job.overrides[len(self.words) : len(job.overrides) - len(self.repeats[job.repeat])]
+
+    def _added(self, trial: int, repeat: int, point: list[str], **more: Any) -> Job:
+        own = [*point, *self.repeats[repeat]]
+        number = trial * len(self.repeats) + repeat
+        job = Job(number, [*self.words, *own], " ".join(own), trial=trial, repeat=repeat, **more)
+        self.folder.save(job)
+        return job
+
+    def _new_trial(self, trials: dict[int, list[Job]]) -> Job | None:
+        known = len(self._trials())
+        if (known if self.shared else len(trials)) >= self.trials:
+            return None
+        self.study.sampler, self.study.pruner = sampler_of(self.options, known), pruner_of(self.options)
+        trial = self.study.ask()
+        if self.shared:
+            if trial.number >= self.trials:  # another machine has begun the last one meanwhile
+                self._tell(trial.number, failed=True)
                 return None
-            self.study.sampler = sampler_of(self.options, len(self._trials()))
-            if self.grid:
-                self.study.enqueue_trial(self.grid[len(counted)])
-            trial = self.study.ask()
-            point = list(self._drawn(trial))
-            job = Job(trial.number, [*self.words, *point], " ".join(point))
-            folder.save(job)
-            return job
+            trial.set_user_attr("sweep", f"{socket.gethostname()}:{self.folder.path}")
+        point = self.grid[trial.number if self.shared else len(trials)] if self.grid else None
+        self.study.sampler = sampler_of(self.options, trial.number, point)  # whose number may not be the next one there
+        make_brackets(self.study, trial.number)
+        return self._added(trial.number, 0, list(self._drawn(trial)))
 
     def _drawn(self, trial: Any) -> Iterator[str]:
         chosen: dict[str, Any] = {}
         for key, entry in self.space.items():
             if any(chosen.get(other) != wanted for other, wanted in entry.get("when", {}).items()):
                 continue
-            chosen[key] = _suggested(trial, key, entry)
-            yield _word(key, chosen[key])
+            chosen[key] = suggested(trial, key, entry)
+            yield word(key, chosen[key])
 
-    def told(self, job: Job) -> None:
-        """Tells the study what a job's run has reached; a job without a number has failed."""
-        if job.state == "complete":
-            values = self._values(job)
-            missing = [name for name, value in values.items() if value is None]
-            if not missing:
-                job.values = [float(value) for value in values.values() if value is not None]
-                self._tell(job.number, job.values)
-                return
+    def told(self, job: Job) -> list[Job]:
+        """Takes in what a job has reached, and tells the study of its trial once that is known; a job without a number
+        has failed. Returns the jobs of the trial that are not run for it."""
+        with self.folder.adding():
+            self._read(job)
+            if job.state == "failed" and len(self.repeats) > 1:
+                job.sentence = f"{str(job.sentence).rstrip('.')}. Trial {job.of_trial} fails with it."
+            self.folder.save(job)
+            return self._settle(self.folder.trials()[job.of_trial])
+
+    def _read(self, job: Job) -> None:
+        if job.state != "complete" or job.values:
+            return
+        values = self._values(job)
+        missing = [name for name, value in values.items() if value is None]
+        if missing:
             job.state, job.sentence = "failed", f"its run has no {' and no '.join(missing)}."
-        self._tell(job.number, failed=job.state == "failed", pruned=job.state == "pruned")
+        else:
+            job.values = [float(value) for value in values.values() if value is not None]
+
+    def _settle(self, jobs: list[Job]) -> list[Job]:
+        """Tells the study what follows from the jobs of a trial so far, and returns those that are not run for it."""
+        for job in jobs:
+            if job.state == "complete" and not job.values:  # a kill came between
+                self._read(job)
+                self.folder.save(job)
+        number, why = jobs[0].of_trial, self._cut_short(jobs)
+        if why is not None:
+            point = self._point(jobs[0])
+            left = [self._added(number, repeat, point, state="pruned", sentence=why) for repeat in self._lacking(jobs)]
+            self._tell(number, failed=any(job.state == "failed" for job in jobs), pruned=True)
+            return left
+        if all(job.state == "complete" for job in jobs) and not self._lacking(jobs):
+            self._tell(number, [statistics.fmean(values) for values in zip(*(job.values for job in jobs), strict=True)])
+        return []
+
+    def _cut_short(self, jobs: list[Job]) -> str | None:
+        """Why a trial ends here, which has not all of its runs."""
+        number = jobs[0].of_trial
+        ended = {state: next((job for job in jobs if job.state == state), None) for state in ("failed", "pruned")}
+        if ended["failed"] is not None:
+            return f"not run, as job {ended['failed'].number} failed, and trial {number} with it."
+        if ended["pruned"] is not None:
+            return ended["pruned"].sentence or ""
+        complete = {job.repeat: job.values[0] for job in jobs if job.state == "complete"}
+        if self.compares and falls_behind(self.study, number, complete) and len(complete) < len(self.repeats):
+            return f"not run, as trial {number} fell behind in {len(complete)} of its {len(self.repeats)} runs."
+        return None
 
     def _values(self, job: Job) -> dict[str, float | None]:
         names = self.options["objectives"]
@@ -150,7 +242,25 @@ class Search:
         best = [] if not told else self.study.best_trials if len(self.directions) > 1 else [self.study.best_trial]
         for trial in best[:5]:
             values = ", ".join(f"{value:.4g}" for value in trial.values)
-            print(f"Best, {values}: job {trial.number}, {' '.join(_word(*item) for item in trial.params.items())}")
+            print(
+                f"Best, {values}: {self._named(trial.number)}, {' '.join(word(*item) for item in trial.params.items())}"
+            )
+        self._tell_of_others()
+
+    def _named(self, trial: int) -> str:
+        count = len(self.repeats)
+        first = trial * count
+        return f"job {trial}" if count == 1 else f"trial {trial}, mean of {count}, jobs {first} to {first + count - 1}"
+
+    def _tell_of_others(self) -> None:
+        """Says which trials of a shared study other machines have begun and not ended."""
+        own = self.folder.trials()
+        for trial in self._trials():
+            if trial.state.name == "RUNNING" and trial.number not in own:
+                print(
+                    f"Trial {trial.number} is not told yet: it runs at {_place(trial)}, or was cut short there; the "
+                    "same command there takes it up."
+                )
 
     def _tell(
         self, number: int, values: Sequence[float] | None = None, failed: bool = False, pruned: bool = False
@@ -162,94 +272,9 @@ class Search:
         self.study.tell(number, values, state=kind, skip_if_finished=True)
 
 
-def _word(key: str, value: Any) -> str:
-    plain = isinstance(value, str) and shown(value) == value
-    return f"{key}={value if plain else as_typed(value)}"
-
-
-def entry_of(key: str, entry: Any) -> dict[str, Any]:
-    """What `sweep.space` says of one key, checked.
-
-    Raises:
-        UserError: it is no list of values, and no range.
-    """
-    name = f"sweep.space.{key}"
-    if isinstance(entry, list):
-        return {"values": [_plain(value) for value in entry]}
-    form = "expected a list of values, or {low: ..., high: ...}"
-    require(isinstance(entry, Mapping), f"{name}={shown(entry)}: {form}.")
-    found = {str(word): value for word, value in entry.items()}
-    strange = next((word for word in found if word not in ENTRY), None)
-    require(strange is None, f"{name}.{strange}: there is no such word; {did_you_mean(strange, ENTRY)}")
-    when = found.get("when", {})
-    require(isinstance(when, Mapping), f"{name}.when={shown(when)}: expected {{key: value}}.")
-    if "values" in found:
-        listed = found["values"]
-        require(isinstance(listed, list) and bool(listed), f"{name}.values={shown(listed)}: expected a list of values.")
-        require(set(found) <= {"values", "when"}, f"{name}: values stand alone: leave low and high out.")
-        return {**found, "values": [_plain(value) for value in listed]}
-    low, high = found.get("low"), found.get("high")
-    numbers = all(isinstance(end, (int, float)) and not isinstance(end, bool) for end in (low, high))
-    require(numbers, f"{name}={shown(entry)}: {form}.")
-    assert isinstance(low, (int, float))
-    assert isinstance(high, (int, float))
-    require(low < high, f"{name}: low={low} is not below high={high}: turn them round, or give a list of one.")
-    require(not found.get("log") or low > 0, f"{name}: low={low} has no logarithm: choose one above 0, or log=false.")
-    require(
-        not found.get("log") or found.get("step") is None, f"{name}: log and step do not go together: leave one out."
-    )
-    step = found.get("step")
-    good = step is None or (isinstance(step, (int, float)) and not isinstance(step, bool) and step > 0)
-    require(good, f"{name}.step={shown(step)}: expected a number above 0.")
-    return found
-
-
-def _check_conditions(space: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raises UserError where a key waits for a value that none before it can have."""
-    before: dict[str, Mapping[str, Any]] = {}
-    for key, entry in space.items():
-        for other, wanted in entry.get("when", {}).items():
-            name = f"sweep.space.{key}.when"
-            require(other in before, f"{name}: {other} is no key of sweep.space above it: put it there, with values.")
-            values = before[other].get("values")
-            require(
-                values is None or wanted in values,
-                f"{name}: {other} is never {shown(wanted)}: choose one of {shown(values)}.",
-            )
-        before[key] = entry
-
-
-def _plain(value: Any) -> Any:
-    """A value that Optuna keeps: others stand there as they are typed."""
-    return value if value is None or isinstance(value, (bool, int, float, str)) else as_typed(value)
-
-
-def _whole(entry: Mapping[str, Any]) -> bool:
-    return all(isinstance(entry.get(key, 0) or 0, int) for key in ("low", "high", "step"))
-
-
-def _suggested(trial: Any, key: str, entry: Mapping[str, Any]) -> Any:
-    if "values" in entry:
-        return trial.suggest_categorical(key, entry["values"])
-    low, high, step, log = entry["low"], entry["high"], entry.get("step"), bool(entry.get("log"))
-    if _whole(entry):
-        return trial.suggest_int(key, low, high, step=step or 1, log=log)
-    return trial.suggest_float(key, low, high, step=step, log=log)
-
-
-def _all_values(key: str, entry: Mapping[str, Any]) -> list[Any]:
-    require("when" not in entry, f"sweep.space.{key}.when: sweep.sampler=grid takes every combination: choose tpe.")
-    if "values" in entry:
-        return list(entry["values"])
-    low, high, step = entry["low"], entry["high"], entry.get("step") or (1 if _whole(entry) else None)
-    require(
-        step is not None and not entry.get("log"),
-        f"sweep.space.{key}: sweep.sampler=grid takes all values, and this range has no end of them: give a list, or a "
-        "step.",
-    )
-    assert step is not None
-    count = int((high - low) / step + 1e-9) + 1
-    return [low + index * step for index in range(count)]
+def _place(trial: Any) -> str:
+    """Where a trial of a shared study was begun."""
+    return str(trial.user_attrs.get("sweep", "a place that it has not said"))
 
 
 def _way(name: str, minimised: bool | None) -> str:

@@ -120,7 +120,8 @@ def collect(named: list[str]) -> tuple[list[Run], int]:
     Raises:
         UserError: a path leads nowhere, there is no run below it, or the runs are of several tasks.
     """
-    places = find_places(named)
+    found = find_places(named)
+    places = [place for place in found if place.path is not None or place.job.get("state") != "pruned"]  # never run
     begun = [place for place in places if place.path is not None or place.job.get("state") != "waiting"]
     known: dict[str, Any] = {}
     return [read_run(place, known) for place in begun], len(places) - len(begun)

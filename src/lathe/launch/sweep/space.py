@@ -1,0 +1,107 @@
+"""The space of a search: what is drawn for each key, checked, drawn and written as a word of the command line."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from lathe.config.composing import as_typed
+from lathe.config.schema import shown
+from lathe.errors import did_you_mean, require
+
+ENTRY = ("low", "high", "log", "step", "values", "when")
+
+
+def word(key: str, value: Any) -> str:
+    """The override that gives `key` this value."""
+    plain = isinstance(value, str) and shown(value) == value
+    return f"{key}={value if plain else as_typed(value)}"
+
+
+def entry_of(key: str, entry: Any) -> dict[str, Any]:
+    """What `sweep.space` says of one key, checked.
+
+    Raises:
+        UserError: it is no list of values, and no range.
+    """
+    name = f"sweep.space.{key}"
+    if isinstance(entry, list):
+        return {"values": [plain(value) for value in entry]}
+    form = "expected a list of values, or {low: ..., high: ...}"
+    require(isinstance(entry, Mapping), f"{name}={shown(entry)}: {form}.")
+    found = {str(part): value for part, value in entry.items()}
+    strange = next((part for part in found if part not in ENTRY), None)
+    require(strange is None, f"{name}.{strange}: there is no such word; {did_you_mean(strange, ENTRY)}")
+    when = found.get("when", {})
+    require(isinstance(when, Mapping), f"{name}.when={shown(when)}: expected {{key: value}}.")
+    if "values" in found:
+        listed = found["values"]
+        require(isinstance(listed, list) and bool(listed), f"{name}.values={shown(listed)}: expected a list of values.")
+        require(set(found) <= {"values", "when"}, f"{name}: values stand alone: leave low and high out.")
+        return {**found, "values": [plain(value) for value in listed]}
+    low, high = found.get("low"), found.get("high")
+    numbers = all(isinstance(end, (int, float)) and not isinstance(end, bool) for end in (low, high))
+    require(numbers, f"{name}={shown(entry)}: {form}.")
+    assert isinstance(low, (int, float))
+    assert isinstance(high, (int, float))
+    require(low < high, f"{name}: low={low} is not below high={high}: turn them round, or give a list of one.")
+    require(not found.get("log") or low > 0, f"{name}: low={low} has no logarithm: choose one above 0, or log=false.")
+    require(
+        not found.get("log") or found.get("step") is None, f"{name}: log and step do not go together: leave one out."
+    )
+    step = found.get("step")
+    good = step is None or (isinstance(step, (int, float)) and not isinstance(step, bool) and step > 0)
+    require(good, f"{name}.step={shown(step)}: expected a number above 0.")
+    return found
+
+
+def check_conditions(space: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raises UserError where a key waits for a value that none before it can have."""
+    before: dict[str, Mapping[str, Any]] = {}
+    for key, entry in space.items():
+        for other, wanted in entry.get("when", {}).items():
+            name = f"sweep.space.{key}.when"
+            require(other in before, f"{name}: {other} is no key of sweep.space above it: put it there, with values.")
+            values = before[other].get("values")
+            require(
+                values is None or wanted in values,
+                f"{name}: {other} is never {shown(wanted)}: choose one of {shown(values)}.",
+            )
+        before[key] = entry
+
+
+def plain(value: Any) -> Any:
+    """A value that Optuna keeps: others stand there as they are typed."""
+    return value if value is None or isinstance(value, (bool, int, float, str)) else as_typed(value)
+
+
+def _whole(entry: Mapping[str, Any]) -> bool:
+    return all(isinstance(entry.get(key, 0) or 0, int) for key in ("low", "high", "step"))
+
+
+def suggested(trial: Any, key: str, entry: Mapping[str, Any]) -> Any:
+    """What Optuna draws for `key`."""
+    if "values" in entry:
+        return trial.suggest_categorical(key, entry["values"])
+    low, high, step, log = entry["low"], entry["high"], entry.get("step"), bool(entry.get("log"))
+    if _whole(entry):
+        return trial.suggest_int(key, low, high, step=step or 1, log=log)
+    return trial.suggest_float(key, low, high, step=step, log=log)
+
+
+def all_values(key: str, entry: Mapping[str, Any]) -> list[Any]:
+    """Every value that `key` can have.
+
+    Raises:
+        UserError: there is no end of them.
+    """
+    require("when" not in entry, f"sweep.space.{key}.when: sweep.sampler=grid takes every combination: choose tpe.")
+    if "values" in entry:
+        return list(entry["values"])
+    low, high, step = entry["low"], entry["high"], entry.get("step") or (1 if _whole(entry) else None)
+    require(
+        step is not None and not entry.get("log"),
+        f"sweep.space.{key}: sweep.sampler=grid takes all values, and this range has no end of them: give a list, or a "
+        "step.",
+    )
+    assert step is not None
+    count = int((high - low) / step + 1e-9) + 1
+    return [low + index * step for index in range(count)]

@@ -1,0 +1,174 @@
+"""Several runs of each trial of a search: the study is told their mean, and a trial that falls behind is cut short."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launch.sweep.test_grid import WORDS, jobs, sweeps
+from launch.sweep.test_search import QUICK, study_of
+from support.commands import check, command, run, start
+from support.runs import runs
+
+from lathe.errors import UserError
+from lathe.launch.sweep.repeats import check_pruner, repeats_of
+from lathe.runs.rundir import RunDir
+from lathe.verbs.report.collect import collect
+
+SPACE = "sweep.space={optimizer.lr: [0.3, 0.000001]}"
+SEARCH = ("-m", *WORDS, "sweep=optuna", SPACE, "sweep.sampler=grid")
+ONE = ("-m", *WORDS, "sweep=optuna", "sweep.space={optimizer.lr: [0.3]}", "sweep.trials=1")
+
+
+def test_the_study_is_told_the_mean_of_a_trials_runs(tmp_path: Path) -> None:
+    done = check(run(*SEARCH, *QUICK, "sweep.repeats={seed: [3, 4], data.share: [0.5]}", cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    listed, trials = jobs(sweep), study_of(sweep).trials
+    assert [(job["number"], job["trial"], job["repeat"]) for job in listed] == [
+        (0, 0, 0),
+        (1, 0, 1),
+        (2, 1, 0),
+        (3, 1, 1),
+    ]
+    configs = [RunDir(job["run_dir"]).config for job in listed]
+    assert [(config["optimizer"]["lr"], config["seed"]) for config in configs] == [
+        (0.3, 3),
+        (0.3, 4),
+        (0.000001, 3),
+        (0.000001, 4),
+    ]
+    assert {config["data"]["share"] for config in configs} == {0.5}
+    reached = [RunDir(job["run_dir"]).result["val/accuracy"] for job in listed]
+    assert [job["values"] for job in listed] == [[value] for value in reached]
+    assert [trial.value for trial in trials] == pytest.approx([sum(reached[:2]) / 2, sum(reached[2:]) / 2])
+    best = max(trials, key=lambda trial: trial.value)
+    first = 2 * best.number
+    assert f"Best, {best.value:.4g}: trial {best.number}, mean of 2, jobs {first} to {first + 1}, " in done.stdout
+
+
+def test_a_trial_that_falls_behind_is_cut_short(tmp_path: Path) -> None:
+    """All of its first two runs are below those of the first trial: p = 1/4."""
+    pruner = "sweep.pruner={_target_: optuna.pruners.WilcoxonPruner, p_threshold: 0.3}"
+    done = check(run(*SEARCH, "sweep.repeats={seed: [1, 2, 3, 4]}", pruner, cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    listed, trials = jobs(sweep), study_of(sweep).trials
+    assert [trial.state.name for trial in trials] == ["COMPLETE", "PRUNED"]
+    ran = 2
+    assert [job["state"] for job in listed] == ["complete"] * (4 + ran) + ["pruned"] * 2
+    assert [trial.intermediate_values for trial in trials] == [
+        {repeat: listed[repeat]["values"][0] for repeat in range(4)},
+        {repeat: listed[4 + repeat]["values"][0] for repeat in range(ran)},
+    ]
+    sentence = f"not run, as trial 1 fell behind in {ran} of its 4 runs."
+    assert [(job["run_dir"], job["sentence"]) for job in listed[4 + ran :]] == [(None, sentence)] * (4 - ran)
+    assert f"pruned, {sentence}" in done.stdout
+    assert len(runs(tmp_path / "logs")) == 4 + ran
+    found, waiting = collect([str(sweep)])
+    assert ([item.state for item in found], waiting) == (["complete"] * (4 + ran), 0)
+
+
+def test_a_run_that_fails_costs_its_trial(tmp_path: Path) -> None:
+    falls = "+callbacks.falls={_target_: support.sweep_parts.Falls}"
+    done = run(*ONE, "sweep.repeats={seed: [1, 2, 3]}", "sweep.pruner=none", falls, cwd=tmp_path)
+    assert done.returncode == 1
+    (sweep,) = sweeps(tmp_path / "logs")
+    assert [(job["state"], job["sentence"]) for job in jobs(sweep)] == [
+        ("complete", None),
+        ("failed", "ValueError: no luck. Trial 0 fails with it."),
+        ("pruned", "not run, as job 1 failed, and trial 0 with it."),
+    ]
+    assert [trial.state.name for trial in study_of(sweep).trials] == ["FAIL"]
+    assert done.stderr.splitlines()[-1].endswith("Trial 0 fails with it. No trial is left to go by.")
+    assert (sweep / "done").exists()
+
+
+@pytest.mark.law3
+def test_kill_9_keeps_the_runs_that_are_complete(tmp_path: Path) -> None:
+    """Also where the kill came before the study heard of the last of them."""
+    words = (*ONE, *QUICK, "sweep.repeats={seed: [1, 2, 3]}")
+    process = start(command(*words), tmp_path, session=True)
+    while not any(
+        '"state": "complete"' in page.read_text() for page in (tmp_path / "logs").glob("sweeps/*/jobs/0*.json")
+    ):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    (sweep,) = sweeps(tmp_path / "logs")
+    kept = jobs(sweep)[0]["run_dir"]
+    page = sweep / "jobs" / "00000.json"
+    page.write_text(json.dumps(json.loads(page.read_text()) | {"values": []}))
+    check(run(*words, cwd=tmp_path))
+    listed, (trial,) = jobs(sweep), study_of(sweep).trials
+    assert [(job["state"], job["tries"] > 0) for job in listed] == [("complete", True)] * 3
+    assert listed[0]["run_dir"] == kept
+    assert (listed[0]["tries"], len(runs(tmp_path / "logs"))) == (1, 3)
+    assert trial.value == pytest.approx(sum(job["values"][0] for job in listed) / 3)
+
+
+SEEDS = {"seed": [1, 2, 3, 4, 5]}
+SENTENCES = {
+    "empty": ({}, "sweep.repeats is empty: name a key and its values, {seed: [1, 2, 3]}, or leave it out."),
+    "drawn": ({"optimizer.lr": [1]}, "sweep.repeats.optimizer.lr: sweep.space draws it for the whole trial"),
+    "typed": ({"model": ["mlp"]}, "sweep.repeats.model: model=mlp is typed as well: leave it out."),
+    "twice": ({"seed": [1, 2, 1]}, "sweep.repeats={'seed': [1, 2, 1]}: seed=1 is there twice, and would count so."),
+}
+
+
+@pytest.mark.law7
+@pytest.mark.parametrize("case", SENTENCES)
+def test_what_repeats_may_say(case: str) -> None:
+    values, sentence = SENTENCES[case]
+    with pytest.raises(UserError) as told:
+        repeats_of(values, ["model=mlp"], {"optimizer.lr": {}})
+    assert str(told.value).startswith(sentence)
+
+
+STRICT = {"_target_": "optuna.pruners.WilcoxonPruner", "p_threshold": 0.01}
+PRUNERS = {
+    "of nothing": ("wilcoxon", None, 1, "sweep.pruner=wilcoxon compares the runs of a trial, which has one: set "),
+    "of too few": (
+        "wilcoxon",
+        SEEDS,
+        4,
+        "sweep.pruner=wilcoxon can end a trial after 4 runs at the earliest (p < 0.1)",
+    ),
+    "too strict": (
+        STRICT,
+        SEEDS,
+        5,
+        f"sweep.pruner={STRICT} can end a trial after 7 runs at the earliest (p < 0.01), ",
+    ),
+    "of validations": (
+        "asha",
+        SEEDS,
+        5,
+        "sweep.pruner=asha compares validations of single runs, and sweep.repeats has 5",
+    ),
+}
+
+
+@pytest.mark.law7
+@pytest.mark.parametrize("case", PRUNERS)
+def test_a_pruner_that_could_do_nothing_is_refused(case: str) -> None:
+    pruner, repeats, count, sentence = PRUNERS[case]
+    with pytest.raises(UserError) as told:
+        check_pruner({"pruner": pruner, "repeats": repeats}, count)
+    assert str(told.value).startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("pruner", "repeats", "compares"), [("wilcoxon", SEEDS, True), ("none", SEEDS, False), ("asha", None, False)]
+)
+def test_pruners_that_fit(pruner: str, repeats: dict[str, list[int]] | None, compares: bool) -> None:
+    assert check_pruner({"pruner": pruner, "repeats": repeats}, 5 if repeats else 1) == compares
+
+
+@pytest.mark.law7
+def test_a_repeat_that_names_no_key_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    done = run(*ONE, "sweep.repeats={sede: [1, 2]}", cwd=tmp_path)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert "sede" in done.stderr
+    assert not (tmp_path / "logs").exists()
