@@ -1,5 +1,5 @@
 """Processes forked from a server that has imported the heavy packages once, so that a real command or a pair of ranks
-costs no imports.
+costs no imports, and composes no choice of groups that was composed before.
 
 `Command` is `subprocess.Popen` for a script of the project: a process of its own with its own id, signals, working
 directory, environment, output and exit code. What it can't show is the start itself: an import's time, or a start
@@ -7,6 +7,7 @@ without torch. Those tests start Python anew.
 """
 
 import atexit
+import functools
 import multiprocessing
 import os
 import runpy
@@ -17,13 +18,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
-from multiprocessing import process, reduction
+from multiprocessing import forkserver, process, reduction
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import IO, Any
 
 TESTS = Path(__file__).resolve().parents[1]
-# What nearly every command needs. Modules that can be imported without this folder, which the server does not know.
+# What nearly every command needs; `ahead` comes last, as it deals with all that there is by then.
 PRELOADED = [
     "pytest",
     "lathe.verbs.train",
@@ -37,6 +38,7 @@ PRELOADED = [
     "lathe.strategies",
     "lathe.tasks",
     "torchmetrics",
+    "support.ahead",
 ]
 
 
@@ -44,7 +46,22 @@ def server() -> ForkServerContext:
     """The context whose processes come from the server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
+    _begin()
     return context
+
+
+@functools.cache
+def _begin() -> None:
+    """Starts the server, with the place where it finds `ahead`."""
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(TESTS), *([path] if path else [])])
+    try:
+        forkserver.ensure_running()
+    finally:
+        if path is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = path
 
 
 class _Handed:
