@@ -22,7 +22,15 @@ ENVIRONMENT = {
     "git_commit": "1234567" * 5 + "12345",
     "git_diff": "",
 }
-RESULT = {"steps": 40, "epochs": 2, "devices": 1, "best_step": 40, "monitor": "val/accuracy", "seconds": 2.0}
+RESULT = {
+    "steps": 40,
+    "epochs": 2,
+    "devices": 1,
+    "best_step": 40,
+    "monitor": "val/accuracy",
+    "directions": {"loss": "min", "accuracy": "max"},
+    "seconds": 2.0,
+}
 
 
 @cache

@@ -26,6 +26,7 @@ from lathe.errors import require
 from lathe.runs import rundir, score
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.methods import make_methods
+from lathe.runs.metric_names import directions
 from lathe.runs.rundir import RunDir
 from lathe.runs.trainer import quiet
 from lathe.verbs import finalise
@@ -80,6 +81,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
         **reports,
         "source": str(source.path),
         "monitor": monitor,
+        "directions": {**directions(task, None, ""), **(earlier.get("directions") or {})},
         "objective": after.get(monitor),
         "parameters": sum(parameter.numel() for parameter in task.net.parameters()),
         "devices": 1,

@@ -13,6 +13,7 @@ from lathe.errors import did_you_mean
 from lathe.runs import rundir
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.metric_names import directions
 from lathe.runs.trainer import make_trainer, widen
 from lathe.tasks import Task
 from lathe.verbs.finalise import finalise
@@ -63,6 +64,7 @@ def finish(
         if made:
             result |= {"parameters": sum(p.numel() for p in task.net.parameters()), **state.get("report", {})}
         result |= {"best_step": int(state["global_step"]), "monitor": checkpoint.monitor}
+        result["directions"] = directions(task, checkpoint.monitor, checkpoint.mode)
         if checkpoint.monitor is not None and checkpoint.best_score is None:
             reason = (
                 checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"

@@ -24,6 +24,7 @@ from lathe.data.checks import check_declared, squashed
 from lathe.errors import UserError, require
 from lathe.images.files import ImageFile, find_images, open_array, open_image
 from lathe.runs.build import target_of
+from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir, open_run
 from lathe.runs.score import open_data, open_run_net, refuse_own
 from lathe.runs.shippable import class_names, is_image
@@ -91,7 +92,7 @@ class Run:
     def __repr__(self) -> str:
         cfg, result = self._config, self.result
         steps = f"complete after {result.get('steps')} steps" if result else "unfinished"
-        found = [f"{name} {value:.4g}" for name, value in sorted(result.items()) if name.startswith("test/") and value]
+        found = [f"{name} {value:.4g}" for name, value in sorted(result.items()) if split_of(name) == "test" and value]
         net = str((cfg["model"].get("net") or cfg["model"]).get("_target_")).rpartition(".")[2]
         return f"Run {self.dir}: {net}, {', '.join([steps, *found])}"
 

@@ -288,5 +288,5 @@ def test_a_baseline_that_several_groups_have_is_refused(tmp_path: Path) -> None:
 
 def test_runs_without_any_metric_are_refused(tmp_path: Path) -> None:
     write(tmp_path, [], [None], [1])
-    with pytest.raises(UserError, match=r"^runs: none of the 1 runs has a metric yet \(0 of them complete\): wait for"):
+    with pytest.raises(UserError, match=r"^runs: the only run has no metric yet \(0 of them complete\): wait for"):
         report(tmp_path)

@@ -160,6 +160,15 @@ def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixtur
     assert "columns=[x/y]: neither run has such a metric" in refused(cli, f"compare=[{a},{b}]", "columns=[x/y]")
 
 
+def test_curves_are_compared_whatever_their_names_are(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:
+    """val_loss, as a LightningModule of somebody's own logs it; not the place of a line, and no speed."""
+    a, _, c = run_dirs(logs)
+    for path, value in ((a, 0.5), (c, 0.25)):
+        (path / "metrics.csv").write_text(f"step,epoch,val_loss,lr-SGD,throughput/mfu\n20,1,{value},0.1,0.3\n")
+    assert cli(f"compare=[{a},{c}]", "output=c.json", script="scripts/runs.py")[0] == 0
+    assert json.loads(Path("c.json").read_text())["curves"] == {"val_loss": [[20, 0.5, 0.25]]}
+
+
 def test_jobs_of_a_sweep_are_listed_and_say_that_they_failed(logs: Path) -> None:
     a, b, _ = run_dirs(logs)
     jobs = logs / "sweeps" / "2026-11-20_09-00-00_123456" / "jobs"

@@ -15,7 +15,8 @@ from lathe.verbs.report.statistics import Interval
 @dataclass(frozen=True)
 class Report:
     """What a report says. `metrics` are those that it is about, the first of them foremost, and `directions` says for
-    each whether max or min is better; `waiting` counts a sweep's jobs that have not begun."""
+    each whether max or min is better, `doubts` which of both nobody has chosen; `waiting` counts a sweep's jobs that
+    have not begun."""
 
     title: str
     runs: list[Run]
@@ -26,6 +27,7 @@ class Report:
     metrics: list[str]
     directions: dict[str, str]
     how: Interval
+    doubts: list[str]
 
     @cached_property
     def pairs(self) -> dict[str, list[Pair]]:
@@ -44,7 +46,7 @@ class Report:
     def marks(self) -> list[str]:
         """What makes runs less comparable than they look."""
         comparisons = sum(pair.told.p is not None for pairs in self.pairs.values() for pair in pairs)
-        return marks.marks(self.runs, self.differences, self.metrics, comparisons)
+        return [*self.doubts, *marks.marks(self.runs, self.differences, self.metrics, comparisons)]
 
 
 def assemble(request: Mapping[str, Any]) -> Report:
@@ -56,7 +58,8 @@ def assemble(request: Mapping[str, Any]) -> Report:
     named, by = _list(request["runs"]) or [], _list(request["by"])
     runs, waiting = collect(named)
     check_tasks(runs, by)
-    wanted = metrics.chosen(runs, _list(request["metric"]))
+    asked = _list(request["metric"])
+    wanted = metrics.chosen(runs, asked)
     differences = Differences([run for run in runs if run.leaves])
     groups = make_groups(runs, differences, by)
     return Report(
@@ -69,6 +72,7 @@ def assemble(request: Mapping[str, Any]) -> Report:
         metrics=wanted,
         directions={metric: metrics.direction(metric, runs, request["direction"]) for metric in wanted},
         how=Interval(request["interval"], request["confidence"], request["seed"]),
+        doubts=list(metrics.doubts(runs, wanted, asked, request["direction"])),
     )
 
 

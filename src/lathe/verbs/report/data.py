@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lathe.runs.metric_names import bare, is_curve, split_of
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.collect import Run
 from lathe.verbs.report.cost import cost, short
@@ -19,6 +20,7 @@ from lathe.verbs.report.marks import against, counts, left_out
 from lathe.verbs.report.metrics import available
 
 POINTS = 100  # of a curve at most
+MOST = 8  # curves of a run whose names say no split
 Curve = tuple[list[int], list[float]]
 
 
@@ -141,17 +143,25 @@ def _samples(run: Run, folder: Path) -> str | None:
 
 
 def curves(path: Path) -> dict[str, Curve]:
-    """The columns val/* and train/loss of a metrics.csv as steps and values, thinned; {} where it can't be read."""
+    """The metrics of the validation split and the training loss in a metrics.csv as steps and values, thinned; where it
+    has neither, every metric, the first `MOST` of them. {} where it can't be read."""
     found: dict[str, Curve] = {}
     with suppress(OSError, UnicodeDecodeError, csv.Error), open(path, newline="", encoding="utf-8") as file:
         lines = csv.reader(file)
         names = next(lines, [])
-        wanted = [(at, name) for at, name in enumerate(names) if name == "train/loss" or name.startswith("val/")]
+        kept = _drawn(names)
+        wanted = [(at, name) for at, name in enumerate(names) if name in kept]
         if "step" in names:
             step = names.index("step")
             for line in islice(lines, 10_000_000):
                 _add(found, wanted, line, line[step] if len(line) > step else "")
     return {name: _thinned(*curve) for name, curve in found.items()}
+
+
+def _drawn(names: Sequence[str]) -> list[str]:
+    losses = ("loss", "loss_step")  # the latter of what Lightning logs in steps and epochs
+    usual = [name for name in names if split_of(name) == "val" or (split_of(name) == "train" and bare(name) in losses)]
+    return usual or [name for name in names if is_curve(name)][:MOST]
 
 
 def _add(found: dict[str, Curve], wanted: Sequence[tuple[int, str]], line: Sequence[str], step: str) -> None:

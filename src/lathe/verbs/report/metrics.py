@@ -1,18 +1,25 @@
 """Which metrics a report is about, and which way is better."""
 
-import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lathe.config.direction import lower_is_better
 from lathe.errors import UserError, did_you_mean
+from lathe.runs.metric_names import bare, is_cost, on_test, split_of, told_direction
 from lathe.verbs.report.collect import Run
+
+_ORDER = ("test", "val", "objective", None, "train", "cost")
 
 
 def available(runs: Sequence[Run]) -> list[str]:
-    """The metrics that some run has measured: those of splits first, then objective, then what runs cost."""
+    """The metrics that some run has measured: those of the test split first, then of val, then objective, and last what
+    runs cost."""
     names = {name for run in runs for name in run.metrics}
-    return sorted(names, key=lambda name: ("/" not in name, name != "objective", name))
+    return sorted(names, key=lambda name: (_ORDER.index(_kind(name)), name))
+
+
+def _kind(name: str) -> str | None:
+    return "cost" if is_cost(name) else name if name == "objective" else split_of(name)
 
 
 def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
@@ -25,9 +32,10 @@ def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
     names = available(runs)
     if not names:
         done = sum(run.state == "complete" for run in runs)
+        none = f"none of the {len(runs)} runs has a metric" if len(runs) > 1 else "the only run has no metric"
         raise UserError(
-            f"runs: none of the {len(runs)} runs has a metric yet ({done} of them complete): wait for one, or continue "
-            "one with python train.py resume=<run directory>."
+            f"runs: {none} yet ({done} of them complete): wait for one, or continue one with python train.py "
+            "resume=<run directory>."
         )
     for name in asked or ():
         if name not in names:
@@ -35,30 +43,62 @@ def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
             raise UserError(f"metric={name}: no run has measured it; {hint}")
     if asked:
         return list(dict.fromkeys(asked))
-    return [_usual(runs, names)]
+    return [next((name for name in _options(runs) if name in names), names[0])]
 
 
-def _usual(runs: Sequence[Run], names: Sequence[str]) -> str:
-    name = _chosen_by(runs) or ""
-    options = (re.sub("^val(?=[/_])", "test", name), name, "objective")
-    return next((option for option in options if option in names), names[0])
+def _options(runs: Sequence[Run]) -> list[str]:
+    name = _chosen_by(runs)
+    return [] if name is None else [on_test(name), name, "objective"]
 
 
 def _chosen_by(runs: Sequence[Run]) -> str | None:
-    """What most of the runs chose their best checkpoint by."""
-    names = Counter(run.chosen_by for run in runs if run.metrics)
+    """What most of the runs that say so chose their best checkpoint by."""
+    names = Counter(run.chosen_by for run in runs if run.metrics and run.chosen_by is not None)
     return names.most_common(1)[0][0] if names else None
 
 
 def direction(name: str, runs: Sequence[Run], asked: str | None) -> str:
-    """max or min: as it was asked for, as the runs' own checkpoints take the same metric, or as its name says."""
-    if asked is not None:
-        return asked
-    if name == "objective":
-        name = _chosen_by(runs) or name
-    for run in runs:
-        mode = run.leaves.get("callbacks.checkpoint.mode")
-        monitor = run.leaves.get("callbacks.checkpoint.monitor")
-        if mode in ("min", "max") and str(monitor).partition("/")[2] == name.partition("/")[2] != "":
-            return str(mode)
-    return "min" if lower_is_better(name) else "max"
+    """max or min: as it was asked for, as the runs have written it down, or as its name says."""
+    return asked or _told(name, runs) or ("min" if lower_is_better(_meant(name, runs)) else "max")
+
+
+def doubts(runs: Sequence[Run], wanted: Sequence[str], metric: Sequence[str] | None, way: str | None) -> Iterator[str]:
+    """A sentence for each choice of a metric or a direction that no run and no key has made."""
+    if not metric and wanted[0] not in _options(runs):
+        name = _chosen_by(runs)
+        reason = "No run says by which metric it chose its best checkpoint"
+        reason = reason if name is None else f"No result has {name}, by which the runs chose their best checkpoint"
+        others = [other for other in available(runs) if other != wanted[0]][:5]
+        yield f"{reason}: the tables are of {wanted[0]}; metric= takes another ({', '.join(others)})."
+    for name in wanted if way is None else ():
+        best = direction(name, runs, None)
+        turned = "direction=min" if best == "max" else "direction=max"
+        if _told(name, runs) is None:
+            more = "higher" if best == "max" else "lower"
+            yield f"That {more} {name} is better was guessed from its name, no run says it: {turned} turns it round."
+        elif len(_ways(name, runs)) > 1:
+            yield f"The runs do not agree on whether more {name} is better: most say {best}; {turned} is the other way."
+
+
+def _told(name: str, runs: Sequence[Run]) -> str | None:
+    """What most runs say of a metric's direction; of what every run measures of itself it is known."""
+    if is_cost(name):
+        return "min" if lower_is_better(name) else "max"
+    ways = _ways(name, runs)
+    return ways.most_common(1)[0][0] if ways else None
+
+
+def _ways(name: str, runs: Sequence[Run]) -> Counter[str]:
+    name = _meant(name, runs)
+    told = (told_direction(run.result, name) or _configured(name, run) for run in runs)
+    return Counter(way for way in told if way is not None)
+
+
+def _meant(name: str, runs: Sequence[Run]) -> str:
+    return (_chosen_by(runs) or name) if name == "objective" else name
+
+
+def _configured(name: str, run: Run) -> str | None:
+    """The mode of the run's checkpoint, where it was set and is of the same metric."""
+    mode, monitor = (run.leaves.get(f"callbacks.checkpoint.{key}") for key in ("mode", "monitor"))
+    return str(mode) if mode in ("min", "max") and bare(str(monitor)) == bare(name) else None

@@ -10,7 +10,7 @@ from lathe.runs.alike import RESULT_TIMES, rows
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
 
-NOT_METRICS = ("tags", "notes")
+NOT_METRICS = ("tags", "notes", "directions")
 
 
 def weights(run: RunDir, again: RunDir) -> dict[str, dict[str, Any]]:

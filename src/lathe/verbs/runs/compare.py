@@ -8,12 +8,12 @@ from typing import Any
 
 from lathe.config.composed import flatten
 from lathe.errors import require
+from lathe.runs.metric_names import is_curve
 from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.runs.places import differing_environments
 from lathe.verbs.runs.table import printable
 
 NOT_SHOWN = ("paths", "launch", "hydra", "resume", "trusted")
-CLOCKED = ("throughput/",)  # columns that say how fast, not how well
 
 
 def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) -> dict[str, Any]:
@@ -102,7 +102,7 @@ def _logged(path: Path) -> dict[str, dict[int, float]]:
     with open(path / "metrics.csv", newline="", errors="replace") as file:
         for row in csv.DictReader(file):
             for name, text in row.items():
-                if name and text and isinstance(text, str) and "/" in name and not name.startswith(CLOCKED):
+                if name and text and isinstance(text, str) and is_curve(name):
                     try:
                         found.setdefault(name, {})[int(row["step"])] = float(text)
                     except (ValueError, KeyError, TypeError):  # a line that a kill has cut, or words

@@ -14,6 +14,7 @@ from typing import Any
 
 from lathe.config.composed import flatten
 from lathe.errors import UserError
+from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir
 
 STATES = ("complete", "pruned", "running", "unfinished", "failed")
@@ -131,7 +132,7 @@ class Listed:
         chosen = next((word.partition("=")[2] for word in self.typed if word.startswith("objective=")), None)
         name = chosen or self.result.get("monitor")
         if value is not None and self.result.get(name or "") != value:  # an experiment's file has chosen another
-            name = next((key for key, at in self.result.items() if "/" in key and at == value), name)
+            name = next((key for key, at in self.result.items() if at == value and _is_metric(key)), name)
         return str(name or ""), value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
     @cached_property
@@ -171,6 +172,10 @@ class Listed:
         yield from self.result
         yield from self.leaves
         yield from (word.partition("=")[0] for word in self.typed)
+
+
+def _is_metric(key: str) -> bool:
+    return "/" in key or split_of(key) is not None
 
 
 COLUMNS = ("name", "date", "state", "seed", "tags", "objective", "steps", "size")

@@ -188,7 +188,8 @@ function startCurves() {
     at("curves-tools").parentElement.hidden = true;
     return;
   }
-  const leaf = data.metric.split("/").pop(), first = names.find((name) => name === `val/${leaf}`) || names.find((name) => name.endsWith("/" + leaf)) || names[0];
+  const bare = (name) => name.replace(/^(train|val|test)(id|idation)?[/_]/, ""), same = names.filter((name) => bare(name) === bare(data.metric));
+  const first = same.find((name) => name.startsWith("val")) || same[0] || names[0];
   at("curve").append(...names.map((name) => el("option", { value: name, selected: name === first }, name)));
   if (!data.runs.some((run) => run.group !== null)) at("band").value = "runs";
   for (const id of ["curve", "band", "curve-log", "curve-end"]) at(id).addEventListener("change", () => plots["curves-plot"]());

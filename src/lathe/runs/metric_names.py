@@ -1,0 +1,52 @@
+"""Names of metrics: a split before what is measured, as Lathe's tasks (val/accuracy) or as a LightningModule logs it
+(val_accuracy); and which way is better. Imports no torch."""
+
+import re
+from typing import Any
+
+_SPLIT = re.compile(r"(train|val|test)(?:id|idation)?[/_](?=.)")
+# What a run measures of itself: how long it took and how large it is, not how good.
+_COST = re.compile(r"seconds|parameters|\w+_per_s|step_ms|data_wait|grad_sync|mfu|peak_\w+|bytes|macs|latency\w*")
+_CLOCKED = ("throughput/", "lr-")  # columns of metrics.csv that say how fast, not how well
+
+
+def split_of(name: str) -> str | None:
+    """train, val or test; None for a metric of no split."""
+    found = _SPLIT.match(name)
+    return None if found is None else found[1]
+
+
+def bare(name: str) -> str:
+    """What is measured: accuracy of val/accuracy, val_accuracy and accuracy."""
+    return _SPLIT.sub("", name, count=1)
+
+
+def on_test(name: str) -> str:
+    """The metric's name on the test split."""
+    found = _SPLIT.match(name)
+    return name if found is None else f"test{name[found.end() - 1 :]}"
+
+
+def is_cost(name: str) -> bool:
+    """Whether it is what a run costs, which nobody chooses a model by unless asked."""
+    return _COST.fullmatch(name) is not None
+
+
+def is_curve(name: str) -> bool:
+    """Whether a column of metrics.csv is a metric: neither its place nor a speed nor a learning rate."""
+    return name not in ("step", "epoch", "") and not name.startswith(_CLOCKED) and not is_cost(name)
+
+
+def directions(task: Any, monitor: str | None, mode: str) -> dict[str, str]:
+    """For what a task measures, and for the `monitor` of its checkpoint, whether max or min is better, by bare names;
+    without those of which nobody knows."""
+    known = [name for name in task.reported if name not in task.undirected]
+    found = {name: "min" if name in task.minimised else "max" for name in known}
+    return found | ({} if monitor is None else {bare(monitor): mode})
+
+
+def told_direction(result: dict[str, Any], name: str) -> str | None:
+    """What result.json says of a metric's direction: max, min, or None where it says nothing, as in older runs."""
+    told = result.get("directions")
+    way = told.get(bare(name)) if isinstance(told, dict) else None
+    return way if way in ("max", "min") else None

@@ -1,0 +1,102 @@
+"""Which metric a report is about, and which way is better: what runs have written down, and what is guessed is told."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.run_directories import write_run
+from support.runs import SMALL, new_run
+
+from lathe.verbs.report.assemble import Report, assemble
+from lathe.verbs.report.data import curves
+from lathe.verbs.train import train
+
+REQUEST: dict[str, Any] = {
+    **dict.fromkeys(("by", "metric", "baseline", "direction", "columns")),
+    "interval": "t",
+    "confidence": 0.95,
+    "seed": 0,
+}
+HINGE = "{_target_: torchmetrics.classification.MulticlassHingeLoss, num_classes: 10}"  # higher_is_better is False
+GUESSED = "That higher {} is better was guessed from its name, no run says it: direction=min turns it round."
+
+
+def report(folder: Path, **asked: Any) -> Report:
+    return assemble({"runs": str(folder), **REQUEST, **asked})
+
+
+def rewrite(path: Path, result: dict[str, Any]) -> None:
+    (path / "result.json").write_text(json.dumps({"steps": 40, "parameters": 1000, "seconds": 2.0, **result}))
+
+
+def test_a_run_writes_down_which_way_its_metrics_are_better_and_a_report_reads_it(tmp_path: Path) -> None:
+    own = f"+task.metrics=[accuracy,{HINGE}]"
+    cfg = new_run(tmp_path, *SMALL, own, "callbacks.checkpoint.monitor=val/hinge_loss")
+    result = train(cfg)
+    assert result["directions"] == {"loss": "min", "accuracy": "max", "hinge_loss": "min"}
+    path = Path(cfg["paths"]["run_dir"])
+    text = (path / "result.json").read_text().replace("hinge_loss", "bad_rate")
+    (path / "result.json").write_text(text)  # the same under a name that tells nobody
+    told = report(tmp_path)
+    assert (told.directions, told.marks) == ({"test/bad_rate": "min"}, [])
+    rewrite(path, {"test/bad_rate": 0.5, "monitor": "val/bad_rate"})
+    told = report(tmp_path)
+    assert (told.directions, told.marks) == ({"test/bad_rate": "max"}, [GUESSED.format("test/bad_rate")])
+    assert report(tmp_path, direction="min").marks == []
+
+
+def test_a_metric_of_which_lower_is_better_has_its_lowest_for_best(tmp_path: Path) -> None:
+    for seed, value in ((1, 0.2), (2, 0.3)):
+        write_run(
+            tmp_path,
+            seed,
+            0.9,
+            seed=seed,
+            monitor="val/bad_rate",
+            directions={"bad_rate": "min"},
+            **{"test/bad_rate": value},
+        )
+    told = report(tmp_path)
+    assert told.groups[0].best("test/bad_rate", told.directions["test/bad_rate"]) == 0.2
+
+
+def test_runs_that_do_not_agree_on_a_direction_are_told(tmp_path: Path) -> None:
+    for seed, way in ((1, "min"), (2, "min"), (3, "max")):
+        write_run(tmp_path, seed, 0.9, seed=seed, directions={"accuracy": way})
+    told = report(tmp_path)
+    assert told.directions == {"test/accuracy": "min"}
+    assert told.marks == [
+        "The runs do not agree on whether more test/accuracy is better: most say min; direction=max is the other way."
+    ]
+
+
+def test_without_a_monitor_a_measured_metric_is_taken_before_any_cost_and_told(tmp_path: Path) -> None:
+    for seed in (1, 2):
+        path = write_run(tmp_path, seed, 0.8, seed=seed)
+        rewrite(path, {"monitor": None, "objective": None, "test_acc": 0.8, "test_loss": 0.4, "train_loss": 0.1})
+    told = report(tmp_path)
+    assert (told.metrics, told.directions) == (["test_acc"], {"test_acc": "max"})
+    assert told.marks == [
+        "No run says by which metric it chose its best checkpoint: the tables are of test_acc; metric= takes another "
+        "(test_loss, train_loss, parameters, seconds).",
+        GUESSED.format("test_acc"),
+    ]
+    assert report(tmp_path, metric="seconds").marks == []
+    assert report(tmp_path, metric="seconds").directions == {"seconds": "min"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "kept"),
+    [
+        (["val_loss", "val_acc", "train_loss_step", "train_loss_epoch"], ["val_loss", "val_acc", "train_loss_step"]),
+        (["valid/acc", "train/loss", "throughput/step_ms", "lr-SGD"], ["valid/acc", "train/loss"]),
+        (["epoch", "mine", "lr-SGD", "loss"], ["mine", "loss"]),
+    ],
+)
+def test_the_page_has_curves_of_metrics_whatever_their_names_are(
+    tmp_path: Path, columns: list[str], kept: list[str]
+) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text(f"step,{','.join(columns)}\n" + "".join(f"{step}{f',{step}' * len(columns)}\n" for step in (1, 2)))
+    assert curves(path) == {name: ([1, 2], [1.0, 2.0]) for name in kept}
