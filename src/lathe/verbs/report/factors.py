@@ -136,6 +136,19 @@ class Differences:
         """What else tells configurations apart that are alike in `factors`."""
         return [factor for factor in self.factors() if factor not in factors and self._splits(factors, factor)]
 
+    def beside(self, factors: Sequence[Factor]) -> list[Factor]:
+        """What differs between the groups of `factors` and in none of them, and so may be what makes the difference.
+        Without what follows a choice among them: keys below it, and keys that have the value of another one."""
+        typed, told = self.factors(), list(factors)
+        for factor in dict.fromkeys([*typed, *self._found.values()]):
+            follows = _of_one_choice(factor, told) and (factor not in typed or ABSENT in factor.values)
+            chooses = any(other.key.endswith("_target_") and below(other.key, [factor.key]) for other in factors)
+            if factor in told or follows or chooses or self._splits(factors, factor):
+                continue
+            if factor in typed or not any(factor.codes == other.codes or other.key in RECIPES for other in told):
+                told.append(factor)
+        return told[len(factors) :]
+
     def _splits(self, factors: Sequence[Factor], factor: Factor) -> bool:
         together = list(zip(*(known.codes for known in factors), strict=True)) or [()] * len(self.runs)
         return len(set(zip(together, factor.codes, strict=True))) > len(set(together))
@@ -172,6 +185,11 @@ class Differences:
     def usual(self) -> dict[str, Any]:
         """The most common value of each key that differs; the first of several."""
         return {key: _most_common(factor.values) for key, factor in self._found.items()}
+
+
+def _of_one_choice(factor: Factor, told: Sequence[Factor]) -> bool:
+    """Whether a choice of a group or a class among `told` chooses the node of this key."""
+    return below(factor.key, [other.key.removesuffix("._target_") for other in told])
 
 
 def _most_common(values: Sequence[Any]) -> Any:

@@ -6,24 +6,28 @@ from typing import Any
 
 from lathe.config.words import key_of
 from lathe.errors import UserError, did_you_mean
-from lathe.verbs.report.collect import Run, finite
+from lathe.verbs.report.collect import SEEDS, Run, finite
 from lathe.verbs.report.factors import ABSENT, Differences, Factor, code, label, value_text
 from lathe.verbs.report.statistics import Interval, Paired, Summary, compare, summarise
 
 EVIDENCE = 0.05
+BESIDE = 6  # keys that are told one by one
 Unit = tuple[Any, ...]  # what two runs share that are compared: seed, fold, and what else is mixed in a group
 
 
 @dataclass
 class Group:
     """Runs that are alike in the factors. `units` are its complete runs that count: of several with one seed, fold and
-    configuration the newest."""
+    configuration the newest. `mixed` are the keys, third and later in a unit, that tell its configurations apart, and
+    `beside` what else all of it has that other groups have not."""
 
     label: str
     factors: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
     units: dict[Unit, Run] = field(default_factory=dict)
     marks: list[str] = field(default_factory=list)
+    mixed: tuple[str, ...] = ()
+    beside: dict[str, Any] = field(default_factory=dict)
 
     def values(self, metric: str) -> dict[Unit, float]:
         """The metric of each unit that has it."""
@@ -42,12 +46,24 @@ class Group:
         return sum(values) / len(values) if values else None
 
     @property
+    def commands(self) -> list[str]:
+        """What to type for all of it again: a command for each configuration that it mixes."""
+        units = self.units or {(at,): run for at, run in enumerate(self.runs[:1])}
+        configurations: dict[Unit, list[Run]] = {}
+        for unit, run in units.items():
+            configurations.setdefault(unit[len(SEEDS) :], []).append(run)
+        return [_command(runs) for runs in configurations.values()]
+
+    @property
     def command(self) -> str:
-        """What to type for all of it again; of a group that mixes configurations, for its first run."""
-        counted = list(self.units.values()) or self.runs
-        seeds = list({code(run.seed): run.seed for run in counted}.values())
-        folds = list({code(run.fold): run.fold for run in counted}.values())
-        return counted[0].command(seeds, folds) if counted else ""
+        """The commands as one line of a shell."""
+        return " && ".join(self.commands)
+
+
+def _command(runs: Sequence[Run]) -> str:
+    seeds = {code(run.seed): run.seed for run in runs}.values()
+    folds = {code(run.fold): run.fold for run in runs}.values()
+    return runs[0].command(sorted(seeds, key=_rank), sorted(folds, key=_rank))
 
 
 @dataclass(frozen=True)
@@ -69,11 +85,15 @@ def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str]
     """
     factors = differences.factors() if by is None else differences.chosen(by)
     others = [] if by is None else differences.others(factors)
+    beside = [] if by is None else differences.beside(factors)
     groups: dict[tuple[str, ...], Group] = {}
     for at, run in enumerate(differences.runs):
         values = {factor.key: factor.values[at] for factor in factors}
         key = tuple(map(code, values.values()))
-        group = groups.setdefault(key, Group(label(values), values))
+        if key not in groups:
+            own = {factor.key: factor.values[at] for factor in beside}
+            groups[key] = Group(label(values), values, mixed=tuple(factor.key for factor in others), beside=own)
+        group = groups[key]
         group.runs.append(run)
         _count(group, run, tuple(factor.codes[at] for factor in others))
     ordered = sorted(groups.values(), key=lambda group: tuple(map(_rank, group.factors.values())))
@@ -185,15 +205,39 @@ def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: s
             mine = group.values(metric)
             shared = [unit for unit in mine if unit in theirs]
             told = compare([mine[unit] for unit in shared], [theirs[unit] for unit in shared], how)
-            pairs.append(Pair(at, baseline, told, _says(told, direction, bool(mine) and bool(theirs))))
+            if mine and theirs:
+                says = [_says(told, direction) if shared else _unpaired(group, list(mine), list(theirs))]
+                says += _beside(group, groups[baseline])
+            else:
+                says = ["no complete run on one side: nothing to compare"]
+            pairs.append(Pair(at, baseline, told, "; ".join(says)))
     return pairs
 
 
-def _says(told: Paired, direction: str, measured: bool) -> str:
-    if not measured:
-        return "no complete run on one side: nothing to compare"
-    if not told.n or told.difference is None:
+def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str:
+    """Why no run of one group has its like in the other."""
+    seeds = len(SEEDS)
+    if not {unit[:seeds] for unit in mine} & {unit[:seeds] for unit in theirs}:
         return "no seed and fold in common: nothing to pair; run both with the same seeds"
+    ways = [({unit[at] for unit in mine}, {unit[at] for unit in theirs}) for at in range(seeds, len(mine[0]))]
+    keys = [key for key, (a, b) in zip(group.mixed, ways, strict=True) if not a & b] or list(group.mixed)
+    return (
+        f"the same seeds, but {' and '.join(keys)} mixed in the groups and never alike on both sides: nothing to pair; "
+        f"group by it as well, by=[{','.join([*group.factors, *keys])}]"
+    )
+
+
+def _beside(group: Group, baseline: Group) -> list[str]:
+    """What may make the difference in place of the factors."""
+    pairs = [(key, value, baseline.beside[key]) for key, value in group.beside.items()]
+    said = [f"{key} ({value_text(key, a)} against {value_text(key, b)})" for key, a, b in pairs if code(a) != code(b)]
+    more = [f"{len(said) - BESIDE} more keys"] if len(said) > BESIDE else []
+    return [f"differs as well, and may be the reason: {', '.join([*said[:BESIDE], *more])}"] if said else []
+
+
+def _says(told: Paired, direction: str) -> str:
+    if told.difference is None:
+        return "nothing to compare"
     if told.n == 1:
         return "n = 1: no interval, and no evidence of a difference"
     if told.p is None:

@@ -41,7 +41,7 @@ def _metric(report: Report, metric: str) -> str:
         r"    \midrule",
     ]
     for group, line in zip(report.groups, cells, strict=True):
-        lines += [f"    {_line(line)}", f"    % {_comment(group.command)}"]
+        lines += [f"    {_line(line)}", *(f"    % {_comment(command)}" for command in group.commands)]
     lines += [r"    \bottomrule", r"  \end{tabular}", r"\end{table}"]
     return "\n".join([*lines, *(f"% {_comment(line)}" for line in remarks(report, metric))])
 

@@ -38,8 +38,9 @@ def better(report: Report, metric: str) -> str:
 
 def _commands(report: Report) -> Iterator[str]:
     for group in report.groups:
-        fence = "`" * (1 + max(map(len, re.findall("`+", group.command)), default=0))
-        yield f"- {_text(group.label)}: {fence}{group.command}{fence}"
+        for command in group.commands:
+            fence = "`" * (1 + max(map(len, re.findall("`+", command)), default=0))
+            yield f"- {_text(group.label)}: {fence}{command}{fence}"
 
 
 def _list(lines: Sequence[str] | Iterator[str]) -> list[str]:

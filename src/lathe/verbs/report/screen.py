@@ -36,7 +36,9 @@ def show(report: Report, console: Console | None = None) -> None:
     _some(console, "Note: ", report.marks)
     _some(console, "Not in the tables: ", left_out(report.runs, report.waiting))
     again = [report.groups[at] for at in _best(report, report.metrics[0])]
-    _some(console, "", [f"{group.label}:  {group.command}" for group in again], "Each row again:")
+    _some(
+        console, "", [f"{group.label}:  {command}" for group in again for command in group.commands], "Each row again:"
+    )
 
 
 def terminal() -> Console:
