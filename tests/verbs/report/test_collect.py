@@ -79,6 +79,7 @@ def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> Non
             },
             {"state": "waiting"},
             {"run_dir": str(tmp_path / "train" / "gone"), "state": "complete"},
+            {"run_dir": str(tmp_path / "train" / "lost"), "state": "failed", "sentence": "out of memory"},
         ],
     )
     runs, waiting = collect([str(sweep)])
@@ -87,14 +88,18 @@ def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> Non
         (0, "complete"),
         (1, "pruned"),
         (2, "failed"),
-        (5, "failed"),
+        (5, "gone"),
+        (6, "failed"),
         (3, "failed"),
     ]
     assert runs[2].sentence == "the loss is not finite"
-    assert "is gone: the sweep's job 5 names it" in str(runs[3].sentence)
-    assert (runs[4].name, runs[4].seed, runs[4].sentence) == ("job 3", "7", "optimizer.lr=-1: no")
-    assert runs[4].command() == "python train.py optimizer.lr=-1 seed=7"
-    assert len(collect([str(tmp_path)])[0]) == 5  # the folder of both: no run twice
+    assert runs[3].sentence == (
+        f"the run, which was complete, was moved or removed: nothing is at {tmp_path / 'train' / 'gone'}."
+    )
+    assert runs[4].sentence == "out of memory"  # why it failed is more than that it is gone
+    assert (runs[5].name, runs[5].seed, runs[5].sentence) == ("job 3", "7", "optimizer.lr=-1: no")
+    assert runs[5].command() == "python train.py optimizer.lr=-1 seed=7"
+    assert len(collect([str(tmp_path)])[0]) == 6  # the folder of both: no run twice
 
 
 def test_a_sweep_that_was_moved_with_its_runs_is_found_again(tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ def test_runs_without_the_metric_and_with_one_that_is_not_finite_are_marked(tmp_
     write(tmp_path, [], [0.5, 0.6], [1, 2])
     write_run(tmp_path, 5, 0.5, seed=3, **{"test/accuracy": None})
     assert report(tmp_path).marks == [
-        "1 of 3 complete runs have a test/accuracy that is not finite: it is not in the mean."
+        "1 of 3 complete runs has a test/accuracy that is not finite: it is not in the mean."
     ]
     assert report(tmp_path, metric="val/accuracy").marks == []
 

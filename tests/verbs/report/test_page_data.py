@@ -43,8 +43,8 @@ def test_a_sweep_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found["title"].endswith("sweeps/2026-11-23_10-00-00_abc123")
     assert (found["metric"], found["direction"], found["factors"]) == ("test/accuracy", "max", ["model.net.width"])
     assert found["metrics"][:3] == ["test/accuracy", "test/loss", "val/accuracy"]
-    assert found["counts"] == {"complete": 4, "pruned": 0, "running": 0, "unfinished": 0, "failed": 1}
-    assert found["marks"] == ["1 jobs of the sweep have not begun"]
+    assert found["counts"] == {"complete": 4, "pruned": 0, "running": 0, "unfinished": 0, "failed": 1, "gone": 0}
+    assert found["marks"] == ["1 job of the sweep has not begun"]
     assert [group["label"] for group in found["groups"]] == ["model.net.width=4", "model.net.width=8"]
     first, second = found["groups"]
     assert (first["n"], first["mean"], first["best"], first["seconds"], first["parameters"]) == (

@@ -269,11 +269,14 @@ def test_a_sweep_with_jobs_that_left_nothing(cli: Cli, tmp_path: Path, capfd: py
             "sentence": "optimizer.lr=-1: expected a number from 0.",
         },
         {"state": "waiting"},
+        {"run_dir": str(tmp_path / "logs" / "train" / "lost"), "state": "pruned", "overrides": ["optimizer.lr=0.2"]},
     ]
     sweep = write_sweep(tmp_path / "logs", jobs)
     code, errors = cli(f"runs={sweep}", TEXTS, script="scripts/report.py")
     assert (code, errors) == (0, "")
     page = (sweep / "report" / "report.md").read_text()
-    assert "2 runs (1 complete, 1 failed) in one group" in page
+    assert "3 runs (1 complete, 1 failed, 1 gone) in one group" in page
+    assert "- gone: train/lost: the run, which was pruned, was moved or removed: nothing is at " in page
+    assert [row["state"] for row in lines(sweep / "report" / "runs.csv")] == ["complete", "gone", "failed"]
     assert "- failed: job 1: optimizer.lr=-1: expected a number from 0." in page
-    assert "- 1 jobs of the sweep have not begun" in page
+    assert "- 1 job of the sweep has not begun" in page

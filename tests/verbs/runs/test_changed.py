@@ -12,6 +12,8 @@ from support.run_folders import Cli, edit, refused, run_dirs
 from support.runs import SMALL
 
 from lathe.runs.rundir import RunDir
+from lathe.verbs.runs.change import tag
+from lathe.verbs.runs.find import find
 from lathe.verbs.runs.listed import Listed
 
 
@@ -30,6 +32,17 @@ def test_tags_are_where_a_continued_run_and_a_report_look(
     assert cli("runs=logs/digits", "untag=[kept,good]", script="scripts/runs.py") == (0, "")
     assert "tags" not in RunDir(a).result
     assert RunDir(a).config["tags"] == []
+
+
+def test_tagging_says_how_many_runs_it_has_changed(logs: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    capfd.readouterr()
+    for name in ("digits", "", "other"):
+        tag(find(str(logs / name), logs), logs, ["a"], [])
+    assert capfd.readouterr().out.splitlines() == [
+        "2 of 2 runs changed.",
+        "1 of 3 runs changed, the others were so.",
+        "0 of 1 run changed, which was so already.",
+    ]
 
 
 def test_an_archived_run_is_a_run_directory_and_latest_leads_on(logs: Path, tmp_path: Path) -> None:

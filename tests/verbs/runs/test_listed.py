@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -169,7 +170,7 @@ def test_curves_are_compared_whatever_their_names_are(logs: Path, cli: Cli, capf
     assert json.loads(Path("c.json").read_text())["curves"] == {"val_loss": [[20, 0.5, 0.25]]}
 
 
-def test_jobs_of_a_sweep_are_listed_and_say_that_they_failed(logs: Path) -> None:
+def test_jobs_of_a_sweep_are_listed_and_say_that_they_failed(logs: Path, tmp_path: Path) -> None:
     a, b, _ = run_dirs(logs)
     jobs = logs / "sweeps" / "2026-11-20_09-00-00_123456" / "jobs"
     jobs.mkdir(parents=True)
@@ -179,9 +180,15 @@ def test_jobs_of_a_sweep_are_listed_and_say_that_they_failed(logs: Path) -> None
         job = {"number": number, "state": state, "run_dir": path, "overrides": ["seed=3"], "objective": None}
         (jobs / f"{number:05d}.json").write_text(json.dumps(job))
     own = find(str(jobs.parent), logs)
-    assert [run.state for run in own] == ["complete", "failed", "failed"]
+    assert [one.state for one in own] == ["complete", "failed", "failed"]
     assert own[2].typed == ["seed=3"]
-    assert sorted(run.state for run in find(None, logs)) == ["complete", "failed", "failed", "pruned"]
+    assert "besides" not in check(run(f"runs={jobs.parent}", cwd=tmp_path, script="scripts/runs.py")).stdout
+    shutil.rmtree(a)
+    done = check(run(f"runs={jobs.parent}", cwd=tmp_path, script="scripts/runs.py"))
+    *_, counted, gone = done.stdout.splitlines()
+    assert counted.startswith("2 runs (2 failed), ")
+    assert gone == "1 job of the sweep besides: the run directory was moved or removed."
+    assert sorted(one.state for one in find(None, logs)) == ["failed", "failed", "pruned"]
 
 
 def test_what_a_stranger_wrote_is_shown_and_not_obeyed(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:

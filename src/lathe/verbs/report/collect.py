@@ -19,7 +19,7 @@ from lathe.runs.rundir import RunDir
 from lathe.runs.summary import retyped, without
 from lathe.verbs.report.find import find_places
 
-STATES = ("complete", "pruned", "running", "unfinished", "failed")
+STATES = ("complete", "pruned", "running", "unfinished", "failed", "gone")
 # Numbers of result.json that say how long a run was, not how good.
 COUNTS = ("seed", "steps", "epochs", "best_step", "devices", "pruned")
 SEEDS = ("seed", "data.fold")
@@ -40,7 +40,8 @@ def finite(value: Any) -> float | None:
 
 @dataclass
 class Run:
-    """A run, or a job of a sweep that has left none (`path` is None then). `leaves` is its configuration by dotted key,
+    """A run, or a job of a sweep that has left none (`path` is None then). `gone` is a job that has ended and whose run
+    directory is no longer there. `leaves` is its configuration by dotted key,
     empty where it can't be read; `sentence` says why it did not come to an end."""
 
     path: Path | None
@@ -139,6 +140,10 @@ def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
     if place.path is None:
         run.state = "running" if run.state == "running" else "failed"
         return run
+    if not place.path.is_dir() and run.state != "failed":
+        ended = f", which was {run.state}," if run.state in ("complete", "pruned") else ""
+        run.state, run.sentence = "gone", f"the run{ended} was moved or removed: nothing is at {place.path}."
+        return run
     directory = RunDir(place.path)
     try:
         config = current(directory.plain("config.yaml", known))
@@ -147,8 +152,7 @@ def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
         run.words = directory.overrides if (place.path / "overrides.yaml").is_file() else words
         run.result = directory.result if directory.complete else {}
     except (UserError, OSError) as error:
-        lost = f"{place.path} is gone: the sweep's job {job.get('number')} names it, and nothing is there."
-        run.state, run.sentence = "failed", harmless(str(error)) if place.path.is_dir() else lost
+        run.state, run.sentence = "failed", harmless(str(error)) if place.path.is_dir() else sentence
         return run
     run.state = _state(directory, run)
     if run.state == "unfinished" and directory.last.exists():

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.marks import counts, left_out
 from lathe.verbs.report.tables import readable, remarks
+from lathe.verbs.runs.table import many
 
 
 def markdown(report: Report) -> str:
@@ -28,7 +29,9 @@ def found(report: Report) -> str:
     kind = "Student's t" if report.how.kind == "t" else "bootstrap percentiles"
     over = f"{len(report.groups)} groups over seeds and folds" if len(report.groups) > 1 else "one group"
     baseline = f"; differences are from {report.groups[report.baseline].label}" if len(report.groups) > 1 else ""
-    return f"{len(report.runs)} runs ({states}) in {over}; intervals of {report.how.percent} by {kind}{baseline}."
+    return (
+        f"{many(len(report.runs), 'run')} ({states}) in {over}; intervals of {report.how.percent} by {kind}{baseline}."
+    )
 
 
 def better(report: Report, metric: str) -> str:

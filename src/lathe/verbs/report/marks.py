@@ -7,6 +7,7 @@ from typing import Any
 from lathe.config.schema import shown
 from lathe.verbs.report.collect import STATES, Run, harmless
 from lathe.verbs.report.factors import ABSENT, Differences, below, value_text
+from lathe.verbs.runs.table import many
 
 # What of `data` says how batches are made, and not which samples there are.
 _BATCHES = "batch_size eval_batch_size seed fold augment normalize loader num_workers pin_memory prefetch_factor"
@@ -26,7 +27,7 @@ def left_out(runs: Sequence[Run], waiting: int) -> list[str]:
         for run in runs
         if run.state != "complete"
     ]
-    return lines + ([f"{waiting} jobs of the sweep have not begun"] if waiting else [])
+    return lines + ([f"{many(waiting, 'job')} of the sweep {_have(waiting)} not begun"] if waiting else [])
 
 
 def marks(runs: Sequence[Run], differences: Differences, metrics: Sequence[str], comparisons: int) -> list[str]:
@@ -88,10 +89,14 @@ def _folds(runs: Sequence[Run]) -> list[str]:
 def _without(runs: Sequence[Run], metric: str) -> list[str]:
     lacking = [run for run in runs if metric not in run.metrics]
     wild = sum(metric in run.result for run in lacking)
-    found = [f"{wild} of {len(runs)} complete runs have a {metric} that is not finite: it is not in the mean."]
-    other = len(lacking) - wild
-    found.append(f"{other} of {len(runs)} complete runs have no {metric}.")
+    complete, other = many(len(runs), "complete run"), len(lacking) - wild
+    found = [f"{wild} of {complete} {_have(wild)} a {metric} that is not finite: it is not in the mean."]
+    found.append(f"{other} of {complete} {_have(other)} no {metric}.")
     return [sentence for sentence, count in zip(found, (wild, other), strict=True) if count]
+
+
+def _have(count: int) -> str:
+    return "has" if count == 1 else "have"
 
 
 def _comparisons(count: int) -> list[str]:

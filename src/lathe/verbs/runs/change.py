@@ -34,7 +34,8 @@ def tag(runs: Sequence[Listed], log_dir: Path, words: Sequence[str], without: Se
         assert run.path is not None
         with held(run):
             changed += _tagged(run.run, run.where, words, without)
-    print(f"{changed} of {many(len(runs), 'run')} changed, the others were so already.")
+    others = "." if changed == len(runs) else ", which was so already." if len(runs) == 1 else ", the others were so."
+    print(f"{changed} of {many(len(runs), 'run')} changed{others}")
 
 
 def _tagged(run: RunDir, where: str, words: Sequence[str], without: Sequence[str]) -> bool:

@@ -8,7 +8,7 @@ from lathe import files
 from lathe.errors import require
 from lathe.verbs.runs import change, compare, table
 from lathe.verbs.runs.choose import check_key, chosen, conditions, ordered
-from lathe.verbs.runs.find import find
+from lathe.verbs.runs.find import count_gone, find
 
 ACTIONS = ("compare", "tag", "archive", "delete")
 
@@ -71,5 +71,8 @@ def show_list(request: dict[str, Any], found: list[Any]) -> None:
     if shown:
         print(table.show(table.rows(shown, request["columns"]), request["columns"]))
         print(table.summary(found, len(shown)))
+    gone = count_gone(request["runs"])
+    if gone:
+        print(f"{table.many(gone, 'job')} of the sweep besides: the run directory was moved or removed.")
     if request["output"] is not None:
         table.write(request["output"], table.rows(found, request["columns"]))

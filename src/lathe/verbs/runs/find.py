@@ -28,6 +28,13 @@ def find(runs: str | list[str] | None, log_dir: Path) -> list[Listed]:
     return list(found.values())
 
 
+def count_gone(runs: str | list[str] | None) -> int:
+    """How many jobs of the sweeps that `runs` names had a run directory where nothing is now."""
+    places = [place for word in _words(runs or []) for path in _checked(word) for place in below(path)]
+    lost = {place.path for place in places if place.path is not None and not place.path.is_dir()}
+    return len(lost)
+
+
 def _words(runs: str | list[str]) -> list[str]:
     return [runs] if isinstance(runs, str) else runs
 

@@ -1,7 +1,7 @@
 // What all parts use: the data, elements, numbers as text, colours. Names and texts of runs are a stranger's: they reach
 // the page as text nodes alone, and Plotly, which reads some tags, through plain().
 const NONE = "–";
-const STATES = ["complete", "pruned", "running", "unfinished", "failed"];
+const STATES = ["complete", "pruned", "running", "unfinished", "failed", "gone"];
 const at = (id) => document.getElementById(id);
 
 function el(tag, attributes = {}, ...children) {

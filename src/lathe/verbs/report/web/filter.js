@@ -85,5 +85,5 @@ function startFilter() {
   }));
 }
 
-const MARKS = { complete: "●", pruned: "◐", running: "▶", unfinished: "○", failed: "✕" };
+const MARKS = { complete: "●", pruned: "◐", running: "▶", unfinished: "○", failed: "✕", gone: "∅" };
 const stateDot = (state) => el("span", { class: `dot ${state}`, "aria-hidden": "true" }, MARKS[state] || "?");
