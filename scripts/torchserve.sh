@@ -16,6 +16,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 PYTHON=$(command -v python || command -v python3 || true)
 SECONDS_TO_START=120
+patience=120 # seconds that an answer is waited for
 
 fail() {
     echo "$1" >&2
@@ -121,7 +122,7 @@ send() {
     *.bin) type=(-H "Content-Type: application/octet-stream") ;;
     esac
     : >"$state/answer"
-    curl --silent --noproxy '*' --max-time 120 --output "$state/answer" --write-out '%{http_code}' ${type[@]+"${type[@]}"} "$@" \
+    curl --silent --noproxy '*' --max-time "$patience" --output "$state/answer" --write-out '%{http_code}' ${type[@]+"${type[@]}"} "$@" \
         --upload-file "$file" "$(<"$state/address")" || true
 }
 
@@ -205,7 +206,7 @@ LOGGING
     set +m
     blank
     # /ping says Healthy while workers die over and over: only an answer counts
-    local status="" reason="" deaths=0 began=$SECONDS
+    local status="" reason="" deaths=0 began=$SECONDS patience=5 # a worker that can't load its archive never answers
     while ((SECONDS - began < SECONDS_TO_START)); do
         kill -0 "$(<"$state/group")" 2>/dev/null || broken "TorchServe ended before it answered, see the lines above."
         if [[ -s $state/key_file.json ]]; then

@@ -3,11 +3,9 @@
 import gc
 import os
 import re
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 # Two torch threads on two busy cores wait for each other more than they compute. Set before torch is imported;
 # subprocesses inherit it.
@@ -19,14 +17,24 @@ os.environ["WANDB_SILENT"] = "true"
 os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests-{os.getuid()}")
 
 import pytest
-import torch
-from hydra.core.global_hydra import GlobalHydra
-from support import composing, elastic, timm_here
-from support.commands import in_process
 
-torch.set_num_threads(1)
-composing.once()
-elastic.quick()
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Fixtures, in the processes that run tests: one that only hands them out need not import what they take."""
+    if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
+        from support import fixtures
+
+        config.pluginmanager.register(fixtures)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Without looking for garbage: what it makes stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -70,50 +78,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if found := re.match(r"test_(law[1-7])_", item.path.name):
             item.add_marker(found[1])
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _settled() -> None:
-    """What a file of tests finds, modules above all, is no garbage: a collection, of which a measurement makes several,
-    need not walk through it again."""
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.fixture(autouse=True)
-def _clean_state():
-    """Each test starts without a composed configuration and leaves torch's global settings as they were."""
-    GlobalHydra.instance().clear()
-    os.environ.pop("LATHE_TRUSTED", None)  # what an earlier command in this process trusted
-    if (events := sys.modules.get("tensorboard.summary.writer.event_file_writer")) is not None:
-        # It numbers the files of a process, and of files begun in the same second ".10" is read before ".9".
-        events._global_uid = events.AtomicCounter(0)
-    matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    yield
-    torch.set_float32_matmul_precision(matmul)
-    torch.backends.cudnn.allow_tf32 = convolutions
-    GlobalHydra.instance().clear()
-
-
-@pytest.fixture
-def cli(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
-    """Runs a script's main in this process as if its arguments had been typed in an empty folder: (exit code, standard
-    error).
-    """
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
-    monkeypatch.setenv("LATHE_FULL_ERROR", "0")
-
-    def call(*arguments: str, script: str = "train.py") -> tuple[int, str]:
-        capfd.readouterr()
-        return in_process(script, *arguments), capfd.readouterr().err
-
-    return call
-
-
-@pytest.fixture
-def timm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The package timm; skips where it is not installed."""
-    return timm_here.use(monkeypatch)
