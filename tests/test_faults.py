@@ -40,7 +40,7 @@ TRAIN = (
 
 def start(folder: Path, *arguments: str, script: tuple[str, ...] = (), **extra: str) -> Started:
     words = [*script, *arguments] if script else command(*arguments)
-    return started(words, ROOT if script else folder, environment(**extra), merged=True)
+    return started(words, ROOT if script else folder, environment(**extra), merged=True, fork_ranks=True)
 
 
 def wait_for(process: Started, log_dir: Path, lines: int) -> Path:
@@ -61,8 +61,9 @@ def wait_for(process: Started, log_dir: Path, lines: int) -> Path:
 
 
 def workers(parent: int) -> list[int]:
+    """The ranks, forked from the command as all that it starts but multiprocessing's own helper."""
     children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
-    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [int(child) for child in children if b"resource_tracker" not in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 
 def equal(left: Path, right: Path) -> None:
@@ -109,19 +110,21 @@ def test_a_killed_worker_of_either_rank_changes_nothing(tmp_path: Path, strategy
 
 
 HANG = """
-import os, time
+import os, signal, time
 from lightning.pytorch.callbacks import Callback
 class Hang(Callback):
-    def __init__(self, folder): self.note = os.path.join(folder, "hung")
+    def __init__(self, folder, deaf): self.note, self.deaf = os.path.join(folder, "hung"), deaf
     def on_train_batch_start(self, trainer, *_):
         if trainer.global_rank == 1 and trainer.global_step == 7 and not os.path.exists(self.note):
             open(self.note, "w").close()
+            if not self.deaf: signal.signal(signal.SIGTERM, signal.SIG_DFL)
             time.sleep(600)
 """
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_worker_that_hangs_in_training_is_ended(tmp_path: Path, restarts: int) -> None:
+    """Also one that hears no SIGTERM, which the agent kills 30 seconds later."""
     (tmp_path / "hang.py").write_text(HANG)
     log_dir = tmp_path / "logs"
     done = run(
@@ -130,6 +133,7 @@ def test_a_worker_that_hangs_in_training_is_ended(tmp_path: Path, restarts: int)
         f"launch.max_restarts={restarts}",
         "+callbacks.hang._target_=hang.Hang",
         f"+callbacks.hang.folder={tmp_path}",
+        f"+callbacks.hang.deaf={restarts > 0}",
         f"paths.log_dir={log_dir}",
         cwd=tmp_path,
         PYTHONPATH=str(tmp_path),

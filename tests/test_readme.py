@@ -46,10 +46,11 @@ ADDED = {
     "python train.py resume=auto": ["trainer.max_epochs=1", "model=mlp"],
     "python train.py model=mlp ckpt_path": ["trainer.max_epochs=2"],
     "python train.py model=conv": ["trainer.max_epochs=10"],
-    "python train.py compression=prune": ["trainer.max_epochs=4", "compression.receipt=none"],
-    "python train.py compression=[distill": ["trainer.max_epochs=4", "compression.receipt=none"],
+    "python train.py compression=prune": ["trainer.max_epochs=4", "compression.receipt=none", "model.net.depth=8"],
+    "python train.py compression=[distill": ["trainer.max_epochs=4", "compression.receipt=none", "model.net.depth=8"],
     "python scripts/compress.py": ["compression.receipt=none"],
-    "python scripts/benchmark.py suite=inference": ["seconds=1"],
+    # each batch size and number of threads compiles anew
+    "python scripts/benchmark.py suite=inference": ["seconds=1", "batches=[8]", "threads=1"],
 }
 
 

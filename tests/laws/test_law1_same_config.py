@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.commands import check, environment, run
+from support.commands import check, environment, run, start
 from support.runs import ROOT, SMALL, runs
 
 # A resolver that draws anew in every process that composes: the cheapest stand-in for a random sampler or a clock.
@@ -40,6 +40,7 @@ def _project(folder: Path) -> Path:
 def _train(
     script: Path, *arguments: str, launcher: tuple[str, ...] = (sys.executable,)
 ) -> subprocess.CompletedProcess[str]:
+    """Runs the script, whose folder Python searches for the witness; its ranks are started anew."""
     folder = script.parent
     words = [
         *launcher,
@@ -52,9 +53,9 @@ def _train(
         "+callbacks.witness._target_=witness.Witness",
         f"+callbacks.witness.folder={folder / 'seen'}",
     ]
-    return subprocess.run(
-        words, cwd=folder, env=environment(PYTHONPATH=str(folder)), capture_output=True, text=True, timeout=300
-    )
+    process = start(words, folder, environment())
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(words, process.wait(), out, err)
 
 
 def _seen(folder: Path) -> dict[str, list[str]]:

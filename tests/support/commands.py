@@ -55,7 +55,8 @@ def start(
     """Starts a command line with its output piped: forked, or by Python anew where the environment says what Python or
     a package does when it is imported. For `merged`, `session` and `fork_ranks` see `Command`."""
     env = environment() if env is None else env
-    at_start = {name for name in {*env, *os.environ} if name.startswith(AT_START) and not name.startswith(LAUNCHERS)}
+    later = (*LAUNCHERS, "PYTHONPATH") if fork_ranks else LAUNCHERS  # a command searches its own path, forked or not
+    at_start = {name for name in {*env, *os.environ} if name.startswith(AT_START) and not name.startswith(later)}
     same = all(env.get(name, "") == os.environ.get(name, "") for name in at_start)
     if same and line[0] == sys.executable and line[1].endswith(".py"):
         return Command(line, cwd, env, merged, session, fork_ranks)

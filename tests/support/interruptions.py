@@ -67,7 +67,7 @@ def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
 
 def kill_when(directory_of: Path, lines: int, *arguments: str) -> Path:
     """Starts the real command and sends SIGKILL to its whole process group once metrics.csv has so many lines."""
-    process = start(command(*arguments), directory_of.parent, session=True)
+    process = start(command(*arguments), directory_of.parent, session=True, fork_ranks=True)
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         found = runs(directory_of)
