@@ -6,6 +6,7 @@ import re
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,11 +51,23 @@ def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
     """
     from optuna.storages import journal
 
-    address = options.get("storage")
-    if address is None:
-        return journal.JournalStorage(journal.JournalFileBackend(str(folder / "study.log")))
+    if options.get("storage") is not None:
+        return open_database(options["storage"])
+    return journal.JournalStorage(journal.JournalFileBackend(str(folder / "study.log")))
+
+
+def open_database(address: str) -> Any:
+    """The database at `address`, whose tables are made if they are not there: by two machines at once too.
+
+    Raises:
+        UserError: it can't be opened.
+    """
     try:
-        return _database(address)
+        for _ in range(4):
+            with suppress(_Race):
+                return _connected(address)
+            time.sleep(0.3)
+        return _connected(address)
     except Exception as error:
         reason = _LOGIN.sub("", " ".join(str(error).split()))[:200] or type(error).__name__
         raise UserError(
@@ -63,18 +76,20 @@ def storage_of(folder: Path, options: Mapping[str, Any]) -> Any:
         ) from error
 
 
-def _database(address: str) -> Any:
+class _Race(Exception):
+    """Another process makes the same tables."""
+
+
+def _connected(address: str) -> Any:
     import optuna
 
     waits = {"connect_args": {"timeout": LOCKED}} if address.startswith("sqlite") else {}
-    for _ in range(5):
-        try:
-            return optuna.storages.RDBStorage(address, engine_kwargs=waits)
-        except Exception as error:
-            if not any(words in str(error) for words in RACES):
-                raise
-            time.sleep(0.2)
-    return optuna.storages.RDBStorage(address, engine_kwargs=waits)
+    try:
+        return optuna.storages.RDBStorage(address, engine_kwargs=waits)
+    except Exception as error:
+        if any(words in str(error) for words in RACES):
+            raise _Race(str(error)) from error
+        raise
 
 
 def study_name(facts: Mapping[str, Any], names: Sequence[str] = ()) -> str:

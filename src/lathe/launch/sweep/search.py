@@ -16,10 +16,18 @@ from lathe.errors import UserError, require
 from lathe.launch.sweep.context import Context
 from lathe.launch.sweep.place import Job, SweepDir
 from lathe.launch.sweep.repeats import check_pruner, repeats_of
-from lathe.launch.sweep.space import all_values, check_conditions, entry_of, suggested, word
+from lathe.launch.sweep.space import all_values, brief, check_conditions, entry_of, suggested, word
 from lathe.runs.cost import COSTS, cost_of
 from lathe.runs.rundir import RunDir
-from lathe.runs.study import check_installed, falls_behind, make_brackets, open_study, pruner_of, sampler_of
+from lathe.runs.study import (
+    check_installed,
+    falls_behind,
+    make_brackets,
+    open_database,
+    open_study,
+    pruner_of,
+    sampler_of,
+)
 
 LESS = (*COSTS, "latency", "seconds", "parameters", "steps")  # of these, less is better
 SAME = ("space", "repeats", "objectives", "directions")  # what machines that share a study have to say alike
@@ -36,6 +44,8 @@ class Search:
         check_installed()
         self.context, self.words, self.options = context, words, options
         self.shared = options["storage"] is not None
+        if self.shared:  # one that can't be opened leaves nothing behind
+            open_database(options["storage"])
         self.space = {key: entry_of(key, entry) for key, entry in options["space"].items()}
         require(bool(self.space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
         check_conditions(self.space)
@@ -149,7 +159,7 @@ class Search:
     def _added(self, trial: int, repeat: int, point: list[str], **more: Any) -> Job:
         own = [*point, *self.repeats[repeat]]
         number = trial * len(self.repeats) + repeat
-        job = Job(number, [*self.words, *own], " ".join(own), trial=trial, repeat=repeat, **more)
+        job = Job(number, [*self.words, *own], brief(own), trial=trial, repeat=repeat, **more)
         self.folder.save(job)
         return job
 

@@ -1,6 +1,6 @@
 """The space of a search: what is drawn for each key, checked, drawn and written as a word of the command line."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lathe.config.composing import as_typed
@@ -14,6 +14,18 @@ def word(key: str, value: Any) -> str:
     """The override that gives `key` this value."""
     plain = isinstance(value, str) and shown(value) == value
     return f"{key}={value if plain else as_typed(value)}"
+
+
+def brief(words: Sequence[str]) -> str:
+    """The words as a table shows them: of numbers that are not whole, four significant digits."""
+    return " ".join(f"{key}={_digits(value)}" for key, _, value in (item.partition("=") for item in words))
+
+
+def _digits(value: str) -> str:
+    try:
+        return value if value.lstrip("-").isdigit() else f"{float(value):.4g}"
+    except ValueError:
+        return value
 
 
 def entry_of(key: str, entry: Any) -> dict[str, Any]:
