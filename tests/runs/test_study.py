@@ -1,16 +1,22 @@
 """What a search draws follows from its seed and the number of the trial, whichever of Optuna's samplers draws."""
 
+import binascii
+from pathlib import Path
+from typing import Any
+
 import optuna
 import pytest
 
-from lathe.runs.study import SAMPLERS, sampler_of
+from lathe.runs.study import SAMPLERS, make_brackets, open_study, pruner_of, sampler_of, storage_of, study_name
 
 
-def drawn(name: str, seed: int) -> list[float]:
-    study = optuna.create_study()
+def drawn(name: str, seed: int, pruner: str = "none") -> list[float]:
+    study = optuna.create_study(study_name="study")
     for number in range(12):  # the first ten of some samplers are random
-        study.sampler = sampler_of({"sampler": name, "seed": seed}, number)
+        study.sampler, study.pruner = sampler_of({"sampler": name, "seed": seed}, number), pruner_of({"pruner": pruner})
         trial = study.ask()
+        make_brackets(study, number)
+        trial.report(0, 9)
         x, y = trial.suggest_float("x", 0, 1), trial.suggest_int("y", 1, 8)
         study.tell(trial, (x - 0.3) ** 2 + y)
     return [trial.params["x"] for trial in study.trials]
@@ -23,3 +29,48 @@ def test_every_sampler_draws_anew_for_each_trial_and_the_same_from_the_same_seed
     assert len(set(found)) > 8
     assert drawn(name, 0) == found
     assert drawn(name, 1) != found
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_draws_by_what_a_bracket_of_hyperband_has_told(name: str) -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    found = drawn(name, 0, "hyperband")
+    assert len(set(found)) > 8
+    assert drawn(name, 0, "hyperband") == found
+
+
+def test_a_trial_is_drawn_by_its_own_bracket_once_a_run_has_said_how_long_it_takes() -> None:
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    seen: list[set[int]] = []
+
+    class Seen(optuna.samplers.RandomSampler):
+        def sample_independent(self, study: Any, trial: Any, *others: Any) -> Any:
+            seen.append({before.number for before in study.get_trials(deepcopy=False)})
+            return super().sample_independent(study, trial, *others)
+
+    study = optuna.create_study(study_name="study", sampler=Seen())
+    for number in range(12):
+        study.pruner = pruner_of({"pruner": "hyperband"})
+        trial = study.ask()
+        make_brackets(study, number)
+        trial.suggest_float("x", 0, 1)
+        trial.report(0, 8)  # of nine: brackets that get 9, 5 and 3 of 17 trials
+        study.tell(trial, 0)
+    brackets = [0] * 9 + [1] * 5 + [2] * 3
+    of = [brackets[binascii.crc32(f"study_{number}".encode()) % 17] for number in range(12)]
+    assert seen[0] == {0}
+    assert seen[1:] == [{before for before in range(n + 1) if of[before] == of[n]} for n in range(1, 12)]
+    assert len(set(of)) == 3
+
+
+def facts(*words: str) -> dict[str, Any]:
+    return {"name": "train", "words": ["sweep=optuna", *words], "sweep": {"space": {"seed": [1]}, "pruner": "none"}}
+
+
+def test_a_study_has_one_name_wherever_runs_lie_or_the_one_of_earlier_versions(tmp_path: Path) -> None:
+    own = study_name(facts())
+    assert own == study_name(facts("paths.log_dir=old")) == study_name(facts("sweep.storage=sqlite:///x.db"))
+    assert own != study_name(facts("model=mlp"))
+    former = "train-da129c8f38bc"
+    optuna.create_study(study_name=former, storage=storage_of(tmp_path, {}))
+    assert open_study(tmp_path, facts("paths.log_dir=old"), ["max"]).study_name == former

@@ -10,7 +10,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 class TrialReport(Callback):
     """Reports what `monitor` says to `trial`, a trial of Optuna's (None in all processes but the first), after each
     validation, under the number of validations so far; where the study's pruner says so, all processes stop training.
-    `pruned` is then the optimizer step.
+    `pruned` is then the optimizer step. After the last validation the run is at its end, and counts whole.
     """
 
     def __init__(self, trial: Any, monitor: str) -> None:
@@ -29,7 +29,14 @@ class TrialReport(Callback):
         step = validations(trainer)
         if step not in self.trial.storage.get_trial(self.trial._trial_id).intermediate_values:  # a continued run's
             self.trial.report(value, step)
-        return bool(self.trial.should_prune())
+        return not at_end(trainer) and bool(self.trial.should_prune())
+
+
+def at_end(trainer: Trainer) -> bool:
+    """Whether training ends with this validation anyway."""
+    steps, epochs = trainer.max_steps, trainer.max_epochs
+    last_epoch = epochs is not None and 0 <= epochs <= trainer.current_epoch + 1
+    return 0 <= steps <= trainer.global_step or (last_epoch and trainer.is_last_batch)
 
 
 def validations(trainer: Trainer) -> int:
