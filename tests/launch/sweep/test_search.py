@@ -12,7 +12,7 @@ from support.commands import check, run
 from support.runs import rows, runs
 
 from lathe.errors import UserError
-from lathe.launch.sweep.space import entry_of
+from lathe.launch.sweep.space import brief, entry_of
 from lathe.runs.rundir import RunDir
 from lathe.runs.study import open_study
 
@@ -152,6 +152,18 @@ def test_what_a_space_may_say(case: str) -> None:
     with pytest.raises(UserError) as told:
         entry_of("k", entry)
     assert str(told.value).startswith(sentence)
+
+
+def test_a_table_shows_four_digits_of_what_was_drawn() -> None:
+    words = [
+        "optimizer.lr=0.0234123412",
+        "model=mlp",
+        "seed=123456",
+        "name='a b'",
+        "x=-1.23456789e-05",
+        "data.share=0.5",
+    ]
+    assert brief(words) == "optimizer.lr=0.02341 model=mlp seed=123456 name='a b' x=-1.235e-05 data.share=0.5"
 
 
 LR = "sweep.space={optimizer.lr: [0.1]}"
