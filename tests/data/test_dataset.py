@@ -17,7 +17,7 @@ from torch.utils.data import Subset, TensorDataset
 
 from lathe.data import DatasetDataModule
 from lathe.data.random import hashed_seed
-from lathe.data.seeded import Seeded
+from lathe.data.seeded import Rows, Seeded
 from lathe.errors import UserError
 from lathe.runs.build import make_data
 from lathe.verbs.train import train
@@ -88,8 +88,8 @@ def test_a_draw_is_the_same_whichever_generators_were_drawn_from_before(order: l
 
     with torch.random.fork_rng():
         expected = [alone(row) for row in order]
-    data, places = Seeded(Sometimes(), 3), [(1, row) for row in order]
-    parts = [data.__getitems__(places[start : start + size]) for start in range(0, len(places), size)]
+    data = Seeded(Sometimes(), 3)
+    parts = [data.__getitems__(Rows(order[start : start + size], 1)) for start in range(0, len(order), size)]
     assert [value for part in parts for value in part] == expected
 
 

@@ -14,7 +14,7 @@ from lathe.data.folds import check_folds, fold_rows, share_rows
 from lathe.data.item_loaders import InOrder, ItemLoader, Moved
 from lathe.data.items import Collate, Items, check_pixels, check_target, form, labels_at_hand, taken, tell_undivided
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
-from lathe.data.seeded import Seeded
+from lathe.data.seeded import Rows, Seeded
 from lathe.data.source import using
 from lathe.data.splits import Labels, stratified_split
 from lathe.errors import ArgumentError, UserError, require
@@ -205,7 +205,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         if not len(items):
             raise UserError(f"{items.key} has no samples: give a dataset with some.")
         with using(items.dataset, "read", items.key):
-            first = Seeded(items, self.seed).__getitems__([(0, row) for row in range(min(2, len(items)))])
+            first = Seeded(items, self.seed).__getitems__(Rows(range(min(2, len(items))), 0))
         batch = taken(self._collate(items)(first))
         if self.num_classes is not None:
             check_target(batch, items, self.num_classes)

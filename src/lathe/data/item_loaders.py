@@ -8,7 +8,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch.utils.data import DataLoader
 
 from lathe.data.items import taken
-from lathe.data.seeded import Seeded
+from lathe.data.seeded import Rows, Seeded
 from lathe.data.shared import SharedLoader, parts_in_order, reader_over
 from lathe.errors import UserError
 
@@ -40,7 +40,7 @@ class InOrder:
         except ValueError as error:
             raise UserError(f"data.eval_batch_size={loader.batch_size}: {error}, or trainer.devices=1.") from error
         self.rows = rows
-        lists: list[Any] = rows if dataset.draws_nothing else [[(0, row) for row in part] for part in rows]
+        lists: list[Any] = rows if dataset.draws_nothing else [Rows(part, 0) for part in rows]
         self._reader = reader_over(loader, dataset if dataset.draws_nothing else Seeded(dataset, seed), lists)
 
     def __len__(self) -> int:

@@ -155,16 +155,19 @@ def _pairs(samples: Sequence[Any], num_classes: int) -> list[Tensor] | None:
     """What torch's collate makes of pairs of a tensor and a class number, in less time: the numbers are held against
     `num_classes` before they are a tensor. None for samples of another form, and for those that have to be told.
     """
-    if not all(type(pair) is tuple and len(pair) == 2 and type(pair[1]) is int for pair in samples):
+    if {*map(type, samples)} != {tuple} or {*map(len, samples)} != {2}:  # passes in C: this is done for every batch
         return None
-    inputs, numbers = [pair[0] for pair in samples], [pair[1] for pair in samples]
-    if min(numbers) < 0 or max(numbers) >= num_classes or not all(type(one) is Tensor for one in inputs):
+    inputs, numbers = zip(*samples, strict=True)
+    if {*map(type, numbers)} != {int} or {*map(type, inputs)} != {Tensor}:
         return None
-    shape, dtype = inputs[0].shape, inputs[0].dtype
-    if not all(one.shape == shape and one.dtype == dtype for one in inputs):
+    if min(numbers) < 0 or max(numbers) >= num_classes:
         return None
-    # in a worker torch's own stacks into memory that is shared, which spares a copy
-    return [torch.stack(inputs) if get_worker_info() is None else default_collate(inputs), torch.tensor(numbers)]
+    try:
+        # in a worker torch's own stacks into memory that is shared, which spares a copy
+        stacked = torch.stack(inputs) if get_worker_info() is None else default_collate(list(inputs))
+    except RuntimeError:  # of unlike shapes
+        return None
+    return [stacked, torch.tensor(numbers)]
 
 
 def check_target(batch: Any, items: Items, num_classes: int) -> None:

@@ -13,9 +13,16 @@ from torch.utils.data import Dataset, Subset, TensorDataset, get_worker_info
 from lathe.data.random import hashed_seed
 
 T = TypeVar("T")
-Place = tuple[int, int]  # epoch, sample
 _TRIAL = 0  # the seed under which it is seen whether anything is drawn
 _OWN = np.random.MT19937(_TRIAL)
+
+
+class Rows(list[int]):
+    """Samples of a batch, by number, and the epoch in which they are drawn."""
+
+    def __init__(self, rows: Iterable[int], epoch: int) -> None:
+        super().__init__(rows)
+        self.epoch = epoch
 
 
 class Rowed(list[Any]):
@@ -41,9 +48,9 @@ def fetch(dataset: Any, rows: Sequence[int]) -> list[Any]:
 
 
 class Seeded(Dataset[Any]):
-    """A dataset that is asked for (epoch, sample), and whose draws from the global generators follow from these and the
-    seed. The generators are left as they were; in a worker, which has nothing else to draw, they follow from the batch,
-    for a `collate_fn` that draws.
+    """A dataset that is asked for the samples of an epoch, and whose draws from the global generators follow from
+    (seed, epoch, sample). The generators are left as they were; in a worker, which has nothing else to draw, they
+    follow from the batch, for a `collate_fn` that draws.
 
     Seeding for each sample costs more than many a sample, so only those generators are that are drawn from: a batch is
     first read without, and read again if another generator has moved than was known.
@@ -56,21 +63,17 @@ class Seeded(Dataset[Any]):
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitem__(self, place: Place) -> Any:
-        return self.__getitems__([place])[0]
-
-    def __getitems__(self, places: Sequence[Place]) -> Rowed:
-        rows = [row for _, row in places]
+    def __getitems__(self, rows: Rows) -> Rowed:
         with _kept():
             while True:
                 _seed(_TRIAL)
                 known = self._drawn_from
-                samples = [self._drawn(*place) for place in places] if known else fetch(self.dataset, rows)
+                samples = [self._drawn(rows.epoch, row) for row in rows] if known else fetch(self.dataset, rows)
                 self._drawn_from = known | _moved()
                 if self._drawn_from == known:
                     break
-        if places and get_worker_info() is not None:
-            _seed(hashed_seed(self.seed, f"batch of {places[0][1]}", places[0][0]))
+        if rows and get_worker_info() is not None:
+            _seed(hashed_seed(self.seed, f"batch of {rows[0]}", rows.epoch))
         return Rowed(samples, rows)
 
     def _drawn(self, epoch: int, row: int) -> Any:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lathe.data.order import EpochLoader
-from lathe.data.seeded import Seeded, draws_nothing
+from lathe.data.seeded import Rows, Seeded, draws_nothing
 from lathe.errors import UserError
 
 
@@ -101,7 +101,7 @@ class SharedLoader(EpochLoader):
         lists: list[list[Any]] = mine.tolist()
         if self.rest:
             lists.append(order[whole + self.rank * self.rest :][: self.rest].tolist())
-        self._lists = [part if self._exact else [(epoch, row) for row in part] for part in lists[first:]]
+        self._lists = [part if self._exact else Rows(part, epoch) for part in lists[first:]]
         yield from self._reader
 
 
