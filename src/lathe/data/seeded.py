@@ -40,10 +40,11 @@ def draws_nothing(dataset: Any) -> bool:
     return type(dataset) is TensorDataset or getattr(dataset, "draws_nothing", False) is True
 
 
-def fetch(dataset: Any, rows: Sequence[int]) -> list[Any]:
+def fetch(dataset: Any, rows: Sequence[int]) -> Sequence[Any]:
     """The samples, all at once from a dataset that can (`__getitems__`, as torch's own loader asks for them)."""
     if getattr(dataset, "__getitems__", None):
-        return list(dataset.__getitems__(rows))
+        found: Sequence[Any] = dataset.__getitems__(rows)
+        return found
     return [dataset[row] for row in rows]
 
 

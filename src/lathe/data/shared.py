@@ -2,14 +2,14 @@
 (seed, epoch, sample) say.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lathe.data.order import EpochLoader
-from lathe.data.seeded import Rows, Seeded, draws_nothing
+from lathe.data.seeded import Rows, Seeded, draws_nothing, fetch
 from lathe.errors import UserError
 
 
@@ -30,6 +30,25 @@ def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) ->
         persistent_workers=loader.persistent_workers,
         generator=torch.Generator(),
     )
+
+
+def read_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Iterable[Any]) -> Iterable[Any]:
+    """As `reader_over`; read in this process where the user's DataLoader has no workers, without what torch does for
+    each batch beside reading it."""
+    if loader.num_workers or loader.pin_memory:
+        return reader_over(loader, dataset, batches)
+    return _Here(dataset, batches, loader.collate_fn)
+
+
+class _Here:
+    """Batches that are read in this process."""
+
+    def __init__(self, dataset: Dataset[Any], batches: Iterable[Any], collate: Callable[[Any], Any]) -> None:
+        self.dataset, self.batches, self.collate = dataset, batches, collate
+
+    def __iter__(self) -> Iterator[Any]:
+        for rows in self.batches:
+            yield self.collate(fetch(self.dataset, rows))
 
 
 def parts_in_order(n: int, size: int, rank: int, replicas: int) -> list[list[int]]:
@@ -90,7 +109,7 @@ class SharedLoader(EpochLoader):
             self.limit = self._length if allowed is None else min(allowed, self._length)
         self._lists: list[list[Any]] = []
         self._exact = draws_nothing(dataset)
-        self._reader = reader_over(loader, dataset if self._exact else Seeded(dataset, seed), _Upcoming(self))
+        self._reader = read_over(loader, dataset if self._exact else Seeded(dataset, seed), _Upcoming(self))
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         order = self.epoch_order(epoch)

@@ -200,6 +200,7 @@ def _made(key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: 
         made = instantiate(OmegaConf.create(node))
     except Exception as error:
         said = " ".join(str(error).split())[:300]
+        said = "there is no such class." if said.startswith("Error locating target") else said
         raise UserError(f"sweep.{key}={node if isinstance(node, str) else node['_target_']}: {said}") from error
     base = optuna.samplers.BaseSampler if key == "sampler" else optuna.pruners.BasePruner
     require(isinstance(made, base), f"sweep.{key}={node['_target_']}: that is no {key} of Optuna's.")

@@ -1,6 +1,7 @@
 """A sweep of known jobs: each in a process of its own, as if it had been typed alone."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -86,12 +87,12 @@ def test_retries_start_a_job_again_and_a_killed_one_tells_how_it_died(tmp_path: 
 
 
 def test_a_job_that_hangs_is_killed_for_its_silence(tmp_path: Path) -> None:
-    more = ("+callbacks.hangs={_target_: support.sweep_parts.Hangs}", "sweep.silence=3")
+    more = ("+callbacks.hangs={_target_: support.sweep_parts.Hangs}", "sweep.silence=5")
     done = run("-m", *WORDS, "seed=1,2", *more, cwd=tmp_path)
     assert done.returncode == 1
     (sweep,) = sweeps(tmp_path / "logs")
     assert [job["state"] for job in jobs(sweep)] == ["failed", "complete"]
-    assert jobs(sweep)[0]["sentence"] == "killed after sweep.silence=3 seconds without a line."
+    assert jobs(sweep)[0]["sentence"] == "killed after sweep.silence=5 seconds without a line."
 
 
 def test_devices_of_a_job_are_its_own(tmp_path: Path) -> None:
@@ -131,3 +132,20 @@ def test_a_mistake_costs_one_line_and_leaves_nothing(tmp_path: Path, case: str) 
     assert len(done.stderr.splitlines()) == 1, done.stderr
     assert done.stderr.startswith(sentence)
     assert not list(tmp_path.rglob("*.yaml"))
+
+
+def test_a_job_whose_run_was_deleted_is_run_anew(tmp_path: Path) -> None:
+    """As after a kill of the sweep, and `scripts/runs.py delete=unfinished`."""
+    words = ("-m", *WORDS, "sweep.axes={seed: [1]}")
+    check(run(*words, cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    (job,) = jobs(sweep)
+    page = sweep / "jobs" / "00000.json"
+    (sweep / "done").unlink()
+    page.write_text(json.dumps({**job, "state": "running"}))
+    page.with_suffix(".run").write_text(job["run_dir"])
+    shutil.rmtree(job["run_dir"])
+    check(run(*words, cwd=tmp_path))
+    (again,) = jobs(sweep)
+    assert (again["state"], [Path(again["run_dir"])]) == ("complete", runs(tmp_path / "logs"))
+    assert again["objective"] == job["objective"]

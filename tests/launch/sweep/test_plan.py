@@ -18,7 +18,7 @@ from lathe.launch.sweep.place import Job
 from lathe.launch.sweep.plan import Listed, planned
 from lathe.launch.sweep.screen import Screen
 
-NONE: dict[str, Any] = {"axes": {}, "runs": None, "remove": None}
+NONE: dict[str, Any] = {"axes": None, "runs": None, "remove": None}
 
 
 def plan(*words: str, params: dict[str, Any] | None = None, **options: Any) -> list[list[str]]:

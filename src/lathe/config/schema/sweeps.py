@@ -7,7 +7,7 @@ _job = items(text("an override")) | text("overrides")
 _axis = items(anything, 1) | group(anything)
 SWEEP = Keys(
     {
-        "axes": group(items(anything, 1)),
+        "axes": group(items(anything, 1)) | None,
         "runs": items(_job, 1) | None,
         "remove": items(text("an override"), 1) | None,
         "jobs": whole(1, 4096) | "auto",

@@ -45,7 +45,7 @@ class Jobs:
         """Starts a job that this process has claimed."""
         slot = self.free.pop(0)
         job.state, job.tries, job.sentence = "running", job.tries + 1, None
-        job.run_dir = None  # which may have been moved or deleted since: the job says it anew
+        self.folder.forget_run(job)  # which may have been moved or deleted since: the job says it anew
         self.folder.save(job)
         outcome = self._outcome(job)
         outcome.unlink(missing_ok=True)
@@ -148,5 +148,5 @@ class Jobs:
 def _result(run_dir: str) -> dict[str, Any]:
     try:
         return RunDir(run_dir).result
-    except UserError:
+    except (UserError, OSError):  # torn; or moved away as soon as it was there
         return {}

@@ -23,6 +23,7 @@ class Source(Protocol):
     """Where jobs come from: a list, or a search."""
 
     total: int | None
+    names: Sequence[str]  # of what a search looks for
     again: bool  # whether a job that failed under an earlier command is tried again
 
     def more(self, folder: SweepDir) -> Job | None:
@@ -85,7 +86,7 @@ def run_here(
     import_module("lathe.verbs.train")  # what every job would import is there before the first of them is forked
     sweep = _Sweep(folder, source, options["retries"])
     queue = Jobs(folder, slots, lambda job: lambda: context.run(folder, job), options["silence"])
-    with _heard() as received, Screen(folder.path, len(slots), source.total, sweep.done) as screen:
+    with _heard() as received, Screen(folder.path, len(slots), source.total, sweep.done, source.names) as screen:
         passed_on, idle_until = 0, 0.0
         while True:
             while queue.free and not received and time.monotonic() >= idle_until:
@@ -98,7 +99,7 @@ def run_here(
             for job in queue.ended():
                 idle_until = 0.0
                 if job.state == "failed" and sweep.tries_again(job):
-                    screen.ended(job)
+                    screen.ended(job, again=True)
                 elif job.state != "waiting":
                     for ended in (job, *sweep.told(job)):
                         screen.ended(ended)

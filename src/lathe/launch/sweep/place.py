@@ -28,6 +28,7 @@ from lathe.trust import read_json
 
 FORMAT = 1
 STATES = ("waiting", "running", "complete", "pruned", "failed")
+HOW = ("jobs", "retries", "silence", "resume", "folder", "job", "trials")  # may be another when a sweep is taken up
 ENDED = ("complete", "pruned")  # what is not run again
 
 
@@ -158,6 +159,11 @@ class SweepDir:
         """Writes how a job stands."""
         write_atomically(_file(self.path, job.number, "json"), json.dumps(asdict(job), indent=1) + "\n")
 
+    def forget_run(self, job: Job) -> None:
+        """Leaves it to the job to say where its run is."""
+        job.run_dir = None
+        _file(self.path, job.number, "run").unlink(missing_ok=True)
+
     def log(self, number: int) -> Path:
         """What the job printed."""
         return _file(self.path, number, "log")
@@ -202,7 +208,7 @@ def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> S
             (found.path / "sweep.yaml").is_file(),
             f"sweep.resume={resume} is not the directory of a sweep: name one of {log_dir / 'sweeps'}.",
         )
-        before = found.facts["words"]
+        before = _kept(found.facts["words"])
         require(
             before == identity["words"],
             f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no words'}: type these words alone.",
@@ -211,7 +217,7 @@ def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> S
     for path in sorted((log_dir / "sweeps").glob("*/sweep.yaml"), reverse=True):
         found = SweepDir(path.parent)
         with suppress(UserError):  # of another tool, or a newer version
-            if not found.done and found.facts == identity:
+            if not found.done and _what(found.facts) == _what(identity):
                 return found
     return None
 
@@ -237,9 +243,15 @@ def create_sweep(log_dir: Path, identity: dict[str, Any]) -> SweepDir:
 
 
 def identity_of(words: Sequence[str], name: str, options: dict[str, Any]) -> dict[str, Any]:
-    """What makes a sweep the same as another: all but how its jobs are run. A key that came later is left out where it
-    is null, as it was not there in sweeps begun before."""
-    how = ("jobs", "retries", "silence", "resume", "folder", "job")
-    chosen = {key: value for key, value in options.items() if key not in how and (key, value) != ("repeats", None)}
-    kept = [word for word in words if word.partition("=")[0] not in {f"sweep.{key}" for key in how}]
-    return {"format": FORMAT, "words": kept, "name": name, "where": os.getcwd(), "sweep": chosen}
+    """What makes a sweep the same as another: all but how its jobs are run, and how many trials a search has."""
+    return {"format": FORMAT, "words": _kept(words), "name": name, "where": os.getcwd(), "sweep": options}
+
+
+def _kept(words: Sequence[str]) -> list[str]:
+    return [word for word in words if word.partition("=")[0] not in {f"sweep.{key}" for key in HOW}]
+
+
+def _what(identity: dict[str, Any]) -> dict[str, Any]:
+    """What of sweep.yaml says which sweep it is. A key that came later is as good as null where it is not there."""
+    options = {key: value for key, value in identity["sweep"].items() if key not in HOW and value is not None}
+    return {**identity, "words": _kept(identity["words"]), "sweep": options}

@@ -59,7 +59,7 @@ def planned(
         UserError: a word to leave out was not typed, or a command of the list is none.
     """
     variants = _variants(words, options)
-    axes = axes_as_words(options["axes"], params)
+    axes = axes_as_words(options["axes"] or {}, params)
     jobs = [tuple(job) for variant in variants for job in combinations([*axes, *variant], loader)]
     once = list(dict.fromkeys(jobs))
     if len(once) < len(jobs):
@@ -71,6 +71,7 @@ class Listed:
     """Jobs that are known from the start."""
 
     again = True
+    names: Sequence[str] = ()
 
     def __init__(self, jobs: Sequence[list[str]]) -> None:
         self.jobs = jobs

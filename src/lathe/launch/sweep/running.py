@@ -8,6 +8,7 @@ from typing import Any
 from hydra.core.plugins import Plugins
 from omegaconf import OmegaConf
 
+from lathe import files
 from lathe.config.composed import resolve
 from lathe.config.schema import problems
 from lathe.errors import UserError, refuse, require
@@ -25,7 +26,7 @@ from lathe.runs.rundir import RunDir
 FORKS = sys.platform.startswith("linux")  # elsewhere a fork of what has imported torch is not safe
 BASIC = "hydra._internal.core_plugins.basic_launcher.BasicLauncher"
 WITHOUT: dict[str, Any] = {
-    "axes": {},
+    "axes": None,
     "runs": None,
     "remove": None,
     "repeats": None,
@@ -58,7 +59,12 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
     log_dir = Path(str(context.config.paths.log_dir)).absolute()
     found = find_sweep(log_dir, options["resume"], identity)
     folder = found or create_sweep(log_dir, identity)
-    source.prepare(folder)
+    try:
+        source.prepare(folder)
+    except UserError:
+        if found is None:  # the next command should not take up what has never begun
+            files.remove(folder.path)
+        raise
     already = sum(job.state in ENDED for job in folder.jobs())
     print(f"{f'Taking up {folder.path}, {already} done' if found else folder.path}: {source.total} jobs", flush=True)
     if here:
@@ -75,13 +81,10 @@ def _options(context: Context) -> dict[str, Any]:
     Raises:
         UserError: a key lacks a value, or has one of another kind.
     """
-    node = context.config.get("sweep")
-    missing = sorted(OmegaConf.missing_keys(context.config))
-    refuse(
-        f"{key}: a value has to be given; --help {key} says what it takes." for key in missing if key[:6] == "sweep."
-    )
-    # without one: the choice of an older version, which names hydra.sweeper.params
-    options = WITHOUT if node is None else WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]
+    if context.config.get("sweep") is None:  # the choice of an older version, which names hydra.sweeper.params
+        options = WITHOUT
+    else:
+        options = WITHOUT | resolve(OmegaConf.masked_copy(context.config, ["sweep"]))["sweep"]
     refuse(sentence for _, sentence in problems({"sweep": options}, "train", saved=True))
     for key in ("folder", "job"):
         require(options.get(key) is None, f"sweep.{key}={options.get(key)} is filled in for a job: leave it out.")

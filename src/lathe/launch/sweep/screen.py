@@ -19,10 +19,11 @@ ROWS = 24  # of a table; above it, jobs that wait and those that ended first are
 
 
 class Screen:
-    """Shows the jobs of the sweep in `folder`, `slots` of which run at a time; `total` is None where nobody knows."""
+    """Shows the jobs of the sweep in `folder`, `slots` of which run at a time; `total` is None where nobody knows;
+    `names` are of what a search looks for."""
 
-    def __init__(self, folder: Path, slots: int, total: int | None, done: int = 0) -> None:
-        self.folder, self.slots, self.total = folder, slots, total
+    def __init__(self, folder: Path, slots: int, total: int | None, done: int = 0, names: Sequence[str] = ()) -> None:
+        self.folder, self.slots, self.total, self.names = folder, slots, total, names
         self.console = Console(stderr=False, highlight=False)
         self.live: Live | None = None
         self.shown, self.done = 0.0, done
@@ -45,14 +46,15 @@ class Screen:
         else:
             print(line, file=sys.stderr if error else sys.stdout, flush=True)
 
-    def ended(self, job: Job) -> None:
-        """A job has come to an end."""
+    def ended(self, job: Job, again: bool = False) -> None:
+        """A job has come to an end, or is tried `again`."""
         if job.state == "failed":
+            self.done += not again
             self.say(f"Error: job {job.number} ({job.label}): {job.sentence}", error=True)
         elif self.live is None:
             self.done += 1
             of = "" if self.total is None else f" of {self.total}"
-            self.say(f"{self.done}{of}, job {job.number}, {job.label}: {outcome(job)}")
+            self.say(f"{self.done}{of}, job {job.number}, {job.label}: {outcome(job, self.names)}")
 
     def update(self, jobs: Sequence[Job], began: dict[int, float], force: bool = False) -> None:
         """Brings the table up to date, four times a second."""
@@ -66,12 +68,13 @@ class Screen:
         rest = [job for job in jobs if job.number not in began and job.state != "waiting"]
         rows = sorted([*running, *rest[-(ROWS - len(running)) :]], key=lambda job: job.number)
         table = Table()
-        for column in ("job", "values", "state", "objective", "time"):
-            table.add_column(column, justify="right" if column in ("job", "objective", "time") else "left")
+        reached = ", ".join(self.names) or "objective"
+        for column in ("job", "values", "state", reached, "time"):
+            table.add_column(column, justify="right" if column in ("job", reached, "time") else "left")
         for job in rows:
             seconds = job.seconds + (time.monotonic() - began[job.number] if job.number in began else 0)
             state = "running" if job.number in began else job.state
-            table.add_row(str(job.number), job.label, state, _number(job.objective), _time(seconds))
+            table.add_row(str(job.number), job.label, state, ", ".join(_reached(job)), _time(seconds))
         return table
 
     def _left(self, jobs: Sequence[Job], began: dict[int, float]) -> str:
@@ -83,16 +86,21 @@ class Screen:
         return f"{line}; about {_time(statistics.mean(times) * left / self.slots)} left" if times and left else line
 
 
-def outcome(job: Job) -> str:
-    """How a job ended, and where its run is."""
+def outcome(job: Job, names: Sequence[str] = ()) -> str:
+    """How a job ended, and where its run is. Of a search, `names` are those of what it has reached."""
     if job.state == "pruned" and job.run_dir is None:
         return f"pruned, {job.sentence}"
-    value = "" if job.objective is None else f" {_number(job.objective)}"
-    return f"{job.state}{value} in {_time(job.seconds)}{'' if job.run_dir is None else f', {job.run_dir}'}"
+    found = _reached(job)
+    known = names if len(names) == len(found) else [""] * len(found)
+    value = ", ".join(f"{name} {number}".strip() for name, number in zip(known, found, strict=True))
+    place = "" if job.run_dir is None else f", {job.run_dir}"
+    return f"{f'{job.state} {value}'.strip()} in {_time(job.seconds)}{place}"
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
+def _reached(job: Job) -> list[str]:
+    """What a search was told of the job, else the run's own objective."""
+    values: Sequence[float | None] = job.values or [job.objective]
+    return [f"{value:.4g}" for value in values if value is not None]
 
 
 def _time(seconds: float) -> str:

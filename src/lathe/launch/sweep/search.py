@@ -7,18 +7,16 @@ import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from lathe.config.composed import resolve
-from lathe.config.direction import objective_of
 from lathe.config.schema import shown
 from lathe.errors import UserError, require
 from lathe.launch.sweep.context import Context
+from lathe.launch.sweep.objectives import check_objectives, objectives_of, reached
 from lathe.launch.sweep.place import Job, SweepDir
 from lathe.launch.sweep.repeats import check_pruner, repeats_of
 from lathe.launch.sweep.space import all_values, brief, check_conditions, entry_of, suggested, word
-from lathe.runs.cost import COSTS, cost_of
-from lathe.runs.rundir import RunDir
 from lathe.runs.study import (
     check_installed,
     falls_behind,
@@ -29,7 +27,6 @@ from lathe.runs.study import (
     sampler_of,
 )
 
-LESS = (*COSTS, "latency", "seconds", "parameters", "steps")  # of these, less is better
 SAME = ("space", "repeats", "objectives", "directions")  # what machines that share a study have to say alike
 
 
@@ -58,7 +55,13 @@ class Search:
             self.trials = len(self.grid)
         self.total: int | None = self.trials * len(self.repeats)
         self._check_keys()
-        self.directions = self._directions()
+        self.hopeless: str | None = None  # why no trial can reach anything
+        config = context.composed(words)
+        cfg = resolve(OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"]))
+        check_objectives(options["objectives"] or [], cfg, self.space)
+        self.names: Sequence[str]
+        self.names, self.directions = objectives_of(options, cfg)
+        sampler_of(options, 0)
         require(
             len(self.directions) == 1 or options["pruner"] == "none",
             f"sweep.pruner={shown(options['pruner'])} compares runs by one number, and sweep.objectives names "
@@ -69,32 +72,17 @@ class Search:
     def _check_keys(self) -> None:
         """Composes a job with each value of a list, and each end of a range: what names no key is told."""
         for key, entry in self.space.items():
+            group = "low" in entry and self.context.loader.get_group_options(key)
+            require(
+                not group,
+                f"sweep.space.{key}={shown(self.options['space'][key])}: {key} is a group, which takes a list of its "
+                "choices.",
+            )
             for value in entry.get("values") or [entry["low"], entry["high"]]:
                 when = [word(other, wanted) for other, wanted in entry.get("when", {}).items()]
                 self.context.composed([*self.words, *when, word(key, value)])
         for repeat in self.repeats:
             self.context.composed([*self.words, *repeat])
-
-    def _directions(self) -> list[str]:
-        names, asked = self.options["objectives"], self.options["directions"]
-        count = len(names) if names else 1
-        if asked != "auto":
-            listed = [asked] * count if isinstance(asked, str) else asked
-            require(
-                len(listed) == count,
-                f"sweep.directions={shown(asked)}: expected one for each of {count} objectives, or one for all.",
-            )
-            return list(listed)
-        cfg = resolve(self._first())
-        if not names:
-            name, minimised = objective_of(cfg)
-            require(name is not None, "sweep.objectives: the run names no objective: set objective=val/accuracy.")
-            return [_way(str(name), minimised)]
-        return [_way(name, name in LESS or objective_of({**cfg, "objective": name})[1]) for name in names]
-
-    def _first(self) -> DictConfig:
-        config = self.context.composed(self.words)
-        return OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
 
     def prepare(self, folder: SweepDir) -> None:
         """Opens the study, or makes it, and tells it what a kill has left untold.
@@ -134,6 +122,8 @@ class Search:
     def more(self, folder: SweepDir) -> Job | None:
         """The next run of a trial that has begun, else the first of another; None once there are as many as were asked
         for. Runs that are compared (sweep.pruner=wilcoxon) wait for the trial's one before."""
+        if self.hopeless is not None:
+            return None
         with folder.adding():
             trials = folder.trials()
             return self._next_repeat(trials) or self._new_trial(trials)
@@ -200,12 +190,12 @@ class Search:
     def _read(self, job: Job) -> None:
         if job.state != "complete" or job.values:
             return
-        values = self._values(job)
-        missing = [name for name, value in values.items() if value is None]
-        if missing:
-            job.state, job.sentence = "failed", f"its run has no {' and no '.join(missing)}."
-        else:
-            job.values = [float(value) for value in values.values() if value is not None]
+        try:
+            job.values = reached(job, self.options["objectives"])
+        except UserError as error:
+            job.state, job.sentence = "failed", str(error)
+            if not any(trial.state.name == "COMPLETE" for trial in self._trials()):
+                self.hopeless = job.sentence
 
     def _settle(self, jobs: list[Job]) -> list[Job]:
         """Tells the study what follows from the jobs of a trial so far, and returns those that are not run for it."""
@@ -236,16 +226,6 @@ class Search:
             return f"not run, as trial {number} fell behind in {len(complete)} of its {len(self.repeats)} runs."
         return None
 
-    def _values(self, job: Job) -> dict[str, float | None]:
-        names = self.options["objectives"]
-        if not names:
-            return {"objective": job.objective}
-        run = RunDir(str(job.run_dir))
-        receipt = run.receipt if (run.path / "receipt.json").exists() else {}
-        found = {**run.result, **cost_of(receipt)}
-        found["latency"] = found["latency_ms"]
-        return {name: found.get(name) for name in names}
-
     def concluded(self) -> None:
         """Says which trials were the best."""
         told = [trial for trial in self._trials() if trial.state.name == "COMPLETE"]
@@ -254,6 +234,12 @@ class Search:
             values = ", ".join(f"{value:.4g}" for value in trial.values)
             print(
                 f"Best, {values}: {self._named(trial.number)}, {' '.join(word(*item) for item in trial.params.items())}"
+            )
+        failed = [trial.number for trial in self._trials() if trial.state.name == "FAIL"]
+        if failed and told:
+            print(
+                f"{len(failed)} of {len(self._trials())} trials failed, the first of them {self._named(failed[0])}. "
+                "They are told to the study as failed, and not tried again."
             )
         self._tell_of_others()
 
@@ -285,9 +271,3 @@ class Search:
 def _place(trial: Any) -> str:
     """Where a trial of a shared study was begun."""
     return str(trial.user_attrs.get("sweep", "a place that it has not said"))
-
-
-def _way(name: str, minimised: bool | None) -> str:
-    if minimised is None:
-        raise UserError(f"sweep.directions: nothing says whether more {name} is better: set it to max or min.")
-    return "min" if minimised else "max"

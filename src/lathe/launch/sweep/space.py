@@ -1,12 +1,16 @@
 """The space of a search: what is drawn for each key, checked, drawn and written as a word of the command line."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lathe.config.composing import as_typed
 from lathe.config.schema import shown
+from lathe.config.words import key_of
 from lathe.errors import did_you_mean, require
+from lathe.runs.rundir import NOT_THE_EXPERIMENT
 
+FORM = "expected a list of values, or {low: ..., high: ...}"
 ENTRY = ("low", "high", "log", "step", "values", "when")
 
 
@@ -35,34 +39,53 @@ def entry_of(key: str, entry: Any) -> dict[str, Any]:
         UserError: it is no list of values, and no range.
     """
     name = f"sweep.space.{key}"
+    part = key_of(f"{key}=").split(".")[0]
+    require(part not in NOT_THE_EXPERIMENT, f"{name}: {part} is no part of an experiment, so nothing is to be found.")
     if isinstance(entry, list):
-        return {"values": [plain(value) for value in entry]}
-    form = "expected a list of values, or {low: ..., high: ...}"
-    require(isinstance(entry, Mapping), f"{name}={shown(entry)}: {form}.")
+        return {"values": _values(name, entry)}
+    require(isinstance(entry, Mapping), f"{name}={shown(entry)}: {FORM}.")
     found = {str(part): value for part, value in entry.items()}
     strange = next((part for part in found if part not in ENTRY), None)
     require(strange is None, f"{name}.{strange}: there is no such word; {did_you_mean(strange, ENTRY)}")
     when = found.get("when", {})
     require(isinstance(when, Mapping), f"{name}.when={shown(when)}: expected {{key: value}}.")
     if "values" in found:
-        listed = found["values"]
-        require(isinstance(listed, list) and bool(listed), f"{name}.values={shown(listed)}: expected a list of values.")
         require(set(found) <= {"values", "when"}, f"{name}: values stand alone: leave low and high out.")
-        return {**found, "values": [plain(value) for value in listed]}
+        return {**found, "values": _values(f"{name}.values", found["values"])}
+    _check_range(name, found, entry)
+    return found
+
+
+def _values(name: str, listed: Any) -> list[Any]:
+    require(isinstance(listed, list) and bool(listed), f"{name}={shown(listed)}: expected a list of values.")
+    values = [plain(value) for value in listed]
+    for place, value in enumerate(values):
+        require(not isinstance(value, float) or math.isfinite(value), f"{name}={shown(listed)}: {value} is no number.")
+        twice = any(value == other and type(value) is type(other) for other in values[:place])
+        require(not twice, f"{name}={shown(listed)}: {shown(value)} is there twice, and would be run twice.")
+    return values
+
+
+def _check_range(name: str, found: Mapping[str, Any], entry: Any) -> None:
     low, high = found.get("low"), found.get("high")
-    numbers = all(isinstance(end, (int, float)) and not isinstance(end, bool) for end in (low, high))
-    require(numbers, f"{name}={shown(entry)}: {form}.")
+    require(_is_number(low) and _is_number(high), f"{name}={shown(entry)}: {FORM}.")
     assert isinstance(low, (int, float))
     assert isinstance(high, (int, float))
+    require(math.isfinite(high - low), f"{name}={shown(entry)}: a range has two ends, which are finite numbers.")
+    log = found.get("log", False)
+    require(isinstance(log, bool), f"{name}.log={shown(log)}: expected true or false.")
     require(low < high, f"{name}: low={low} is not below high={high}: turn them round, or give a list of one.")
-    require(not found.get("log") or low > 0, f"{name}: low={low} has no logarithm: choose one above 0, or log=false.")
-    require(
-        not found.get("log") or found.get("step") is None, f"{name}: log and step do not go together: leave one out."
-    )
+    require(not log or low > 0, f"{name}: low={low} has no logarithm: choose one above 0, or log=false.")
     step = found.get("step")
-    good = step is None or (isinstance(step, (int, float)) and not isinstance(step, bool) and step > 0)
-    require(good, f"{name}.step={shown(step)}: expected a number above 0.")
-    return found
+    require(not log or step is None, f"{name}: log and step do not go together: leave one out.")
+    if step is None:
+        return
+    good = _is_number(step) and 0 < step <= high - low
+    require(good, f"{name}.step={shown(step)}: expected a number above 0 that fits between {low} and {high}.")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def check_conditions(space: Mapping[str, Mapping[str, Any]]) -> None:
