@@ -71,7 +71,7 @@ def test_a_recipe_trains(clone: Path, name: str, tmp_path: Path, capsys: pytest.
     assert any(line.get("weights/largest") for line in lines) == (name == "Callback")
     if name == "Data":  # a fifth of what the test leaves
         assert RunDir(run).config["data"]["folds"] == 5
-    if name == "Net":
+    if name in ("Net", "Lightning"):
         assert RunDir(run).config["model"]["net"]["width"] == 32
 
 

@@ -77,7 +77,7 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         *[([f"optimizer={word}"], [f"optimizer={word}", "choose one of adamw"]) for word in ("3", "true")],
         (["precision=16"], ["precision=16", "16-mixed"]),
         (["="], ["'='", "key=value"]),
-        (["--trainer.max_epochs", "3"], ["--trainer.max_epochs", "without dashes"]),
+        (["--trainer.max_epochs", "3"], ["--trainer.max_epochs 3: ", "without dashes: trainer.max_epochs=3."]),
     ],
 )
 def test_refused(typed: list[str], words: list[str]) -> None:
@@ -86,6 +86,53 @@ def test_refused(typed: list[str], words: list[str]) -> None:
     assert "\n" not in str(caught.value)
     for word in words:
         assert word in str(caught.value)
+
+
+FORMS = {
+    "spaces around =": (
+        ["optimizer.lr", "=", "0.1", "seed=1"],
+        ["optimizer.lr = 0.1: write it without spaces around =: optimizer.lr=0.1."],
+    ),
+    "a space after =": (["seed=", "1"], ["seed= 1: write it without spaces around =: seed=1."]),
+    "a space before =": (["seed", "=1"], ["seed =1: write it without spaces around =: seed=1."]),
+    "two of them": (
+        ["seed", "=", "1", "name", "=", "a"],
+        [
+            f"{key} = {value}: write it without spaces around =: {key}={value}."
+            for key, value in (("seed", 1), ("name", "a"))
+        ],
+    ),
+    "a choice alone": (["mlp"], ["mlp: every word has the form key=value: model=mlp."]),
+    "a key alone": (["seed"], ["seed: every word has the form key=value: seed=...."]),
+    "a word alone": (
+        ["list"],
+        ["list: every word has the form key=value: seed=1, say; a value with spaces in it stands in quotes."],
+    ),
+    "a flag": (
+        ["model=mlp", "--lr", "0.1", "trainer.max_epochs=1"],
+        ["--lr 0.1: keys are written key=value, without dashes: optimizer.lr=0.1."],
+    ),
+    "a flag with =": (["--seed=3"], ["--seed 3: keys are written key=value, without dashes: seed=3."]),
+    "flags": (
+        ["--multirun", "seed=1,2", "--batch-size", "8", "name=a", "--nosuch", "test=true"],
+        [
+            "--batch-size 8: keys are written key=value, without dashes: data.batch_size=8.",
+            "--nosuch: keys are written key=value, without dashes; --help lists the keys, --hydra-help the flags.",
+        ],
+    ),
+    "a flag between keys": (
+        ["seed=1", "--cfg", "job", "name=a"],
+        ["name=a: keys stand together: put every flag before the first of them, or after all."],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_what_has_another_form_is_told_alone(case: str) -> None:
+    typed, sentences = FORMS[case]
+    with pytest.raises(UserError) as caught:
+        translate(typed, GROUPS)
+    assert list(caught.value.args) == sentences
 
 
 def test_a_value_typed_twice_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
-from torch.optim.lr_scheduler import StepLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from torchmetrics.classification import MulticlassAccuracy
 
 
@@ -57,6 +57,57 @@ class LitNet(Plain):
         return {"optimizer": optimizer, "lr_scheduler": StepLR(optimizer, 1, gamma=0.5)}
 
 
+class Plainest(LitNet):
+    """Its optimizer alone, with a rate that is no argument."""
+
+    def configure_optimizers(self) -> Any:
+        return SGD(self.parameters(), lr=0.2, momentum=0.9)
+
+
+class Warm(LitNet):
+    """With a schedule that begins at a rate of 0, and is stepped with every step."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
+        return [optimizer], [{"scheduler": LambdaLR(optimizer, lambda step: step / 5), "interval": "step"}]
+
+
+class Cycled(LitNet):
+    """With a schedule that rises to its rate and falls, and ends after a few steps."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=0.001, momentum=0.9)
+        cycle = OneCycleLR(optimizer, self.hparams["lr"], total_steps=5, cycle_momentum=False)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+
+class Groups(LitNet):
+    """A rate for the body, and a tenth of it for the head."""
+
+    def configure_optimizers(self) -> Any:
+        lr = self.hparams["lr"]
+        return SGD([{"params": self.net.parameters()}, {"params": self.head.parameters(), "lr": lr / 10}], lr=lr)
+
+
+class Both(LitNet):
+    """Two optimizers, which Lightning does not step by itself."""
+
+    def configure_optimizers(self) -> Any:
+        return [SGD(self.net.parameters(), lr=0.1), SGD(self.head.parameters(), lr=0.1)]
+
+
+class Silent(LitNet):
+    """Returns no loss."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        super().training_step(batch, batch_idx)
+
+
+class Failing(LitNet):
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        raise KeyError("x")
+
+
 class Checkpointing(LitNet):
     """With a callback that keeps checkpoints."""
 
@@ -78,6 +129,30 @@ class Manual(LitNet):
         self.manual_backward(loss)
         optimizer.step()
         return loss
+
+
+class Turns(Both):
+    """Steps its two optimizers itself, in the same batch."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        optimizers: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
+class Idle(Manual):
+    """Makes no step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return Plain.training_step(self, batch, batch_idx)
 
 
 class Late(LitNet):

@@ -42,7 +42,7 @@ def test_sizes_double_and_then_halve_what_is_left(
     ],
 )
 def test_the_rate_follows_the_optimizer(words: list[str], rate: float | None) -> None:
-    told = implied(config(*SMALL, *words, name="batch_find"), 256)
+    told = implied(config(*SMALL, *words, name="batch_find"), 64, 256)
     assert told["lr"] == rate
 
 

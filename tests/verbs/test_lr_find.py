@@ -95,7 +95,7 @@ def test_the_command_leaves_no_run(tmp_path: Path) -> None:
         (["find.steps=1"], "find.steps=1: expected a whole number from 10, got one out of this range."),
         (["find.min_lr=1", "find.max_lr=0.1"], "find.min_lr=1 is not below find.max_lr=0.1: the rate rises from"),
         (["optimizer.lr=fast"], "optimizer.lr=fast: expected a number above 0"),
-        (["optimizer.lr=null"], "optimizer.lr: lr_find.py goes by the learning rate of configs/optimizer, and "),
+        (["sweep=optuna"], "sweep=optuna is for a sweep: add -m (python train.py -m sweep=optuna ...)."),
         (["data.batch_sise=3"], "data.batch_sise"),
     ],
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NoReturn
 
-from lathe.errors import UserError, did_you_mean, require
+from lathe.errors import UserError, did_you_mean, refuse, require
 
 Groups = Mapping[str, Sequence[str]]
 MULTIRUN = ("-m", "--multirun")
@@ -35,6 +35,21 @@ HABITS = {
     "trainer.resume_from_checkpoint": "an interrupted run goes on with resume=..., a new one starts from ckpt_path=...",
     "extras": "leave it out: warnings and tables have keys of their own, which python train.py --help lists",
     "compile_model": "compilation is compile=default",
+}
+# What is typed as a flag elsewhere, with the key that it is here.
+FLAGS = {
+    "lr": "optimizer.lr",
+    "learning_rate": "optimizer.lr",
+    "wd": "optimizer.weight_decay",
+    "weight_decay": "optimizer.weight_decay",
+    "batch_size": "data.batch_size",
+    "epochs": "trainer.max_epochs",
+    "max_epochs": "trainer.max_epochs",
+    "max_steps": "trainer.max_steps",
+    "accelerator": "trainer.accelerator",
+    "devices": "trainer.devices",
+    "gpus": "trainer.devices",
+    "output_dir": "paths.log_dir",
 }
 # Hydra's own, which would be taken and do nothing: a run has a directory by Lathe's rules.
 UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir")
@@ -68,10 +83,10 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2` would be
     # refused
     ordered = sorted(arguments, key=lambda word: word not in MULTIRUN)
-    parsed = check_flags(ordered)
+    parsed = check_flags(ordered, groups)
     typed = set(parsed.overrides)
     words: list[str] = []
-    refused: list[str] = []
+    refused, ordered = _spaced(ordered)
     for word in ordered:
         try:
             new = _translated(word, groups) if word in typed else [word]
@@ -97,13 +112,15 @@ class _Flags(argparse.ArgumentParser):
         raise UserError(f"{what}: keys are written key=value, without dashes; --hydra-help lists the flags.")
 
 
-def check_flags(words: Sequence[str]) -> argparse.Namespace:
+def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.Namespace:
     """Hydra tells these with a traceback, argparse with a page."""
     from hydra._internal.utils import get_args_parser  # here: --help answers without it
 
     flags = get_args_parser()
     flags.__class__ = _Flags
-    parsed = flags.parse_args(list(words))
+    parsed, rest = flags.parse_known_args(list(words))
+    refuse(_as_key(word, words, groups or {}) for word in rest if word.startswith("-"))
+    require(not rest, f"{' '.join(rest)}: keys stand together: put every flag before the first of them, or after all.")
     asked = [
         flag
         for flag, on in (
@@ -124,6 +141,53 @@ def check_flags(words: Sequence[str]) -> argparse.Namespace:
     folder = parsed.config_dir
     require(folder is None or os.path.isdir(folder), f"--config-dir={folder}: there is no such folder.")
     return parsed
+
+
+def _as_key(flag: str, words: Sequence[str], groups: Groups) -> str:
+    """The sentence for a flag that there is not: what is typed in its place, as far as that is known."""
+    dashed, _, value = flag.partition("=")
+    name = dashed.lstrip("-")
+    after = next(iter(words[words.index(flag) + 1 :]), "")
+    if "=" not in flag and "=" not in after and not after.startswith("-"):
+        value = after
+    key = name if "." in name or name in groups else FLAGS.get(name.replace("-", "_"), "")
+    typed = f"{dashed} {value}".strip()
+    way = f": {key}={value or '...'}" if key else "; --help lists the keys, --hydra-help the flags"
+    return f"{typed}: keys are written key=value, without dashes{way}."
+
+
+def _spaced(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A sentence for each override that was typed with spaces around its =, and the other words."""
+    told: list[str] = []
+    left: list[str] = []
+    rest = list(words)
+    while rest:
+        pair = next((rest[:size] for size in (3, 2) if _is_spaced(rest[:size])), None)
+        if pair is None:
+            left.append(rest.pop(0))
+            continue
+        told.append(f"{' '.join(pair)}: write it without spaces around =: {''.join(pair)}.")
+        rest = rest[len(pair) :]
+    return told, left
+
+
+def _is_spaced(words: Sequence[str]) -> bool:
+    """Whether these are `key = value`, `key= value` or `key =value`."""
+    bare = ["=" not in word and not word.startswith(("-", "~")) for word in words]
+    if len(words) == 3:
+        return bare[0] and words[1] == "=" and bare[2]
+    ends = len(words) == 2 and bool(re.fullmatch(r"[^=]+=", words[0])) and bare[1]
+    return ends or (len(words) == 2 and bare[0] and bool(re.fullmatch("=[^=]+", words[1])))
+
+
+def _formless(word: str, groups: Groups) -> str:
+    """The sentence for a word that is no override."""
+    holders = [group for group, names in groups.items() if word in names]
+    if word in groups:
+        way = f"{word}={'|'.join(groups[word]) or '...'}"
+    else:
+        way = f"{holders[0]}={word}" if holders else "seed=1, say; a value with spaces in it stands in quotes"
+    return f"{word}: every word has the form key=value: {way}."
 
 
 def earlier(word: str) -> str:
@@ -148,6 +212,7 @@ def _translated(word: str, groups: Groups) -> list[str]:
     if key == "baseline" and key in groups and "=" in value and value[0] not in QUOTES:
         return [f"{sign}{key}={value!r}"]  # an override as a value: baseline=optimizer.lr=0.1
     require(bool(key), f"{word!r} can't be read as an override: write key=value.")
+    require("=" in word or sign == "~" or not re.fullmatch(r"[\w.@/+-]+", word), _formless(word, groups))
     if (key, value) == ("train", "false") and not sign and key not in groups:
         return ["trainer.max_epochs=0"]
     if not choices:

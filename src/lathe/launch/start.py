@@ -32,7 +32,7 @@ from lathe.launch.devices import count_processes
 from lathe.launch.found import find_run
 from lathe.launch.nodes import Nodes, arriving, read_nodes
 from lathe.launch.outer import Outer, detect_outer
-from lathe.launch.sweep import job_of
+from lathe.launch.sweep import check_sweep_words, job_of
 from lathe.launch.telling import one_sentence, tell, tell_older_names
 from lathe.runs import rundir
 
@@ -57,11 +57,12 @@ def launch(cfg: DictConfig, job: str) -> Any:
 
 def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
     """As `launch`, whose exceptions are raised, with the run directory beside what rank 0 returned."""
+    check_sweep_words(typed_words())
     typed, around = resolve(cfg), detect_outer()
     # What a run that is continued or joined is made of, it says itself.
     alone = typed.get("resume") is not None or (around is not None and around.rank != 0)
     check_typed(cfg, typed, None if alone else check_together(around))
-    place = job_of(cfg, typed_words())
+    place = job_of(cfg)
     for key in ("data_dir", "log_dir"):  # so that a run directory can be used from any working directory
         cfg.paths[key] = os.path.abspath(cfg.paths[key])
     typed = resolve(cfg)  # with what follows them

@@ -14,10 +14,12 @@ from lathe.config.composed import pinned, resolve
 from lathe.config.stages import methods
 from lathe.errors import require
 from lathe.launch.agent import execute
+from lathe.launch.continued import typed_words
 from lathe.launch.devices import count_processes
 from lathe.launch.nodes import read_nodes
 from lathe.launch.outer import detect_outer
 from lathe.launch.start import check_together, check_typed
+from lathe.launch.sweep import check_sweep_words
 from lathe.launch.telling import tell
 
 
@@ -32,6 +34,7 @@ def launch_trial(cfg: DictConfig, job: str, alone: bool = False) -> Any:
         verb = str(HydraConfig.get().job.config_name)
         require(HydraConfig.get().mode != RunMode.MULTIRUN, f"-m: {verb}.py tries one configuration: leave -m out.")
         require(detect_outer() is None, f"{verb}.py starts its processes itself: start it with python.")
+        check_sweep_words(typed_words())
         check_typed(cfg, resolve(cfg), check_together(None))
         for key in ("data_dir", "log_dir"):
             cfg.paths[key] = os.path.abspath(cfg.paths[key])
@@ -61,9 +64,5 @@ def _check_trial(cfg: dict[str, Any], verb: str) -> None:
     require(not names, f"compression={names} acts in the course of a whole run: {verb}.py tries the dense one.")
     nodes = read_nodes(cfg["launch"])
     require(not nodes.several and nodes.launch_id is None, f"launch.nodes and launch.id: {verb}.py takes one machine.")
-    require(
-        isinstance(cfg["optimizer"].get("lr"), (int, float)),
-        f"optimizer.lr: {verb}.py goes by the learning rate of configs/optimizer, and this run has none there.",
-    )
     output = cfg["find"]["output"]
     require(output is None or not Path(output).is_file(), f"find.output={output} is a file: name a folder.")

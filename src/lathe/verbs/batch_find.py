@@ -2,6 +2,7 @@
 gives its memory back, by doubling and then by halving what is left between.
 """
 
+import inspect
 import json
 import math
 import multiprocessing
@@ -15,22 +16,24 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch.utils._pytree import tree_leaves
 
 from lathe import files
-from lathe.callbacks import FrozenStatistics
-from lathe.errors import UserError, require
-from lathe.runs.build import make_data, make_task
-from lathe.runs.trainer import device_type, make_trainer, quiet, widen
-from lathe.verbs.lr_find import WITHOUT, begin_with
-from lathe.verbs.train import check_loaders, prepare
+from lathe.data.base import ExactDataModule
+from lathe.data.shared import SharedLoader
+from lathe.errors import UserError, own_place, require
+from lathe.runs.build import target_of
+from lathe.runs.trainer import device_type
+from lathe.verbs.trial import Trial, rates_of
 
 Try = dict[str, Any]
 GB = 10**9
 # How the rate goes with the batch: in proportion (Goyal et al. 2017, arXiv:1706.02677) or by its square root (Malladi
 # et al. 2022, arXiv:2205.10287), by the optimizer's class.
 LINEAR = ("SGD", "LARS")
+LARGEST = 2**20  # samples; where sizes end of data that don't say how many they have
 SQRT = ("Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adafactor", "RMSprop", "LAMB")
 
 
@@ -42,7 +45,7 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
         UserError: no batch fits, or nothing says what is to bound it.
     """
     find, device = cfg["find"], device_type(cfg["trainer"]["accelerator"])
-    require("batch_size" in cfg["data"], "data.batch_size: these data declare none, so there is no size to find.")
+    key, was = size_of(cfg["data"])
     require(
         device == "cuda" or find["memory"] is not None,
         "find.memory: this run is for a CPU, whose memory the whole machine shares: say how much the run may have, in "
@@ -53,10 +56,10 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
     def attempt(size: int) -> Try:
         found = tried(cfg, size, device)
         said = found.get("bound") or f"{found['seconds']:.3g} s a step"
-        print(f"data.batch_size={size}: {found['peak'] / GB:.2f} GB, {said}", flush=True)
+        print(f"{key}={size}: {found['peak'] / GB:.2f} GB, {said}", flush=True)
         return found
 
-    tries = search(attempt, find["start"], find["most"])
+    tries = search(attempt, find["start"], find["most"] or max(LARGEST, find["start"]))
     fit = [one for one in tries if one["fits"]]
     require(
         bool(fit),
@@ -64,13 +67,16 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
         "make the net smaller.",
     )
     best = max(fit, key=lambda one: int(one["size"]))
+    limit = "find.most" if find["most"] else f"the limit of {LARGEST} samples, as find.most sets no other"
     above = [one for one in tries if not one["fits"] and one["size"] > best["size"]]
-    bound = min(above, key=lambda one: int(one["size"]))["bound"] if above else "find.most"
-    told = {"batch_size": best["size"], "bound": bound, "peak_bytes": best["peak"], **implied(cfg, best["size"])}
+    bound = min(above, key=lambda one: int(one["size"]))["bound"] if above else limit
+    own = [one.pop("own", None) for one in tries][tries.index(best)]
+    rate = implied(cfg, was, best["size"], own)
+    told = {"batch_size": best["size"], "bound": bound, "peak_bytes": best["peak"], **rate}
     folder = Path(find["output"])
     folder.mkdir(parents=True, exist_ok=True)
     files.write_atomically(folder / "batch_find.json", json.dumps({**told, "tries": tries}, indent=2) + "\n")
-    print(f"The largest that fits is data.batch_size={best['size']}; what bounds it is {bound}.")
+    print(f"The largest that fits is {key}={best['size']}; what bounds it is {bound}.")
     print(told["said"])
     print(f"{folder / 'batch_find.json'} has all tries; nothing else was written or changed.")
     return told
@@ -98,18 +104,53 @@ def search(attempt: Callable[[int], Try], start: int, most: int | None) -> list[
     return tries
 
 
-def implied(cfg: dict[str, Any], size: int) -> dict[str, Any]:
-    """The rate for a batch of `size`, if there is a rule for the optimizer, and a sentence that says so."""
-    options, was = cfg["optimizer"], cfg["data"]["batch_size"]
-    kind = str((options.get("kind") or {}).get("path") or options.get("_target_")).rpartition(".")[2]
+def size_of(data: dict[str, Any]) -> tuple[str, int | None]:
+    """The key of the batch size, and what it is now; None where nothing says so.
+
+    Raises:
+        UserError: these data take no batch size.
+    """
+    require(
+        "max_tokens" not in data,
+        "data.max_tokens bounds the batches of these data, whose documents have different lengths, so there is no one "
+        "size to find: raise data.max_tokens by hand.",
+    )
+    if "batch_size" in data:
+        return "data.batch_size", data["batch_size"]
+    target, name = target_of(data), data.get("_target_")
+    known, takes = callable(target), inspect.signature(target).parameters if callable(target) else {}
+    require(
+        not known or "batch_size" in takes or any(one.kind is one.VAR_KEYWORD for one in takes.values()),
+        f"data: {name} takes no batch_size, so no other can be tried: let its __init__ take one and give it to its "
+        f"loaders, then data={{_target_: {name}, batch_size: 128}} sets it.",
+    )
+    default = takes["batch_size"].default if "batch_size" in takes else None
+    return "+data.batch_size", default if isinstance(default, int) else None
+
+
+def implied(cfg: dict[str, Any], was: int | None, size: int, own: list[Any] | None = None) -> dict[str, Any]:
+    """The rate for a batch of `size` in place of `was`, if there is a rule for the optimizer, and a sentence that says
+    so. `own` are class and rate of each optimizer that a module of the user's own makes itself.
+    """
+    options, key = cfg["optimizer"], "optimizer.lr"
+    if own is not None:
+        if len(own) != 1:
+            said = f"The module makes {len(own)} optimizers itself, whose rates are for another batch: try some."
+            return {"lr": None, "said": said}
+        (kind, now), key = own[0], "the rate of the module's own optimizer"
+    else:
+        kind = str((options.get("kind") or {}).get("path") or options.get("_target_")).rpartition(".")[2]
+        now = options.get("lr")
     rule = "linear" if kind in LINEAR else "sqrt" if kind in SQRT else None
     if options.get("scale_lr", "none") != "none":
         return {"lr": None, "said": f"optimizer.scale_lr={options['scale_lr']} scales optimizer.lr with it already."}
-    if rule is None:
+    if rule is None or now is None:
         return {"lr": None, "said": f"No rule is known for the rate of {kind} at another batch: scripts/lr_find.py."}
-    rate = float(f"{options['lr'] * (size / was if rule == 'linear' else math.sqrt(size / was)):.3g}")
+    if was is None:
+        return {"lr": None, "said": f"Nothing says which batch {key}={now:g} is for: scripts/lr_find.py."}
+    rate = float(f"{now * (size / was if rule == 'linear' else math.sqrt(size / was)):.3g}")
     way = "in proportion, Goyal et al. 2017" if rule == "linear" else "by the square root, Malladi et al. 2022"
-    said = f"optimizer.lr={options['lr']:g} at data.batch_size={was} is {rate:g} at {size} ({kind}: {way})."
+    said = f"{key}={now:g} at data.batch_size={was} is {rate:g} at {size} ({kind}: {way})."
     return {"lr": rate, "said": f"{said} Very large batches need a warm-up and end worse: compare."}
 
 
@@ -160,41 +201,69 @@ def _attempt(cfg: dict[str, Any], size: int, device: str, send: Connection) -> N
     try:
         send.send(measured(cfg, size, device))
     except UserError as error:
-        few = re.search(r"cannot be filled from (\d+) training samples", str(error))
+        few = re.search(r"(?:cannot be filled from|train_dataloader has) (\d+) (?:training )?samples", str(error))
         bound = {"fits": False, "peak": 0, "bound": f"the {few[1]} training samples"} if few else None
         send.send(bound or {"refused": str(error)})
     except (torch.OutOfMemoryError, MemoryError):
         send.send({"fits": False, "peak": _peak(device), "bound": "memory"})
     except RuntimeError as error:
-        if "memory" not in str(error):  # the CPU's allocator has no exception of its own
-            raise
-        send.send({"fits": False, "peak": _peak(device), "bound": "memory"})
+        memory = "memory" in str(error)  # the CPU's allocator has no exception of its own
+        send.send({"fits": False, "peak": _peak(device), "bound": "memory"} if memory else _refused(error))
+    except Exception as error:
+        send.send(_refused(error))
+
+
+def _refused(error: Exception) -> Try:
+    """The sentence for what a user's own part has raised; for anything else its traceback is shown."""
+    place = own_place(error)
+    if not place:
+        raise error
+    said = " ".join(f"{type(error).__name__}: {error}".split())
+    return {"refused": f"the run that is tried fails: {said:.500}{place}: mend it there."}
 
 
 def measured(cfg: dict[str, Any], size: int, device: str) -> Try:
     """Trains `find.steps` optimizer steps with batches of `size`."""
-    quiet()
-    seed_everything(cfg["seed"], workers=True, verbose=False)
-    trainer_keys = {**cfg["trainer"], **WITHOUT, "max_steps": cfg["find"]["steps"]}
-    cfg = {**cfg, "scheduler": None, "trainer": trainer_keys, "data": {**cfg["data"], "batch_size": size}}
-    datamodule, task = make_data(cfg), make_task(cfg)
-    task.check_run(cfg)
-    check_loaders(cfg, datamodule)
-    widen(task, cfg)
-    clock = Clock()
-    frozen = [FrozenStatistics()] if cfg.get("freeze") else []
-    trainer = make_trainer(cfg, Path(cfg["find"]["output"]).parent, [*task.own_callbacks(), *frozen, clock])
-    begin_with(cfg, task)
-    prepare(cfg, task, trainer)
-    trainer.fit(task.driven, datamodule=datamodule)
-    return {"fits": True, "peak": _peak(device), "seconds": clock.least}
+    trial = Trial({**cfg, "data": {**cfg["data"], "batch_size": size}})
+    clock = Clock(None if isinstance(trial.data, ExactDataModule) else size)
+    trainer = trial.fit(clock)
+    own = (
+        None
+        if cfg["optimizer"]
+        else [[type(one).__name__, max(rates_of(one), default=None)] for one in trainer.optimizers]
+    )
+    return {"fits": True, "peak": _peak(device), "seconds": clock.least, "own": own}
 
 
 class Clock(Callback):
-    """`least`, the seconds of the fastest optimizer step; the first ones warm up."""
+    """`least`, the seconds of the fastest optimizer step; the first ones warm up. With a `size`, the first batch of
+    data of a user's own is to have it.
 
-    def __init__(self) -> None:
+    Raises:
+        UserError: it has another.
+    """
+
+    def __init__(self, size: int | None = None) -> None:
+        self.size = size
         self.least, self._last, self._steps = float("inf"), 0.0, 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        size, self.size = self.size, None
+        if size is None:
+            return
+        loader: Any = trainer.train_dataloader
+        if isinstance(loader, SharedLoader):
+            given, alone, exact = loader.global_batch_size, loader.n <= loader.global_batch_size, True
+        else:
+            given, alone, exact = _samples(batch), trainer.is_last_batch, False
+        few = given < size and alone
+        require(not few, f"data.batch_size={size} cannot be filled from {given} training samples.")
+        name = type(trainer.datamodule).__name__  # type: ignore[attr-defined]  # a connector sets it
+        require(
+            given == size or (given > size and not exact),  # what a user's own loader calls a sample is not known
+            f"data: {name} gives training batches of {given} with batch_size={size}, so no other size can be tried: "
+            "let the loader of its train_dataloader go by that argument.",
+        )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last = time.perf_counter()
@@ -207,6 +276,12 @@ class Clock(Callback):
                 torch.cuda.synchronize()
             now = time.perf_counter()
             self.least, self._last, self._steps = min(self.least, now - self._last), now, trainer.global_step
+
+
+def _samples(batch: Any) -> int:
+    """The first dimension of a batch's first tensor."""
+    sizes = [len(leaf) for leaf in tree_leaves(batch) if torch.is_tensor(leaf) and leaf.ndim]
+    return sizes[0] if sizes else LARGEST
 
 
 def _peak(device: str) -> int:

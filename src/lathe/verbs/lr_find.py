@@ -6,40 +6,26 @@ accumulated batches.
 """
 
 import csv
+import inspect
 import io
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+import torch
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 from torch.optim import Optimizer
 
 from lathe import files
-from lathe.callbacks import FrozenStatistics
 from lathe.errors import require
 from lathe.measure.plot import lines
-from lathe.runs.build import make_data, make_task
-from lathe.runs.trainer import make_trainer, quiet, widen
-from lathe.tasks import Task
-from lathe.verbs.pretrained import take_pretrained
-from lathe.verbs.train import check_loaders, prepare, start_from
+from lathe.verbs.trial import Trial, rates_of
 
-# What a test of a few steps leaves out of a run.
-WITHOUT = {
-    "enable_checkpointing": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "limit_val_batches": 0,
-    "num_sanity_val_steps": 0,
-    "max_epochs": -1,
-    "min_epochs": None,
-    "min_steps": None,
-    "max_time": None,
-    "fast_dev_run": False,
-}
+_RATE = re.compile(r"(.*_)?(lr|learning_rate)")  # what a module calls the argument that is its rate
 
 
 def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
@@ -47,69 +33,81 @@ def lr_find(cfg: dict[str, Any]) -> dict[str, Any] | None:
     says; returns it.
 
     Raises:
-        UserError: a part can't be built, or the test says nothing.
+        UserError: a part can't be built, no rate can be set, or the test says nothing.
     """
-    quiet()
     find = cfg["find"]
     ordered = (
         f"find.min_lr={find['min_lr']:g} is not below find.max_lr={find['max_lr']:g}: the rate rises from the first."
     )
     require(find["min_lr"] < find["max_lr"], ordered)
-    seed_everything(cfg["seed"], workers=True, verbose=False)
-    cfg = {**cfg, "scheduler": None, "trainer": {**cfg["trainer"], **WITHOUT, "max_steps": find["steps"]}}
-    datamodule, task = make_data(cfg), make_task(cfg)
-    require(task.automatic_optimization, "find: this task steps its optimizers itself, so no rate can be set for it.")
-    task.check_run(cfg)
-    check_loaders(cfg, datamodule)
-    widen(task, cfg)
-    rising = Rising(cfg["optimizer"]["lr"], find["min_lr"], find["max_lr"], find["steps"], find["stop"])
-    frozen = [FrozenStatistics()] if cfg.get("freeze") else []
-    trainer = make_trainer(cfg, Path(find["output"]).parent, [*task.own_callbacks(), *frozen, rising])
-    begin_with(cfg, task)
-    prepare(cfg, task, trainer)
-    trainer.fit(task.driven, datamodule=datamodule)
+    trial = Trial(cfg)
+    module = trial.task.driven
+    require(
+        module.automatic_optimization,
+        f"{type(module).__name__} steps its optimizers itself (automatic_optimization=False), so no rate can be set "
+        "for it: try some, each in a short run (python train.py -m model.net.lr=0.01,0.1 trainer.max_epochs=1).",
+    )
+    rising = Rising(cfg["optimizer"].get("lr"), find["min_lr"], find["max_lr"], find["steps"], find["stop"])
+    trainer = trial.fit(rising)
     if not trainer.is_global_zero:
         return None
     found = judged(rising.rates, rising.losses)
     write(Path(find["output"]), found)
-    show(found, cfg, find)
+    show(found, find, told(cfg, module, rising.base, found["suggestion"]))
+    if rising.several:
+        print("The parameter groups keep their ratios; the rate is that which all follow from.")
     return found
-
-
-def begin_with(cfg: dict[str, Any], task: Task) -> None:
-    """Gives the net the weights that the run would begin with."""
-    if cfg["ckpt_path"] is not None:
-        start_from(cfg, task)
-    elif cfg["model"].get("pretrained"):
-        take_pretrained(task.net, cfg["model"])
 
 
 class Rising(Callback):
     """Sets the rate of each optimizer step, from `low` to `high` by equal ratios, and notes the loss that the step was
     made of; ends the run when the loss is `stop` times the lowest.
 
-    `base` is the configured rate, to which each parameter group keeps its proportion.
+    `base` is the configured rate, to which each parameter group keeps its proportion; None takes the highest rate of
+    any group. A group whose scheduler has begun to move its rate counts with the rate that the scheduler starts from
+    or rises to.
+
+    Raises:
+        UserError: the optimizer has no rate, or a step no loss.
     """
 
-    def __init__(self, base: float, low: float, high: float, steps: int, stop: float) -> None:
-        self.base, self.low, self.ratio, self.stop = base, low, (high / low) ** (1 / max(1, steps - 1)), stop
+    def __init__(self, base: float | None, low: float, high: float, steps: int, stop: float) -> None:
+        self.low, self.ratio, self.stop = low, (high / low) ** (1 / max(1, steps - 1)), stop
+        self.base = 0.0 if base is None else float(base)
+        self.several = False
         self.rates: list[float] = []
         self.losses: list[float] = []
         self._shares: list[float] = []
         self._parts: list[Tensor] = []
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._shares = [group["lr"] / self.base for optimizer in trainer.optimizers for group in optimizer.param_groups]
+        name = type(trainer.optimizers[0]).__name__ if trainer.optimizers else "None"
+        own = [rate for optimizer in trainer.optimizers for rate in rates_of(optimizer)]
+        require(
+            bool(own) and len(own) == sum(len(optimizer.param_groups) for optimizer in trainer.optimizers),
+            f"{type(pl_module).__name__}: the parameter groups of its optimizer ({name}) have no lr, so no rate can be "
+            "set: take an optimizer with one.",
+        )
+        self.base = self.base or max(own)
+        require(self.base > 0, f"{name}: every parameter group has a rate of 0: give one a rate to rise from.")
+        self._shares = [rate / self.base for rate in own]
+        self.several = len(set(own)) > 1
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         rate = self.low * self.ratio**trainer.global_step
-        self.rates.append(rate)
+        if len(self.rates) == trainer.global_step:  # LBFGS comes here several times a step
+            self.rates.append(rate)
         for group, share in zip(optimizer.param_groups, self._shares, strict=True):
-            group["lr"] = rate * share
+            group["lr"] = torch.full_like(group["lr"], rate * share) if torch.is_tensor(group["lr"]) else rate * share
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        require(
+            bool(outputs) and "loss" in outputs,
+            f"{type(pl_module).__name__}.training_step returned no loss for batch {batch_idx}: a range test reads the "
+            "loss of every step, so let it return one.",
+        )
         self._parts.append(outputs["loss"].detach())
         if trainer.global_step == len(self.losses):
             return  # the step has more batches to come
@@ -191,7 +189,24 @@ def write(folder: Path, found: dict[str, Any]) -> None:
     files.write_atomically(folder / "lr_find.json", json.dumps(kept, indent=2) + "\n")
 
 
-def show(found: dict[str, Any], cfg: dict[str, Any], find: dict[str, Any]) -> None:
+def told(cfg: dict[str, Any], module: LightningModule, now: float, rate: float) -> str:
+    """What to type for this rate; of an optimizer that the module makes itself, the argument that holds its rate, or
+    where to look for it."""
+    if cfg["optimizer"]:
+        plus = "" if "lr" in cfg["optimizer"] else "+"
+        return f"{plus}optimizer.lr={rate:g} (now {now:g})"
+    node, takes = cfg["model"]["net"], inspect.signature(type(module)).parameters
+    values = {name: node.get(name, takes[name].default if name in takes else None) for name in {*takes, *node}}
+    holds = [name for name, value in values.items() if _RATE.fullmatch(name) and value == now]
+    if len(holds) == 1:
+        return f"{'' if holds[0] in node else '+'}model.net.{holds[0]}={rate:g} (now {now:g})"
+    return (
+        f"a rate of {rate:g} (now {now:g}) where {type(module).__name__}.configure_optimizers sets it; as an argument "
+        f"lr of its __init__ it would be a key, model.net.lr={rate:g}"
+    )
+
+
+def show(found: dict[str, Any], find: dict[str, Any], typed: str) -> None:
     """Prints what was found and what to type."""
     beyond = found["diverged"]
     grew = "half of its fall is " + (
@@ -201,5 +216,5 @@ def show(found: dict[str, Any], cfg: dict[str, Any], find: dict[str, Any]) -> No
     print(f"{len(rates)} optimizer steps: the loss falls fastest at {steepest:.2g}, is lowest at {lowest:.2g}, {grew}.")
     if beyond is None:
         print(f"find.max_lr={find['max_lr']:g} may be too low to see where training breaks: raise it.")
-    print(f"Suggestion: optimizer.lr={found['suggestion']:g} (now {cfg['optimizer']['lr']:g}).")
+    print(f"Suggestion: {typed}.")
     print(f"{find['output']}: lr_find.svg, lr_find.csv, lr_find.json; nothing else was written or changed.")

@@ -3,7 +3,7 @@ end. Imports no torch.
 """
 
 from lathe.launch.sweep.context import Context
-from lathe.launch.sweep.place import SweepJob, job_of
+from lathe.launch.sweep.place import SweepJob, check_sweep_words, job_of
 from lathe.launch.sweep.running import run_sweep
 
-__all__ = ["Context", "SweepJob", "job_of", "run_sweep"]
+__all__ = ["Context", "SweepJob", "check_sweep_words", "job_of", "run_sweep"]

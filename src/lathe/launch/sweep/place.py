@@ -74,15 +74,15 @@ class SweepJob:
         write_atomically(_file(self.folder, self.number, "run"), str(run_dir))
 
 
-def job_of(cfg: DictConfig, typed: Sequence[str]) -> SweepJob | None:
-    """The place of this run in its sweep, or None; `sweep` is taken out of `cfg`: it is no part of the experiment.
-
-    Raises:
-        UserError: `typed` has words of a sweep, in a command that is none.
-    """
+def check_sweep_words(typed: Sequence[str]) -> None:
+    """Raises UserError where `typed` has words of a sweep, in a command that is none."""
     own = next((word for word in typed if key_of(word).split(".")[0] == "sweep"), None)
     alone = own is not None and HydraConfig.get().mode != RunMode.MULTIRUN
     require(not alone, f"{own} is for a sweep: add -m (python train.py -m {own} ...).")
+
+
+def job_of(cfg: DictConfig) -> SweepJob | None:
+    """The place of this run in its sweep, or None; `sweep` is taken out of `cfg`: it is no part of the experiment."""
     with open_dict(cfg):
         node = cfg.pop("sweep", None)
     if node is None or node.get("job") is None:

@@ -1,16 +1,18 @@
 """A sweep from its command to its last job: taken up where the same command was cut short, or begun."""
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from hydra.core.plugins import Plugins
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lathe import files
 from lathe.config.composed import resolve
-from lathe.config.schema import problems
+from lathe.config.schema import problems, rules, shown
+from lathe.config.words import key_of
 from lathe.errors import UserError, refuse, require
 from lathe.launch.nodes import read_nodes
 from lathe.launch.outer import detect_outer
@@ -95,8 +97,8 @@ def _source(context: Context, words: list[str], params: dict[str, Any], options:
     """Where the jobs come from."""
     jobs = planned(words, options, params, context.loader)
     if options.get("space") is None:
-        for job in jobs:  # what Hydra refuses is told before any job
-            context.composed(job)
+        composed = [context.composed(job) for job in jobs]  # what Hydra refuses is told before any job
+        _check_lists(composed[0] if composed else None, words)
         return Listed(jobs)
     require(
         len(jobs) == 1,
@@ -104,6 +106,24 @@ def _source(context: Context, words: list[str], params: dict[str, Any], options:
         "them there, run each trial with all of them by sweep.repeats={seed: [1, 2, 3]}, or start a search for each.",
     )
     return Search(context, jobs[0], options)
+
+
+def _check_lists(job: DictConfig | None, words: Sequence[str]) -> None:
+    """Raises UserError where a list was typed for a key that takes one value of it: in a sweep, one for each job."""
+    if job is None:
+        return
+    typed = {key_of(word): word for word in words if re.search(r"=\[.*\]$", word)}
+    cfg = OmegaConf.to_container(OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"]), resolve=False)
+    known = rules(cfg, "train") if typed else {}  # type: ignore[arg-type]  # a group of keys
+    for key, word in typed.items():
+        found, rule = OmegaConf.select(job, key), known.get(key)
+        if rule is None or not isinstance(found, ListConfig) or not found or rule.fits(list(found)):
+            continue
+        require(
+            not all(rule.fits(item) for item in found),
+            f"{word}: a list in brackets is one value; a sweep over its items is written without them, "
+            f"{key}={','.join(map(shown, found))}.",
+        )
 
 
 def _check_alone(context: Context) -> None:

@@ -1,0 +1,88 @@
+"""LightningDataModules as users write them: whose loaders go by a batch size, or do not."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from support.own_datasets import Flow, pictures
+
+
+class Sized(LightningDataModule):
+    """Images of two classes; plain DataLoaders."""
+
+    def __init__(self, batch_size: int = 32, n: int = 200, drop_last: bool = False) -> None:
+        super().__init__()
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.data: Any = TensorDataset(*pictures(n))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.data, self.batch_size, shuffle=True, drop_last=self.drop_last)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self.data, 50)
+
+    test_dataloader = val_dataloader
+
+
+class Whole(Sized):
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, drop_last=True)
+
+
+class Optioned(Sized):
+    """Hands on what it takes."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+
+
+class Unsized(Sized):
+    """Takes no batch size."""
+
+    def __init__(self) -> None:
+        super().__init__(batch_size=16)
+
+
+class Stubborn(Sized):
+    """Takes a batch size, and goes by another."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.data, 16, shuffle=True)
+
+
+class Streaming(Sized):
+    """A DataLoader of an iterable dataset, whose length nobody knows."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(Flow(len(self.data)), self.batch_size)
+
+
+class StubbornStream(Streaming):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Flow(len(self.data)), 16)
+
+
+class Nothing(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+class Empty(Sized):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Nothing(), self.batch_size)
+
+
+class Forever(IterableDataset[Any]):
+    """As many samples as are asked for."""
+
+    def __iter__(self) -> Iterator[Any]:
+        x, y = pictures(2)
+        while True:
+            yield x[0], int(y[0])
+
+
+class Endless(Sized):
+    def train_dataloader(self) -> Any:
+        return DataLoader(Forever(), self.batch_size)

@@ -1,0 +1,235 @@
+"""lr_find.py and batch_find.py over every kind of data and of model: each works with the right numbers, or is refused
+in one sentence that names the way out; both always end.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+from support.runs import SMALL, config
+
+from lathe.errors import UserError
+from lathe.verbs import batch_find, lr_find
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*stays as it is", "ignore:.*has no state_dict", "ignore:.*returned `None`"
+)
+OWN = "support.own_loaders"
+LIT = ["model=lightning", "model.net={_target_: support.own_lightning.LitNet, features: 16, classes: 2}"]
+RUN = [word for word in SMALL if not word.startswith(("model", "data"))]
+DATASET = [
+    "data=dataset",
+    "data.train={_target_: support.own_datasets.Pictures, n: 200}",
+    "data.num_classes=2",
+    "data.channels=1",
+    "data.image_size=4",
+    "model=mlp",
+]
+FLOW = [word.replace("Pictures, n: 200", "Flow, n: 200") for word in DATASET]
+FLOW += [f"data.{name}={{_target_: support.own_datasets.Pictures, n: 20}}" for name in ("val", "test")]
+GREY = ["data.channels=1", "data.mean=[0.5]", "data.std=[0.5]"]
+TOKENS = ["model=gpt_nano", "data=synthetic_tokens", "data.source.train_size=2000", "data.length=16", "optimizer=adamw"]
+
+
+def own(name: str, **options: Any) -> list[str]:
+    given = "".join(f", {key}: {value}" for key, value in options.items())
+    return [*LIT, "~data", f"+data={{_target_: {OWN}.{name}{given}}}"]
+
+
+def lit(name: str) -> list[str]:
+    return [word.replace("LitNet", name) for word in own("Sized")]
+
+
+@pytest.fixture(autouse=True)
+def _here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tries in this process: what each holds is the whole suite's."""
+
+    def tried(cfg: dict[str, Any], size: int, device: str) -> dict[str, Any]:
+        sent: list[dict[str, Any]] = []
+        batch_find._attempt(cfg, size, device, type("Sink", (), {"send": staticmethod(sent.append)})())  # type: ignore[arg-type]
+        if "refused" in sent[0]:
+            raise UserError(sent[0]["refused"])
+        return sent[0]
+
+    monkeypatch.setattr(batch_find, "tried", tried)
+
+
+def batch(folder: Path, *words: str) -> dict[str, Any]:
+    typed = [*RUN, *words, "find.memory=64", f"find.output={folder / 'out'}", "find.steps=2"]
+    return batch_find.batch_find(config(*typed, name="batch_find"))
+
+
+def rate(folder: Path, *words: str) -> dict[str, Any]:
+    told = lr_find.lr_find(config(*RUN, *words, "find.steps=60", f"find.output={folder / 'out'}", name="lr_find"))
+    assert told is not None
+    return told
+
+
+BOUND: dict[str, tuple[list[str], int]] = {
+    "images in memory": (["data=synthetic", "data.source.train_size=200", "data.source.val_size=20", "model=mlp"], 200),
+    "a dataset": (DATASET, 160),
+    "an iterable dataset": ([*FLOW, "data.samples=200"], 200),
+    "own, with a default": (own("Sized"), 200),
+    "own, with a value": (own("Sized", batch_size=4), 200),
+    "own, drop_last": (own("Whole"), 200),
+    "own, handed on": (own("Optioned"), 200),
+    "own, a stream": (own("Streaming"), 200),
+}
+
+
+@pytest.mark.parametrize("kind", BOUND)
+def test_every_kind_of_data_has_a_rate(kind: str, tmp_path: Path) -> None:
+    told = rate(tmp_path, *BOUND[kind][0], "find.min_lr=1e-3", "find.max_lr=1")
+    assert told["losses"][0] == pytest.approx(math.log(10 if kind == "images in memory" else 2), rel=0.25)
+    assert told["rates"][:2] == pytest.approx([1e-3, 10 ** (-3 + 3 / 59)])
+    assert 1e-3 < told["suggestion"] < 1
+
+
+@pytest.mark.parametrize("kind", BOUND)
+def test_data_bound_the_batch(kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words, n = BOUND[kind]
+    told = batch(tmp_path, *words, "find.start=64")
+    tries = json.loads((tmp_path / "out" / "batch_find.json").read_text())["tries"]
+    assert told["bound"] == f"the {n} training samples"
+    assert n - n // 16 - 8 <= told["batch_size"] <= n
+    assert [one["size"] for one in tries if one["size"] > n]
+    assert all(one["fits"] == (one["size"] <= n) for one in tries)
+    plus = "+" if kind in ("own, with a default", "own, drop_last", "own, handed on", "own, a stream") else ""
+    assert f"The largest that fits is {plus}data.batch_size={told['batch_size']};" in capsys.readouterr().out
+
+
+def test_image_folders_and_tokens(tmp_path: Path) -> None:
+    for number in range(30):
+        place = tmp_path / "images" / "train" / str(number % 2) / f"{number}.png"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (8, 8), number).save(place)
+    folder = ["data=image_folder", f"data.folder={tmp_path / 'images'}", "data.num_classes=2"]
+    told = batch(tmp_path, *folder, "data.image_size=8", *GREY, "model=mlp", "find.start=4")
+    assert told["bound"].endswith("training samples")
+    told = batch(tmp_path, *TOKENS, "find.start=4", "find.most=8")
+    assert (told["batch_size"], told["bound"]) == (8, "find.most")
+
+
+def test_without_an_end_a_stated_limit_bounds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch_find, "LARGEST", 64)
+    told = batch(tmp_path, *own("Endless"))
+    assert (told["batch_size"], told["bound"]) == (64, "the limit of 64 samples, as find.most sets no other")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("LitNet", "the rate of the module's own optimizer=0.1 at data.batch_size=32 is 0.2 at 64 (SGD: in proportion"),
+        ("Warm", "the rate of the module's own optimizer=0.1 at data.batch_size=32 is 0.2 at 64 (SGD: "),
+        ("Manual", "the rate of the module's own optimizer=0.1 at data.batch_size=32 is 0.2 at 64 (SGD: "),
+        ("Turns", "The module makes 2 optimizers itself, whose rates are for another batch: try some."),
+        ("Silent", "the rate of the module's own optimizer=0.1 at data.batch_size=32 is 0.2 at 64 (SGD: "),
+        ("Checkpointing", "the rate of the module's own optimizer=0.1 at data.batch_size=32 is 0.2 at 64 (SGD: "),
+    ],
+)
+def test_own_modules_have_a_batch(name: str, said: str, tmp_path: Path) -> None:
+    told = batch(tmp_path, *lit(name), "find.most=64")
+    assert (told["batch_size"], told["bound"]) == (64, "find.most")
+    assert told["said"].startswith(said)
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["batch_find.json"]
+
+
+def test_a_rate_is_set_on_the_modules_own_optimizer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same net with the same optimizer of the group optimizer says what is right."""
+    plain = [*lit("Plain"), "optimizer=sgd", "optimizer.weight_decay=0", "optimizer.nesterov=false"]
+    expected = rate(tmp_path, *plain)
+    assert f"Suggestion: optimizer.lr={expected['suggestion']:g} (now 0.1).\n" in capsys.readouterr().out
+    way = f"{expected['suggestion']:g} (now 0.1).\n"
+    hidden = (
+        f"a rate of {expected['suggestion']:g} (now 0.2) where Plainest.configure_optimizers sets it; as an argument "
+        f"lr of its __init__ it would be a key, model.net.lr={expected['suggestion']:g}.\n"
+    )
+    ways = dict.fromkeys(("LitNet", "Warm", "Cycled"), f"+model.net.lr={way}") | {"Plainest": hidden}
+    for name, typed in ways.items():
+        told = rate(tmp_path, *lit(name))
+        assert told["losses"] == pytest.approx(expected["losses"], rel=1e-6)
+        assert told["rates"] == expected["rates"]
+        assert f"Suggestion: {typed}" in capsys.readouterr().out
+
+
+def test_groups_of_its_own_keep_their_ratios(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = []
+    real = lr_find.Rising.on_before_optimizer_step
+
+    def spy(self: Any, trainer: Any, module: Any, optimizer: Any) -> None:
+        real(self, trainer, module, optimizer)
+        seen.append([self.rates[-1], *(group["lr"] for group in optimizer.param_groups)])
+
+    monkeypatch.setattr(lr_find.Rising, "on_before_optimizer_step", spy)
+    rate(tmp_path, *lit("Groups"))
+    assert all(row == pytest.approx([row[0], row[0], row[0] / 10]) for row in seen)
+    assert "The parameter groups keep their ratios; the rate is that which all follow from." in capsys.readouterr().out
+
+
+def test_a_rate_that_is_the_classs_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rate(tmp_path, "data.batch_size=64", "model=mlp", "optimizer=adamw", "optimizer.lr=null")
+    assert "(now 0.001)" in capsys.readouterr().out
+
+
+REFUSED: dict[str, tuple[Callable[..., Any], list[str], str]] = {
+    "no batch size": (
+        batch,
+        own("Unsized"),
+        "data: support.own_loaders.Unsized takes no batch_size, so no other can be tried: let its __init__ take one "
+        "and give it to its loaders, then data={_target_: support.own_loaders.Unsized, batch_size: 128} sets it.",
+    ),
+    "another batch size": (
+        batch,
+        own("Stubborn"),
+        "data: Stubborn gives training batches of 16 with batch_size=8, so no other size can be tried: let the loader "
+        "of its train_dataloader go by that argument.",
+    ),
+    "another batch size of a stream": (
+        batch,
+        own("StubbornStream"),
+        "data: StubbornStream gives training batches of 16 with batch_size=32, so no other size can be tried: let ",
+    ),
+    "documents": (
+        batch,
+        ["model=gpt_nano", "data=documents", "optimizer=adamw"],
+        "data.max_tokens bounds the batches of these data, whose documents have different lengths, so there is no one ",
+    ),
+    "no step": (batch, lit("Idle"), "model.net: Idle has made no optimizer step in 100 batches: call its "),
+    "fails": (batch, lit("Failing"), "the run that is tried fails: KeyError: 'x' ("),
+    **{
+        f"{what} for {verb.__name__}": (verb, words, sentence)
+        for verb in (batch, rate)
+        for what, words, sentence in (
+            ("no batch", own("Empty"), "data: there is no training batch: look whether its source is empty, "),
+            ("none of them", [*own("Sized"), "trainer.limit_train_batches=0"], "data: there is no training batch: "),
+            ("two optimizers", lit("Both"), "Lightning refuses this run: "),
+            (
+                "no optimizer",
+                lit("Plain"),
+                "optimizer=none: support.own_lightning.Plain has no configure_optimizers: write one, or choose ",
+            ),
+        )
+    },
+    "manual optimization": (
+        rate,
+        lit("Manual"),
+        "Manual steps its optimizers itself (automatic_optimization=False), so no rate can be set for it: try some, ",
+    ),
+    "no loss": (rate, lit("Silent"), "Silent.training_step returned no loss for batch 0: "),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_can_not_be_tried_costs_a_sentence(kind: str, tmp_path: Path) -> None:
+    verb, words, sentence = REFUSED[kind]
+    with pytest.raises(UserError) as caught:
+        verb(tmp_path, *words)
+    assert str(caught.value).startswith(sentence)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.rglob("*.json"))
