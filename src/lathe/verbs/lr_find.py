@@ -5,9 +5,7 @@ their proportions (roles, layer_decay), and the steps are those of a run: its st
 accumulated batches.
 """
 
-import csv
 import inspect
-import io
 import json
 import math
 import re
@@ -23,6 +21,7 @@ from torch.optim import Optimizer
 from lathe import files
 from lathe.errors import require
 from lathe.measure.plot import lines
+from lathe.runs.cells import csv_text
 from lathe.verbs.trial import Trial, rates_of
 
 _RATE = re.compile(r"(.*_)?(lr|learning_rate)")  # what a module calls the argument that is its rate
@@ -171,13 +170,9 @@ def _rounded(rate: float) -> float:
 
 def write(folder: Path, found: dict[str, Any]) -> None:
     """lr_find.csv, lr_find.svg and lr_find.json."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["lr", "loss", "smoothed"])
     rows = list(zip(found["rates"], found["losses"], found["smoothed"], strict=True))
-    writer.writerows(rows)
     folder.mkdir(parents=True, exist_ok=True)
-    files.write_atomically(folder / "lr_find.csv", text.getvalue())
+    files.write_atomically(folder / "lr_find.csv", csv_text(["lr", "loss", "smoothed"], rows))
     shown = [(math.log10(rate), loss, smooth) for rate, loss, smooth in rows if loss <= 2 * rows[0][1]]
     series = {
         "loss": [(rate, loss) for rate, loss, _ in shown],

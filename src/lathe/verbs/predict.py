@@ -21,6 +21,7 @@ from lathe.export.files import whole
 from lathe.images.files import ImageFile, find_images
 from lathe.images.pictures import scaled
 from lathe.runs.build import target_of
+from lathe.runs.cells import cell
 from lathe.runs.score import refuse_own
 from lathe.runs.shippable import class_names, is_image
 from lathe.verbs.evaluate import check_request, rebuild
@@ -84,7 +85,8 @@ def predict(cfg: dict[str, Any]) -> int:
                     bool(row[best] == row[best]),
                     f"run={request['run']}: its net answers {label} with NaN, not with numbers: train it again.",
                 )
-                writer.writerow([label, best, f"{float(row[best]):.6f}", *([names[best]] if names else [])])
+                chosen = [cell(names[best])] if names else []
+                writer.writerow([cell(label), best, f"{float(row[best]):.6f}", *chosen])
             progress.advance(work, len(logits))
 
         run(cfg, images, write)

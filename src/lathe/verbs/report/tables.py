@@ -1,11 +1,10 @@
 """The tables of a report: numbers once, as each kind of file spells them."""
 
-import csv
-import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lathe.runs.cells import csv_text
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.collect import Run
 from lathe.verbs.report.cost import cost, mean_cost
@@ -157,8 +156,4 @@ def _run(report: Report, run: Run) -> dict[str, Any]:
 
 
 def _csv(lines: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return text.getvalue()
+    return csv_text(list(lines[0]), [list(line.values()) for line in lines])

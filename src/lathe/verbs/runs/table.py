@@ -1,7 +1,5 @@
 """Rows of runs as text for a terminal, and as CSV or JSON for everything else."""
 
-import csv
-import io
 import json
 import shutil
 import sys
@@ -12,6 +10,7 @@ from typing import Any
 
 from lathe import files
 from lathe.errors import require
+from lathe.runs.cells import csv_text
 from lathe.verbs.runs.listed import STATES, Listed
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
@@ -63,12 +62,10 @@ def write(output: str, found: list[dict[str, Any]]) -> None:
     if path.suffix == ".json":
         files.write_atomically(path, json.dumps(found, indent=2) + "\n")
         return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(found[0]) if found else ["run"], lineterminator="\n")
-    writer.writeheader()
-    flat = [{key: " ".join(value) if isinstance(value, list) else value for key, value in row.items()} for row in found]
-    writer.writerows(flat)
-    files.write_atomically(path, text.getvalue())
+    flat = [
+        [" ".join(map(str, value)) if isinstance(value, list) else value for value in row.values()] for row in found
+    ]
+    files.write_atomically(path, csv_text(list(found[0]) if found else ["run"], flat))
 
 
 def check_output(output: str, suffixes: Sequence[str]) -> Path:
