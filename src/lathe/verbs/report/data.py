@@ -71,7 +71,7 @@ def _group(group: Group, report: Report) -> dict[str, Any]:
     told = group.summary(metric, report.how)
     return {
         "label": group.label,
-        "factors": plain(group.factors),
+        "factors": plain(group.brief),
         "n": told.n,
         "mean": told.mean,
         "std": told.std,
@@ -94,7 +94,7 @@ def _run(run: Run, report: Report, folder: Path) -> dict[str, Any]:
         "group": at,
         "seed": plain(run.seed),
         "fold": plain(run.fold),
-        "factors": {} if at is None else plain(report.groups[at].factors),
+        "factors": {} if at is None else plain(report.groups[at].brief),
         "metrics": run.metrics,
         "seconds": run.metrics.get("seconds"),
         "parameters": run.metrics.get("parameters"),

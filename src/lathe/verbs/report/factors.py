@@ -1,5 +1,6 @@
 """What differs between runs: the keys of an experiment, found from configurations and from what was typed."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ LEFT_OUT = (
 )
 # Groups that lead to other keys, and are none themselves in a resolved configuration.
 RECIPES = ("experiment", "debug")
+_CLASS = ("_target_", ".path")
+_DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,16 @@ class Factor:
     def codes(self) -> tuple[str, ...]:
         return tuple(map(code, self.values))
 
+    @cached_property
+    def _classes(self) -> dict[str, str]:
+        named = [value for value in dict.fromkeys(map(str, self.values)) if self.key.endswith(_CLASS)]
+        return dict(zip(named, short_names(named), strict=True))
+
+    def brief(self, value: Any) -> Any:
+        """One of the values as it is; of a class as few of its last parts as tell it from the others."""
+        short = self._classes.get(value, value) if isinstance(value, str) else value
+        return short if short != value and _DOTTED.fullmatch(value) else value
+
 
 def code(value: Any) -> str:
     """The same for values that mean the same: 1 and 1.0."""
@@ -52,12 +65,9 @@ def below(key: str, names: Iterable[str]) -> bool:
     return any(key == name or key.startswith(f"{name}.") for name in names)
 
 
-def value_text(key: str, value: Any) -> str:
-    """A value as one would type it; of a class its name alone. Safe on a terminal, whatever it holds."""
-    if value == ABSENT:
-        return ABSENT
-    short = str(value).rpartition(".")[2] if key.endswith(("_target_", ".path")) else value
-    return harmless(str(short) if isinstance(short, str) and "," in short else shown(short))
+def value_text(value: Any) -> str:
+    """A value as one would type it. Safe on a terminal, whatever it holds."""
+    return harmless(value if isinstance(value, str) and (value == ABSENT or "," in value) else shown(value))
 
 
 def short_names(keys: Sequence[str]) -> list[str]:
@@ -70,9 +80,9 @@ def short_names(keys: Sequence[str]) -> list[str]:
     return names
 
 
-def label(values: Mapping[str, Any]) -> str:
+def label(texts: Mapping[str, str]) -> str:
     """A group's name, in overrides."""
-    return ", ".join(f"{key}={value_text(key, value)}" for key, value in values.items()) or "all runs"
+    return ", ".join(f"{key}={text}" for key, text in texts.items()) or "all runs"
 
 
 _UNUSED = {code(ABSENT), code(None)}

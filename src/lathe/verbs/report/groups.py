@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from lathe.config.words import key_of
@@ -17,17 +18,26 @@ Unit = tuple[Any, ...]  # what two runs share that are compared: seed, fold, and
 
 @dataclass
 class Group:
-    """Runs that are alike in the factors. `units` are its complete runs that count: of several with one seed, fold and
-    configuration the newest. `mixed` are the keys, third and later in a unit, that tell its configurations apart, and
-    `beside` what else all of it has that other groups have not."""
+    """Runs that are alike in the factors, in `brief` with classes in short. `units` are its complete runs that count:
+    of several with one seed, fold and configuration the newest. `mixed` are the keys, third and later in a unit, that
+    tell its configurations apart, and `beside` what else all of it has that other groups have not."""
 
-    label: str
     factors: dict[str, Any]
+    brief: dict[str, Any]
     runs: list[Run] = field(default_factory=list)
     units: dict[Unit, Run] = field(default_factory=dict)
     marks: list[str] = field(default_factory=list)
     mixed: tuple[str, ...] = ()
     beside: dict[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """The values as one would type them."""
+        return {key: value_text(value) for key, value in self.brief.items()}
+
+    @cached_property
+    def label(self) -> str:
+        return label(self.texts)
 
     def values(self, metric: str) -> dict[Unit, float]:
         """The metric of each unit that has it."""
@@ -91,8 +101,9 @@ def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str]
         values = {factor.key: factor.values[at] for factor in factors}
         key = tuple(map(code, values.values()))
         if key not in groups:
-            own = {factor.key: factor.values[at] for factor in beside}
-            groups[key] = Group(label(values), values, mixed=tuple(factor.key for factor in others), beside=own)
+            brief = {factor.key: factor.brief(factor.values[at]) for factor in factors}
+            own = {factor.key: factor.brief(factor.values[at]) for factor in beside}
+            groups[key] = Group(values, brief, mixed=tuple(factor.key for factor in others), beside=own)
         group = groups[key]
         group.runs.append(run)
         _count(group, run, tuple(factor.codes[at] for factor in others))
@@ -136,7 +147,7 @@ def _mixed(group: Group, others: Sequence[Factor], runs: Sequence[Run]) -> list[
     for factor in others:
         values = {code(v): v for run, v in zip(runs, factor.values, strict=True) if id(run) in own}
         if len(values) > 1:
-            words = ", ".join(value_text(factor.key, value) for value in list(values.values())[:5])
+            words = ", ".join(value_text(factor.brief(value)) for value in list(values.values())[:5])
             found.append(f"mixes {factor.key} ({words})")
     return found
 
@@ -144,8 +155,12 @@ def _mixed(group: Group, others: Sequence[Factor], runs: Sequence[Run]) -> list[
 def _join(groups: Sequence[Group], run: Run) -> None:
     typed = {key_of(word): word.partition("=")[2] for word in run.words}
     for group in groups:
-        if group.factors and all(typed.get(key) == value_text(key, value) for key, value in group.factors.items()):
+        if group.factors and all(typed.get(key) in _spellings(group, key) for key in group.factors):
             group.runs.append(run)
+
+
+def _spellings(group: Group, key: str) -> tuple[str, str]:
+    return group.texts[key], value_text(group.factors[key])
 
 
 def _left_out(group: Group) -> list[str]:
@@ -166,7 +181,7 @@ def find_baseline(groups: Sequence[Group], asked: Any) -> int:
         like = [sum(common[key] == code(value) for key, value in group.factors.items()) for group in groups]
         ranks = [(bool(group.units), count) for group, count in zip(groups, like, strict=True)]
         return ranks.index(max(ranks))
-    text = value_text("", asked) if not isinstance(asked, str) else asked
+    text = value_text(asked) if not isinstance(asked, str) else asked
     labels = [group.label for group in groups]
     if text in labels:
         return labels.index(text)
@@ -191,8 +206,8 @@ def _usual(groups: Sequence[Group], key: str) -> str:
 def _holds(group: Group, word: str) -> bool:
     key, equals, value = word.rpartition("=")
     return any(
-        value == value_text(name, own) and (not equals or key == name or name.endswith(f".{key}"))
-        for name, own in group.factors.items()
+        value in _spellings(group, name) and (not equals or key == name or name.endswith(f".{key}"))
+        for name in group.factors
     )
 
 
@@ -230,7 +245,7 @@ def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str
 def _beside(group: Group, baseline: Group) -> list[str]:
     """What may make the difference in place of the factors."""
     pairs = [(key, value, baseline.beside[key]) for key, value in group.beside.items()]
-    said = [f"{key} ({value_text(key, a)} against {value_text(key, b)})" for key, a, b in pairs if code(a) != code(b)]
+    said = [f"{key} ({value_text(a)} against {value_text(b)})" for key, a, b in pairs if code(a) != code(b)]
     more = [f"{len(said) - BESIDE} more keys"] if len(said) > BESIDE else []
     return [f"differs as well, and may be the reason: {', '.join([*said[:BESIDE], *more])}"] if said else []
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from lathe.config.schema import shown
 from lathe.verbs.report.collect import STATES, Run, harmless
-from lathe.verbs.report.factors import ABSENT, Differences, below, value_text
+from lathe.verbs.report.factors import ABSENT, Differences, below, code
 from lathe.verbs.runs.table import many
 
 # What of `data` says how batches are made, and not which samples there are.
@@ -110,5 +110,5 @@ def against(run: Run, usual: dict[str, Any]) -> dict[str, Any]:
     return {
         key: run.leaves.get(key, ABSENT)
         for key, value in usual.items()
-        if value_text(key, run.leaves.get(key, ABSENT)) != value_text(key, value)
+        if code(run.leaves.get(key, ABSENT)) != code(value)
     }

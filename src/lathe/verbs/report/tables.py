@@ -8,7 +8,7 @@ from lathe.runs.cells import csv_text
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.collect import Run
 from lathe.verbs.report.cost import cost, mean_cost
-from lathe.verbs.report.factors import short_names, value_text
+from lathe.verbs.report.factors import short_names
 from lathe.verbs.report.groups import Group, Pair, group_of
 from lathe.verbs.report.metrics import available
 from lathe.verbs.report.statistics import Summary
@@ -77,8 +77,7 @@ def readable(report: Report, metric: str) -> tuple[list[str], list[list[str]]]:
 def _first(row: Row) -> list[str]:
     told = row.told
     mean = number(told.mean) + ("" if told.std is None else f" ± {number(told.std)}")
-    values = [value_text(key, value) for key, value in row.group.factors.items()]
-    return [*values, str(told.n), mean, span(told.interval), number(row.best)]
+    return [*row.group.texts.values(), str(told.n), mean, span(told.interval), number(row.best)]
 
 
 def _difference(row: Row) -> list[str]:
@@ -113,7 +112,7 @@ def groups_csv(report: Report) -> str:
                 {
                     "metric": metric,
                     "better": report.directions[metric],
-                    **{key: value_text(key, value) for key, value in row.group.factors.items()},
+                    **row.group.texts,
                     "n": told.n,
                     "mean": told.mean,
                     "std": told.std,

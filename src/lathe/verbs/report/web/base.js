@@ -151,8 +151,7 @@ async function open() {
 function labelOf(group) {
   const keys = Object.keys(group.factors || {}), names = keys.map(short);
   if (!keys.length || new Set(names).size < names.length) return group.label || "all runs";
-  const value = (key) => (/(_target_|\.path)$/.test(key) ? short(word(group.factors[key])) : brief(group.factors[key]));
-  return keys.map((key, i) => `${names[i]}=${value(key)}`).join(", ");
+  return keys.map((key, i) => `${names[i]}=${brief(group.factors[key])}`).join(", ");
 }
 
 const metricOf = (run) => run.metrics[data.metric];
