@@ -54,6 +54,7 @@ def write_run(
     path = log_dir / str(cfg["name"]) / f"2026-11-23_{number // 3600:02}-{number // 60 % 60:02}-{number % 60:02}_a1b2c3"
     cfg["paths"] |= {"log_dir": str(log_dir), "run_dir": str(path)}
     path.mkdir(parents=True)
+    (path / ".lock").touch()
     (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(cfg)))
     typed = [*SMALL, *words, f"seed={seed}"]
     (path / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(typed)))

@@ -1,6 +1,7 @@
 """Where runs lie: run directories, folders of them, and sweeps with their jobs. Imports no torch."""
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,12 +11,15 @@ from typing import Any
 from lathe.errors import UserError
 from lathe.trust import read_json
 
+STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_[0-9a-f]{6}")
+LEFT = ("config.yaml", "environment.json", "result.json", "metrics.csv", "checkpoints")  # by a run that has begun
 DEPTH = 5  # folders below one that was named: logs/<name>/<run> is two
 
 
 @dataclass
 class Place:
-    """A run directory, the job of a sweep, or both: a job that failed early has no directory. `file` is the job's."""
+    """A run directory, the job of a sweep, or both: a job that failed early has no directory, and where one was there
+    may be nothing any more. `file` is the job's."""
 
     path: Path | None
     job: dict[str, Any] = field(default_factory=dict)
@@ -23,8 +27,12 @@ class Place:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a run directory lies at `path`."""
-    return (path / "config.yaml").is_file() and (path / "environment.json").is_file()
+    """Whether a run directory lies at `path`. One that has lost its config.yaml or environment.json is known by its
+    name and by what else a run leaves."""
+    if (path / "config.yaml").is_file() and (path / "environment.json").is_file():
+        return True
+    named = STAMP.fullmatch(path.name) is not None and not is_sweep(path)
+    return named and any(os.path.lexists(path / name) for name in LEFT)
 
 
 def is_sweep(path: Path) -> bool:
@@ -71,11 +79,13 @@ def jobs_of(sweep: Path) -> Iterator[Place]:
 
 
 def _run_of(job: dict[str, Any], sweep: Path) -> Path | None:
-    """A job's run directory: where it was made, or where it lies beside the sweep if all of logs/ has moved."""
-    if not isinstance(job.get("run_dir"), str):
+    """A job's run directory: where it was made, or where it lies beside the sweep if all of logs/ has moved. A job that
+    names what is no run directory has none."""
+    if not isinstance(job.get("run_dir"), str) or "\0" in job["run_dir"]:
         return None
     made = Path(job["run_dir"])
-    return next((path for path in (made, sweep.parent.parent / Path(*made.parts[-2:])) if is_run(path)), made)
+    there = (path for path in (made, sweep.parent.parent / Path(*made.parts[-2:])) if is_run(path))
+    return next(there, None if os.path.lexists(made) else made)
 
 
 def jobs_by_run(log_dir: Path) -> dict[Path, Place]:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -40,7 +41,10 @@ def test_runs_are_found_below_folders_patterns_and_lists_once(tmp_path: Path) ->
 def test_every_state_is_told(tmp_path: Path) -> None:
     write_run(tmp_path, 0, 0.9)
     write_run(tmp_path, 1, 0.5, pruned=20)
-    (write_run(tmp_path, 2) / "checkpoints").mkdir()
+    old = write_run(tmp_path, 2)
+    (old / ".lock").unlink()
+    os.utime(old, (0, 0))
+    os.utime(old / "metrics.csv", (0, 0))
     begun = write_run(tmp_path, 3)
     (begun / "checkpoints").mkdir()
     (begun / "checkpoints" / "last.ckpt").touch()
@@ -58,9 +62,7 @@ def test_every_state_is_told(tmp_path: Path) -> None:
     assert runs[3].sentence == f"python train.py resume={begun} goes on with it."
     assert runs[5].sentence == f"{torn}: its result.json can't be read as JSON: it is cut off or of another kind."
     assert runs[6].sentence == f"{broken}: its config.yaml can't be read as a configuration."
-    assert not (
-        tmp_path / "train" / runs[2].name.rpartition("/")[2] / ".lock"
-    ).exists()  # a report writes nothing there
+    assert not (old / ".lock").exists()  # a report writes nothing there
 
 
 def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from typing import Any
 from lathe.config.composed import BEFORE, flatten
 from lathe.config.schema import current
 from lathe.config.words import key_of
-from lathe.errors import UserError, require
+from lathe.errors import UserError
 from lathe.runs.places import Place
 from lathe.runs.rundir import RunDir
+from lathe.runs.state import standing, without_run
 from lathe.runs.summary import retyped, without
 from lathe.verbs.report.find import find_places
 
-STATES = ("complete", "pruned", "running", "unfinished", "failed", "gone")
 # Numbers of result.json that say how long a run was, not how good.
 COUNTS = ("seed", "steps", "epochs", "best_step", "devices", "pruned")
 SEEDS = ("seed", "data.fold")
@@ -134,52 +134,26 @@ def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
     job = place.job
     typed = job.get("overrides")
     words = [str(word) for word in typed] if isinstance(typed, list) else []
-    told = job.get("sentence")
-    sentence = None if told is None else harmless(" ".join(str(told).split()))
-    run = Run(place.path, str(job.get("state")), words, sentence=sentence, job=_job(job))
-    if place.path is None:
-        run.state = "running" if run.state == "running" else "failed"
-        return run
-    if not place.path.is_dir() and run.state != "failed":
-        ended = f", which was {run.state}," if run.state in ("complete", "pruned") else ""
-        run.state, run.sentence = "gone", f"the run{ended} was moved or removed: nothing is at {place.path}."
-        return run
+    if place.path is None or not place.path.is_dir():
+        told = without_run(place.path, job)
+        return Run(place.path, told.state, words, sentence=_harmless(told.sentence), job=_job(job))
     directory = RunDir(place.path)
-    try:
-        config = current(directory.plain("config.yaml", known))
-        require(isinstance(config, dict), f"{place.path}: its config.yaml can't be read as a configuration.")
-        run.leaves = BEFORE | {harmless(key): value for key, value in flatten(config).items()}
-        run.words = directory.overrides if (place.path / "overrides.yaml").is_file() else words
-        run.result = directory.result if directory.complete else {}
-    except (UserError, OSError) as error:
-        run.state, run.sentence = "failed", harmless(str(error)) if place.path.is_dir() else sentence
-        return run
-    run.state = _state(directory, run)
+    told = standing(directory, job, known)
+    run = Run(place.path, told.state, told.overrides or words, sentence=_harmless(told.sentence), job=_job(job))
+    run.result = dict(told.result or {})
+    if told.config is not None:
+        run.leaves = BEFORE | {harmless(key): value for key, value in flatten(current(told.config)).items()}
     if run.state == "unfinished" and directory.last.exists():
         run.sentence = f"python train.py resume={shlex.quote(str(place.path))} goes on with it."
     return run
 
 
+def _harmless(sentence: str | None) -> str | None:
+    return None if sentence is None else harmless(sentence)
+
+
 def _job(job: dict[str, Any]) -> int | None:
     return job["number"] if isinstance(job.get("number"), int) else None
-
-
-def _state(directory: RunDir, run: Run) -> str:
-    if run.result:
-        return "pruned" if run.result.get("pruned") is not None else "complete"
-    if run.state == "pruned":
-        return "pruned"
-    if run.state in ("failed", "refused"):
-        return "failed"
-    return "running" if _busy(directory) else "unfinished"
-
-
-def _busy(directory: RunDir) -> bool:
-    """Whether a process holds it; a run that goes on has its lock, and a report leaves no file where there is none."""
-    try:
-        return (directory.path / ".lock").exists() and directory.busy
-    except OSError:  # not ours to open
-        return False
 
 
 def check_tasks(runs: Sequence[Run], by: Sequence[str] | None) -> None:

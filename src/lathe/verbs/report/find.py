@@ -18,13 +18,13 @@ def find_places(named: list[str]) -> list[Place]:
     Raises:
         UserError: a path leads nowhere, or there is no run below it.
     """
-    found: dict[Path | int, Place] = {}
+    found: dict[Path, Place] = {}
     for text in named:
         places = [place for folder in _folders(text) for place in below(folder)]
         if not places:
             raise UserError(_nothing(text))
         for place in places:
-            key = len(found) if place.path is None else place.path.resolve()
+            key = (place.path or place.file or Path()).resolve()
             found.setdefault(key, place).job.update(place.job)
     _add_jobs(found.values())
     return sorted(found.values(), key=lambda place: (str(place.path.resolve()) if place.path else "~", _number(place)))

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from lathe.config.schema import shown
-from lathe.verbs.report.collect import STATES, Run, harmless
+from lathe.runs.state import STATES
+from lathe.verbs.report.collect import Run, harmless
 from lathe.verbs.report.factors import ABSENT, Differences, below, code
 from lathe.verbs.runs.table import many
 

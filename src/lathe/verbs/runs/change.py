@@ -13,6 +13,7 @@ from lathe import files
 from lathe.errors import UserError, refuse, require
 from lathe.runs.places import folders_in, jobs
 from lathe.runs.rundir import RunDir, point_latest
+from lathe.verbs.runs import table
 from lathe.verbs.runs.listed import Listed
 from lathe.verbs.runs.table import many, printable, size
 
@@ -24,9 +25,9 @@ def tag(runs: Sequence[Listed], log_dir: Path, words: Sequence[str], without: Se
     result.json, which reports read.
 
     Raises:
-        UserError: one is running, or can't be written to. Nothing is changed then.
+        UserError: one is running, or can't be read or written to. Nothing is changed then.
     """
-    refuse(_in_the_way(runs, log_dir))
+    refuse([*_in_the_way(runs, log_dir), *(run.standing.unread for run in runs if run.standing.unread is not None)])
     both = sorted({*words} & {*without})
     require(not both, f"tag and untag both name {', '.join(both)}: leave it in one of them.")
     changed = 0
@@ -89,12 +90,16 @@ def archive(runs: Sequence[Listed], log_dir: Path, folder: str) -> None:
 
 
 def delete(runs: Sequence[Listed], log_dir: Path, state: str, sure: bool) -> None:
-    """Removes those of the runs that are in this state, after asking.
+    """Removes those of the runs that are in this state, after asking. Runs that can't be read stay: what they are is
+    not known.
 
     Raises:
         UserError: there is nobody to ask, or one is needed by a run that can go on, or may not be removed.
     """
-    gone = [run for run in runs if run.state == state and run.path is not None]
+    gone = [run for run in runs if run.state == state and run.path is not None and run.standing.unread is None]
+    lost = table.unread([run for run in runs if run.state == state])
+    if lost is not None:
+        print(f"{lost} What can't be read is not removed: look at it, and remove it by hand.")
     if not gone:
         print(f"None of {many(len(runs), 'run')} is {state}: nothing was removed.")
         return
@@ -161,7 +166,7 @@ def _in_the_way(runs: Sequence[Listed], log_dir: Path) -> Iterator[str]:
     """A sentence for each run that may not be changed."""
     for run in runs:
         if run.path is None:
-            yield f"{run.where} is a job that failed before it had a run directory: add where=[state!=failed]."
+            yield f"{run.where} is a job without a run directory: add where=[state!={run.state}]."
         elif not run.path.is_relative_to(log_dir) or run.path.is_symlink():
             yield (
                 f"{run.where} is not below paths.log_dir={log_dir}, and nothing else is changed: say where it lies, "

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from lathe.errors import UserError, did_you_mean, require
-from lathe.verbs.runs.listed import STATES, Listed
+from lathe.runs.state import STATES
+from lathe.verbs.runs.listed import Listed
 
 CONDITION = re.compile(r"([^=!<>]+)(!=|<=|>=|=|<|>)(.*)", re.DOTALL)
 AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([mhdw])")
@@ -24,6 +25,7 @@ ORDERS: dict[str, Callable[[Any, Any], bool]] = {
     ">=": operator.ge,
 }
 KEY = re.compile(r"[+~]*")
+LISTED = tuple(state for state in STATES if state != "gone")  # which has no row
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,8 @@ def conditions(where: Sequence[str]) -> list[Condition]:
             raise UserError(f"where={text}: write key=value, such as state=complete or 'test/accuracy>=0.9'.")
         key, sign, value = (part.strip() for part in parts.groups())
         value = value[1:-1] if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"" else value
-        known = sign not in ("=", "!=") or key != "state" or any(fnmatch.fnmatch(state, value) for state in STATES)
-        require(known, f"where={text}: there is no such state; {did_you_mean(value, STATES)}")
+        known = sign not in ("=", "!=") or key != "state" or any(fnmatch.fnmatch(state, value) for state in LISTED)
+        require(known, f"where={text}: there is no such state; {did_you_mean(value, LISTED)}")
         require(sign not in ORDERS or _is_number(_read(value)), f"where={text}: {sign} takes a number.")
         found.append(Condition(KEY.sub("", key), sign, value, text))
     return found

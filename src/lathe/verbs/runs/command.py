@@ -71,6 +71,9 @@ def show_list(request: dict[str, Any], found: list[Any]) -> None:
     if shown:
         print(table.show(table.rows(shown, request["columns"]), request["columns"]))
         print(table.summary(found, len(shown)))
+        lost = table.unread(found)
+        if lost is not None:
+            print(lost)
     gone = count_gone(request["runs"])
     if gone:
         print(f"{table.many(gone, 'job')} of the sweep besides: the run directory was moved or removed.")

@@ -4,9 +4,11 @@ import glob
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from lathe.errors import UserError, require
 from lathe.runs.places import Place, below, is_sweep, jobs_by_run
+from lathe.runs.state import without_run
 from lathe.verbs.runs.listed import Listed
 
 NOT_NAMES = ("latest", "benchmark", "slurm")  # folders below log_dir that hold no runs to choose from
@@ -21,8 +23,9 @@ def find(runs: str | list[str] | None, log_dir: Path) -> list[Listed]:
     """
     jobs = jobs_by_run(log_dir)
     found: dict[str, Listed] = {}
+    known: dict[str, Any] = {}
     for place in [log_dir] if runs is None else [path for word in _words(runs) for path in _checked(word)]:
-        for one in _listed(below(place, NOT_NAMES if place == log_dir else ()), jobs):
+        for one in _listed(below(place, NOT_NAMES if place == log_dir else ()), jobs, known):
             if runs is not None or one.path is None or one.path.is_relative_to(log_dir):  # else archived
                 found.setdefault(str(one.path or one.where), one)
     return list(found.values())
@@ -31,20 +34,24 @@ def find(runs: str | list[str] | None, log_dir: Path) -> list[Listed]:
 def count_gone(runs: str | list[str] | None) -> int:
     """How many jobs of the sweeps that `runs` names had a run directory where nothing is now."""
     places = [place for word in _words(runs or []) for path in _checked(word) for place in below(path)]
-    lost = {place.path for place in places if place.path is not None and not place.path.is_dir()}
-    return len(lost)
+    return len({place.path for place in places if _gone(place)})
+
+
+def _gone(place: Place) -> bool:
+    there = place.path is not None and place.path.is_dir()
+    return not there and without_run(place.path, place.job).state == "gone"
 
 
 def _words(runs: str | list[str]) -> list[str]:
     return [runs] if isinstance(runs, str) else runs
 
 
-def _listed(places: Iterator[Place], jobs: dict[Path, Place]) -> Iterator[Listed]:
+def _listed(places: Iterator[Place], jobs: dict[Path, Place], known: dict[str, Any]) -> Iterator[Listed]:
     for place in places:
-        if place.path is not None and place.path.is_dir():  # else removed, or moved to where this sweep does not reach
+        if place.path is not None and place.path.is_dir():
             path = place.path.resolve()
-            yield Listed(path, place.job or jobs.get(path, place).job)
-        elif place.path is None and place.job.get("state") == "failed":
+            yield Listed(path, place.job or jobs.get(path, place).job, known=known)
+        elif place.job.get("state") != "waiting" and not _gone(place):
             yield Listed(None, place.job, place.file)
 
 

@@ -3,9 +3,7 @@
 import csv
 import math
 import os
-import re
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cached_property
@@ -13,22 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from lathe.config.composed import flatten
-from lathe.errors import UserError
 from lathe.runs.metric_names import split_of
+from lathe.runs.places import STAMP
 from lathe.runs.rundir import RunDir
-
-STATES = ("complete", "pruned", "running", "unfinished", "failed")
-STAMP = re.compile(r"(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_[0-9a-f]{6}")
-FRESH = 60.0  # seconds in which a directory without a lock is taken for one whose run is beginning
+from lathe.runs.state import Standing, age, busy, held, standing, without_run
 
 
 class Listed:
-    """A run directory; or a sweep's job that failed before it had one, which is `job` alone."""
+    """A run directory; or a sweep's job that has none, which is `job` alone. `known` keeps what configurations have in
+    common (RunDir.plain)."""
 
-    def __init__(self, path: Path | None, job: dict[str, Any] | None = None, where: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        job: dict[str, Any] | None = None,
+        where: Path | None = None,
+        known: dict[str, Any] | None = None,
+    ) -> None:
         self.path, self.job = path, job or {}
-        self.run = RunDir(path if path is not None else Path(os.devnull))
-        self._where = where or path
+        self._where, self._known = where or path, known
+        self.run = RunDir(path if path is not None else Path(os.devnull), self.where)
 
     @property
     def where(self) -> str:
@@ -55,64 +57,47 @@ class Listed:
         return ""
 
     @cached_property
-    def result(self) -> dict[str, Any]:
-        """What result.json says; empty without one that can be read."""
-        with suppress(UserError, OSError):
-            return self.run.result if self.path is not None else {}
-        return {}
+    def standing(self) -> Standing:
+        """How it stands, and what its files say: nothing that they name is built or judged."""
+        return without_run(None, self.job) if self.path is None else standing(self.run, self.job, self._known)
 
-    @cached_property
+    @property
     def state(self) -> str:
         """One of `STATES`."""
-        if self.path is not None and self.run.complete:
-            return "pruned" if "pruned" in self.result else "complete"
-        if self.path is not None and self.busy:
-            return "running"
-        return "failed" if self.job.get("state") == "failed" else "unfinished"
+        return self.standing.state
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """What result.json says; empty without one that can be read."""
+        return self.standing.result or {}
 
     @property
     def busy(self) -> bool:
         """Whether a live process is at it, or is about to be."""
         assert self.path is not None
-        if not (self.path / ".lock").exists():
-            return not self.run.complete and self.age < FRESH
-        try:
-            return self.run.busy
-        except OSError:  # somebody else's, which can't be locked
-            return False
+        return held(self.path) or (not self.run.complete and busy(self.path))
 
     @property
     def age(self) -> float:
         """Seconds since something in the run directory was last written."""
         assert self.path is not None
-        newest = 0.0
-        for place in (self.path, self.path / "metrics.csv", self.path / "run.log", self.path / "checkpoints"):
-            with suppress(OSError):
-                newest = max(newest, place.stat().st_mtime)
-        return time.time() - newest
+        return age(self.path)
 
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """The configuration, to look at alone: nothing that it names is built or judged. Empty if it can't be read."""
-        with suppress(UserError, OSError):
-            found = self.run.plain("config.yaml")
-            return found if isinstance(found, dict) else {}
-        return {}
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """The configuration, to look at alone. Empty if it can't be read."""
+        return self.standing.config or {}
 
     @cached_property
     def leaves(self) -> dict[str, Any]:
         """The configuration by dotted keys."""
-        return flatten(self.config) if self.config else {}
+        return flatten(dict(self.config)) if self.config else {}
 
     @cached_property
     def typed(self) -> list[str]:
         """The overrides that it was started with."""
-        if self.path is None:
-            return [str(word) for word in self.job.get("overrides") or []]
-        with suppress(UserError, OSError):
-            found = self.run.plain("overrides.yaml")
-            return [str(word) for word in found] if isinstance(found, list) else []
-        return []
+        typed = self.standing.overrides if self.path is not None else self.job.get("overrides")
+        return [str(word) for word in typed] if isinstance(typed, list) else []
 
     @cached_property
     def tags(self) -> list[str]:

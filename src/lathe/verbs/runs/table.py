@@ -11,9 +11,11 @@ from typing import Any
 from lathe import files
 from lathe.errors import require
 from lathe.runs.cells import csv_text
-from lathe.verbs.runs.listed import STATES, Listed
+from lathe.runs.state import STATES
+from lathe.verbs.runs.listed import Listed
 
 UNITS = ("B", "kB", "MB", "GB", "TB")
+NAMED = 5  # runs that can't be read and are told one by one
 NUMBERS = ("seed", "steps", "size")  # columns that end at the right
 
 
@@ -27,7 +29,7 @@ def rows(runs: Sequence[Listed], columns: Sequence[str] | None) -> list[dict[str
         else:
             row |= {key: run.value(key) for key in columns}
         row |= {"steps": run.steps, "seed": run.seed, "tags": run.tags, "size": run.size, "typed": run.typed}
-        found.append(row)
+        found.append({**row, "sentence": run.standing.sentence})
     return found
 
 
@@ -54,6 +56,13 @@ def summary(runs: Sequence[Listed], shown: int) -> str:
     parts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     more = f"; the last {shown} are shown, limit=null shows all" if shown < len(runs) else ""
     return f"{many(len(runs), 'run')} ({parts}), {size(sum(run.size for run in runs))}{more}."
+
+
+def unread(runs: Sequence[Listed]) -> str | None:
+    """Which runs can't be read and why; None if all can."""
+    said = [run.standing.unread.rstrip(".") for run in runs if run.standing.unread is not None]
+    more = f"; and {len(said) - NAMED} more" if len(said) > NAMED else ""
+    return printable(f"{many(len(said), 'run')} can't be read: {'; '.join(said[:NAMED])}{more}.") if said else None
 
 
 def write(output: str, found: list[dict[str, Any]]) -> None:

@@ -1,0 +1,169 @@
+"""How runs stand: `scripts/report.py` and `scripts/runs.py` say the same of every run, whatever became of its files."""
+
+import csv
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.run_directories import write_run, write_sweep
+from support.run_folders import Cli, refused
+
+from lathe.runs.state import without_run
+from lathe.verbs.report.collect import Run, collect
+from lathe.verbs.runs.command import show_list
+from lathe.verbs.runs.find import find
+from lathe.verbs.runs.listed import Listed
+from lathe.verbs.runs.table import unread
+
+
+def cut(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[: len(data) // 2])
+
+
+def fifo(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def nowhere(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere")
+
+
+MUTATIONS: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": cut,
+    "binary": lambda path: path.write_bytes(bytes(range(256))),
+    "nul": lambda path: path.write_bytes(b"\0" * path.stat().st_size),
+    "list": lambda path: path.write_text("[1, {a: 2}]"),
+    "word": lambda path: path.write_text('"word"'),
+    "mapping": lambda path: path.write_text("{}"),
+    "python": lambda path: path.write_text('!!python/object/apply:os.system ["touch canary"]'),
+    "deep": lambda path: path.write_text("[" * 5000 + "]" * 5000),
+    "folder": folder,
+    "fifo": fifo,
+    "missing": Path.unlink,
+    "nowhere": nowhere,
+}
+FILES = ("config.yaml", "overrides.yaml", "result.json", "environment.json", "metrics.csv")
+
+
+@pytest.fixture
+def log_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "logs"
+
+
+def both(log_dir: Path) -> tuple[Run, Listed]:
+    """What either command says of the only run."""
+    (told,), _ = collect(["logs"])
+    (listed,) = find(None, log_dir)
+    return told, listed
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_any_kind_is_told_the_same_by_both(log_dir: Path, name: str, mutation: str) -> None:
+    path = write_run(log_dir, 0, 0.9)
+    (path / "checkpoints").mkdir()
+    MUTATIONS[mutation](path / name)
+    told, listed = both(log_dir)
+    assert told.state == listed.state
+    assert told.sentence == listed.standing.sentence
+    assert listed.size > 0
+    if name in ("environment.json", "metrics.csv") or (name, mutation) == ("overrides.yaml", "missing"):
+        expected = "complete"  # they say nothing of how the run stands
+    elif (name, mutation) == ("result.json", "missing"):
+        expected = "unfinished"
+    elif (name, mutation) == ("overrides.yaml", "cut"):
+        expected = told.state  # what is left of a list may be one
+    else:
+        expected = "failed"
+        assert listed.standing.unread == listed.standing.sentence
+        assert f"its {name} " in str(told.sentence)
+        assert str(told.sentence).endswith(".")
+    assert told.state == expected
+    assert not Path("canary").exists()
+
+
+def test_the_list_says_which_runs_can_not_be_read(log_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [write_run(log_dir, number, 0.9) for number in range(8)]
+    (runs[0] / "config.yaml").write_bytes(b"\0")
+    (log_dir / "train" / "2026-11-23_00-00-00_ffffff").mkdir()  # nothing is in it
+    (log_dir / "train" / "notes").mkdir()
+    (log_dir / "train" / "notes" / "result.json").write_text("{}")
+    request = dict.fromkeys(("columns", "limit", "output", "runs")) | {"paths": {"log_dir": log_dir}, "sort": "date"}
+    show_list({**request, "output": "list.json"}, find(None, log_dir))
+    found = json.loads(Path("list.json").read_text())
+    sentence = f"logs/train/{runs[0].name}: its config.yaml can't be read as a configuration."
+    assert [row["state"] for row in found] == ["failed", *["complete"] * 7]
+    assert [row["sentence"] for row in found] == [sentence, *[None] * 7]
+    assert unread(find(None, log_dir)) == f"1 run can't be read: {sentence}"
+    for path in runs[:7]:
+        (path / "config.yaml").unlink()
+    capsys.readouterr()
+    show_list(request, find(None, log_dir))
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"7 runs can't be read: logs/train/{runs[0].name}: its config.yaml is not there; logs/")
+    assert last.endswith(": its config.yaml is not there; and 2 more.")
+    assert unread(find(str(runs[7]), log_dir)) is None
+
+
+def test_what_can_not_be_read_is_not_changed(log_dir: Path, cli: Cli) -> None:
+    torn, other = (write_run(log_dir, number, None) for number in range(2))
+    (torn / "config.yaml").write_text("name: [")
+    sentence = f"logs/train/{torn.name}: its config.yaml can't be read as a configuration."
+    assert refused(cli, "runs=logs", "tag=[x]") == sentence
+    assert "tags: []" in (other / "config.yaml").read_text()
+    assert cli("delete=failed", "yes=true", script="scripts/runs.py") == (0, "")
+    assert cli("delete=unfinished", "yes=true", script="scripts/runs.py") == (0, "")
+    assert [torn.is_dir(), other.exists()] == [True, False]
+
+
+def test_failed_jobs_are_listed_though_their_directories_are_gone(log_dir: Path) -> None:
+    runs = [write_run(log_dir, number, 0.9) for number in range(4)]
+    states = ("complete", "failed", "failed", "complete")
+    jobs = [{"run_dir": str(run), "state": state} for run, state in zip(runs, states, strict=True)]
+    sweep = write_sweep(log_dir, [*jobs, {"state": "running"}])
+    for path in runs[1:]:
+        shutil.rmtree(path)
+    for words in (None, str(sweep), "logs"):
+        found = find(words, log_dir)
+        assert sorted(run.state for run in found) == ["complete", "failed", "failed", "running"]
+        assert [run.path for run in found if run.path] == [runs[0]]
+    told, _ = collect([str(sweep)])
+    assert sorted(run.state for run in told) == ["complete", "failed", "failed", "gone", "running"]
+    assert len(collect(["logs", str(sweep), "logs"])[0]) == 5  # no job twice, however it is named
+
+
+@pytest.mark.parametrize("named", ["/", "logs/mystuff", ".", "", "logs/train", "\0", "logs/file", "/dev"])
+@pytest.mark.parametrize("state", ["complete", "failed"])
+def test_a_job_that_names_no_run_directory_has_none(log_dir: Path, named: str, state: str) -> None:
+    own = write_run(log_dir, 0, 0.9)
+    (log_dir / "mystuff").mkdir()
+    (log_dir / "mystuff" / "thesis.tex").write_text("x" * 1000)
+    (log_dir / "file").touch()
+    sweep = write_sweep(log_dir, [{"run_dir": named, "state": state, "sentence": None}])
+    for words in (None, str(sweep)):
+        (listed,) = (one for one in find(words, log_dir) if one.path != own)
+        assert (listed.path, listed.state, listed.size) == (None, "failed", 0)
+        assert listed.standing.sentence == f"it names {named!r}, which is no run directory."
+    (told,), _ = collect([str(sweep)])
+    assert (told.path, told.state) == (None, "failed")
+
+
+def test_rows_of_csv_tell_why(log_dir: Path, cli: Cli) -> None:
+    write_sweep(log_dir, [{"state": "failed", "sentence": "=1+1 is\nno rate"}])
+    assert cli("output=list.csv", script="scripts/runs.py") == (0, "")
+    with open("list.csv", newline="") as file:
+        assert [row["sentence"] for row in csv.DictReader(file)] == ["'=1+1 is no rate"]
+    assert without_run(None, {"state": "refused"}).state == "failed"
