@@ -54,7 +54,7 @@ def test_the_printed_list_has_a_line_for_each_run(logs: Path, tmp_path: Path) ->
     assert summary.startswith("3 runs (1 complete, 1 pruned, 1 unfinished), ")
     short = check(run("limit=1", cwd=tmp_path, script="scripts/runs.py")).stdout.splitlines()
     assert short[1].split()[0] == "logs/other/2026-11-20_12-00-00_cccccc"
-    assert short[-1].endswith("; the last 1 are shown, limit=null shows all.")
+    assert short[-1].endswith("; the last is shown, limit=null shows all.")
 
 
 @pytest.mark.parametrize(
@@ -101,6 +101,7 @@ def test_runs_are_chosen_and_ordered(
         (["sort=accuracy"], "sort=accuracy: none of these 3 runs has accuracy; did you mean "),
         (["columns=[val/acc]"], "columns=[val/acc]: none of these 3 runs has val/acc; did you mean val/acc"),
         (["since=yesterday"], "since=yesterday: expected a date such as 2026-11-20 or 2026-11-20T18:00, or an age"),
+        (["runs=logs/latest", "sort=acc"], "sort=acc: the only run there has no acc; "),
         (["runs=logs/none"], "runs=logs/none: there is no such folder; logs/latest is the newest run."),
         (["runs=logs/*/x"], "runs=logs/*/x: nothing has such a name; "),
         (["runs=logs/digits/2026-11-20_10-00-00_aaaaaa/checkpoints"], "runs=logs/digits/2026-11-20_10-00-00_aaaaaa/ch"),

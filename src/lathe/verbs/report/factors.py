@@ -132,7 +132,8 @@ class Differences:
                 hint = did_you_mean(key, found or self.known, self._listed())
                 require(key in self.known, f"by={key}: no run has this key; {hint}")
                 values, listed = self._values(key), self._listed()
-                one = f"all {len(self.runs)} runs have {key}={shown(values[0])}"
+                alike = f"all {len(values)} runs have" if len(values) > 1 else "the only run has"
+                one = f"{alike} {key}={shown(values[0])}"
                 require(len(set(map(code, values))) > 1, f"by={key} does not differ: {one}; {listed}")
                 found[key] = Factor(key, values)
             factors.append(found[key])

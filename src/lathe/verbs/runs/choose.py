@@ -88,7 +88,8 @@ def check_key(runs: Sequence[Listed], key: str, said: str) -> None:
     if runs and all(run.value(key) is None for run in runs):
         known = set(chain.from_iterable(run.keys() for run in runs))
         hint = did_you_mean(key, known, "python scripts/runs.py compare=[<run>,<run>] prints what two runs have.")
-        require(key in known, f"{said}: none of these {len(runs)} runs has {key}; {hint}")
+        none = f"none of these {len(runs)} runs has" if len(runs) > 1 else "the only run there has no"
+        require(key in known, f"{said}: {none} {key}; {hint}")
 
 
 def ordered(runs: list[Listed], sort: str) -> list[Listed]:

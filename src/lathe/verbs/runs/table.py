@@ -54,7 +54,8 @@ def summary(runs: Sequence[Listed], shown: int) -> str:
     """How many runs there are, by state, and what they weigh."""
     states = Counter(run.state for run in runs)
     parts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
-    more = f"; the last {shown} are shown, limit=null shows all" if shown < len(runs) else ""
+    last = "the last is shown" if shown == 1 else f"the last {shown} are shown"
+    more = f"; {last}, limit=null shows all" if shown < len(runs) else ""
     return f"{many(len(runs), 'run')} ({parts}), {size(sum(run.size for run in runs))}{more}."
 
 
