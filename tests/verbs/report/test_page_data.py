@@ -15,6 +15,7 @@ REQUEST = {
     "metric": None,
     "baseline": None,
     "direction": None,
+    "columns": None,
     "interval": "t",
     "confidence": 0.95,
     "seed": 0,

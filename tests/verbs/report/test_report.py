@@ -89,7 +89,7 @@ def test_the_command_prints_tables_and_writes_them(
 
 
 def report(folder: Path, title: str | None = None, **asked: object):
-    keys = ("by", "metric", "baseline", "direction")
+    keys = ("by", "metric", "baseline", "direction", "columns")
     usual = {**dict.fromkeys(keys), "interval": "t", "confidence": 0.95, "seed": 0}
     told = assemble({"runs": str(folder), **usual, **asked})
     return told if title is None else type(told)(**{**vars(told), "title": title})

@@ -11,7 +11,7 @@ from lathe.verbs.report.data import page_data
 from lathe.verbs.report.make import report
 
 REQUEST: dict[str, Any] = {
-    **dict.fromkeys(("by", "metric", "baseline", "direction")),
+    **dict.fromkeys(("by", "metric", "baseline", "direction", "columns")),
     "interval": "t",
     "confidence": 0.95,
     "seed": 0,

@@ -256,6 +256,7 @@ VERBS: dict[str, dict[str, Place]] = {
         "by": text("a key") | items(text("a key"), 1) | None,
         "baseline": text("a group's label, or an override") | number() | flag | None,
         "direction": word("max", "min") | None,
+        "columns": items(text("a column"), 1) | None,
         "interval": word("t", "bootstrap"),
         "confidence": number(above=0, below=1),
         "seed": _seed,

@@ -139,4 +139,9 @@ def all_values(key: str, entry: Mapping[str, Any]) -> list[Any]:
     )
     assert step is not None
     count = int((high - low) / step + 1e-9) + 1
-    return [low + index * step for index in range(count)]
+    return [_exact(low + index * step) for index in range(count)]
+
+
+def _exact(value: float) -> float:
+    """Without what adding up steps leaves in the last digits: 0.3, not 0.30000000000000004."""
+    return value if isinstance(value, int) else float(f"{value:.12g}")

@@ -5,18 +5,25 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from lathe.verbs.report import marks, metrics
+from lathe.errors import did_you_mean, require
+from lathe.verbs.report import marks, metrics, search
 from lathe.verbs.report.collect import Run, check_tasks, collect
-from lathe.verbs.report.factors import Differences
+from lathe.verbs.report.factors import Differences, short_names
 from lathe.verbs.report.groups import Group, Pair, find_baseline, make_groups, make_pairs
 from lathe.verbs.report.statistics import Interval
+
+COLUMNS = (
+    *("n", "mean", "interval", "best", "difference", "difference_interval", "p"),
+    *("seconds", "parameters", "bytes", "macs", "latency_ms"),
+)
+SINGLE = "Each row is one run, so nothing here is evidence of a difference: add -m and seed=1,2,3 to a row's command."
 
 
 @dataclass(frozen=True)
 class Report:
     """What a report says. `metrics` are those that it is about, the first of them foremost, and `directions` says for
-    each whether max or min is better, `doubts` which of both nobody has chosen; `waiting` counts a sweep's jobs that
-    have not begun."""
+    each whether max or min is better, `notes` which of both nobody has chosen, and what a search has; `waiting` counts
+    a sweep's jobs that have not begun. Rows of a `search`, and of single runs, are ordered by the first metric."""
 
     title: str
     runs: list[Run]
@@ -27,7 +34,9 @@ class Report:
     metrics: list[str]
     directions: dict[str, str]
     how: Interval
-    doubts: list[str]
+    notes: list[str]
+    search: bool
+    columns: list[str] | None
 
     @cached_property
     def pairs(self) -> dict[str, list[Pair]]:
@@ -45,8 +54,21 @@ class Report:
     @cached_property
     def marks(self) -> list[str]:
         """What makes runs less comparable than they look."""
+        single = [SINGLE] if self.single else []
         comparisons = sum(pair.told.p is not None for pairs in self.pairs.values() for pair in pairs)
-        return [*self.doubts, *marks.marks(self.runs, self.differences, self.metrics, comparisons)]
+        return [*self.notes, *single, *marks.marks(self.runs, self.differences, self.metrics, comparisons)]
+
+    @cached_property
+    def single(self) -> bool:
+        """Whether there are several groups, and none has two runs that count."""
+        return len(self.groups) > 1 and all(len(group.units) < 2 for group in self.groups)
+
+    @cached_property
+    def listed(self) -> list[Group]:
+        """The groups that tables have rows of: of single runs and of a search those with a complete run, which come
+        first."""
+        complete = [group for group in self.groups if group.units]
+        return complete if complete and (self.single or self.search) else self.groups
 
 
 def assemble(request: Mapping[str, Any]) -> Report:
@@ -62,18 +84,43 @@ def assemble(request: Mapping[str, Any]) -> Report:
     wanted = metrics.chosen(runs, asked)
     differences = Differences([run for run in runs if run.leaves])
     groups = make_groups(runs, differences, by)
+    directions = {metric: metrics.direction(metric, runs, request["direction"]) for metric in wanted}
+    options = search.options_of(runs)
+    baseline = groups[find_baseline(groups, request["baseline"])]
+    if options is not None or all(len(group.units) < 2 for group in groups):
+        groups.sort(key=lambda group: _rank(group, wanted[0], directions[wanted[0]]))
+    if options is not None and request["baseline"] is None:
+        baseline = groups[0]
+    notes = [*metrics.doubts(runs, wanted, asked, request["direction"])]
+    notes += [] if options is None else [search.tell(runs, options, wanted[0])]
     return Report(
         title=", ".join(named),
         runs=runs,
         waiting=waiting,
         differences=differences,
         groups=groups,
-        baseline=find_baseline(groups, request["baseline"]),
+        baseline=next(at for at, group in enumerate(groups) if group is baseline),
         metrics=wanted,
-        directions={metric: metrics.direction(metric, runs, request["direction"]) for metric in wanted},
+        directions=directions,
         how=Interval(request["interval"], request["confidence"], request["seed"]),
-        doubts=list(metrics.doubts(runs, wanted, asked, request["direction"])),
+        notes=notes,
+        search=options is not None,
+        columns=_columns(_list(request["columns"]), list(groups[0].factors)),
     )
+
+
+def _columns(asked: list[str] | None, factors: list[str]) -> list[str] | None:
+    for name in asked or ():
+        known = [*factors, *COLUMNS]
+        hint = did_you_mean(name, known, f"there are {', '.join(known)}.")
+        require(name in known or name in short_names(factors), f"columns=[{name}]: no table has this column; {hint}")
+    return asked
+
+
+def _rank(group: Group, metric: str, direction: str) -> tuple[bool, bool, float]:
+    """The order of groups, best mean first; those without the metric, and last those without a complete run."""
+    mean = group.mean_of(metric)
+    return not group.units, mean is None, (mean or 0.0) * (-1 if direction == "max" else 1)
 
 
 def _list(value: Any) -> list[str] | None:

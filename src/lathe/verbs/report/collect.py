@@ -42,7 +42,8 @@ def finite(value: Any) -> float | None:
 class Run:
     """A run, or a job of a sweep that has left none (`path` is None then). `gone` is a job that has ended and whose run
     directory is no longer there. `leaves` is its configuration by dotted key,
-    empty where it can't be read; `sentence` says why it did not come to an end."""
+    empty where it can't be read; `sentence` says why it did not come to an end; `told` is what the directory `sweep`
+    says of it as its job."""
 
     path: Path | None
     state: str
@@ -51,6 +52,8 @@ class Run:
     result: dict[str, Any] = field(default_factory=dict)
     sentence: str | None = None
     job: int | None = None
+    sweep: Path | None = None
+    told: dict[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -134,15 +137,18 @@ def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
     job = place.job
     typed = job.get("overrides")
     words = [str(word) for word in typed] if isinstance(typed, list) else []
+    where = None if place.file is None else place.file.parent.parent
     if place.path is None or not place.path.is_dir():
-        told = without_run(place.path, job)
-        return Run(place.path, told.state, words, sentence=_harmless(told.sentence), job=_job(job))
+        stands = without_run(place.path, job)
+        sentence = _harmless(stands.sentence)
+        return Run(place.path, stands.state, words, sentence=sentence, job=_job(job), told=job, sweep=where)
     directory = RunDir(place.path)
-    told = standing(directory, job, known)
-    run = Run(place.path, told.state, told.overrides or words, sentence=_harmless(told.sentence), job=_job(job))
-    run.result = dict(told.result or {})
-    if told.config is not None:
-        run.leaves = BEFORE | {harmless(key): value for key, value in flatten(current(told.config)).items()}
+    stands = standing(directory, job, known)
+    sentence, typed = _harmless(stands.sentence), stands.overrides or words
+    run = Run(place.path, stands.state, typed, sentence=sentence, job=_job(job), told=job, sweep=where)
+    run.result = dict(stands.result or {})
+    if stands.config is not None:
+        run.leaves = BEFORE | {harmless(key): value for key, value in flatten(current(stands.config)).items()}
     if run.state == "unfinished" and directory.last.exists():
         run.sentence = f"python train.py resume={shlex.quote(str(place.path))} goes on with it."
     return run

@@ -26,6 +26,7 @@ LEFT_OUT = (
     "trainer.enable_model_summary",
     *(f"callbacks.{name}" for name in _PRINTS),
 )
+_LONG = re.compile(r"-?\d+\.\d{13,}(e[+-]?\d+)?")
 # Groups that lead to other keys, and are none themselves in a resolved configuration.
 RECIPES = ("experiment", "debug")
 _CLASS = ("_target_", ".path")
@@ -67,7 +68,13 @@ def below(key: str, names: Iterable[str]) -> bool:
 
 def value_text(value: Any) -> str:
     """A value as one would type it. Safe on a terminal, whatever it holds."""
-    return harmless(value if isinstance(value, str) and (value == ABSENT or "," in value) else shown(value))
+    plain = isinstance(value, str) and (value == ABSENT or "," in value)
+    return harmless(value if plain else without_noise(shown(value)))
+
+
+def without_noise(text: str) -> str:
+    """A number as it was meant, without what floating-point sums leave in its last digits: 0.3 of 0.1 + 0.2."""
+    return f"{float(text):.12g}" if _LONG.fullmatch(text) else text
 
 
 def short_names(keys: Sequence[str]) -> list[str]:

@@ -25,7 +25,8 @@ def find_places(named: list[str]) -> list[Place]:
             raise UserError(_nothing(text))
         for place in places:
             key = (place.path or place.file or Path()).resolve()
-            found.setdefault(key, place).job.update(place.job)
+            first = found.setdefault(key, place)
+            first.job, first.file = {**first.job, **place.job}, first.file or place.file
     _add_jobs(found.values())
     return sorted(found.values(), key=lambda place: (str(place.path.resolve()) if place.path else "~", _number(place)))
 
@@ -36,7 +37,8 @@ def _add_jobs(places: Collection[Place]) -> None:
     told = {run: job for log_dir in log_dirs for run, job in jobs_by_run(log_dir).items()}
     for place in places:
         if place.path is not None and not place.job and place.path.resolve() in told:
-            place.job = told[place.path.resolve()].job
+            job = told[place.path.resolve()]
+            place.job, place.file = job.job, job.file
 
 
 def common_folder(named: list[str]) -> Path:

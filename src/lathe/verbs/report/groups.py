@@ -8,7 +8,7 @@ from typing import Any
 from lathe.config.words import key_of
 from lathe.errors import UserError, did_you_mean
 from lathe.verbs.report.collect import SEEDS, Run, finite
-from lathe.verbs.report.factors import ABSENT, Differences, Factor, code, label, value_text
+from lathe.verbs.report.factors import ABSENT, Differences, Factor, code, label, value_text, without_noise
 from lathe.verbs.report.statistics import Interval, Paired, Summary, compare, summarise
 
 EVIDENCE = 0.05
@@ -153,7 +153,7 @@ def _mixed(group: Group, others: Sequence[Factor], runs: Sequence[Run]) -> list[
 
 
 def _join(groups: Sequence[Group], run: Run) -> None:
-    typed = {key_of(word): word.partition("=")[2] for word in run.words}
+    typed = {key_of(word): without_noise(word.partition("=")[2]) for word in run.words}
     for group in groups:
         if group.factors and all(typed.get(key) in _spellings(group, key) for key in group.factors):
             group.runs.append(run)
@@ -254,7 +254,7 @@ def _says(told: Paired, direction: str) -> str:
     if told.difference is None:
         return "nothing to compare"
     if told.n == 1:
-        return "n = 1: no interval, and no evidence of a difference"
+        return "n = 1: no interval"
     if told.p is None:
         same = "the same on each" if told.difference else "none on any"
         return f"{told.n} pairs: the difference is {same}, so there is no p"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.marks import counts, left_out
-from lathe.verbs.report.tables import readable, remarks
+from lathe.verbs.report.tables import columns, remarks
 from lathe.verbs.runs.table import many
 
 
@@ -13,8 +13,9 @@ def markdown(report: Report) -> str:
     """The whole report as one page."""
     parts = [f"# {_text(report.title)}", found(report), *_list(report.marks)]
     for metric in report.metrics:
-        header, cells = readable(report, metric)
-        parts += [f"## {_text(metric)}, {better(report, metric)}", _table(header, cells)]
+        kept = columns(report, metric)
+        cells = list(zip(*(column.cells for column in kept), strict=True))
+        parts += [f"## {_text(metric)}, {better(report, metric)}", _table([column.title for column in kept], cells)]
         parts += _list(remarks(report, metric))
     parts += ["## The runs of each row again", "\n".join(_commands(report))]
     lost = left_out(report.runs, report.waiting)
@@ -40,7 +41,7 @@ def better(report: Report, metric: str) -> str:
 
 
 def _commands(report: Report) -> Iterator[str]:
-    for group in report.groups:
+    for group in report.listed:
         for command in group.commands:
             fence = "`" * (1 + max(map(len, re.findall("`+", command)), default=0))
             yield f"- {_text(group.label)}: {fence}{command}{fence}"

@@ -47,11 +47,11 @@ def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
 
 
 def _options(runs: Sequence[Run]) -> list[str]:
-    name = _chosen_by(runs)
+    name = chosen_by(runs)
     return [] if name is None else [on_test(name), name, "objective"]
 
 
-def _chosen_by(runs: Sequence[Run]) -> str | None:
+def chosen_by(runs: Sequence[Run]) -> str | None:
     """What most of the runs that say so chose their best checkpoint by."""
     names = Counter(run.chosen_by for run in runs if run.metrics and run.chosen_by is not None)
     return names.most_common(1)[0][0] if names else None
@@ -65,7 +65,7 @@ def direction(name: str, runs: Sequence[Run], asked: str | None) -> str:
 def doubts(runs: Sequence[Run], wanted: Sequence[str], metric: Sequence[str] | None, way: str | None) -> Iterator[str]:
     """A sentence for each choice of a metric or a direction that no run and no key has made."""
     if not metric and wanted[0] not in _options(runs):
-        name = _chosen_by(runs)
+        name = chosen_by(runs)
         reason = "No run says by which metric it chose its best checkpoint"
         reason = reason if name is None else f"No result has {name}, by which the runs chose their best checkpoint"
         others = [other for other in available(runs) if other != wanted[0]][:5]
@@ -95,7 +95,7 @@ def _ways(name: str, runs: Sequence[Run]) -> Counter[str]:
 
 
 def _meant(name: str, runs: Sequence[Run]) -> str:
-    return (_chosen_by(runs) or name) if name == "objective" else name
+    return (chosen_by(runs) or name) if name == "objective" else name
 
 
 def _configured(name: str, run: Run) -> str | None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.markdown import better, found
 from lathe.verbs.report.marks import left_out
-from lathe.verbs.report.tables import readable, remarks
+from lathe.verbs.report.tables import columns, remarks
 
 WIDE = 200  # characters
 MOST = 30  # rows of a table, and half as many lines of a list: the files have all
@@ -22,11 +22,12 @@ def show(report: Report, console: Console | None = None) -> None:
     console = console or terminal()
     _say(console, found(report))
     for metric in report.metrics:
-        header, cells = readable(report, metric)
+        shown = columns(report, metric)
+        cells = list(zip(*(column.cells for column in shown), strict=True))
         kept = _best(report, metric)
         table = Table(title=Text(f"{metric}, {better(report, metric)}"), title_justify="left", box=SIMPLE_HEAD)
-        for at, name in enumerate(header):
-            table.add_column(Text(name), justify="left" if at < len(report.factors) else "right", overflow="fold")
+        for column in shown:
+            table.add_column(Text(column.title), justify="right" if column.number else "left", overflow="fold")
         for at in kept:
             table.add_row(*map(Text, cells[at]))
         console.print(table)
@@ -49,12 +50,13 @@ def terminal() -> Console:
 
 def _best(report: Report, metric: str) -> list[int]:
     """The rows that are shown, in their order."""
-    if len(report.groups) <= MOST:
-        return list(range(len(report.groups)))
+    if len(report.listed) <= MOST:
+        return list(range(len(report.listed)))
     sign = -1 if report.directions[metric] == "max" else 1
-    means = {at: group.summary(metric, report.how).mean for at, group in enumerate(report.groups)}
+    means = {at: group.summary(metric, report.how).mean for at, group in enumerate(report.listed)}
     ranked = sorted(means, key=lambda at: (means[at] is None, sign * (means[at] or 0.0)))
-    return sorted({*ranked[: MOST - 1], report.baseline})
+    fits = report.baseline in ranked[:MOST]
+    return sorted(ranked[:MOST] if fits else [*ranked[: MOST - 1], report.baseline])
 
 
 def _some(console: Console, before: str, lines: Sequence[str], title: str | None = None) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lathe.runs.cells import csv_text
-from lathe.verbs.report.assemble import Report
+from lathe.verbs.report.assemble import COLUMNS, Report
 from lathe.verbs.report.collect import Run
 from lathe.verbs.report.cost import cost, mean_cost
 from lathe.verbs.report.factors import short_names
@@ -13,6 +13,8 @@ from lathe.verbs.report.groups import Group, Pair, group_of
 from lathe.verbs.report.metrics import available
 from lathe.verbs.report.statistics import Summary
 
+ALONE = "n = 1: no interval"  # which of single runs is told once
+DIFFERENCES = {"difference": "difference", "difference_interval": "its interval", "p": "p"}
 TITLES = {"bytes": "bytes", "macs": "MACs", "latency_ms": "latency (ms)"}
 
 
@@ -38,7 +40,7 @@ def rows(report: Report, metric: str) -> list[Row]:
             pairs.get(at),
             mean_cost(group),
         )
-        for at, group in enumerate(report.groups)
+        for at, group in enumerate(report.listed)
     ]
 
 
@@ -56,28 +58,64 @@ def span(interval: Sequence[float] | None) -> str:
     return "" if interval is None else f"[{number(interval[0])}, {number(interval[1])}]"
 
 
-def readable(report: Report, metric: str) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of a metric's table; columns of costs that nobody knows are left out."""
+@dataclass(frozen=True)
+class Column:
+    """A column of a metric's table with a cell for each row; `name` is what the key `columns` calls it."""
+
+    name: str
+    title: str
+    cells: list[str]
+    number: bool = True
+
+
+def columns(report: Report, metric: str) -> list[Column]:
+    """The columns that were asked for, in that order; else all that say something."""
+    there = _columns(report, metric)
+    if report.columns is None:
+        return [column for column in there if not column.number or (any(column.cells) and not _again(report, column))]
+    named = {column.name: column for column in there} | dict(zip(short_names(report.factors), there, strict=False))
+    return [named[name] for name in report.columns]
+
+
+def _again(report: Report, column: Column) -> bool:
+    """Whether it repeats another: the best of single runs."""
+    return column.name == "best" and report.single
+
+
+def _columns(report: Report, metric: str) -> list[Column]:
     told = rows(report, metric)
-    header = [*short_names(report.factors), "n", "mean ± std", f"{report.how.percent} interval", "best"]
-    cells = [_first(row) for row in told]
-    if len(told) > 1:
-        header += ["difference", "its interval", "p"]
-        cells = [[*line, *_difference(row)] for line, row in zip(cells, told, strict=True)]
-    costs: dict[str, list[float | None]] = {
-        "seconds": [row.group.mean_of("seconds") for row in told],
-        "parameters": [row.group.mean_of("parameters") for row in told],
-        **{title: [row.cost[name] for row in told] for name, title in TITLES.items()},
-    }
-    known = {title: values for title, values in costs.items() if any(value is not None for value in values)}
-    header += list(known)
-    return header, [[*line, *(number(values[at]) for values in known.values())] for at, line in enumerate(cells)]
+    titles = dict(zip(report.factors, short_names(report.factors), strict=True))
+    differences = [_difference(row) if len(told) > 1 else ["", "", ""] for row in told]
+    found = [Column(key, titles[key], [row.group.texts[key] for row in told], False) for key in report.factors]
+    found += [
+        Column("n", "n", [str(row.told.n) for row in told]),
+        Column("mean", "mean ± std", [_mean(row.told) for row in told]),
+        Column("interval", f"{report.how.percent} interval", [span(row.told.interval) for row in told]),
+        Column("best", "best", [number(row.best) for row in told]),
+        *(
+            Column(name, title, [cells[at] for cells in differences])
+            for at, (name, title) in enumerate(DIFFERENCES.items())
+        ),
+        Column("seconds", "seconds", [three_digits(row.group.mean_of("seconds")) for row in told]),
+        Column("parameters", "parameters", [number(row.group.mean_of("parameters")) for row in told]),
+    ]
+    return found + [
+        Column(
+            name,
+            title,
+            [three_digits(row.cost[name]) if name == "latency_ms" else number(row.cost[name]) for row in told],
+        )
+        for name, title in TITLES.items()
+    ]
 
 
-def _first(row: Row) -> list[str]:
-    told = row.told
-    mean = number(told.mean) + ("" if told.std is None else f" ± {number(told.std)}")
-    return [*row.group.texts.values(), str(told.n), mean, span(told.interval), number(row.best)]
+def three_digits(value: float | None) -> str:
+    """A time, whose fourth digit says nothing."""
+    return "" if value is None else f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def _mean(told: Summary) -> str:
+    return number(told.mean) + ("" if told.std is None else f" ± {number(told.std)}")
 
 
 def _difference(row: Row) -> list[str]:
@@ -93,45 +131,43 @@ def remarks(report: Report, metric: str, kept: Sequence[int] | None = None) -> I
     worth, and what was left out of it."""
     told = rows(report, metric)
     for row in told if kept is None else [told[at] for at in kept]:
-        said = [row.told.why] if row.told.why else []
-        said += [row.pair.says] if row.pair is not None else []
-        said += row.group.marks
+        said = [row.told.why or "", row.pair.says if row.pair else "", *row.group.marks]
+        said = [one for one in dict.fromkeys(said) if one and not (report.single and one == ALONE)]
         if said:
             yield f"{row.group.label}: {'; '.join(said)}"
 
 
 def groups_csv(report: Report) -> str:
     """A line for each metric and group, numbers as they are."""
-    lines: list[dict[str, Any]] = []
-    for metric in report.metrics:
-        for row in rows(report, metric):
-            told, pair = row.told, row.pair.told if row.pair else None
-            low, high = told.interval or (None, None)
-            below, above = (pair.interval if pair else None) or (None, None)
-            lines.append(
-                {
-                    "metric": metric,
-                    "better": report.directions[metric],
-                    **row.group.texts,
-                    "n": told.n,
-                    "mean": told.mean,
-                    "std": told.std,
-                    "low": low,
-                    "high": high,
-                    "best": row.best,
-                    "pairs": pair.n if pair else None,
-                    "difference": pair.difference if pair else None,
-                    "difference_low": below,
-                    "difference_high": above,
-                    "p": pair.p if pair else None,
-                    "seconds": row.group.mean_of("seconds"),
-                    "parameters": row.group.mean_of("parameters"),
-                    **row.cost,
-                    "remarks": "; ".join(filter(None, [told.why, row.pair.says if row.pair else "", *row.group.marks])),
-                    "command": row.group.command,
-                }
-            )
+    lines = [_group(report, metric, row) for metric in report.metrics for row in rows(report, metric)]
     return _csv(lines)
+
+
+def _group(report: Report, metric: str, row: Row) -> dict[str, Any]:
+    told, pair = row.told, row.pair.told if row.pair else None
+    low, high = told.interval or (None, None)
+    below, above = (pair.interval if pair else None) or (None, None)
+    parts: dict[str, dict[str, Any]] = {
+        **{key: {key: text} for key, text in row.group.texts.items()},
+        "n": {"n": told.n},
+        "mean": {"mean": told.mean, "std": told.std},
+        "interval": {"low": low, "high": high},
+        "best": {"best": row.best},
+        "difference": {"pairs": pair.n if pair else None, "difference": pair.difference if pair else None},
+        "difference_interval": {"difference_low": below, "difference_high": above},
+        "p": {"p": pair.p if pair else None},
+        **{name: {name: row.group.mean_of(name)} for name in ("seconds", "parameters")},
+        **{name: {name: value} for name, value in row.cost.items()},
+    }
+    parts |= {name: parts[key] for name, key in zip(short_names(report.factors), report.factors, strict=True)}
+    kept = report.columns or [name for name in parts if name in report.factors or name in COLUMNS]
+    return {
+        "metric": metric,
+        "better": report.directions[metric],
+        **{name: value for one in kept for name, value in parts[one].items()},
+        "remarks": "; ".join(filter(None, [told.why, row.pair.says if row.pair else "", *row.group.marks])),
+        "command": row.group.command,
+    }
 
 
 def runs_csv(report: Report) -> str:
