@@ -17,7 +17,7 @@ def test_classes_are_told_by_as_few_parts_as_tell_them_apart(tmp_path: Path) -> 
         path = write_run(tmp_path, at, 0.8 + at / 100, seed=1) / "config.yaml"
         text = path.read_text()
         path.write_text(text.replace("_target_: lathe.nets.MLP", f"_target_: {json.dumps(name)}"))
-    keys = ("by", "metric", "baseline", "direction")
+    keys = ("by", "metric", "baseline", "direction", "columns")
     request = {"runs": str(tmp_path), **dict.fromkeys(keys), "interval": "t", "confidence": 0.95, "seed": 0}
     told = assemble(request)
     assert told.factors == ["model.net._target_"]

@@ -119,7 +119,8 @@ def suggested(trial: Any, key: str, entry: Mapping[str, Any]) -> Any:
     low, high, step, log = entry["low"], entry["high"], entry.get("step"), bool(entry.get("log"))
     if _whole(entry):
         return trial.suggest_int(key, low, high, step=step or 1, log=log)
-    return trial.suggest_float(key, low, high, step=step, log=log)
+    drawn = float(trial.suggest_float(key, low, high, step=step, log=log))
+    return drawn if step is None else _exact(drawn)
 
 
 def all_values(key: str, entry: Mapping[str, Any]) -> list[Any]:
