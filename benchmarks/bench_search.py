@@ -22,7 +22,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 SPACE = (
     "sweep.space={optimizer.lr: [0.01, 0.05, 0.2], optimizer.weight_decay: [0.0, 0.0001, 0.001], "
-    "model.net.width: [32, 128, 512]}"
+    "model.net.width: [32, 64, 128]}"
 )
 CONFIGURATIONS = 27
 
