@@ -3,7 +3,7 @@ draws from, on the real Fashion-MNIST: what it finds, and the optimizer steps th
 
     python benchmarks/bench_search.py --seeds 1 2 3 --folder /usr/share/datasets/fashion-mnist
 
-Both sides are the same 27 configurations in the same order, with the same seeds, so a run that is not ended early is
+Both sides are the same 27 configurations with the same seeds, so a run that is not ended early is
 bit-equal to the grid's. Bars: 0.4 of the grid's steps, and 0.3 points of validation accuracy below the grid's best.
 """
 

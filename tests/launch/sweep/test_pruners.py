@@ -58,7 +58,10 @@ def test_hyperband_ends_runs_at_the_rungs_of_their_brackets(tmp_path: Path) -> N
 def test_pruners_that_compare_with_the_runs_before(tmp_path: Path, pruner: str) -> None:
     """After five complete runs, one that is below their median, or not in their best quarter, ends at once."""
     grid = ("sweep.space={optimizer.lr: [0.3, 0.5, 0.2, 0.4, 0.25, 0.000001]}", "sweep.sampler=grid")
+    grid = (*grid, "sweep.seed=19")  # which draws an order whose last is the last
     check(run(*SEARCH, *grid, "trainer.max_epochs=3", f"sweep.pruner={pruner}", cwd=tmp_path))
     (sweep,) = sweeps(tmp_path / "logs")
     whole(sweep, 3)
+    drawn = [RunDir(job["run_dir"]).config["optimizer"]["lr"] for job in jobs(sweep)]
+    assert drawn == [0.5, 0.4, 0.2, 0.25, 0.3, 0.000001]
     assert told(sweep) == [("COMPLETE", 3)] * 5 + [("PRUNED", 1)]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 import socket
 import statistics
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,8 @@ class Search:
         if options["sampler"] == "grid":
             values = [all_values(key, entry) for key, entry in self.space.items()]
             self.grid = [dict(zip(self.space, point, strict=True)) for point in itertools.product(*values)]
+            if options["pruner"] != "none":  # which would keep each that is better than its neighbour before it
+                random.Random(options["seed"]).shuffle(self.grid)  # noqa: S311 (no secret)
             self.trials = len(self.grid)
         self.total: int | None = self.trials * len(self.repeats)
         self._check_keys()
