@@ -29,6 +29,8 @@ from lathe.verbs.train import train
 def handlers() -> Iterator[None]:
     """A handler that a failing test leaves behind would hide the next signal."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # the tests themselves run under nohup
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

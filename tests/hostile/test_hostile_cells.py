@@ -17,7 +17,7 @@ from lathe.runs.cells import cell, csv_text
 from lathe.verbs.report.make import report
 
 REQUEST: dict[str, Any] = {
-    **dict.fromkeys(("metric", "baseline", "direction")),
+    **dict.fromkeys(("metric", "baseline", "direction", "columns")),
     "by": ["model.net._target_", "optimizer.lr"],
     "interval": "t",
     "confidence": 0.95,

@@ -6,6 +6,7 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
 
 from lathe.config.composed import data_at, differences, folder_of, pinned, resolve
 from lathe.config.composing import as_typed
@@ -20,8 +21,29 @@ ENDS = ("max_epochs", "max_steps", "max_time")
 
 
 def typed_words() -> list[str]:
-    """The overrides of this command, Hydra's own apart."""
-    return [str(item) for item in HydraConfig.get().overrides.task]
+    """The overrides of this command as they were typed, Hydra's own apart."""
+    typed: Any = OmegaConf.to_container(HydraConfig.get().overrides.task, resolve=False)  # among which stands no key
+    return [str(item) for item in typed]
+
+
+def kept_words(cfg: dict[str, Any]) -> list[str]:
+    """What of this command a run directory keeps. A value that follows another key stands there as what it is in `cfg`:
+    nothing is resolved that somebody else's directory names.
+
+    Raises:
+        UserError: such a word is no value of a key.
+    """
+    words = [item for item in typed_words() if key_of(item).split(".")[0] not in ("resume", "sweep")]
+    return [_settled(item, cfg) if "${" in item else item for item in words]
+
+
+def _settled(item: str, cfg: dict[str, Any]) -> str:
+    value: Any = cfg
+    for part in key_of(item).split("."):
+        there = isinstance(value, dict) and part in value
+        require(there, f"{item}: a choice can't follow another key: type the choice itself.")
+        value = value[part]
+    return f"{item.partition('=')[0]}={as_typed(value)}"
 
 
 def composed(overrides: list[str]) -> dict[str, Any]:

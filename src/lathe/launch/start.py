@@ -27,7 +27,7 @@ from lathe.config.stages import check_compression
 from lathe.config.words import key_of
 from lathe.errors import Stopped, refuse, require
 from lathe.launch.agent import call, execute
-from lathe.launch.continued import end_of, owes_receipt, typed_words
+from lathe.launch.continued import end_of, kept_words, owes_receipt, typed_words
 from lathe.launch.devices import count_processes
 from lathe.launch.found import find_run
 from lathe.launch.nodes import Nodes, arriving, read_nodes
@@ -101,8 +101,9 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
             if run is None:
                 resolved = pinned(resolved)
                 resolved["resume"] = None
-                words = [item for item in typed_words() if key_of(item).split(".")[0] not in ("resume", "sweep")]
-                run = rundir.create(log_dir, resolved, words, outer.launch_id if outer else nodes.launch_id)
+                run = rundir.create(
+                    log_dir, resolved, kept_words(resolved), outer.launch_id if outer else nodes.launch_id
+                )
                 if place is not None:
                     place.found(run.path)
             held.enter_context(run.locked(shared=nodes.several))

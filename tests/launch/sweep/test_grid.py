@@ -122,7 +122,7 @@ SENTENCES = {
         ["-m", "seed=1", "sweep=ablation", 'sweep.remove=["model=mpl"]', "model=mlp"],
         "Error: sweep.remove=model=mpl: that was not typed; did you mean model=mlp?",
     ),
-    "no words to leave out": (["-m", "sweep=ablation"], "Error: sweep.remove: a value has to be given; "),
+    "no words to leave out": (["-m", "sweep=ablation"], "Error: sweep.remove: a value has to be given, "),
     "no override": (["-m", "sweep.runs=[mlp]"], "Error: sweep.runs=mlp: mlp is no override, such as model=mlp."),
     "no command": (["-m", 'sweep.runs=["model=\'mlp"]'], "Error: sweep.runs=model='mlp: No closing quotation: "),
     "no sweep": (["-m", "seed=1", "sweep.resume=logs/x"], "Error: sweep.resume=logs/x is not the directory of a sweep"),
