@@ -92,11 +92,11 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
             if complete and outer is not None:
                 with outer:
                     outer.dismiss(resolved)
+            if place is not None and run is not None:
+                place.found(run.path)
             if run is not None and complete and not owes_receipt(run, resolved):
                 print(f"{run.path} is complete; raise {end_of(run)} to train it further.")
                 return run.result.get("objective"), str(run.path)
-            if place is not None and run is not None:
-                place.found(run.path)
             fresh = run is None
             if run is None:
                 resolved = pinned(resolved)

@@ -158,3 +158,16 @@ def test_a_job_whose_run_was_deleted_is_run_anew(tmp_path: Path) -> None:
     (again,) = jobs(sweep)
     assert (again["state"], [Path(again["run_dir"])]) == ("complete", runs(tmp_path / "logs"))
     assert again["objective"] == job["objective"]
+
+
+def test_a_job_whose_run_was_complete_before_a_kill_keeps_it(tmp_path: Path) -> None:
+    """The kill fell between the run's end and the sweep's noting it."""
+    words = ("-m", *WORDS, "sweep.axes={seed: [1]}")
+    check(run(*words, cwd=tmp_path))
+    (sweep,) = sweeps(tmp_path / "logs")
+    (job,) = jobs(sweep)
+    (sweep / "done").unlink()
+    (sweep / "jobs" / "00000.json").write_text(json.dumps({**job, "state": "running", "run_dir": None}))
+    check(run(*words, cwd=tmp_path))
+    (again,) = jobs(sweep)
+    assert (again["state"], again["run_dir"]) == ("complete", job["run_dir"])
