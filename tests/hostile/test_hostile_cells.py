@@ -10,20 +10,14 @@ from typing import Any
 import pytest
 import yaml
 from support.hostile_runs import put
+from support.reports import REQUEST as USUAL
 from support.run_directories import write_run, write_sweep
 from support.run_folders import Cli
 
 from lathe.runs.cells import cell, csv_text
 from lathe.verbs.report.make import report
 
-REQUEST: dict[str, Any] = {
-    **dict.fromkeys(("metric", "baseline", "direction", "columns")),
-    "by": ["model.net._target_", "optimizer.lr"],
-    "interval": "t",
-    "confidence": 0.95,
-    "seed": 0,
-    "formats": ["csv"],
-}
+REQUEST = {**USUAL, "by": ["model.net._target_", "optimizer.lr"], "formats": ["csv"]}
 FORMULAS = [
     "=cmd|' /C calc'!A0",
     "@SUM(1)",

@@ -4,16 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from support.reports import REQUEST
 from support.run_directories import write_run
 
 from lathe.verbs.report.assemble import Report, assemble
-
-REQUEST: dict[str, Any] = {
-    **dict.fromkeys(("by", "metric", "baseline", "direction", "columns")),
-    "interval": "t",
-    "confidence": 0.95,
-    "seed": 0,
-}
 
 
 def report(folder: Path, **asked: Any) -> Report:

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from support.reports import REQUEST
 from support.run_directories import write_run
 
 from lathe.verbs.report.assemble import assemble
@@ -17,8 +18,7 @@ def test_classes_are_told_by_as_few_parts_as_tell_them_apart(tmp_path: Path) -> 
         path = write_run(tmp_path, at, 0.8 + at / 100, seed=1) / "config.yaml"
         text = path.read_text()
         path.write_text(text.replace("_target_: lathe.nets.MLP", f"_target_: {json.dumps(name)}"))
-    keys = ("by", "metric", "baseline", "direction", "columns")
-    request = {"runs": str(tmp_path), **dict.fromkeys(keys), "interval": "t", "confidence": 0.95, "seed": 0}
+    request = {**REQUEST, "runs": str(tmp_path)}
     told = assemble(request)
     assert told.factors == ["model.net._target_"]
     shown = ["MLP", "nets.CNN", "a.nets.MLP", "b.nets.MLP", "c.CNN", odd]

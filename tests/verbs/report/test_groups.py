@@ -6,21 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.reports import REQUEST
 from support.run_directories import write_run
 
 from lathe.errors import UserError
 from lathe.verbs.report.assemble import Report, assemble
 
-REQUEST: dict[str, Any] = {
-    "by": None,
-    "metric": None,
-    "baseline": None,
-    "direction": None,
-    "columns": None,
-    "interval": "t",
-    "confidence": 0.95,
-    "seed": 0,
-}
 NARROW, WIDE = (0.80, 0.81, 0.82, 0.83, 0.84), (0.91, 0.90, 0.93, 0.95, 0.96)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.reports import REQUEST
 from support.run_directories import write_run
 from support.runs import SMALL, new_run
 
@@ -12,12 +13,6 @@ from lathe.verbs.report.assemble import Report, assemble
 from lathe.verbs.report.data import curves
 from lathe.verbs.train import train
 
-REQUEST: dict[str, Any] = {
-    **dict.fromkeys(("by", "metric", "baseline", "direction", "columns")),
-    "interval": "t",
-    "confidence": 0.95,
-    "seed": 0,
-}
 HINGE = "{_target_: torchmetrics.classification.MulticlassHingeLoss, num_classes: 10}"  # higher_is_better is False
 GUESSED = "That higher {} is better was guessed from its name, no run says it: direction=min turns it round."
 

@@ -5,21 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.reports import REQUEST
 from support.run_directories import write_run, write_sweep
 
 from lathe.verbs.report.assemble import assemble
 from lathe.verbs.report.data import POINTS, curves, page_data
-
-REQUEST = {
-    "by": None,
-    "metric": None,
-    "baseline": None,
-    "direction": None,
-    "columns": None,
-    "interval": "t",
-    "confidence": 0.95,
-    "seed": 0,
-}
 
 
 def data(folder: Path) -> dict[str, Any]:

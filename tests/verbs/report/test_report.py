@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 from support.commands import check, run
+from support.reports import REQUEST
 from support.run_directories import write_run, write_sweep
 from support.runs import ROOT, SMALL
 
@@ -89,9 +90,7 @@ def test_the_command_prints_tables_and_writes_them(
 
 
 def report(folder: Path, title: str | None = None, **asked: object):
-    keys = ("by", "metric", "baseline", "direction", "columns")
-    usual = {**dict.fromkeys(keys), "interval": "t", "confidence": 0.95, "seed": 0}
-    told = assemble({"runs": str(folder), **usual, **asked})
+    told = assemble({"runs": str(folder), **REQUEST, **asked})
     return told if title is None else type(told)(**{**vars(told), "title": title})
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 from rich.console import Console
+from support.reports import REQUEST
 from support.run_directories import write_run, write_sweep
 
 from lathe.launch.sweep.space import all_values
@@ -15,13 +16,6 @@ from lathe.verbs.report.latex import latex
 from lathe.verbs.report.markdown import markdown
 from lathe.verbs.report.screen import show
 from lathe.verbs.report.tables import columns, groups_csv
-
-REQUEST: dict[str, Any] = {
-    **dict.fromkeys(("by", "metric", "baseline", "direction", "columns")),
-    "interval": "t",
-    "confidence": 0.95,
-    "seed": 0,
-}
 
 
 def report(folder: Path, **asked: Any) -> Report:

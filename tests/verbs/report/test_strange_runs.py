@@ -5,18 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.reports import REQUEST as USUAL
 from support.run_directories import write_run
 
 from lathe.verbs.report.data import page_data
 from lathe.verbs.report.make import report
 
-REQUEST: dict[str, Any] = {
-    **dict.fromkeys(("by", "metric", "baseline", "direction", "columns")),
-    "interval": "t",
-    "confidence": 0.95,
-    "seed": 0,
-    "formats": ["markdown", "csv", "latex"],
-}
+REQUEST = {**USUAL, "formats": ["markdown", "csv", "latex"]}
 ODD: list[Any] = [None, [], {}, [1], {"a": [None]}, "word", 10**400, -1.5, True, "\x1b[31m\n"]
 
 

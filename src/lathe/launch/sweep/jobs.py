@@ -116,9 +116,7 @@ class Jobs:
         with suppress(OSError, ValueError):
             told = json.loads(self._outcome(job).read_text())
         if "objective" in told:
-            job.state, job.objective = "complete", told["objective"]
-            if job.run_dir is not None and "pruned" in _result(job.run_dir):
-                job.state = "pruned"
+            job.state, job.objective = "pruned" if was_pruned(job) else "complete", told["objective"]
         elif "sentence" in told:
             job.state, job.sentence = "failed", told["sentence"]
         elif running.hung:
@@ -145,8 +143,9 @@ class Jobs:
         log.unlink()
 
 
-def _result(run_dir: str) -> dict[str, Any]:
+def was_pruned(job: Job) -> bool:
+    """Whether the job's run was ended early by its search."""
     try:
-        return RunDir(run_dir).result
+        return job.run_dir is not None and "pruned" in RunDir(job.run_dir).result
     except (UserError, OSError):  # torn; or moved away as soon as it was there
-        return {}
+        return False

@@ -18,11 +18,11 @@ from lathe.launch.nodes import read_nodes
 from lathe.launch.outer import detect_outer
 from lathe.launch.sweep.context import Context
 from lathe.launch.sweep.devices import slots_of
+from lathe.launch.sweep.jobs import was_pruned
 from lathe.launch.sweep.local import run_here
 from lathe.launch.sweep.place import ENDED, Job, SweepDir, create_sweep, find_sweep, identity_of
 from lathe.launch.sweep.plan import Listed, own_words, planned
 from lathe.launch.sweep.search import Search
-from lathe.runs.rundir import RunDir
 
 # In place of this launcher, which runs a job after the other in one process, stands the queue here.
 FORKS = sys.platform.startswith("linux")  # elsewhere a fork of what has imported torch is not safe
@@ -157,6 +157,9 @@ def _through_launcher(context: Context, folder: SweepDir, source: Listed | Searc
 
 
 def _launched(launcher: Any, context: Context, folder: SweepDir, source: Listed | Search, jobs: list[Job]) -> None:
+    for job in jobs:
+        folder.forget_run(job)
+        folder.save(job)
     returned = launcher.launch([context.words_of(folder, job) for job in jobs], initial_job_idx=0)
     for job, result in zip(jobs, returned, strict=True):
         job.run_dir, job.tries = folder.job(job.number).run_dir, job.tries + 1
@@ -165,7 +168,7 @@ def _launched(launcher: Any, context: Context, folder: SweepDir, source: Listed 
             job.state, job.objective, job.sentence = "complete", None if value is None else float(value), None
         except Exception as error:
             job.state, job.sentence = "failed", " ".join(str(error).split())[:500] or type(error).__name__
-        if job.state == "complete" and job.run_dir is not None and "pruned" in RunDir(job.run_dir).result:
+        if job.state == "complete" and was_pruned(job):
             job.state = "pruned"
         source.told(job)
         folder.save(job)
