@@ -149,11 +149,18 @@ def interruptible(run: rundir.RunDir, start: "Start") -> Iterator[None]:
     """
     try:
         yield
-    except (SystemExit, KeyboardInterrupt) as error:  # the latter where a second one came before it was ignored
-        if isinstance(error, SystemExit) and not isinstance(error.__context__, KeyboardInterrupt):
+    except BaseException as error:
+        if not _follows_interrupt(error):
             raise
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         raise Stopped("SIGINT", str(run.path) if start.begun else None) from error
+
+
+def _follows_interrupt(error: BaseException | None) -> bool:
+    """Whether it is a Ctrl-C, or came of one: Lightning's exit, or what closing a half-written file raised."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__context__
+    return error is not None
 
 
 def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
