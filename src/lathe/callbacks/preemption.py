@@ -27,6 +27,8 @@ class Preemption(Callback):
     it. After the last epoch it stops before the test.
     """
 
+    stops_all = True  # no process has to be told of another's signal by Lightning, which does so before every batch
+
     def __init__(self, every_n_steps: int = 10) -> None:
         self.every_n_steps = every_n_steps
         self.received: str | None = None

@@ -48,7 +48,7 @@ def make_trainer(
     Raises:
         UserError: an argument that the Trainer does not take, or a combination that it refuses.
     """
-    options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing")
+    options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing", "steps_per_call")
     kinds = {
         "enable_checkpointing": CheckpointBase,
         "enable_progress_bar": ProgressBar,
@@ -70,7 +70,7 @@ def make_trainer(
     plugins = [AtomicCheckpointIO(read_checkpoint), *precision.pop("plugins", [])]
     if several and cfg["trainer"].get("sync_batchnorm", False):
         plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())
-    return call_factory(
+    trainer: Trainer = call_factory(
         make({**options, **precision, "_partial_": True}, "trainer"),
         "trainer",
         strategy=strategy if strategy is not None else DDP() if several else "auto",
@@ -79,6 +79,9 @@ def make_trainer(
         logger=loggers or False,
         default_root_dir=str(directory),
     )
+    per_call = cfg["trainer"].get("steps_per_call", "auto")
+    trainer.fit_loop.epoch_loop.steps_per_call = None if per_call == "auto" else per_call  # type: ignore[attr-defined]
+    return trainer
 
 
 def widen(task: nn.Module, cfg: Mapping[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,6 +18,7 @@ from lathe.tasks.older import refuse_older_names
 from lathe.tasks.scheduler import make_optimizers
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
+MOST_WAITING = 16  # batches whose sums are made together
 
 
 class Task(Driven):
@@ -58,6 +60,7 @@ class Task(Driven):
         self.meters: Meters | None = None
         self.onlookers: list[Callable[[str, Any, Any], None]] = []  # are shown split, outputs and batch of evaluations
         self._sums: dict[str, Tensor] = {}
+        self._waiting: list[tuple[Any, Any, Tensor]] = []  # outputs, batch and loss of steps that are not in the sums
         self._epoch_sums: dict[str, Tensor] = {}
         self._logged_step = -1
         self._restored: dict[str, list[list[float]]] = {}
@@ -98,6 +101,16 @@ class Task(Driven):
 
         `loss` is the mean over the counted samples.
         """
+        raise NotImplementedError
+
+    def reduce_later(self, outputs: Any, batch: Any) -> bool:
+        """Whether the sums of this batch of training may wait for those of the next ones, to be made together by
+        `reduce_several`: a small net's step is as short as a dozen operations on a small batch are.
+        """
+        return False
+
+    def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Tensor:
+        """What `reduce` makes of each (outputs, batch, loss), of equal shapes, in one: [batches, len(metrics) + 1]."""
         raise NotImplementedError
 
     def scored(self, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -142,7 +155,11 @@ class Task(Driven):
             written.check_losses(self, found)
         terms = list(found.values())
         loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-        self._add("train", self.reduce(outputs, batch, loss.detach()))
+        if "train" in self._sums and self.reduce_later(outputs, batch):
+            self._wait(outputs.detach(), batch, loss.detach())
+        else:
+            self._settle()
+            self._add("train", self.reduce(outputs, batch, loss.detach()))
         if self.meters is not None:
             self.meters.update("train", *self.scored(outputs.detach(), batch))
         return loss
@@ -180,6 +197,7 @@ class Task(Driven):
     @property
     def _tables(self) -> dict[str, dict[str, Tensor]]:
         """The sums under way, by what they are reset after, and by split."""
+        self._settle()
         return {"window": self._sums, "epoch": self._epoch_sums}
 
     def split_batch(self, batch: Any, n: int) -> list[Any]:
@@ -196,6 +214,20 @@ class Task(Driven):
             written.check_sums(self, sums)
         self._sums[split] = sums if total is None else total + sums
 
+    def _wait(self, outputs: Tensor, batch: Any, loss: Tensor) -> None:
+        if self._waiting and (len(self._waiting) == MOST_WAITING or self._waiting[0][0].shape != outputs.shape):
+            self._settle()
+        self._waiting.append((outputs, batch, loss))
+
+    def _settle(self) -> None:
+        """Adds up what waits, one batch after the other: the same digits as if none had waited."""
+        if self._waiting:
+            rows = self.reduce_several(self._waiting)
+            self._waiting = []
+            total = self._sums["train"]
+            added = np.add.accumulate(torch.cat((total[None], rows)).numpy(), axis=0, dtype=np.float32)
+            self._sums["train"] = torch.from_numpy(added[-1].copy())
+
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._log_step()
 
@@ -209,6 +241,7 @@ class Task(Driven):
 
     def _take(self, split: str) -> Tensor:
         """The sums since the last call; those of training are also added to the epoch's."""
+        self._settle()
         sums = self._sums.pop(split)
         if split == "train":
             epoch = self._epoch_sums.get(split)

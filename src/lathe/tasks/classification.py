@@ -14,6 +14,8 @@ from lathe.data.order import IGNORE
 from lathe.errors import ArgumentError, UserError
 from lathe.tasks.supervised import SupervisedTask
 
+MOST_LOGITS = 2**14  # of a batch whose metrics wait for those of the next
+
 
 @held("lathe.tasks.ClassificationTask", "loss", "metrics")
 class ClassificationTask(SupervisedTask):
@@ -134,6 +136,27 @@ class ClassificationTask(SupervisedTask):
             found["top5_accuracy"] = (top == target.unsqueeze(1)).sum()
         sums = [found[name].float() for name in self._named]
         return torch.stack((loss.float() * count, *sums, count.float()))
+
+    def reduce_later(self, outputs: Tensor, batch: Any) -> bool:
+        """Where `reduce` is this class's own and has class numbers and few logits, on the CPU: elsewhere the device
+        works on it while the host goes on, and more are not worth keeping.
+        """
+        return (
+            self.training
+            and type(self).reduce is ClassificationTask.reduce
+            and self._named in (None, ["accuracy"])
+            and outputs.device.type == "cpu"
+            and outputs.ndim == 2
+            and outputs.numel() <= MOST_LOGITS
+            and not batch[1].is_floating_point()
+        )
+
+    def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Tensor:
+        outputs, batches, losses = zip(*waiting, strict=True)
+        count = self._size(batches[0][1])
+        correct = (torch.stack(outputs).argmax(dim=2) == torch.stack([batch[1] for batch in batches])).sum(dim=1)
+        means = torch.stack(losses).float() * count
+        return torch.stack((means, correct.float(), count.expand_as(means)), dim=1)
 
     def counted(self, targets: Tensor) -> Tensor | None:
         return None if targets.is_floating_point() else targets != IGNORE

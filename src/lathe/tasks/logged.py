@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.trainer.connectors.logger_connector import _LoggerConnector
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
@@ -24,6 +23,8 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
 )
 from torch import Tensor
 from torchmetrics import Metric
+
+from lathe.tasks.steps import EvaluationLoop, StepLoop
 
 FIELDS = (
     "fx",
@@ -47,6 +48,7 @@ def install(trainer: Trainer) -> None:
     loop.__class__ = _EpochLoop  # a new one would not know the data, which are attached by now
     loop._results = _Results(training=True)
     for evaluation in (loop.val_loop, trainer.validate_loop, trainer.test_loop):
+        evaluation.__class__ = EvaluationLoop
         evaluation._results = _Results(training=False)
 
 
@@ -56,7 +58,7 @@ def silence(names: Iterable[str]) -> None:
     warnings.filterwarnings("ignore", message=rf".*recommended to use `self\.log\('({either})', .*sync_dist=True")
 
 
-class _EpochLoop(_TrainingEpochLoop):
+class _EpochLoop(StepLoop):
     """Whose `_batches_that_stepped`, the step that loggers are given, is the optimizer's: of the step under way, or
     else of the last.
     """

@@ -1,0 +1,80 @@
+"""`trainer.steps_per_call` changes nothing but the time: weights and lines are those of Lightning's own steps, and a
+run that was interrupted under one number goes on under another.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.interruptions import Interrupted, Interruption, interruption
+from support.ranks import on_ranks
+from support.runs import SMALL, new_run, rows, weights
+
+import lathe.verbs.train
+
+__all__ = ["interruption"]  # a fixture
+
+RECIPES = {
+    "plain": ("trainer.gradient_clip_val=0.1", "scheduler=one_cycle"),
+    "averaged": ("callbacks=[default,ema]", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=7"),
+    "small": ("compression=[prune,qat]", "compression.prune.end=0.6", "compression.qat.start=0.6"),
+    "bf16": ("precision=bf16-mixed", "callbacks.checkpoint.every_n_train_steps=3", "trainer.max_steps=31"),
+    "metrics": (
+        "task.metrics=[accuracy,{_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 10}]",
+        "trainer.log_every_n_steps=3",
+    ),
+}
+
+
+def trained(folder: Path, *words: str) -> Path:
+    cfg = new_run(folder, *SMALL, "test=false", "seed=3", "model.net.dropout=0.1", *words)
+    lathe.verbs.train.train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+def lines(run: Path) -> list[dict[str, str]]:
+    """Without what a clock says."""
+    return [{key: value for key, value in row.items() if not key.startswith("throughput/")} for row in rows(run)]
+
+
+def same(left: Path, right: Path) -> None:
+    ours, theirs = weights(left), weights(right)
+    assert ours.keys() == theirs.keys()
+    assert all(ours[key].equal(theirs[key]) for key in ours)
+    assert lines(left) == lines(right)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_same_run(recipe: str, tmp_path: Path) -> None:
+    expected = trained(tmp_path / "one", *RECIPES[recipe], "trainer.steps_per_call=1")
+    for per_call in ("auto", "7"):
+        same(trained(tmp_path / per_call, *RECIPES[recipe], f"trainer.steps_per_call={per_call}"), expected)
+
+
+@pytest.mark.parametrize(("before", "after"), [("auto", "1"), ("1", "7"), ("7", "auto")])
+def test_a_death_within_a_call(before: str, after: str, tmp_path: Path, interruption: Interruption) -> None:
+    words = (*SMALL, "test=false", "callbacks=[default,ema]", "callbacks.checkpoint.every_n_train_steps=4")
+    alone = new_run(tmp_path / "alone", *words, "trainer.steps_per_call=1")
+    lathe.verbs.train.train(alone)
+    cfg: dict[str, Any] = new_run(tmp_path / "dies", *words, f"trainer.steps_per_call={before}")
+    interruption.hook, interruption.step = "on_train_batch_start", 14
+    with pytest.raises(Interrupted):
+        lathe.verbs.train.train(cfg)
+    interruption.hook = ""
+    cfg["trainer"]["steps_per_call"] = "auto" if after == "auto" else int(after)
+    lathe.verbs.train.train(cfg)
+    same(Path(cfg["paths"]["run_dir"]), Path(alone["paths"]["run_dir"]))
+
+
+def _run(rank: int, cfg: dict[str, Any]) -> None:
+    lathe.verbs.train.train(cfg)
+
+
+def test_two_processes(tmp_path: Path) -> None:
+    words = (*SMALL, "strategy=ddp", "trainer.devices=2", "test=false", "trainer.accumulate_grad_batches=2")
+    found = []
+    for per_call in ("1", "auto"):
+        cfg = new_run(tmp_path / per_call, *words, f"trainer.steps_per_call={per_call}")
+        on_ranks(_run, cfg)
+        found.append(Path(cfg["paths"]["run_dir"]))
+    same(*found)

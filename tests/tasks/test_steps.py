@@ -1,0 +1,240 @@
+"""Several steps between two returns to Lightning are Lightning's own steps: every hook is called in its order, with its
+counters, and the weights and logged values have the same digits.
+"""
+
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers.logger import DummyLogger
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lathe.tasks import logged
+from lathe.tasks.steps import HOOKS
+
+CASES, BATCHES = 40, 12
+
+
+class Log(DummyLogger):
+    """Keeps what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows: list[tuple[int | None, dict[str, float]]] = []
+
+    def log_metrics(self, metrics: Any, step: int | None = None) -> None:
+        self.rows.append((step, dict(metrics)))
+
+
+class Spy(Callback):
+    """Notes at each hook of a batch all that a callback could see."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def note(self, name: str, trainer: Any, module: Any, *args: Any) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        values = [value.item() if isinstance(value, Tensor) else value for value in args if not callable(value)]
+        self.seen.append(
+            (
+                name,
+                [str(value) for value in values if not isinstance(value, torch.optim.Optimizer)],
+                trainer.global_step,
+                trainer.current_epoch,
+                trainer.is_last_batch,
+                module._current_fx_name,
+                {key: value for key, value in loop.state_dict().items() if "progress" in key},
+                [group["lr"] for group in trainer.optimizers[0].param_groups],
+                {key: float(value) for key, value in trainer.callback_metrics.items()},
+                {key: float(value) for key, value in trainer.progress_bar_metrics.items()},
+                module.net[0].weight.detach().sum().item(),
+            )
+        )
+
+
+def spying(name: str) -> Any:
+    def hook(self: Spy, trainer: Any, module: Any, *args: Any) -> None:
+        shown = [arg.get("loss") if isinstance(arg, dict) else arg for arg in args]
+        self.note(name, trainer, module, *[arg for arg in shown if not isinstance(arg, (tuple, list))])
+
+    return hook
+
+
+VALIDATIONS = ("on_validation_start", "on_validation_batch_start", "on_validation_batch_end", "on_validation_end")
+for _name in (*HOOKS, *VALIDATIONS, "on_train_epoch_start", "on_train_epoch_end"):
+    setattr(Spy, _name, spying(_name))
+
+
+class Stops(Callback):
+    """Asks for the end amid an epoch."""
+
+    def __init__(self, step: int | None) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Any, module: Any, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.should_stop = True
+
+
+class Module(LightningModule):
+    """What a case draws of all that a LightningModule may do."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.1), nn.Tanh(), nn.Linear(8, 3))
+        self.case, self.own = case, []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = F.cross_entropy(self.net(batch[0]), batch[1])
+        if self.case["logs"]:
+            self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        returns = self.case["returns"]
+        if returns == "none" and batch_idx % 3 == 1:
+            return None
+        return {"loss": loss, "more": batch_idx} if returns == "dict" else loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", F.cross_entropy(self.net(batch[0]), batch[1]), on_step=self.case["logs"], on_epoch=True)
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.own.append(("val", batch_idx, self._current_fx_name))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
+        return -1 if self.case["skips"] and batch_idx == 7 else None
+
+    def on_after_backward(self) -> None:
+        self.own.append(("after", self.trainer.global_step, self._current_fx_name))
+
+    def configure_optimizers(self) -> Any:
+        kinds = {
+            "sgd": lambda: torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9),
+            "adam": lambda: torch.optim.AdamW(self.parameters(), lr=0.01),
+            "lbfgs": lambda: torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=3),
+        }
+        optimizer: Any = kinds[self.case["optimizer"]]()
+        if self.case["watched"]:
+            optimizer.register_step_pre_hook(lambda *_: self.own.append(("pre", self.trainer.global_step)))
+        if self.case["interval"] is None:
+            return optimizer
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": self.case["interval"], "frequency": 2},
+        }
+
+
+class OwnStep(Module):
+    """Does the optimizer's step itself."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        self.own.append(("step", batch_idx))
+        optimizer.step(closure=optimizer_closure)
+
+    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+        self.own.append(("moved", len(batch)))
+        return batch
+
+
+def drawn(seed: int) -> dict[str, Any]:
+    draw = random.Random(seed)
+    lbfgs = draw.random() < 0.1
+    accumulate = 1 if lbfgs else draw.choice([1, 1, 2, 5])
+    returns = "loss" if lbfgs else draw.choice(["loss", "loss", "dict", "none"])
+    return {
+        "logs": draw.random() < 0.4,
+        "returns": returns,
+        "skips": draw.random() < 0.15,
+        "optimizer": "lbfgs" if lbfgs else draw.choice(["sgd", "adam"]),
+        "watched": draw.random() < 0.2,
+        "interval": draw.choice([None, "step", "epoch"]),
+        "own": draw.random() < 0.2,
+        "stop": draw.choice([None, None, None, 5]),
+        "trainer": {
+            "accumulate_grad_batches": accumulate,
+            # torch can't clip where a step has left no gradient
+            "gradient_clip_val": None if returns == "none" else draw.choice([None, 0.05]),
+            "gradient_clip_algorithm": draw.choice([None, "value"]),
+            "val_check_interval": draw.choice([1.0, 0.5, 5]),
+            "check_val_every_n_epoch": draw.choice([1, 2]),
+            "limit_train_batches": draw.choice([1.0, 7, 0.6]),
+            "max_steps": draw.choice([-1, -1, 9]),
+            "precision": draw.choice(["32-true", "bf16-mixed", "64-true"]),
+            "log_every_n_steps": draw.choice([1, 2, 3]),
+        },
+    }
+
+
+def batches(number: int = BATCHES) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(6, 4, generator=generator), torch.randint(0, 3, (6,), generator=generator)) for _ in range(number)
+    ]
+
+
+class Loader:
+    """Whose number of batches may not be known."""
+
+    def __init__(self, data: list[Any]) -> None:
+        self.data = data
+
+    def __iter__(self) -> Any:
+        return iter(self.data)
+
+
+class Sized(Loader):
+    def __len__(self) -> int:
+        return len(self.data)
+
+
+def run(case: dict[str, Any], per_call: int | None, loader: Any, folder: Any) -> dict[str, Any]:
+    """All that a run shows: hooks, rows, weights, the state of its loops."""
+    torch.manual_seed(3)
+    spy, log = Spy(), Log()
+    module = (OwnStep if case["own"] else Module)(case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = Trainer(
+            max_epochs=2,
+            accelerator="cpu",
+            devices=1,
+            logger=log,
+            callbacks=[spy, Stops(case["stop"])],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            default_root_dir=str(folder),
+            **case["trainer"],
+        )
+        logged.install(trainer)
+        trainer.fit_loop.epoch_loop.steps_per_call = per_call  # type: ignore[attr-defined]
+        trainer.fit(module, loader, Sized(batches(2)))
+    return {
+        "hooks": spy.seen,
+        "own": module.own,
+        "rows": [(step, {name: float(value) for name, value in row.items()}) for step, row in log.rows],
+        "weights": [value.tolist() for value in module.state_dict().values()],
+        "loops": trainer.fit_loop.state_dict(),
+        "steps": trainer.global_step,
+    }
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("seed", range(CASES))
+def test_all_that_is_seen_of_a_run_is_what_lightnings_own_steps_show(seed: int, tmp_path: Any) -> None:
+    case = drawn(seed)
+    unsized = case["trainer"]["val_check_interval"] == 1.0 and seed % 4 == 0
+    if unsized:
+        case["trainer"] |= {"limit_train_batches": 1.0, "val_check_interval": 1.0}
+    kind = Loader if unsized else Sized
+    expected = run(case, 1, kind(batches()), tmp_path)
+    assert expected["hooks"]
+    for per_call in (None, random.Random(seed).choice([2, 3, 7, 100])):
+        found = run(case, per_call, kind(batches()), tmp_path)
+        for key, value in expected.items():
+            assert found[key] == value, (key, case, per_call)
