@@ -72,6 +72,13 @@ class NanGuard(Callback):
         if len(self._ends) >= self.every_n_steps:
             self._look(trainer, pl_module, gradients=True)
 
+    def on_whole_step(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
+        """In the place of the two before, where a step is one compiled function: its weights have followed already."""
+        self._losses.append(loss)
+        self._ends.append(len(self._losses))
+        if len(self._ends) >= self.every_n_steps or (self._at_once and not math.isfinite(loss.item())):
+            self._look(trainer, pl_module, gradients=True)
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

@@ -33,9 +33,10 @@ class Preemption(Callback):
         self.every_n_steps = every_n_steps
         self.received: str | None = None
         self._before: dict[int, Any] = {}
-        self._agreed = False
+        self._agreed = self._alone = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._alone = trainer.world_size == 1
         # Not sooner: Lightning registers its own handlers after on_fit_start, and would call them before this one.
         heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
         self._before = {number: signal.signal(number, self._note) for number in heard}
@@ -46,6 +47,8 @@ class Preemption(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        if self._alone and self.received is None and not self._agreed:
+            return
         if trainer.fit_loop._should_accumulate():
             return  # gradients that are not yet a step are in no checkpoint
         if not self._agreed:

@@ -94,6 +94,7 @@ class Throughput(Callback):
             self._reducer._set_ddp_runtime_logging_sample_rate(self._size)
         # Lightning has no public hook before the loader is asked; this one is looked up on the loop at the start of
         # each epoch.
+        self._progress = trainer.fit_loop.epoch_loop.batch_progress.total
         loop, ask = trainer.fit_loop.epoch_loop, type(trainer.fit_loop.epoch_loop)._on_before_fetch
 
         def on_before_fetch() -> None:
@@ -128,9 +129,7 @@ class Throughput(Callback):
         self._units += _count(pl_module, batch)
         self._seen += 1
         self._batches += 1
-        since = (
-            trainer.fit_loop.epoch_loop.total_batch_idx + 1 - self.skip_steps
-        )  # batches of the run since its warm-up
+        since = self._progress.ready - self.skip_steps  # batches of the run since its warm-up
         edge, warm = since > 0 and since % self._size == 0, self._seen == self.skip_steps
         if (edge or warm) and self._cuda:
             torch.cuda.synchronize()

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from lathe.strategies.pipeline.strategy import Pipeline
     from lathe.strategies.tensor import TensorParallel
     from lathe.strategies.three_d import ThreeD
+    from lathe.strategies.whole_step import WholeStep
 else:
     __getattr__ = lazily(
         __name__,
@@ -25,6 +26,7 @@ else:
             "Pipeline": "pipeline",
             "TensorParallel": "tensor",
             "ThreeD": "three_d",
+            "WholeStep": "whole_step",
         },
     )
 
@@ -37,6 +39,7 @@ __all__ = [
     "SyncBatchNorm",
     "TensorParallel",
     "ThreeD",
+    "WholeStep",
     "auto",
     "compile_net",
     "precision_plugin",

@@ -1,11 +1,14 @@
 """torch.compile of the net, in place."""
 
 import warnings
+from collections.abc import Mapping
+from typing import Any
 
+import torch
 from torch import nn
 
 from lathe.config.schema.held import held
-from lathe.errors import ArgumentError
+from lathe.errors import ArgumentError, did_you_mean
 from lathe.nets import blocks_of
 
 
@@ -19,6 +22,7 @@ def compile_net(
     dynamic: bool | None = None,
     fullgraph: bool = False,
     backend: str = "inductor",
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Compiles `net`, or with `regional` each of its `blocks`, in place, so parameter names and checkpoints stay as
     they are.
@@ -28,11 +32,15 @@ def compile_net(
     `backend` is inductor, or for finding out which part of the compiler does something wrong, aot_eager (graphs are
     captured and differentiated, and run by torch's own kernels) or eager (captured alone).
 
+    `options` are inductor's own, by name (`torch._inductor.list_options()`), which stand in the place of a mode's.
+
     Raises:
-        ArgumentError: a mode that the backend does not have, or `regional` for a net that names no blocks.
+        ArgumentError: a mode that the backend does not have, options that it does not have or beside a mode, or
+            `regional` for a net that names no blocks.
     """
     if not enabled:
         return
+    arguments = compiler_arguments(mode, dynamic, fullgraph, backend, options)
     if mode != "default" and backend != "inductor":
         raise ArgumentError(f"mode={mode} is inductor's: use mode=default with backend={backend}.")
     if mode == "reduce-overhead" and device_type == "cpu":
@@ -46,4 +54,26 @@ def compile_net(
             f"regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false."
         )
     for region in regions:
-        region.compile(mode=mode, dynamic=dynamic, fullgraph=fullgraph, backend=backend)
+        region.compile(**arguments)
+
+
+def compiler_arguments(
+    mode: str, dynamic: bool | None, fullgraph: bool, backend: str, options: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What torch.compile is called with.
+
+    Raises:
+        ArgumentError: as `compile_net`.
+    """
+    arguments: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph, "backend": backend}
+    if not options:
+        return {**arguments, "mode": mode}
+    if backend != "inductor":
+        raise ArgumentError(f"options are inductor's: leave them out with backend={backend}.")
+    if mode != "default":
+        raise ArgumentError(f"options stand in the place of those of mode={mode}: use mode=default, or leave them out.")
+    known = torch._inductor.list_options()
+    for name in options:
+        if name not in known:
+            raise ArgumentError(f"options.{name}: inductor has no such option; {did_you_mean(name, known)}")
+    return {**arguments, "options": dict(options)}

@@ -155,14 +155,18 @@ class Task(Driven):
             written.check_losses(self, found)
         terms = list(found.values())
         loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+        self.add_training(outputs, batch, loss.detach())
+        return loss
+
+    def add_training(self, outputs: Any, batch: Any, loss: Tensor) -> None:
+        """Adds the metrics of a batch that is trained on; `loss` without its graph."""
         if "train" in self._sums and self.reduce_later(outputs, batch):
-            self._wait(outputs.detach(), batch, loss.detach())
+            self._wait(outputs.detach(), batch, loss)
         else:
             self._settle()
-            self._add("train", self.reduce(outputs, batch, loss.detach()))
+            self._add("train", self.reduce(outputs, batch, loss))
         if self.meters is not None:
             self.meters.update("train", *self.scored(outputs.detach(), batch))
-        return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.evaluate_outputs("val", self.net(batch[0]), batch)

@@ -21,6 +21,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _ResultMetric,
     _Sync,
 )
+from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -83,7 +84,9 @@ class _Steps(_LoggerConnector):
     @property
     def should_update_logs(self) -> bool:
         trainer: Any = self.trainer
-        if trainer.training and trainer.log_every_n_steps:  # not at a stop as well: a continued run has no such row
+        if (
+            trainer.state.stage is RunningStage.TRAINING and trainer.log_every_n_steps
+        ):  # not at a stop as well: a continued run has no such row
             step = trainer.fit_loop.epoch_loop._batches_that_stepped
             return step % trainer.log_every_n_steps == 0 and not trainer.fit_loop._should_accumulate()
         return super().should_update_logs

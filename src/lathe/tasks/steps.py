@@ -7,14 +7,15 @@ nothing else is done between two places at which Lightning has something of its 
 epoch, a stop.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
-from lightning.pytorch.loops.optimization.closure import OutputResult
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.loops.utilities import _block_parallel_sync_behavior
 from lightning.pytorch.plugins import MixedPrecision, Precision
@@ -26,6 +27,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 TRANSFERS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 HOOKS = (
@@ -60,11 +62,19 @@ class StepLoop(_TrainingEpochLoop):
             StopIteration: there is none left, or the module skips the rest of the epoch.
         """
         steps = self._steps
-        if steps is None or self._restarting or self._loaded_from_state_dict or self._resuming_from_checkpoint:
+        if steps is None:
             super().advance(data_fetcher)
             return
+        resumed = self._restarting or self._loaded_from_state_dict or self._resuming_from_checkpoint
+        if self._restarting and self._should_check_val_fx(data_fetcher):  # the checkpoint is one of a validation
+            if self.val_loop.restarted_mid_evaluation:
+                return
+            if self.restarted_on_last:
+                self._skip_next_val = True
+                return
+            self.val_loop.increment_progress_to_evaluation_end()
         self.val_loop.restarting = False
-        left = self._batches_left()
+        left = 1 if resumed else self._batches_left()
         while True:
             steps.step()
             left -= 1
@@ -73,7 +83,8 @@ class StepLoop(_TrainingEpochLoop):
 
     def _batches_left(self) -> float:
         """Until the next validation within the epoch, or return to Lightning."""
-        trainer, most = self.trainer, self.steps_per_call or float("inf")
+        trainer: Any = self.trainer
+        most = self.steps_per_call or float("inf")
         if not self._should_check_val_epoch():
             return most
         every = trainer.val_check_batch
@@ -104,13 +115,14 @@ class EvaluationLoop(_EvaluationLoop):
 
     def on_run_start(self) -> None:
         super().on_run_start()
+        trainer: Any = self.trainer
         several = self._is_sequential and self.num_dataloaders > 1
-        lean = type(self._data_fetcher) is _PrefetchDataFetcher and type(self.trainer.profiler) is PassThroughProfiler
+        lean = type(self._data_fetcher) is _PrefetchDataFetcher and type(trainer.profiler) is PassThroughProfiler
         self._batches = None
-        if lean and not several and self.trainer.fit_loop.epoch_loop.steps_per_call != 1:  # type: ignore[attr-defined]
-            split = "test" if self.trainer.testing else "validation"
+        if lean and not several and trainer.fit_loop.epoch_loop.steps_per_call != 1:
+            split = "test" if trainer.testing else "validation"
             names = (f"on_{split}_batch_start", f"on_{split}_batch_end")
-            self._batches = _Batches(self.trainer, self._results, names, f"{split}_step")
+            self._batches = _Batches(trainer, self._results, names, f"{split}_step")
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
         batches = self._batches
@@ -146,7 +158,8 @@ class _Batches:
 
     def __init__(self, trainer: Trainer, results: Any, hooks: tuple[str, ...], step: str) -> None:
         module = trainer.lightning_module
-        self.trainer, self.module, self.results = trainer, module, results
+        self.module, self.results = module, results
+        self.trainer: Any = trainer
         self.connector, self.strategy = trainer._logger_connector, trainer.strategy
         self.precision, self.device = trainer.precision_plugin, trainer.strategy.root_device
         callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # a connector sets it
@@ -206,7 +219,8 @@ class _Steps(_Batches):
         trainer = loop.trainer
         super().__init__(trainer, loop._results, HOOKS, "training_step")
         self.loop, self.fetcher = loop, fetcher
-        self.progress, self.optimization = loop.batch_progress, loop.automatic_optimization
+        self.progress: Any = loop.batch_progress
+        self.optimization: Any = loop.automatic_optimization
         self.optimizer: Optimizer = trainer.optimizers[0]
         self.every: int = trainer.accumulate_grad_batches
         self.iterator = _only_iterator(fetcher)
@@ -216,8 +230,14 @@ class _Steps(_Batches):
         own = any(_overrides(module, name, LightningModule) for name in MODULES)
         self.plain = _plain(strategy) and _plain_precision(precision) and not own
         self.direct = type(precision) is Precision and strategy.model is module
+        self.whole: Any = vars(module).get("whole_step")
+        if self.whole is not None:
+            self.whole.bind(trainer)
+            assert self.plain
+            hooks = [getattr(callback, "on_whole_step", None) for callback in trainer.callbacks]  # type: ignore[attr-defined]
+            self.after_whole = [hook for hook in hooks if hook is not None]
         self.needs_closure = _needs_closure(self.optimizer)
-        self.schedules = [
+        self.schedules: list[Any] = [
             one for one in trainer.lr_scheduler_configs if one.interval == "step" and not one.reduce_on_plateau
         ]
         self.own_schedule = _overrides(module, "lr_scheduler_step", LightningModule)
@@ -225,7 +245,7 @@ class _Steps(_Batches):
     @classmethod
     def found(cls, loop: StepLoop, fetcher: _DataFetcher) -> "_Steps | None":
         """None where steps are made in Lightning's way alone."""
-        trainer = loop.trainer
+        trainer: Any = loop.trainer
         waits = any(one.interval == "step" and one.reduce_on_plateau for one in trainer.lr_scheduler_configs)
         if (
             waits
@@ -313,8 +333,8 @@ class _Steps(_Batches):
     # -- an optimizer step
 
     def _lightnings_step(self, batch: Any, index: int) -> Any:
-        kwargs = self.loop._build_kwargs({}, batch, index)  # type: ignore[arg-type]
-        return self.optimization.run(self.optimizer, index, kwargs)  # type: ignore[arg-type]
+        kwargs = self.loop._build_kwargs(OrderedDict(), batch, index)
+        return self.optimization.run(self.optimizer, index, kwargs)
 
     def _plain_step(self, batch: Any, index: int) -> dict[str, Any]:
         """`_AutomaticOptimization.run`."""
@@ -324,7 +344,12 @@ class _Steps(_Batches):
         progress = self.optimization.optim_progress.optimizer.step
         progress.total.ready += 1
         progress.current.ready += 1
-        if self.needs_closure:
+        if self.whole is not None and self.whole.ready:
+            loss = self.whole(batch)
+            outputs: dict[str, Any] = {"loss": loss}
+            for hook in self.after_whole:
+                hook(self.trainer, self.module, loss)
+        elif self.needs_closure:
             kept: list[Any] = []
 
             def closure() -> Any:
@@ -334,9 +359,10 @@ class _Steps(_Batches):
                 return kept[0]
 
             self.optimizer.step(closure)
-            outputs: dict[str, Any] = kept[1]
+            outputs = kept[1]
         else:
-            outputs = self._backward(batch, index)[1]
+            with nullcontext() if self.whole is None else torch.compiler.set_stance("force_eager"):
+                outputs = self._backward(batch, index)[1]
             self._before_step()
             self.optimizer.step()
         progress.total.completed += 1
@@ -385,13 +411,12 @@ class _Steps(_Batches):
             raise RuntimeError("training_step has returned None, which skips a step: other processes wait in it.")
         kind = self.optimization.output_result_cls
         made: Any = kind.from_training_step_output(output, self.every)
-        assert isinstance(made, OutputResult)
-        loss: Tensor | None = made.closure_loss  # type: ignore[attr-defined]
+        loss: Tensor | None = made.closure_loss
         if loss is None:
             self.loop._warning_cache.warn(
                 "`training_step` returned `None`. If this was on purpose, ignore this warning..."
             )
-        return loss, {} if made.loss is None else made.asdict()  # type: ignore[attr-defined]
+        return loss, {} if made.loss is None else made.asdict()
 
 
 def _only_iterator(fetcher: _PrefetchDataFetcher) -> _ModeIterator | None:
@@ -439,7 +464,7 @@ def _plain_precision(precision: Precision) -> bool:
 def _needs_closure(optimizer: Optimizer) -> bool:
     """Whether it may run the step itself, or somebody watches it doing so."""
     known = type(optimizer).__module__.startswith(("torch.optim.", "lathe.optim.")) and type(optimizer) is not LBFGS
-    return not known or bool(optimizer._optimizer_step_pre_hooks)
+    return not known or bool(optimizer._optimizer_step_pre_hooks or _global_optimizer_pre_hooks)
 
 
 def _is_on(batch: Any, device: torch.device) -> bool:

@@ -1,6 +1,6 @@
 """Strategies, precision, compilation and the launch: where and how a net is run."""
 
-from lathe.config.schema.rule import Rule, count, flag, items, number, text, whole, word
+from lathe.config.schema.rule import Rule, anything, count, flag, group, items, number, text, whole, word
 
 KINDS = ("distillation", "structure", "masks", "quantization", "after")  # of methods of compression, in their order
 PRECISIONS = ("64-true", "32-true", "16-mixed", "bf16-mixed", "16-true", "bf16-true")
@@ -95,9 +95,11 @@ PRECISION: dict[str, Rule] = {
 }
 COMPILE: dict[str, Rule] = {
     "enabled": flag,
+    "scope": word("net", "step"),
     "mode": word("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
     "regional": flag,
     "dynamic": flag | None,
     "fullgraph": flag,
     "backend": word("inductor", "aot_eager", "eager"),
+    "options": group(anything) | None,
 }

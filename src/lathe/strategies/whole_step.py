@@ -1,0 +1,188 @@
+"""An optimizer step as one compiled function, `compile.scope=step`."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
+
+from lathe.errors import UserError, require
+from lathe.strategies.compilation import compiler_arguments
+
+# between which and the next nothing can be called where all of them are one function
+WITHIN = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
+KEY = "compile.scope=step"
+
+
+class WholeStep:
+    """Forward, loss, backward, clipping and the update of weights as one graph of torch.compile: what a net of small
+    kernels costs in Python and between kernels goes.
+
+    The first step of a new run is made as written, in which optimizers make their state. Gradients are written into the
+    parameters' own `grad`, which stay the same tensors. Learning rates are tensors within the graph, so that a schedule
+    compiles nothing anew; whoever looks at them finds numbers.
+
+    Args:
+        task: whose `net` and `objective` make the step.
+        mode, dynamic, backend, options: of torch.compile.
+
+    Raises:
+        UserError: this torch can't capture a backward pass; or when the first graph is made, the net, the loss or the
+            optimizer can't be captured whole.
+    """
+
+    def __init__(
+        self,
+        task: Any,
+        mode: str = "default",
+        dynamic: bool | None = None,
+        backend: str = "inductor",
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        config: Any = torch._dynamo.config
+        require(
+            hasattr(config, "trace_autograd_ops"),
+            f"{KEY}: torch {torch.__version__} can't capture a backward pass: use torch 2.13 or newer, or "
+            "compile.scope=net.",
+        )
+        config.trace_autograd_ops = True
+        self.task = task
+        self.arguments = compiler_arguments(mode, dynamic, True, backend, options)
+        self._copies = mode in ("reduce-overhead", "max-autotune")  # whose CUDA graphs write over what they gave before
+        self._function: Callable[[Any], tuple[Tensor, Any]] | None = None
+        self._optimizer: Optimizer | None = None
+        self._captured = False
+
+    def bind(self, trainer: Trainer) -> None:
+        """Prepares for this Trainer's optimizer and number format, once."""
+        optimizer = trainer.optimizers[0]
+        if optimizer is self._optimizer:
+            return
+        require(
+            trainer.world_size == 1,
+            f"{KEY}: {trainer.world_size} processes share the gradients, for which it has no place: use "
+            "trainer.devices=1, or compile.scope=net.",
+        )
+        check_callbacks(trainer)
+        require(
+            self.task.objective == self.task.losses,
+            f"{KEY}: the loss of {type(self.task).__name__} is wrapped by another part, which a compiled step does not "
+            "call: use compile.scope=net.",
+        )
+        require(type(optimizer) is not LBFGS, f"{KEY}: LBFGS runs a step several times: use compile.scope=net.")
+        require(
+            not optimizer._optimizer_step_pre_hooks and not _global_optimizer_pre_hooks,
+            f"{KEY}: {type(optimizer).__name__} has a hook that is called before its step, which is in the middle of a "
+            "compiled one: use compile.scope=net.",
+        )
+        self._optimizer, self._captured = optimizer, False
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        for parameter in self._parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._gradients: list[Any] = [parameter.grad for parameter in self._parameters]
+        self._rates = [torch.tensor(float(group["lr"])) for group in optimizer.param_groups]
+        self._copies = self._copies and trainer.strategy.root_device.type == "cuda"
+        self._function = torch.compile(self._make(trainer, optimizer), **self.arguments)
+
+    def _make(self, trainer: Trainer, optimizer: Optimizer) -> Callable[[Any], tuple[Tensor, Any]]:
+        net: nn.Module = self.task.net
+        parameters, gradients = self._parameters, self._gradients
+        update = inspect.unwrap(type(optimizer).step)  # without the profiler's frame, at which a graph would end
+        value, algorithm = trainer.gradient_clip_val or 0.0, trainer.gradient_clip_algorithm
+        mixed = isinstance(trainer.precision_plugin, MixedPrecision)
+        device = trainer.strategy.root_device.type
+
+        def format_of_forward() -> AbstractContextManager[Any]:
+            return torch.autocast(device, dtype=torch.bfloat16, cache_enabled=False) if mixed else nullcontext()
+
+        def step(batch: Any) -> tuple[Tensor, Any]:
+            with format_of_forward():
+                outputs = net._call_impl(batch[0])  # not what evaluation has compiled, which is another graph
+                terms = list(self.task.objective(outputs, batch).values())
+                loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
+            found = torch.autograd.grad(loss, parameters, allow_unused=True)
+            for gradient, new in zip(gradients, found, strict=True):
+                if new is not None:
+                    gradient.copy_(new)
+            with torch.no_grad():
+                if value and algorithm == "value":
+                    nn.utils.clip_grad_value_(parameters, value)
+                elif value:
+                    nn.utils.clip_grad_norm_(parameters, value)
+                update(optimizer)
+            return loss.detach(), outputs.detach()
+
+        return step
+
+    @property
+    def ready(self) -> bool:
+        """Whether the optimizer has its state, which its first step makes as written."""
+        assert self._optimizer is not None
+        return bool(self._optimizer.state)
+
+    def __call__(self, batch: Any) -> Tensor:
+        """Makes the step; returns its loss."""
+        assert self._function is not None
+        assert self._optimizer is not None
+        groups = self._optimizer.param_groups
+        if self._parameters[0].grad is not self._gradients[0]:  # Lightning frees them before a validation
+            for parameter, gradient in zip(self._parameters, self._gradients, strict=True):
+                parameter.grad = gradient
+        numbers = [group["lr"] for group in groups]
+        for group, rate, number in zip(groups, self._rates, numbers, strict=True):
+            group["lr"] = rate.fill_(number)
+        try:
+            loss, outputs = self._function(batch) if self._captured else self._first(batch)
+        finally:
+            for group, number in zip(groups, numbers, strict=True):
+                group["lr"] = number
+        optimizer: Any = self._optimizer
+        optimizer._opt_called = True  # by which a schedule knows that its first step does not come too early
+        for hook in chain(optimizer._optimizer_step_post_hooks.values(), _global_optimizer_post_hooks.values()):
+            hook(optimizer, (), {})
+        if self._copies:
+            loss, outputs = loss.clone(), outputs.clone()
+        self.task.add_training(outputs, batch, loss)
+        return loss
+
+    def _first(self, batch: Any) -> tuple[Tensor, Any]:
+        assert self._function is not None
+        try:
+            found = self._function(batch)
+        except torch._dynamo.exc.Unsupported as error:
+            reason = str(error).strip().splitlines()[0]
+            raise UserError(
+                f"{KEY}: the step can't be captured as one graph ({reason}): use compile.scope=net."
+            ) from error
+        self._captured = True
+        return found
+
+
+def check_callbacks(trainer: Trainer) -> None:
+    """Raises UserError where a callback wants to be called within a step, and not after it (`on_whole_step`)."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
+        if callable(getattr(callback, "on_whole_step", None)):
+            continue
+        for name in WITHIN:
+            if getattr(type(callback), name) is not getattr(Callback, name) and callable(getattr(callback, name)):
+                raise UserError(
+                    f"{KEY}: {type(callback).__name__}.{name} is called within a step, which is one compiled "
+                    "function: leave it out, or use compile.scope=net."
+                )
+    module = trainer.lightning_module
+    for name in (*WITHIN, "training_step", "optimizer_step", "backward", "configure_gradient_clipping"):
+        own = type(module)
+        if is_overridden(name, module) and not getattr(own, name).__module__.startswith("lathe."):
+            raise UserError(
+                f"{KEY}: {own.__module__}.{own.__qualname__}.{name} is not called in a compiled step: leave it out, "
+                "or use compile.scope=net."
+            )

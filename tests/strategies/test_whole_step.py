@@ -1,0 +1,165 @@
+"""`compile.scope=step`: the whole step as one graph trains as the step that is written does."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback
+from support.interruptions import Interrupted, Interruption, interruption
+from support.runs import SMALL, column, config, new_run, rows, weights
+from torch._dynamo.utils import counters
+
+import lathe.verbs.train
+from lathe.config.schema import CONTRADICTIONS, together
+from lathe.errors import UserError
+
+__all__ = ["interruption"]  # a fixture
+
+STEP = ("compile=default", "compile.scope=step")
+GRAPH = (*STEP, "compile.backend=aot_eager")  # captures and differentiates as inductor does, and writes no kernels
+
+
+# importing inductor makes what torch 2.13 itself says is deprecated
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> None:
+    torch.compiler.reset()
+    counters.clear()
+
+
+def trained(folder: Path, *words: str) -> Path:
+    cfg = new_run(folder, *SMALL, "test=false", "seed=3", *words)
+    lathe.verbs.train.train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+def alike(left: Path, right: Path) -> None:
+    """To rounding: a graph adds up in another order."""
+    ours, theirs = weights(left), weights(right)
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-3, atol=1e-5)
+    for name in ("train/loss", "train/accuracy", "val/loss", "val/accuracy"):
+        assert column(left, name) == pytest.approx(column(right, name), rel=1e-3, abs=1e-3)
+        assert column(left, name)
+
+
+RECIPES = {
+    "sgd": ("optimizer=sgd", "scheduler=one_cycle", "trainer.gradient_clip_val=0.5"),
+    "adamw": ("trainer.gradient_clip_val=0.01", "trainer.gradient_clip_algorithm=value", "callbacks=[default,ema]"),
+    "lamb": ("optimizer=lamb", "scheduler=step", "scheduler.milestones=[1]"),
+    "muon": ("optimizer=muon", "model.net.depth=3"),
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_it_trains_as_the_step_that_is_written(recipe: str, tmp_path: Path) -> None:
+    found = trained(tmp_path / "whole", *RECIPES[recipe], *GRAPH)
+    assert counters["stats"]["unique_graphs"] == 2  # the step, and what evaluates
+    assert not counters["graph_break"]
+    assert not counters["recompiles"]
+    alike(found, trained(tmp_path / "eager", *RECIPES[recipe]))
+
+
+def test_a_pruned_net_keeps_its_zeros(tmp_path: Path) -> None:
+    words = ("compression=prune", "compression.receipt=none", "optimizer=sgd", "optimizer.lr=0.01")
+    found, written = trained(tmp_path / "whole", *words, *GRAPH), trained(tmp_path / "eager", *words)
+    assert column(found, "prune/sparsity") == column(written, "prune/sparsity")
+    zeros = [sum(int((value == 0).sum()) for value in weights(run).values()) for run in (found, written)]
+    assert zeros[0] == zeros[1] > 500
+    assert column(found, "val/accuracy")[-1] == pytest.approx(column(written, "val/accuracy")[-1], abs=0.05)
+
+
+def test_inductor_in_bf16(tmp_path: Path) -> None:
+    found = trained(tmp_path / "whole", *STEP, "precision=bf16-mixed")
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
+    written = trained(tmp_path / "eager", "precision=bf16-mixed")
+    assert column(found, "train/loss") == pytest.approx(column(written, "train/loss"), rel=0.02)
+
+
+def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Interruption) -> None:
+    words = (*SMALL, "test=false", "model.net.dropout=0.1", "callbacks.checkpoint.every_n_train_steps=4", *GRAPH)
+    alone = new_run(tmp_path / "alone", *words)
+    lathe.verbs.train.train(alone)
+    cfg = new_run(tmp_path / "dies", *words)
+    interruption.hook, interruption.step = "on_train_batch_start", 14
+    with pytest.raises(Interrupted):
+        lathe.verbs.train.train(cfg)
+    interruption.hook = ""
+    torch.compiler.reset()
+    lathe.verbs.train.train(cfg)
+    ours, theirs = weights(Path(cfg["paths"]["run_dir"])), weights(Path(alone["paths"]["run_dir"]))
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+    assert [row["train/loss"] for row in rows(Path(cfg["paths"]["run_dir"]))] == [
+        row["train/loss"] for row in rows(Path(alone["paths"]["run_dir"]))
+    ]
+
+
+def test_a_loss_that_is_no_number_stops_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"in optimizer step \d+ the loss is"):
+        trained(tmp_path, *GRAPH, "optimizer=sgd", "optimizer.lr=1e30", "callbacks.nan_guard.every_n_steps=5")
+
+
+class Within(Callback):
+    """Looks at gradients before the optimizer has them."""
+
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        pass
+
+
+def test_a_callback_within_the_step_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = lathe.verbs.train.make_callbacks
+    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), Within()])
+    with pytest.raises(UserError, match=r"Within\.on_after_backward is called within a step"):
+        trained(tmp_path, *GRAPH)
+
+
+def test_a_net_that_can_not_be_captured_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lathe.nets import MLP
+
+    forward = MLP.forward
+
+    def breaks(self: Any, x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return forward(self, x)
+
+    monkeypatch.setattr(MLP, "forward", breaks)
+    with pytest.raises(UserError, match="the step can't be captured as one graph"):
+        trained(tmp_path, *GRAPH)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("trainer.accumulate_grad_batches=2",), "trainer.accumulate_grad_batches=2"),
+        (("precision=16-mixed",), "precision=16-mixed"),
+        (("trainer.steps_per_call=1",), "trainer.steps_per_call=1"),
+        (("trainer.profiler=simple",), "trainer.profiler=simple"),
+        (("trainer.detect_anomaly=true",), "trainer.detect_anomaly=true"),
+        (("strategy=ddp", "trainer.devices=2"), "is for one process"),
+        (("compression=distill", "compression.distill.teacher=x"), "compression=distill"),
+        (("compression=qat",), "compression=qat"),
+        (("compile.regional=true",), "compile.regional=true"),
+        (("trainer.activation_checkpointing=blocks",), "trainer.activation_checkpointing=blocks"),
+    ],
+)
+def test_what_has_no_place_in_it_is_refused_at_the_launch(words: tuple[str, ...], said: str) -> None:
+    problems = " ".join(together(CONTRADICTIONS, config(*SMALL, *STEP, *words)))
+    assert said in problems
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("compile.options={epilogue_fusion: true}", "compile.mode=max-autotune"), "mode=max-autotune"),
+        (("compile.options={epilog_fusion: true}",), "epilogue_fusion"),
+        (("compile.options={epilogue_fusion: true}", "compile.backend=eager"), "backend=eager"),
+    ],
+)
+def test_options_that_can_not_be(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=said):
+        trained(tmp_path, "compile=default", *words)
