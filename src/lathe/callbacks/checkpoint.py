@@ -106,6 +106,11 @@ class Checkpoint(CheckpointBase):
             f"training reports {self.monitor}."
         )
 
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """Those before the next that is saved."""
+        every = self.every_n_train_steps
+        return every - 1 - trainer.global_step % every if every else math.inf
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

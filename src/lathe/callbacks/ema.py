@@ -1,5 +1,6 @@
 """Exponential moving average of the weights: what is evaluated and shipped, while the raw weights go on training."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -137,6 +138,12 @@ class EMA(Callback):
             self._raw = []
 
     # -- when
+
+    each_step = ("on_train_batch_end",)
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """As many as there are: what acts at each is in `each_step`."""
+        return math.inf
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":

@@ -53,6 +53,11 @@ class NanGuard(Callback):
         self._batch: Any = None
         self._at_once = False
 
+    each_step = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        return math.inf
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._ends = [], []
         self._at_once = trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu"

@@ -1,5 +1,6 @@
 """A run that is told to stop writes a checkpoint first."""
 
+import math
 import signal
 from typing import Any
 
@@ -34,6 +35,12 @@ class Preemption(Callback):
         self.received: str | None = None
         self._before: dict[int, Any] = {}
         self._agreed = self._alone = False
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """As many as there are, for one process that was not signalled: the others agree at every n-th."""
+        if self.received is not None or self._agreed:
+            return 0
+        return math.inf if self._alone else self.every_n_steps - 1 - trainer.global_step % self.every_n_steps
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._alone = trainer.world_size == 1

@@ -1,5 +1,6 @@
 """Where the time of a training step goes, operator by operator."""
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,12 @@ class TorchProfiler(Callback):
             with_stack=self.with_stack,
         )
         self._profile.start()
+
+    each_step = ("on_train_batch_end",)
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """As many as there are: what acts at each is in `each_step`."""
+        return math.inf
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -1,5 +1,6 @@
 """Progress on a terminal, and plain lines everywhere else."""
 
+import math
 import sys
 from time import perf_counter
 from typing import Any
@@ -53,6 +54,13 @@ class Progress(RichProgressBar):
         self._print(trainer, pl_module)
         super().on_train_epoch_start(trainer, pl_module)
         self._batches, self._started = 0, perf_counter()
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """All: whoever makes several at once takes no longer than two draws lie apart."""
+        return math.inf
+
+    def on_quiet_steps(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any], waited: float) -> None:
+        self._batches += len(batches)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -110,6 +110,25 @@ class Throughput(Callback):
                 self._close()
             vars(trainer.fit_loop.epoch_loop).pop("_on_before_fetch", None)
 
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """Those within a window, and not the first after a pause."""
+        if not self._on:
+            return math.inf
+        if self._paused or self._twin is not None:
+            return 0
+        since = self._progress.ready - self.skip_steps
+        warm = self.skip_steps - self._seen - 1
+        edge = self._size - 1 - since % self._size if since >= 0 else -since + self._size - 1
+        return min(edge, warm) if warm >= 0 else edge
+
+    def on_quiet_steps(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any], waited: float) -> None:
+        """Those that nobody looked at."""
+        if self._on:
+            self._units += sum(_count(pl_module, batch) for batch in batches)
+            self._seen += len(batches)
+            self._batches += len(batches)
+            self._waited += waited
+
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._on:
             if self._twin is not None:

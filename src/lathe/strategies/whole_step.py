@@ -123,12 +123,6 @@ class WholeStep:
 
         return step
 
-    @property
-    def ready(self) -> bool:
-        """Whether the optimizer has its state, which its first step makes as written."""
-        assert self._optimizer is not None
-        return bool(self._optimizer.state)
-
     def __call__(self, batch: Any) -> Tensor:
         """Makes the step; returns its loss."""
         assert self._function is not None

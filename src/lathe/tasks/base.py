@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from lathe.compression.structure import structure_of
 from lathe.tasks import logged, ranks, written
 from lathe.tasks.driven import Driven
+from lathe.tasks.loops import until
 from lathe.tasks.meters import SPLITS, Meters
 from lathe.tasks.microbatches import microbatches
 from lathe.tasks.older import refuse_older_names
@@ -231,6 +232,10 @@ class Task(Driven):
             total = self._sums["train"]
             added = np.add.accumulate(torch.cat((total[None], rows)).numpy(), axis=0, dtype=np.float32)
             self._sums["train"] = torch.from_numpy(added[-1].copy())
+
+    def quiet_steps(self, trainer: Any) -> float:
+        """How many of the next optimizer steps its hooks of a batch can do without: those before one that is logged."""
+        return until(trainer.global_step, trainer.log_every_n_steps)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         self._log_step()

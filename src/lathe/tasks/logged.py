@@ -25,7 +25,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torchmetrics import Metric
 
-from lathe.tasks.steps import EvaluationLoop, StepLoop
+from lathe.tasks.loops import EvaluationLoop, StepLoop
 
 FIELDS = (
     "fx",

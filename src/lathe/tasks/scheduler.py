@@ -1,5 +1,6 @@
 """A run's optimizer, and its scheduler: stepped after every optimizer step, after every epoch, or with a metric."""
 
+import math
 import warnings
 from typing import Any
 
@@ -92,6 +93,12 @@ class Stepping(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self.plan.interval == "epoch" and not self.plan.waits:
             self._catch_up(trainer.current_epoch // self.plan.frequency)
+
+    each_step = ("on_train_batch_end",)
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """As many as there are: what acts at each is in `each_step`."""
+        return math.inf
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
         if self.plan.interval in (None, "step") and not self.plan.waits:

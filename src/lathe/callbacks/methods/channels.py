@@ -3,6 +3,7 @@
 import copy
 import hashlib
 import json
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -212,6 +213,12 @@ class PruneChannels(Compression):
         # A resumed run's checkpoint may have been written between an optimizer step and what follows here.
         if self.mode == "gradual" and trainer.global_step > self._step:
             self._act(trainer, pl_module, trainer.global_step)
+
+    each_step = ("on_before_optimizer_step", "on_train_batch_end")
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """As many as there are: what acts at each is in `each_step`."""
+        return math.inf
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if self.mode == "one_shot" or self.chosen is not None:

@@ -1,5 +1,6 @@
 """Distillation: the student's objective gets a second part, which a frozen teacher sets."""
 
+import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -219,6 +220,12 @@ class Distill(Compression):
             self.teachers.average.bind(pl_module.get_submodule("net"))
         if trainer.current_epoch >= self._filled:
             self.teachers.check_cache()
+
+    each_step = ("on_train_batch_end",)
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """As many as there are, unless connectors have gradients to share at each."""
+        return math.inf if self.on_after_backward is None else 0
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Connectors are in no DDP bucket: the mean of their gradients is taken here. What accumulated before is equal

@@ -162,6 +162,12 @@ class QAT(Compression):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._freeze_norms(trainer.global_step)  # whoever has called train() has thawed them
 
+    each_step = ("on_train_batch_end",)
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """As many as there are: what acts at each is in `each_step`."""
+        return math.inf
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lathe.tasks import logged
-from lathe.tasks.steps import HOOKS
+from lathe.tasks.loops.step import HOOKS
 
 CASES, BATCHES = 40, 12
 

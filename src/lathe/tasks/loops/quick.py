@@ -1,0 +1,174 @@
+"""Steps that nobody looks at, several at once."""
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.profilers import PassThroughProfiler
+
+from lathe.tasks.loops.batches import is_on, overriding
+from lathe.tasks.loops.quiet import says, tell, unknown_part
+from lathe.tasks.loops.step import HOOKS, Step
+
+# those of a step that nobody looks at, for whom it has to be
+QUICK = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_train_batch_end")
+MOST_QUICK = 64  # of them at once
+QUICK_SECONDS = 0.02  # that they take together: whoever waits for the next that is looked at waits no longer
+
+
+class Steps(Step):
+    """The steps of an epoch: several at once between two that somebody looks at."""
+
+    def __init__(self, loop: Any, fetcher: _PrefetchDataFetcher) -> None:
+        super().__init__(loop, fetcher)
+        self.stopped, self._seconds = False, QUICK_SECONDS / 2
+        self.quiet: list[Callable[[Any], float]] = []
+        self.told: list[Callable[..., None]] = []
+        self.quick_hooks = self._quick_hooks()
+
+    @classmethod
+    def found(cls, loop: Any, fetcher: _DataFetcher) -> "Steps | None":
+        """None where steps are made in Lightning's way alone."""
+        trainer: Any = loop.trainer
+        waits = any(one.interval == "step" and one.reduce_on_plateau for one in trainer.lr_scheduler_configs)
+        if (
+            waits
+            or not trainer.lightning_module.automatic_optimization
+            or type(fetcher) is not _PrefetchDataFetcher
+            or type(trainer.profiler) is not PassThroughProfiler
+        ):
+            return None
+        return cls(loop, fetcher)
+
+    def _quick_hooks(self) -> tuple[list[Callable[..., Any]], ...]:
+        """Hooks that no step goes without, of a step's start, loss, gradients and end; empty where every step has to be
+        made by itself: whoever overrides one of a batch's hooks has to say how many steps it can do without
+        (`quiet_steps`).
+        """
+        known = getattr(self.module, "quiet_steps", None)
+        if known is None or self.loop.steps_per_call == 1 or not self.plain or self.every != 1 or self.broadcasts:
+            return ()
+        if self.needs_closure or self.iterator is None or self.fetcher.length is None:
+            return ()
+        unknown = unknown_part(self.module)
+        if unknown is not None:
+            tell(self.module, unknown)
+            return ()
+        self.quiet.append(known)
+        found: dict[str, list[Callable[..., Any]]] = {name: [] for name in QUICK}
+        for callback in self.trainer.callbacks:
+            overridden = [name for name in HOOKS if overriding([callback], name)]
+            if not overridden:
+                continue
+            quiet = says(callback, overridden)
+            each = getattr(callback, "each_step", ())
+            if quiet is None or not set(each) <= set(QUICK):
+                tell(callback, overridden[0])
+                return ()
+            self.quiet.append(quiet)
+            for name in each:
+                found[name].append(getattr(callback, name))
+            if (told := getattr(callback, "on_quiet_steps", None)) is not None:
+                self.told.append(told)
+        return tuple(found[name] for name in QUICK)
+
+    def _quiet_steps(self, most: float) -> int:
+        """How many of the next `most` steps nobody looks at; short ones, of which each costs more than it takes."""
+        if not self.quick_hooks or most < 1 or self.progress.current.ready == 0:
+            return 0
+        fetcher: Any = self.fetcher
+        loop = self.loop
+        most = min(most, MOST_QUICK, fetcher.length - fetcher.fetched - 1)
+        if self._seconds * most > QUICK_SECONDS:
+            most = int(QUICK_SECONDS / self._seconds)
+        if loop.max_steps >= 0:
+            most = min(most, loop.max_steps - loop.global_step - 1)
+        for ask in self.quiet:
+            if most < 1:
+                return 0
+            most = min(most, ask(self.trainer))
+        return int(most)
+
+    def quick(self, most: float) -> int:
+        """Makes up to `most` steps of which nobody but each step's own hooks takes notice; how many. `stopped` is
+        whether one of those wants Lightning to look."""
+        self.stopped = False
+        count = self._quiet_steps(most)
+        if not count:
+            return 0
+        module, optimizer, whole, device = self.module, self.optimizer, self.whole, self.device
+        done, first, waited = 0, self.progress.current.ready, 0.0
+        stepped, zeroed = self.optimization.optim_progress.optimizer.step, 0
+        batches: list[Any] = []
+        trainer, signals, fetcher = self.trainer, self.trainer._signal_connector, self.fetcher
+        iterator: Any = self.iterator
+        train: Any = module.training_step if self.direct else self.strategy.training_step
+        start, before, after, final = self.quick_hooks
+        began = perf_counter()
+        try:
+            while done < count:
+                asked = perf_counter()
+                try:
+                    batch = next(iterator.iterators[0])
+                except StopIteration:
+                    fetcher.done = True
+                    break
+                iterator._idx += 1
+                fetcher.fetched += 1
+                if self.converts or self.moves or not is_on(batch, device):
+                    batch = self.moved(batch)
+                waited += perf_counter() - asked
+                batches.append(batch)
+                index = first + done
+                for hook in start:
+                    hook(trainer, module, batch, index)
+                stepped.total.ready += 1
+                stepped.current.ready += 1
+                if whole is not None:
+                    loss = whole(batch)
+                    for hook in self.after_whole:
+                        hook(trainer, module, loss)
+                else:
+                    loss = train(batch, index)
+                    optimizer.zero_grad()
+                    for hook in before:
+                        hook(trainer, module, loss)
+                    loss.backward()
+                    for hook in after:
+                        hook(trainer, module, optimizer)
+                    if trainer.gradient_clip_val:
+                        self._clip()
+                    optimizer.step()
+                stepped.total.completed += 1
+                stepped.current.completed += 1
+                zeroed += 1
+                done += 1
+                if self.schedules:
+                    self._step_schedules(index)
+                if final:
+                    outputs = {"loss": loss.detach()}
+                    for hook in final:
+                        hook(trainer, module, outputs, batch, index)
+                if trainer.should_stop or signals.received_sigterm:
+                    self.stopped = True
+                    break
+        finally:
+            self._count(done, len(batches), zeroed)
+        self._seconds = (perf_counter() - began) / max(done, 1)
+        for told in self.told:
+            told(trainer, module, batches, waited)
+        return done
+
+    def _count(self, done: int, fetched: int, zeroed: int) -> None:
+        """Lightning's counters of `done` steps, the last of which may have been cut short by an error."""
+        for tracker in (self.progress.total, self.progress.current):
+            tracker.ready += fetched
+            tracker.started += fetched
+            tracker.processed += done
+            tracker.completed += done
+        zero_grad = self.optimization.optim_progress.optimizer.zero_grad
+        for tracker in (zero_grad.total, zero_grad.current):
+            tracker.ready += zeroed
+            tracker.started += zeroed
+            tracker.completed += zeroed

@@ -1,0 +1,75 @@
+"""Lightning's epoch loop over steps of our own."""
+
+from typing import Any
+
+from lightning.pytorch.loops.fetchers import _DataFetcher
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+
+from lathe.tasks.loops.quick import Steps
+
+
+class StepLoop(_TrainingEpochLoop):
+    """Lightning's epoch loop, which returns to Lightning after `steps_per_call` batches at most: None is as many as
+    there are until something is due, 1 takes all of Lightning's own steps.
+    """
+
+    steps_per_call: int | None = None
+    _steps: "Steps | None" = None
+
+    def on_run_start(self, data_fetcher: _DataFetcher) -> None:
+        super().on_run_start(data_fetcher)
+        self._steps = None if self.steps_per_call == 1 else Steps.found(self, data_fetcher)
+
+    def advance(self, data_fetcher: _DataFetcher) -> None:
+        """Trains on the batches up to the next place at which Lightning has something to do.
+
+        Raises:
+            StopIteration: there is none left, or the module skips the rest of the epoch.
+        """
+        steps = self._steps
+        if steps is None:
+            super().advance(data_fetcher)
+            return
+        resumed = self._restarting or self._loaded_from_state_dict or self._resuming_from_checkpoint
+        if self._restarting and self._should_check_val_fx(data_fetcher):  # the checkpoint is one of a validation
+            if self.val_loop.restarted_mid_evaluation:
+                return
+            if self.restarted_on_last:
+                self._skip_next_val = True
+                return
+            self.val_loop.increment_progress_to_evaluation_end()
+        self.val_loop.restarting = False
+        left = 1 if resumed else self._batches_left()
+        while True:
+            left -= steps.quick(left - 1)
+            if not steps.stopped:
+                steps.step()
+                left -= 1
+            if left <= 0 or self._due(data_fetcher):
+                return
+
+    def _batches_left(self) -> float:
+        """Until the next validation within the epoch, or return to Lightning."""
+        trainer: Any = self.trainer
+        most = self.steps_per_call or float("inf")
+        if not self._should_check_val_epoch():
+            return most
+        every = trainer.val_check_batch
+        if every == float("inf"):
+            every = trainer.limit_train_batches if isinstance(trainer.limit_train_batches, int) else float("inf")
+        if trainer._val_check_time_interval is not None:
+            return 1
+        if every in (None, float("inf")):
+            return most
+        done = self.total_batch_idx if trainer.check_val_every_n_epoch is None else self.batch_idx
+        return min(most, every - (done + 1) % every)
+
+    def _due(self, data_fetcher: _DataFetcher) -> bool:
+        """Whether Lightning has to look at the batch that has just ended."""
+        trainer = self.trainer
+        return (
+            data_fetcher.done
+            or trainer.should_stop
+            or trainer._signal_connector.received_sigterm
+            or 0 <= self.max_steps <= self.global_step
+        )

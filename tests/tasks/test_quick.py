@@ -1,0 +1,151 @@
+"""Steps that nobody looks at are made several at once, and whoever wants to see each sees each."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch import Callback
+from support.runs import SMALL, column, new_run
+
+import lathe.verbs.train
+from lathe.callbacks import Throughput
+from lathe.tasks.loops import quiet
+from lathe.tasks.loops.quick import Steps
+
+STEPS = 40  # two epochs of 1300 samples in batches of 64
+
+
+class Sees(Callback):
+    """Notes the steps that it is shown."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.steps.append(trainer.global_step)
+
+
+class SeesEveryThird(Sees):
+    """Says that it can do without those between."""
+
+    def quiet_steps(self, trainer: Any) -> float:
+        return 2 - trainer.global_step % 3
+
+
+class SeesEach(SeesEveryThird):
+    """Says so, and wants one of its hooks called all the same."""
+
+    each_step = ("on_train_batch_end",)
+
+
+class Sees2(SeesEveryThird):
+    """Overrides a hook of which the word of its parent knows nothing."""
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        pass
+
+
+class OwnThroughput(Throughput):
+    """As a user derives one."""
+
+    seen = 0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        type(self).seen += 1
+        super().on_train_batch_end(*args)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many steps were made at once."""
+    found: list[int] = []
+    made = Steps.quick
+
+    def counted(self: Steps, most: float) -> int:
+        count = made(self, most)
+        found.extend([count] if count else [])
+        return count
+
+    monkeypatch.setattr(Steps, "quick", counted)
+    quiet._TOLD.clear()
+    return found
+
+
+def train(folder: Path, monkeypatch: pytest.MonkeyPatch, *own: Callback, words: tuple[str, ...] = ()) -> Path:
+    make = lathe.verbs.train.make_callbacks
+    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), *own])
+    cfg = new_run(folder, *SMALL, "test=false", *words)
+    lathe.verbs.train.train(cfg)
+    return Path(cfg["paths"]["run_dir"])
+
+
+def test_a_default_run_makes_most_of_its_steps_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+) -> None:
+    run = train(tmp_path, monkeypatch)
+    assert sum(quick) > STEPS * 0.6
+    assert len(column(run, "train/loss")) == STEPS / 5
+    assert column(run, "throughput/samples_per_s")
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("trainer.steps_per_call=1",), "Lightning's own"),
+        (("trainer.accumulate_grad_batches=2",), "gradients are added up"),
+        (("trainer.profiler=simple",), "what it measures is left out"),
+    ],
+)
+def test_where_it_does_not(
+    words: tuple[str, ...], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+) -> None:
+    train(tmp_path, monkeypatch, words=words)
+    assert not quick, why
+
+
+def test_whoever_does_not_say_sees_each_step_and_is_named_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    sees = Sees()
+    train(tmp_path, monkeypatch, sees)
+    assert sees.steps == list(range(1, STEPS + 1))
+    assert not quick
+    assert capsys.readouterr().out.count("Sees.on_train_batch_end may want to see every step") == 1
+
+
+def test_whoever_says_sees_those_that_it_wants(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    some, each = SeesEveryThird(), SeesEach()
+    train(tmp_path, monkeypatch, some, each)
+    assert each.steps == list(range(1, STEPS + 1))
+    assert set(range(3, STEPS, 3)) <= set(some.steps) < set(each.steps)
+    assert quick
+    assert "may want to see every step" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("own", [Sees2(), OwnThroughput()])
+def test_the_word_of_a_parent_does_not_hold_for_another_hook(
+    own: Callback, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+) -> None:
+    train(tmp_path, monkeypatch, own)
+    assert not quick
+    if isinstance(own, OwnThroughput):
+        assert own.seen == STEPS
+
+
+def test_a_stop_that_one_of_them_asks_for_is_at_that_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+) -> None:
+    class Stops(SeesEach):
+        def quiet_steps(self, trainer: Any) -> float:
+            return 100
+
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            super().on_train_batch_end(trainer, *args)
+            trainer.should_stop = trainer.global_step == 13
+
+    stops = Stops()
+    train(tmp_path, monkeypatch, stops)
+    assert stops.steps == list(range(1, 14))
+    assert quick
