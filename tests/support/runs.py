@@ -1,6 +1,7 @@
 """Composed configurations, runs made in this process, and what a run directory holds."""
 
 import csv
+import glob
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ def runs(log_dir: Path) -> list[Path]:
         facts = path / "environment.json"
         return path.name[:19], facts.stat().st_mtime_ns if facts.exists() else 0, path.name
 
-    found = [path.parent for path in log_dir.glob("*/*/config.yaml") if not path.parent.is_symlink()]
+    # pathlib's glob fails where a name vanishes meanwhile
+    paths = map(Path, glob.glob(f"{glob.escape(str(log_dir))}/*/*/config.yaml"))
+    found = [path.parent for path in paths if not path.parent.is_symlink()]
     return sorted(found, key=began)
 
 

@@ -1,6 +1,5 @@
 """Exponential moving average of the weights: what is evaluated and shipped, while the raw weights go on training."""
 
-import math
 from typing import Any, Literal
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 
 from lathe.callbacks.averaging import MovingAverage, wide
 from lathe.callbacks.driven import net_of
+from lathe.callbacks.lean import EachStep
 from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.measure.processes import everyones, processes
@@ -18,7 +18,7 @@ from lathe.measure.shards import is_sharded, joined, local, part_of, whole
 
 
 @held("lathe.callbacks.EMA")
-class EMA(Callback):
+class EMA(EachStep, Callback):
     """Keep `average = decay * average + (1 - decay) * weights` of `pl_module.net` (Polyak and Juditsky, 1992).
 
     The first update copies the weights; until then, evaluation and checkpoints show the raw weights. Validation inside
@@ -138,12 +138,6 @@ class EMA(Callback):
             self._raw = []
 
     # -- when
-
-    each_step = ("on_train_batch_end",)
-
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """As many as there are: what acts at each is in `each_step`."""
-        return math.inf
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":

@@ -1,6 +1,8 @@
 """Callbacks that cost nothing where they do nothing."""
 
+import math
 from collections.abc import Iterable
+from typing import Any
 
 from lightning.pytorch.callbacks import Callback
 
@@ -16,6 +18,18 @@ EACH_BATCH = (
     "on_test_batch_start",
     "on_test_batch_end",
 )
+
+
+class EachStep:
+    """Of a callback that acts at each optimizer step, in the hooks that `each_step` names, and else at none: several
+    steps can be made at once.
+    """
+
+    each_step: tuple[str, ...] = ("on_train_batch_end",)
+
+    def quiet_steps(self, trainer: Any) -> float:
+        """How many of the next steps can do without its other hooks."""
+        return math.inf
 
 
 def skip_empty_hooks(callbacks: Iterable[Callback]) -> None:

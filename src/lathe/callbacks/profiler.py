@@ -1,6 +1,5 @@
 """Where the time of a training step goes, operator by operator."""
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +8,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from rich.table import Table
 from torch.profiler import ProfilerActivity, profile, schedule
 
+from lathe.callbacks.lean import EachStep
 from lathe.config.schema.held import held
 from lathe.errors import UserError
 
 
 @held("lathe.callbacks.TorchProfiler")
-class TorchProfiler(Callback):
+class TorchProfiler(EachStep, Callback):
     """Record some training steps with torch.profiler, write a trace per process, and print the costliest operators.
 
     The trace is `<dirpath>/rank<r>.<step>.pt.trace.json`, a Chrome trace: drop it on https://ui.perfetto.dev, or point
@@ -67,12 +67,6 @@ class TorchProfiler(Callback):
             with_stack=self.with_stack,
         )
         self._profile.start()
-
-    each_step = ("on_train_batch_end",)
-
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """As many as there are: what acts at each is in `each_step`."""
-        return math.inf
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

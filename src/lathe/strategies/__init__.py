@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from lathe.strategies.pipeline.strategy import Pipeline
     from lathe.strategies.tensor import TensorParallel
     from lathe.strategies.three_d import ThreeD
-    from lathe.strategies.whole_step import WholeStep
+    from lathe.strategies.whole_step import WholeStep, compile_task
 else:
     __getattr__ = lazily(
         __name__,
@@ -27,6 +27,7 @@ else:
             "TensorParallel": "tensor",
             "ThreeD": "three_d",
             "WholeStep": "whole_step",
+            "compile_task": "whole_step",
         },
     )
 
@@ -42,5 +43,6 @@ __all__ = [
     "WholeStep",
     "auto",
     "compile_net",
+    "compile_task",
     "precision_plugin",
 ]

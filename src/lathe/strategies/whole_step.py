@@ -15,7 +15,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from lathe.errors import UserError, require
-from lathe.strategies.compilation import compiler_arguments
+from lathe.strategies.compilation import compile_net, compiler_arguments
 
 # between which and the next nothing can be called where all of them are one function
 WITHIN = ("on_before_zero_grad", "on_before_backward", "on_after_backward", "on_before_optimizer_step")
@@ -159,6 +159,20 @@ class WholeStep:
             ) from error
         self._captured = True
         return found
+
+
+def compile_task(task: Any, device_type: str, options: Mapping[str, Any]) -> None:
+    """Compiles a task's net, and with `scope` step what trains it, in place.
+
+    Raises:
+        ArgumentError: as `compile_net`.
+        UserError: as `WholeStep`.
+    """
+    scope = options.get("scope", "net")
+    compile_net(task.net, device_type, **{key: value for key, value in options.items() if key != "scope"})
+    if scope == "step" and options.get("enabled"):
+        own = {key: options[key] for key in ("mode", "dynamic", "backend", "options") if key in options}
+        vars(task.driven)["whole_step"] = WholeStep(task, **own)
 
 
 def check_callbacks(trainer: Trainer) -> None:

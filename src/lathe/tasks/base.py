@@ -3,7 +3,6 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,12 +16,12 @@ from lathe.tasks.meters import SPLITS, Meters
 from lathe.tasks.microbatches import microbatches
 from lathe.tasks.older import refuse_older_names
 from lathe.tasks.scheduler import make_optimizers
+from lathe.tasks.sums import Sums
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
-MOST_WAITING = 16  # batches whose sums are made together
 
 
-class Task(Driven):
+class Task(Sums, Driven):
     """A net, an objective and the metrics that are reported for it.
 
     A subclass names its `metrics` and gives their sums over a batch (`reduce`); `computed` names metrics that follow
@@ -60,9 +59,6 @@ class Task(Driven):
         self.objective: Objective = self.losses
         self.meters: Meters | None = None
         self.onlookers: list[Callable[[str, Any, Any], None]] = []  # are shown split, outputs and batch of evaluations
-        self._sums: dict[str, Tensor] = {}
-        self._waiting: list[tuple[Any, Any, Tensor]] = []  # outputs, batch and loss of steps that are not in the sums
-        self._epoch_sums: dict[str, Tensor] = {}
         self._logged_step = -1
         self._restored: dict[str, list[list[float]]] = {}
         self._restored_log: list[dict[str, Any]] = []
@@ -102,16 +98,6 @@ class Task(Driven):
 
         `loss` is the mean over the counted samples.
         """
-        raise NotImplementedError
-
-    def reduce_later(self, outputs: Any, batch: Any) -> bool:
-        """Whether the sums of this batch of training may wait for those of the next ones, to be made together by
-        `reduce_several`: a small net's step is as short as a dozen operations on a small batch are.
-        """
-        return False
-
-    def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Tensor:
-        """What `reduce` makes of each (outputs, batch, loss), of equal shapes, in one: [batches, len(metrics) + 1]."""
         raise NotImplementedError
 
     def scored(self, outputs: Any, batch: Any) -> tuple[Tensor, Tensor]:
@@ -159,16 +145,6 @@ class Task(Driven):
         self.add_training(outputs, batch, loss.detach())
         return loss
 
-    def add_training(self, outputs: Any, batch: Any, loss: Tensor) -> None:
-        """Adds the metrics of a batch that is trained on; `loss` without its graph."""
-        if "train" in self._sums and self.reduce_later(outputs, batch):
-            self._wait(outputs.detach(), batch, loss)
-        else:
-            self._settle()
-            self._add("train", self.reduce(outputs, batch, loss))
-        if self.meters is not None:
-            self.meters.update("train", *self.scored(outputs.detach(), batch))
-
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         self.evaluate_outputs("val", self.net(batch[0]), batch)
 
@@ -190,21 +166,6 @@ class Task(Driven):
         for look in self.onlookers:
             look(split, outputs, batch)
 
-    def add_nothing(self, split: str) -> None:
-        """What a rank that sees no outputs adds (all but the last stage of a pipeline), so that every rank has a sum to
-        report.
-        """
-        self._add(split, self._nothing())
-
-    def _nothing(self) -> Tensor:
-        return torch.zeros(len(self.metrics) + 1, dtype=torch.float32, device=self.device)
-
-    @property
-    def _tables(self) -> dict[str, dict[str, Tensor]]:
-        """The sums under way, by what they are reset after, and by split."""
-        self._settle()
-        return {"window": self._sums, "epoch": self._epoch_sums}
-
     def split_batch(self, batch: Any, n: int) -> list[Any]:
         """A batch as `n` micro-batches along the first dimension; numbers, such as a count of targets, are shared out.
 
@@ -212,26 +173,6 @@ class Task(Driven):
             UserError: the samples do not divide by `n`.
         """
         return microbatches(batch, n)
-
-    def _add(self, split: str, sums: Tensor) -> None:
-        total = self._sums.get(split)
-        if total is None:
-            written.check_sums(self, sums)
-        self._sums[split] = sums if total is None else total + sums
-
-    def _wait(self, outputs: Tensor, batch: Any, loss: Tensor) -> None:
-        if self._waiting and (len(self._waiting) == MOST_WAITING or self._waiting[0][0].shape != outputs.shape):
-            self._settle()
-        self._waiting.append((outputs, batch, loss))
-
-    def _settle(self) -> None:
-        """Adds up what waits, one batch after the other: the same digits as if none had waited."""
-        if self._waiting:
-            rows = self.reduce_several(self._waiting)
-            self._waiting = []
-            total = self._sums["train"]
-            added = np.add.accumulate(torch.cat((total[None], rows)).numpy(), axis=0, dtype=np.float32)
-            self._sums["train"] = torch.from_numpy(added[-1].copy())
 
     def quiet_steps(self, trainer: Any) -> float:
         """How many of the next optimizer steps its hooks of a batch can do without: those before one that is logged."""
@@ -242,29 +183,11 @@ class Task(Driven):
 
     def _log_step(self) -> None:
         """Logs the mean since the last logged step, every `trainer.log_every_n_steps` optimizer steps."""
-        step, interval = self.trainer.global_step, self.trainer.log_every_n_steps  # type: ignore[attr-defined]  # a connector sets it
+        step, interval = self.trainer.global_step, self.trainer.log_every_n_steps
         if step > 0 and step % interval == 0 and step != self._logged_step and "train" in self._sums:
             self._logged_step = step
             self.latest = self._means("train", self._take("train"))
             self.write(self.latest)
-
-    def _take(self, split: str) -> Tensor:
-        """The sums since the last call; those of training are also added to the epoch's."""
-        self._settle()
-        sums = self._sums.pop(split)
-        if split == "train":
-            epoch = self._epoch_sums.get(split)
-            self._epoch_sums[split] = sums if epoch is None else epoch + sums
-        return sums
-
-    def _means(self, split: str, sums: Tensor) -> dict[str, float]:
-        if self.trainer.world_size > 1:
-            sums = self.trainer.strategy.reduce(sums.clone(), reduce_op="sum")
-        *values, count = sums.tolist()
-        if not count:
-            return {}
-        means = {name: value / count for name, value in zip(self.metrics, values, strict=True)}
-        return {f"{split}/{name}": value for name, value in {**means, **self.compute(means)}.items()}
 
     def write(self, metrics: dict[str, float]) -> None:
         """Sends metrics to all loggers at the current optimizer step."""

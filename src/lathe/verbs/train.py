@@ -37,7 +37,7 @@ from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
 from lathe.runs.reported import check_names, not_reported
 from lathe.runs.trainer import found_device, make_trainer, quiet, widen
-from lathe.strategies import WholeStep, compile_net
+from lathe.strategies import compile_task
 from lathe.tasks import Task
 from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
 from lathe.verbs.finish import conclude, finish
@@ -178,12 +178,7 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
     with under("trainer"):
         recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
     with under("compile"):
-        options = dict(cfg["compile"])
-        scope = options.pop("scope", "net")
-        compile_net(task.net, trainer.strategy.root_device.type, **options)
-        if scope == "step" and options.get("enabled"):
-            own = {key: options[key] for key in ("mode", "dynamic", "backend", "options") if key in options}
-            vars(task.driven)["whole_step"] = WholeStep(task, **own)
+        compile_task(task, trainer.strategy.root_device.type, cfg["compile"])
 
 
 class Start(Callback):

@@ -3,7 +3,6 @@
 import copy
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
+from lathe.callbacks.lean import EachStep
 from lathe.callbacks.methods.base import Compression
 from lathe.callbacks.methods.samples import an_input, first_batches, rewind
 from lathe.compression.batchnorm import reestimate_batchnorm
@@ -35,7 +35,7 @@ BATCHES = 15  # for BatchNorm's statistics, and for `taylor`
 
 
 @held("lathe.callbacks.PruneChannels")
-class PruneChannels(Compression):
+class PruneChannels(EachStep, Compression):
     """Removes whole channels, attention heads and hidden units until the net keeps to a budget (see `find_groups`,
     `choose`).
 
@@ -215,10 +215,6 @@ class PruneChannels(Compression):
             self._act(trainer, pl_module, trainer.global_step)
 
     each_step = ("on_before_optimizer_step", "on_train_batch_end")
-
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """As many as there are: what acts at each is in `each_step`."""
-        return math.inf
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         if self.mode == "one_shot" or self.chosen is not None:

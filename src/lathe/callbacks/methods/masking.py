@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lathe.callbacks.ema import EMA
+from lathe.callbacks.lean import EachStep
 from lathe.callbacks.methods.base import Compression, compressions
 from lathe.compression.channels.slices import staying
 from lathe.compression.masks.masks import Masks, make_masks
@@ -20,7 +21,7 @@ from lathe.measure.processes import everyones, processes
 from lathe.measure.shards import is_sharded, local, parameters_of, part_of
 
 
-class Masking(Compression):
+class Masking(EachStep, Compression):
     """Keep weights exactly zero where `masks` are, from the moment that a mask is set: in the net, in checkpoints, in
     EMA's average.
 
@@ -173,12 +174,6 @@ class Masking(Compression):
             # The checkpoint was written between an optimizer step and its decision.
             self._step = trainer.global_step
             self.on_step(trainer, pl_module, self._step)
-
-    each_step = ("on_train_batch_end",)
-
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """As many as there are: what acts at each is in `each_step`."""
-        return math.inf
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from lathe.callbacks.lean import EachStep
 from lathe.callbacks.methods.base import Compression
 from lathe.compression.quantization import ranges
 from lathe.compression.quantization.fake_quant import FakeQuantize
@@ -27,7 +28,7 @@ RECOMPILATIONS = 64  # compiled graphs per function: rounding, observing and fro
 
 
 @held("lathe.callbacks.QAT")
-class QAT(Compression):
+class QAT(EachStep, Compression):
     """Fake quantization of convolutions, linear layers, embeddings and residual sums (Jacob et al. 2018,
     arXiv:1712.05877).
 
@@ -161,12 +162,6 @@ class QAT(Compression):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._freeze_norms(trainer.global_step)  # whoever has called train() has thawed them
-
-    each_step = ("on_train_batch_end",)
-
-    def quiet_steps(self, trainer: Trainer) -> float:
-        """As many as there are: what acts at each is in `each_step`."""
-        return math.inf
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

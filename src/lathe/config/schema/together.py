@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from lathe.config.schema.compiled import whole_step
 from lathe.config.schema.names import canonical
 from lathe.config.schema.rule import shown
 from lathe.errors import UserError
@@ -214,7 +215,6 @@ def _scaling(cfg: Mapping[str, Any]) -> Iterator[str]:
 
 WHOLE = ("lathe.strategies.auto", "lathe.strategies.DDP")  # strategies that leave a net whole
 OWN = "lathe.tasks.LightningTask"
-MASKS = ("prune", "prune_nm", "prune_structured")  # methods that act on weights after a step, and nowhere else
 
 
 def _is_own(cfg: Mapping[str, Any]) -> bool:
@@ -268,41 +268,6 @@ def _own_module(cfg: Mapping[str, Any]) -> Iterator[str]:
         )
 
 
-def _whole_step(cfg: Mapping[str, Any]) -> Iterator[str]:
-    """What a step that is one compiled function has no place for."""
-    compiled, trainer = cfg["compile"], cfg["trainer"]
-    if not compiled.get("enabled") or compiled.get("scope", "net") != "step":
-        return
-    key, way = "compile.scope=step", "or use compile.scope=net"
-    if compiled.get("regional"):
-        yield f"compile.regional=true compiles the blocks of a net alone, and {key} the whole step: drop one."
-    if trainer["accumulate_grad_batches"] != 1:
-        yield (
-            f"trainer.accumulate_grad_batches={trainer['accumulate_grad_batches']}: {key} has the optimizer's update "
-            f"in every step: use 1, {way}."
-        )
-    if cfg["precision"]["name"] == "16-mixed":
-        yield (
-            f"precision=16-mixed scales the loss by what it finds in the gradients, for which {key} has no place: use "
-            f"precision=bf16-mixed, {way}."
-        )
-    if trainer.get("steps_per_call", "auto") == 1:
-        yield f"trainer.steps_per_call=1 makes steps in Lightning's way, and {key} does not: use auto, {way}."
-    if trainer.get("profiler"):
-        yield f"trainer.profiler={trainer['profiler']} measures Lightning's parts of a step, {key} has none: drop one."
-    if trainer.get("detect_anomaly"):
-        yield f"trainer.detect_anomaly=true looks at operations one by one, and {key} makes them one: drop one."
-    devices, target = trainer["devices"], cfg["strategy"].get("_target_")
-    several = len(devices) > 1 if isinstance(devices, list) else devices not in (1, -1, "auto")
-    if target not in (None, "lathe.strategies.auto") or several or trainer["num_nodes"] != 1:
-        yield f"{key} is for one process, strategy=auto with trainer.devices=1: use these, {way}."
-    if trainer.get("activation_checkpointing", "none") != "none":
-        yield f"trainer.activation_checkpointing={trainer['activation_checkpointing']} is not for {key}: drop one."
-    for name, made in cfg["compression"].items():
-        if isinstance(made, Mapping) and name not in MASKS:
-            yield f"compression={name} acts within a step, which {key} makes one function: leave it out, {way}."
-
-
 # Those of precision and strategy, which a job on a finished run chooses anew.
 CLASHES: tuple[Together, ...] = (_precisions, _scaling, _own_strategy)
 CONTRADICTIONS: tuple[Together, ...] = (
@@ -320,7 +285,7 @@ CONTRADICTIONS: tuple[Together, ...] = (
     _workers,
     _averaging,
     _own_module,
-    _whole_step,
+    whole_step,
     _samples,
     *CLASHES,
 )

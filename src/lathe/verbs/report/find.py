@@ -81,7 +81,8 @@ def _number(place: Place) -> int:
 
 def _nothing(text: str) -> str:
     folder = next(iter(_folders(text)))
-    strange = sorted({path.name for path in [*folder.glob("*"), *folder.glob("*/*")] if path.name in FOREIGN})
+    within = [path for depth in ("*", "*/*") for path in glob.glob(f"{glob.escape(str(folder))}/{depth}")]
+    strange = sorted({os.path.basename(path) for path in within} & set(FOREIGN))
     if not _entries(folder):
         return f"runs={text} is an empty folder: name one with run directories below it, such as logs/<name>."
     other = f"; {json.dumps(strange[0])} in it is of another tool" if strange else ""
