@@ -2,8 +2,10 @@
 
 import csv
 import io
+import math
 from argparse import Namespace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from lightning.pytorch.loggers import Logger
@@ -12,15 +14,18 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from lathe.errors import naming
 from lathe.files import whole
 
+PERIOD = 0.2  # seconds between two writes of a run that logs without pause
+
 
 class CSVLogger(Logger):
     """Writes metrics to `path`: a column `step`, counted in optimizer steps, and one for each metric; metrics of one
     step share a line.
 
-    The line of the newest step stays open for more metrics: `save` (which a checkpoint calls) brings it to disk, and it
-    is written over if more come. A new metric adds a column, for which the file is written anew beside itself and
-    swapped in, as it is for metrics of an earlier step: they go into that step's line. `start_step` is where a
-    continued run starts: later lines are dropped, since they will be written again.
+    The line of the newest step stays open for more metrics, and is written over if more come. `save` (which a
+    checkpoint calls) brings all lines to disk; without it they come there a few times a second. A new metric adds a
+    column, for which the file is written anew beside itself and swapped in, as it is for metrics of an earlier step:
+    they go into that step's line. `start_step` is where a continued run starts: later lines are dropped, since they
+    will be written again.
     """
 
     def __init__(self, path: Path, start_step: int = 0) -> None:
@@ -31,6 +36,8 @@ class CSVLogger(Logger):
         self._open: dict[str, str] = {}  # the newest step's metrics
         self._offset = 0  # where its line starts in the file, in bytes
         self._begun = False
+        self._closed: list[dict[str, str]] = []  # lines before it that are not on disk
+        self._saved = -math.inf
 
     @property
     def name(self) -> str:
@@ -71,9 +78,10 @@ class CSVLogger(Logger):
             self._write_earlier(int(key), metrics)
             return
         if self._open and self._open["step"] != key:
-            self.save()
-            self._offset = self._path.stat().st_size
+            self._closed.append(self._open)
             self._open = {}
+            if monotonic() - self._saved > PERIOD:
+                self.save()
         self._open["step"] = key
         fresh = [name for name in metrics if name not in self._columns]
         self._open.update({name: _text(value) for name, value in metrics.items()})
@@ -95,13 +103,18 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def save(self) -> None:
-        """Brings the open line to disk."""
-        if not self._open:
+        """Brings all lines to disk."""
+        self._saved = monotonic()
+        if not self._closed and not self._open:
             return
         with naming(self._path), open(self._path, "r+", newline="") as file:
             file.seek(self._offset)
             file.truncate()
-            csv.DictWriter(file, self._columns, restval="", extrasaction="ignore").writerow(self._open)
+            writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
+            writer.writerows(self._closed)
+            self._offset, self._closed = file.tell(), []
+            if self._open:
+                writer.writerow(self._open)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:

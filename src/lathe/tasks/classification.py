@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -65,6 +66,7 @@ class ClassificationTask(SupervisedTask):
                 raise ArgumentError("class_weights: expected one above 0, got zeros alone.")
             self._weights = weights * (len(weights) / weights.sum())
         self._sizes: dict[tuple[int, torch.device], Tensor] = {}
+        self._waits: torch.Size | None = None  # of logits whose sums may wait
 
     def check_answer(self, outputs: Tensor | None, facts: Mapping[str, Any]) -> None:
         """Holds logits, class weights and metrics against the number of classes.
@@ -141,22 +143,23 @@ class ClassificationTask(SupervisedTask):
         """Where `reduce` is this class's own and has class numbers and few logits, on the CPU: elsewhere the device
         works on it while the host goes on, and more are not worth keeping.
         """
-        return (
-            self.training
-            and type(self).reduce is ClassificationTask.reduce
-            and self._named in (None, ["accuracy"])
-            and outputs.device.type == "cpu"
-            and outputs.ndim == 2
-            and outputs.numel() <= MOST_LOGITS
-            and not batch[1].is_floating_point()
-        )
+        if outputs.shape != self._waits or not self.training:
+            fits = outputs.ndim == 2 and outputs.numel() <= MOST_LOGITS and outputs.device.type == "cpu"
+            own = type(self).reduce is ClassificationTask.reduce and self._named in (None, ["accuracy"])
+            if not (fits and own and self.training):
+                return False
+            self._waits = outputs.shape
+        return not batch[1].is_floating_point()
 
-    def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Tensor:
+    def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Any:
         outputs, batches, losses = zip(*waiting, strict=True)
-        count = self._size(batches[0][1])
-        correct = (torch.stack(outputs).argmax(dim=2) == torch.stack([batch[1] for batch in batches])).sum(dim=1)
-        means = torch.stack(losses).float() * count
-        return torch.stack((means, correct.float(), count.expand_as(means)), dim=1)
+        targets = torch.stack([batch[1] for batch in batches]).numpy()
+        found = torch.stack(outputs).float().numpy().argmax(axis=2)
+        count = np.float32(targets.shape[1])
+        rows = np.empty((len(waiting), 3), np.float32)
+        rows[:, 0] = torch.stack(losses).float().numpy() * count
+        rows[:, 1], rows[:, 2] = (found == targets).sum(axis=1), count
+        return rows
 
     def counted(self, targets: Tensor) -> Tensor | None:
         return None if targets.is_floating_point() else targets != IGNORE

@@ -46,8 +46,9 @@ class Sums:
         """
         return False
 
-    def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Tensor:
-        """What `reduce` makes of each (outputs, batch, loss), of equal shapes, in one: [batches, len(metrics) + 1]."""
+    def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Any:
+        """What `reduce` makes of each (outputs, batch, loss), of equal shapes on the CPU, in one: a float32 array
+        [batches, len(metrics) + 1]."""
         raise NotImplementedError
 
     def add_training(self, outputs: Any, batch: Any, loss: Tensor) -> None:
@@ -71,7 +72,7 @@ class Sums:
             rows = self.reduce_several(self._waiting)
             self._waiting = []
             total = self._sums["train"]
-            added = np.add.accumulate(torch.cat((total[None], rows)).numpy(), axis=0, dtype=np.float32)
+            added = np.add.accumulate(np.concatenate((total.numpy()[None], rows)), axis=0, dtype=np.float32)
             self._sums["train"] = torch.from_numpy(added[-1].copy())
 
     def _add(self, split: str, sums: Tensor) -> None:
