@@ -125,6 +125,8 @@ def test_every_choice_composes_and_its_parts_can_be_built(request: pytest.Fixtur
     cfg = chosen(choice)
     if group in ("experiment", "debug"):
         assert cfg["name"] == (name if group == "experiment" else "debug")
+    if choice == "performance=fast":
+        assert (cfg["precision"]["name"], cfg["trainer"]["channels_last"]) == ("auto", "auto")
     data = cfg["data"]
     images = "channels" in data
     shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])

@@ -13,6 +13,7 @@ from lathe.config.schema.strategies import PRECISIONS as FORMATS
 from lathe.errors import UserError
 from lathe.runs.trainer import device_type
 from lathe.strategies import precision_plugin
+from lathe.strategies.precision import best_format
 
 
 class Notes(LightningModule):
@@ -161,3 +162,27 @@ def test_device_type(monkeypatch: pytest.MonkeyPatch, accelerator: str, cuda: bo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
     assert device_type(accelerator) == device
+
+
+@pytest.mark.parametrize(("tiles", "name"), [(True, "bf16-mixed"), (False, "32-true")])
+def test_auto_takes_bfloat16_where_a_cpu_has_units_for_it_and_says_so(
+    tiles: bool, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: tiles)
+    assert precision_plugin("auto", "cpu") == {"precision": name}
+    assert f"precision=auto took {name}: the CPU has" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "capability", "name"),
+    [(True, (9, 0), "bf16-mixed"), (False, (7, 5), "16-mixed"), (False, (6, 1), "32-true")],
+)
+def test_auto_on_a_gpu(bfloat16: bool, capability: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: bfloat16)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    assert best_format("cuda")[0] == name
+
+
+def test_auto_on_apples() -> None:
+    assert best_format("mps")[0] == "32-true"

@@ -48,7 +48,7 @@ def make_trainer(
     Raises:
         UserError: an argument that the Trainer does not take, or a combination that it refuses.
     """
-    options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing", "steps_per_call")
+    options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing", "steps_per_call", "channels_last")
     kinds = {
         "enable_checkpointing": CheckpointBase,
         "enable_progress_bar": ProgressBar,

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from lathe.config.faces import lazily
 from lathe.strategies.compilation import compile_net
+from lathe.strategies.memory_format import channels_last
 from lathe.strategies.parallel import DDP, auto
 from lathe.strategies.precision import precision_plugin
 from lathe.strategies.sync_batchnorm import SyncBatchNorm
@@ -42,6 +43,7 @@ __all__ = [
     "ThreeD",
     "WholeStep",
     "auto",
+    "channels_last",
     "compile_net",
     "compile_task",
     "precision_plugin",

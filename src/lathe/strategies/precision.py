@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.plugins import DoublePrecision, MixedPrecision
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.config.schema.held import held
 from lathe.errors import UserError
@@ -14,13 +15,16 @@ def precision_plugin(
     name: str, device_type: str, matmul: str = "highest", init_scale: float = 65536.0, growth_interval: int = 2000
 ) -> dict[str, Any]:
     """The Trainer arguments, `precision` or `plugins`, that bring format `name` to devices of `device_type` (cpu, cuda
-    or mps).
+    or mps); `auto` takes the one that they multiply fastest, and prints it.
 
     Lightning turns 16-mixed on a CPU into bf16-mixed without a word; here it is real float16 with a gradient scaler.
 
     Raises:
         UserError: a format that this device can't do.
     """
+    if name == "auto":
+        name, reason = best_format(device_type)
+        rank_zero_only(print)(f"precision=auto took {name}: {reason}.", flush=True)
     if device_type == "mps" and name == "64-true":
         raise UserError(
             "precision=64-true: Apple's GPUs have no float64; use trainer.accelerator=cpu or precision=32-true."
@@ -41,6 +45,26 @@ def precision_plugin(
     if name == "64-true":  # by its name Lightning refuses it for strategies that it works with
         return {"plugins": [DoublePrecision()]}
     return {"precision": name}
+
+
+def best_format(device_type: str) -> tuple[str, str]:
+    """The mixed format that devices of this type multiply fastest, and why.
+
+    On CPUs bfloat16 pays with AMX tiles alone: with AVX-512's instructions of it, a ResNet-18 took 1.4 times as long as
+    in float32 (benchmarks/bench_precision.py).
+    """
+    if device_type == "cuda":
+        name = torch.cuda.get_device_name()
+        if torch.cuda.is_bf16_supported(including_emulation=False):
+            return "bf16-mixed", f"{name} has bfloat16 arithmetic"
+        if torch.cuda.get_device_capability() >= (7, 0):
+            return "16-mixed", f"{name} has float16 arithmetic, and no bfloat16"
+        return "32-true", f"{name} has no 16-bit matrix units"
+    if device_type == "cpu":
+        if torch.cpu._is_amx_tile_supported():
+            return "bf16-mixed", "the CPU has AMX units for bfloat16"
+        return "32-true", "the CPU has no AMX units, without which bfloat16 is slower"
+    return "32-true", f"bfloat16 on {device_type} is not known to be faster"
 
 
 def set_float32(matmul: str) -> None:

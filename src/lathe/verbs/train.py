@@ -18,11 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.callbacks import (
-    Compression,
-    Preemption,
-    skip_empty_hooks,
-)
+from lathe.callbacks import Compression, Preemption, skip_empty_hooks
 from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
 from lathe.config.stages import methods
@@ -37,7 +33,7 @@ from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
 from lathe.runs.reported import check_names, not_reported
 from lathe.runs.trainer import found_device, make_trainer, quiet, widen
-from lathe.strategies import compile_task
+from lathe.strategies import channels_last, compile_task
 from lathe.tasks import Task
 from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
 from lathe.verbs.finish import conclude, finish
@@ -177,6 +173,7 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
             callback.check(task.net)
     with under("trainer"):
         recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
+        channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
     with under("compile"):
         compile_task(task, trainer.strategy.root_device.type, cfg["compile"])
 

@@ -36,7 +36,8 @@ CLASSES: dict[str, dict[str, Rule]] = {
 }
 _TARGET = text("the dotted path of a class or function", r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILDER = "lathe.optim.build_optimizer"  # hands what it does not take to the class at `kind`, but for what is null
-WHOLE, GLOBAL = ("experiment", "debug"), "# @package _global_"  # groups whose files set keys of the whole
+# groups whose files set keys of the whole
+WHOLE, GLOBAL = ("experiment", "debug", "performance"), "# @package _global_"
 _NONE: dict[str, Rule] = {}
 _HYDRA: dict[str, Rule] = {"_recursive_": flag, "_convert_": word("none", "partial", "object", "all")}
 

@@ -88,7 +88,7 @@ LAUNCH: dict[str, Rule] = {
     "numa": word("none", "node", "socket", "exclusive"),
 }
 PRECISION: dict[str, Rule] = {
-    "name": word(*PRECISIONS),
+    "name": word(*PRECISIONS, "auto"),
     "matmul": word("highest", "high", "medium"),
     "init_scale": number(above=0),
     "growth_interval": count,

@@ -196,7 +196,7 @@ def _samples(cfg: Mapping[str, Any]) -> Iterator[str]:
 
 def _precisions(cfg: Mapping[str, Any]) -> Iterator[str]:
     name, taken = cfg["precision"].get("name"), cfg["strategy"].get("precisions")
-    if taken is not None and name not in taken:
+    if taken is not None and name not in (*taken, "auto"):  # which takes one that all of them have
         strategy = str(cfg["strategy"].get("_target_")).rpartition(".")[2]
         yield (
             f"precision.name={name}: strategy {strategy} takes {', '.join(taken)}; choose one of them or another "

@@ -57,6 +57,7 @@ TRAINER: dict[str, Rule] = {
     "profiler": word("simple", "advanced", "pytorch") | None,
     "detect_anomaly": flag,
     "steps_per_call": count | "auto",
+    "channels_last": flag | "auto",
     "sync_batchnorm": flag,
     "activation_checkpointing": word("none", "blocks", "sqrt") | text("every_<n>", r"every_[1-9]\d{0,5}"),
     "reload_dataloaders_every_n_epochs": whole(0),
