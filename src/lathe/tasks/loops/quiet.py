@@ -58,6 +58,6 @@ def tell(part: Any, name: str) -> None:
     _TOLD.add(type(part))
     print(
         f"trainer.steps_per_call=auto: {type(part).__name__}.{name} may want to see every step, so each is made by "
-        "itself; what quiet_steps says of it makes short steps cheaper (docs/own_parts.md).",
+        "itself; what quiet_steps says of it makes short steps cheaper (docs/running.md).",
         flush=True,
     )
