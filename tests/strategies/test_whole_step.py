@@ -132,6 +132,31 @@ def test_a_net_that_can_not_be_captured_is_told(tmp_path: Path, monkeypatch: pyt
         trained(tmp_path, *GRAPH)
 
 
+def test_a_parameter_without_a_part_in_the_loss_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lathe.nets import MLP
+
+    made = MLP.__init__
+
+    def with_one_more(self: Any, *args: Any, **options: Any) -> None:
+        made(self, *args, **options)
+        self.idle = torch.nn.Parameter(torch.ones(3))
+
+    monkeypatch.setattr(MLP, "__init__", with_one_more)
+    with pytest.raises(UserError, match="a parameter of MLP has no part in the loss"):
+        trained(tmp_path, *GRAPH)
+
+
+def test_what_changes_beside_the_learning_rate_is_refused(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *SMALL, *GRAPH, "test=false", "optimizer=sgd", "scheduler=none")
+    cfg["scheduler"] = {
+        "_target_": "torch.optim.lr_scheduler.OneCycleLR",
+        "_partial_": True,
+        "max_lr": 0.1,
+    }
+    with pytest.raises(UserError, match="something changes momentum of SGD during training"):
+        lathe.verbs.train.train(cfg)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [

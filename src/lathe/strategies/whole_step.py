@@ -60,6 +60,7 @@ class WholeStep:
         self._function: Callable[[Any], tuple[Tensor, Any]] | None = None
         self._optimizer: Optimizer | None = None
         self._captured = False
+        self._fixed: list[dict[str, Any]] = []
 
     def bind(self, trainer: Trainer) -> None:
         """Prepares for this Trainer's optimizer and number format, once."""
@@ -109,10 +110,8 @@ class WholeStep:
                 outputs = net._call_impl(batch[0])  # not what evaluation has compiled, which is another graph
                 terms = list(self.task.objective(outputs, batch).values())
                 loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-            found = torch.autograd.grad(loss, parameters, allow_unused=True)
-            for gradient, new in zip(gradients, found, strict=True):
-                if new is not None:
-                    gradient.copy_(new)
+            for gradient, new in zip(gradients, torch.autograd.grad(loss, parameters), strict=True):
+                gradient.copy_(new)
             with torch.no_grad():
                 if value and algorithm == "value":
                     nn.utils.clip_grad_value_(parameters, value)
@@ -134,8 +133,10 @@ class WholeStep:
         numbers = [group["lr"] for group in groups]
         for group, rate, number in zip(groups, self._rates, numbers, strict=True):
             group["lr"] = rate.fill_(number)
+        fixed = _fixed(self._optimizer)
         try:
-            loss, outputs = self._function(batch) if self._captured else self._first(batch)
+            loss, outputs = self._function(batch) if self._captured and fixed == self._fixed else self._anew(batch)
+            self._captured, self._fixed = True, fixed
         finally:
             for group, number in zip(groups, numbers, strict=True):
                 group["lr"] = number
@@ -148,17 +149,40 @@ class WholeStep:
         self.task.add_training(outputs, batch, loss)
         return loss
 
-    def _first(self, batch: Any) -> tuple[Tensor, Any]:
+    def _anew(self, batch: Any) -> tuple[Tensor, Any]:
+        """The first step that is compiled, and one that would have to be compiled once more."""
         assert self._function is not None
+        assert self._optimizer is not None
+        if self._captured:
+            now, then = _fixed(self._optimizer), self._fixed
+            name = next(key for new, old in zip(now, then, strict=True) for key in new if new[key] != old[key])
+            raise UserError(
+                f"{KEY}: something changes {name} of {type(self._optimizer).__name__} during training, and a compiled "
+                "step has all but lr fixed: leave it as it is (cycle_momentum=false), or use compile.scope=net."
+            )
         try:
-            found = self._function(batch)
+            return self._function(batch)
         except torch._dynamo.exc.Unsupported as error:
             reason = str(error).strip().splitlines()[0]
             raise UserError(
                 f"{KEY}: the step can't be captured as one graph ({reason}): use compile.scope=net."
             ) from error
-        self._captured = True
-        return found
+        except RuntimeError as error:
+            require(
+                "not have been used" not in str(error),
+                f"{KEY}: a parameter of {type(self.task.net).__name__} has no part in the loss: freeze it, or use "
+                "compile.scope=net.",
+            )
+            raise
+
+
+def _fixed(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What of its groups' settings is a constant of the graph."""
+    plain = (bool, int, float, str, tuple, type(None))
+    return [
+        {key: value for key, value in group.items() if key != "lr" and isinstance(value, plain)}
+        for group in optimizer.param_groups
+    ]
 
 
 def compile_task(task: Any, device_type: str, options: Mapping[str, Any]) -> None:
