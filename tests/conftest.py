@@ -15,6 +15,8 @@ os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
 # The key that marks exports as made here lies in the user's folder, which is none of a test's business.
 os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests-{os.getuid()}")
+# What is compiled is compiled once for all tests, whose runs have data folders of their own.
+os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(os.environ["XDG_STATE_HOME"], "compiled"))
 
 import pytest
 

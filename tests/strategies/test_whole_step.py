@@ -99,6 +99,19 @@ def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Inter
     ]
 
 
+def test_what_is_compiled_is_kept_beside_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # which the run's own takes the place of, until the end
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    trained(tmp_path, *STEP, f"paths.data_dir={tmp_path / 'mine'}")
+    made = list((tmp_path / "mine" / "compiled").rglob("*.so"))
+    assert made
+    counters.clear()
+    torch.compiler.reset()
+    trained(tmp_path, *STEP, f"paths.data_dir={tmp_path / 'mine'}")
+    assert counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"] > 0
+    assert list((tmp_path / "mine" / "compiled").rglob("*.so")) == made
+
+
 def test_a_loss_that_is_no_number_stops_it(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"in optimizer step \d+ the loss is"):
         trained(tmp_path, *GRAPH, "optimizer=sgd", "optimizer.lr=1e30", "callbacks.nan_guard.every_n_steps=5")

@@ -1,9 +1,11 @@
 """An optimizer step as one compiled function, `compile.scope=step`."""
 
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -185,13 +187,16 @@ def _fixed(optimizer: Optimizer) -> list[dict[str, Any]]:
     ]
 
 
-def compile_task(task: Any, device_type: str, options: Mapping[str, Any]) -> None:
-    """Compiles a task's net, and with `scope` step what trains it, in place.
+def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache: Path | None = None) -> None:
+    """Compiles a task's net, and with `scope` step what trains it, in place. Inductor keeps what it has compiled in the
+    folder `cache`, where a later run finds it, unless TORCHINDUCTOR_CACHE_DIR names another.
 
     Raises:
         ArgumentError: as `compile_net`.
         UserError: as `WholeStep`.
     """
+    if options.get("enabled") and cache is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute()))
     scope = options.get("scope", "net")
     compile_net(task.net, device_type, **{key: value for key, value in options.items() if key != "scope"})
     if scope == "step" and options.get("enabled"):

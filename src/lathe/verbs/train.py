@@ -175,7 +175,8 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
         recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
         channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
     with under("compile"):
-        compile_task(task, trainer.strategy.root_device.type, cfg["compile"])
+        kept = Path(cfg["paths"]["data_dir"]) / "compiled" if "data_dir" in cfg["paths"] else None
+        compile_task(task, trainer.strategy.root_device.type, cfg["compile"], kept)
 
 
 class Start(Callback):
