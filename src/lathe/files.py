@@ -11,11 +11,14 @@ import os
 import platform
 import re
 import shutil
+import signal
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 _MACHINE = re.sub(r"\W", "_", platform.node()) or "machine"
 _BESIDE = re.compile(r"\.tmp-(\w+)-(\d+)\.(.+?)(\.old)?")
@@ -79,6 +82,25 @@ def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
     finally:
         _delete(temporary)
         _settle(path, _aside(path))
+
+
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Lets a Ctrl-C within wait for the end: torch's writer of checkpoints, which Python calls back, can't be left in
+    its middle, and takes the process down when it is thrown away.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    received: list[tuple[int, Any]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: received.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if received:
+            before(*received[-1])
 
 
 def require_file(path: Path) -> None:

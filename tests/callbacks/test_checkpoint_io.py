@@ -1,6 +1,7 @@
 """A file under its own name is always whole; a thread that writes it changes nothing but who waits."""
 
 import errno
+import io
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import torch
 from lightning.pytorch import Callback
 
-from lathe.callbacks import Checkpoint
+from lathe.callbacks import Checkpoint, checkpoint_io
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
 
 
@@ -259,3 +260,30 @@ def test_kill_9_while_writing_leaves_a_whole_file(tmp_path: Path) -> None:
     state = torch.load(path, weights_only=True)
     assert torch.equal(state["state_dict"]["weight"], torch.full((500_000,), float(state["global_step"])))
     process.stdout.close()
+
+
+@pytest.mark.parametrize("at", [1, 2, 5, 9])
+def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """The writer of torch calls Python for each piece, where the signal would be heard."""
+    path, pieces = tmp_path / "last.ckpt", []
+    opened = open
+
+    class Heard(io.FileIO):
+        def write(self, data: Any) -> int:
+            pieces.append(len(data))
+            if len(pieces) == at:
+                signal.raise_signal(signal.SIGINT)
+            return super().write(data)
+
+    monkeypatch.setattr(
+        checkpoint_io,
+        "open",
+        lambda name, mode: Heard(name, "wb") if mode == "wb" else opened(name, mode),
+        raising=False,
+    )
+    with pytest.raises(KeyboardInterrupt):
+        AtomicCheckpointIO().save_checkpoint({"weights": torch.ones(1000)}, path)
+    assert len(pieces) > at
+    assert torch.load(path, weights_only=True)["weights"].equal(torch.ones(1000))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]

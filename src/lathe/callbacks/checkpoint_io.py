@@ -14,7 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
 
-from lathe.files import whole
+from lathe.files import uninterrupted, whole
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -36,7 +36,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         folder = target.parent / os.readlink(target) if target.is_symlink() else None
-        with whole(target, replace_folder=True) as temporary:
+        with uninterrupted(), whole(target, replace_folder=True) as temporary:
             try:
                 with open(temporary, "wb") as file:
                     torch.save(checkpoint, file)

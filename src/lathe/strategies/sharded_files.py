@@ -27,7 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from lathe.errors import UserError
-from lathe.files import whole
+from lathe.files import uninterrupted, whole
 from lathe.strategies.full_state import map_spread, parameters_by_id
 
 META = "meta.pt"
@@ -73,7 +73,7 @@ def save(checkpoint: dict[str, Any], path: Path) -> None:
         sweep(path)
     dcp.save(dict(spread), storage_writer=FileSystemWriter(str(folder)))  # returns once every rank has written
     if writes:
-        with whole(folder / META) as temporary, open(temporary, "wb") as file:
+        with uninterrupted(), whole(folder / META) as temporary, open(temporary, "wb") as file:
             torch.save({"checkpoint": rest, "spread": paths}, file)
         with whole(path, replace_folder=True) as link:  # no copy of it, which has followed the link, stays either
             link.symlink_to(folder.name, target_is_directory=True)
