@@ -50,7 +50,7 @@ def precision_plugin(
 def best_format(device_type: str) -> tuple[str, str]:
     """The mixed format that devices of this type multiply fastest, and why.
 
-    On CPUs bfloat16 pays with AMX tiles alone: with AVX-512's instructions of it, a ResNet-18 took 1.4 times as long as
+    On CPUs bfloat16 pays with AMX tiles alone: with AVX-512's instructions of it, a ResNet-18 took 1.3 times as long as
     in float32 (benchmarks/bench_precision.py).
     """
     if device_type == "cuda":
