@@ -131,6 +131,17 @@ def test_a_callback_within_the_step_is_refused(tmp_path: Path, monkeypatch: pyte
         trained(tmp_path, *GRAPH)
 
 
+def test_a_loop_that_has_no_place_for_it_is_refused(tmp_path: Path) -> None:
+    """Also where no launch has looked at the configuration."""
+    cfg = new_run(tmp_path, *SMALL, *GRAPH, "test=false")
+    cfg["trainer"]["steps_per_call"] = 1
+    with pytest.raises(UserError, match="makes its steps in Lightning's way"):
+        lathe.verbs.train.train(cfg)
+    cfg["trainer"] |= {"steps_per_call": "auto", "accumulate_grad_batches": 2}
+    with pytest.raises(UserError, match="has a step of its own"):
+        lathe.verbs.train.train(cfg)
+
+
 def test_a_net_that_can_not_be_captured_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from lathe.nets import MLP
 

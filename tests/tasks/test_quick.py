@@ -1,14 +1,17 @@
 """Steps that nobody looks at are made several at once, and whoever wants to see each sees each."""
 
+import weakref
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from lightning.pytorch import Callback
 from support.runs import SMALL, column, new_run
 
 import lathe.verbs.train
 from lathe.callbacks import Throughput
+from lathe.tasks import ClassificationTask
 from lathe.tasks.loops import quiet
 from lathe.tasks.loops.quick import Steps
 
@@ -149,3 +152,32 @@ def test_a_stop_that_one_of_them_asks_for_is_at_that_step(
     train(tmp_path, monkeypatch, stops)
     assert stops.steps == list(range(1, 14))
     assert quick
+
+
+class SeesNone(Sees):
+    """Says a number that makes no sense."""
+
+    def quiet_steps(self, trainer: Any) -> float:
+        return -3
+
+
+def test_less_than_none_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]) -> None:
+    sees = SeesNone()
+    train(tmp_path, monkeypatch, sees)
+    assert sees.steps == list(range(1, STEPS + 1))
+    assert not quick
+
+
+def test_inputs_do_not_wait_with_the_metrics() -> None:
+    """Only logits, targets and losses do: those of images would be the memory of sixteen batches."""
+    task = ClassificationTask(torch.nn.Linear(4, 3))
+    inputs = []
+    for _ in range(5):
+        x, y = torch.randn(6, 4), torch.randint(0, 3, (6,))
+        inputs.append(weakref.ref(x))
+        task.training_loss(task.net(x), (x, y)).backward()
+    del x
+    assert len(task._waiting) == 4
+    assert [one() for one in inputs] == [None] * 5
+    task._settle()
+    assert task._sums["train"][2] == 30

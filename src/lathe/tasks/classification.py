@@ -139,21 +139,22 @@ class ClassificationTask(SupervisedTask):
         sums = [found[name].float() for name in self._named]
         return torch.stack((loss.float() * count, *sums, count.float()))
 
-    def reduce_later(self, outputs: Tensor, batch: Any) -> bool:
-        """Where `reduce` is this class's own and has class numbers and few logits, on the CPU: elsewhere the device
-        works on it while the host goes on, and more are not worth keeping.
+    def reduce_later(self, outputs: Tensor, batch: Any) -> Tensor | None:
+        """The targets, where `reduce` is this class's own and has class numbers and few logits, on the CPU: elsewhere
+        the device works on it while the host goes on, and more are not worth keeping.
         """
         if outputs.shape != self._waits or not self.training:
             fits = outputs.ndim == 2 and outputs.numel() <= MOST_LOGITS and outputs.device.type == "cpu"
             own = type(self).reduce is ClassificationTask.reduce and self._named in (None, ["accuracy"])
             if not (fits and own and self.training):
-                return False
+                return None
             self._waits = outputs.shape
-        return not batch[1].is_floating_point()
+        target: Tensor = batch[1]
+        return None if target.is_floating_point() else target
 
     def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Any:
-        outputs, batches, losses = zip(*waiting, strict=True)
-        targets = torch.stack([batch[1] for batch in batches]).numpy()
+        outputs, kept, losses = zip(*waiting, strict=True)
+        targets = torch.stack(kept).numpy()
         found = torch.stack(outputs).float().numpy().argmax(axis=2)
         count = np.float32(targets.shape[1])
         rows = np.empty((len(waiting), 3), np.float32)

@@ -26,7 +26,7 @@ class Sums:
         super().__init__()
         self._sums: dict[str, Tensor] = {}
         self._epoch_sums: dict[str, Tensor] = {}
-        self._waiting: list[tuple[Any, Any, Tensor]] = []  # outputs, batch and loss of steps that are not in the sums
+        self._waiting: list[tuple[Any, Any, Tensor]] = []  # outputs, targets and loss of steps not in the sums
 
     def reduce(self, outputs: Any, batch: Any, loss: Tensor) -> Tensor:
         """See `Task`."""
@@ -40,31 +40,34 @@ class Sums:
         """See `Task`."""
         return {}
 
-    def reduce_later(self, outputs: Any, batch: Any) -> bool:
-        """Whether the sums of this batch of training may wait for those of the next ones, to be made together by
-        `reduce_several`: a small net's step is as short as a dozen operations on a small batch are.
+    def reduce_later(self, outputs: Any, batch: Any) -> Any:
+        """What of this batch of training its sums are made of, where they may wait for those of the next ones, to be
+        made together by `reduce_several`; None where they may not. A small net's step is as short as a dozen operations
+        on a small batch are. Whole batches must not wait: their inputs would stay in memory.
         """
-        return False
+        return None
 
     def reduce_several(self, waiting: list[tuple[Any, Any, Tensor]]) -> Any:
-        """What `reduce` makes of each (outputs, batch, loss), of equal shapes on the CPU, in one: a float32 array
-        [batches, len(metrics) + 1]."""
+        """What `reduce` makes of each (outputs, what `reduce_later` gave, loss), of equal shapes on the CPU, in one: a
+        float32 array [batches, len(metrics) + 1].
+        """
         raise NotImplementedError
 
     def add_training(self, outputs: Any, batch: Any, loss: Tensor) -> None:
         """Adds the metrics of a batch that is trained on; `loss` without its graph."""
-        if "train" in self._sums and self.reduce_later(outputs, batch):
-            self._wait(outputs.detach(), batch, loss)
+        kept = self.reduce_later(outputs, batch) if "train" in self._sums else None
+        if kept is not None:
+            self._wait(outputs.detach(), kept, loss)
         else:
             self._settle()
             self._add("train", self.reduce(outputs, batch, loss))
         if self.meters is not None:
             self.meters.update("train", *self.scored(outputs.detach(), batch))
 
-    def _wait(self, outputs: Tensor, batch: Any, loss: Tensor) -> None:
+    def _wait(self, outputs: Tensor, kept: Any, loss: Tensor) -> None:
         if self._waiting and (len(self._waiting) == MOST_WAITING or self._waiting[0][0].shape != outputs.shape):
             self._settle()
-        self._waiting.append((outputs, batch, loss))
+        self._waiting.append((outputs, kept, loss))
 
     def _settle(self) -> None:
         """Adds up what waits, one batch after the other: the same digits as if none had waited."""

@@ -88,7 +88,7 @@ class Steps(Step):
             if most < 1:
                 return 0
             most = min(most, ask(self.trainer))
-        return int(most)
+        return max(0, int(most))
 
     def quick(self, most: float) -> int:
         """Makes up to `most` steps of which nobody but each step's own hooks takes notice; how many. `stopped` is
@@ -101,8 +101,7 @@ class Steps(Step):
         done, first, waited = 0, self.progress.current.ready, 0.0
         stepped, zeroed = self.optimization.optim_progress.optimizer.step, 0
         batches: list[Any] = []
-        trainer, signals, fetcher = self.trainer, self.trainer._signal_connector, self.fetcher
-        iterator: Any = self.iterator
+        trainer, signals = self.trainer, self.trainer._signal_connector
         train: Any = module.training_step if self.direct else self.strategy.training_step
         start, before, after, final = self.quick_hooks
         began = perf_counter()
@@ -110,12 +109,9 @@ class Steps(Step):
             while done < count:
                 asked = perf_counter()
                 try:
-                    batch = next(iterator.iterators[0])
+                    batch = self._next()
                 except StopIteration:
-                    fetcher.done = True
                     break
-                iterator._idx += 1
-                fetcher.fetched += 1
                 if self.converts or self.moves or not is_on(batch, device):
                     batch = self.moved(batch)
                 waited += perf_counter() - asked

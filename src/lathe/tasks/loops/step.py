@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from lathe.errors import require
 from lathe.tasks.loops.batches import Batches, overrides
 
 HOOKS = (
@@ -52,7 +53,11 @@ class Step(Batches):
         self.whole: Any = vars(module).get("whole_step")
         if self.whole is not None:
             self.whole.bind(trainer)
-            assert self.plain
+            require(
+                self.plain and self.every == 1,
+                "compile.scope=step: the strategy, the number format or the task has a step of its own, which a "
+                "compiled one does not go through: use compile.scope=net.",
+            )
             hooks = [getattr(callback, "on_whole_step", None) for callback in trainer.callbacks]
             self.after_whole = [hook for hook in hooks if hook is not None]
         self.needs_closure = _needs_closure(self.optimizer)
@@ -102,6 +107,12 @@ class Step(Batches):
             return next(fetcher)[0]
         if self.fetched is not None:
             self.fetched()
+        return self._next()
+
+    def _next(self) -> Any:
+        """The only loader's batch, of a known number."""
+        fetcher: Any = self.fetcher
+        iterator: Any = self.iterator
         try:
             batch = next(iterator.iterators[0])
         except StopIteration:

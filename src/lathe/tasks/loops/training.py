@@ -5,6 +5,7 @@ from typing import Any
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
+from lathe.errors import require
 from lathe.tasks.loops.quick import Steps
 
 
@@ -19,6 +20,12 @@ class StepLoop(_TrainingEpochLoop):
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
         self._steps = None if self.steps_per_call == 1 else Steps.found(self, data_fetcher)
+        require(
+            self._steps is not None or "whole_step" not in vars(self.trainer.lightning_module),
+            "compile.scope=step: this run makes its steps in Lightning's way (trainer.steps_per_call=1, a profiler, "
+            "several loaders at once, or a scheduler that waits at each step): leave that out, or use "
+            "compile.scope=net.",
+        )
 
     def advance(self, data_fetcher: _DataFetcher) -> None:
         """Trains on the batches up to the next place at which Lightning has something to do.
