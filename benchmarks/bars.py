@@ -2,37 +2,24 @@
 
 import argparse
 import json
+from collections.abc import Callable
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from lathe.benchmark.report import Results, Spread, forward_shares, rate, ratio, rest, state, table
-
-
-class Bar(NamedTuple):
-    """What a ratio has to be `at_most` or `at_least`; without both it is only shown."""
-
-    sentence: str
-    measured: Spread | None
-    at_most: float | None = None
-    at_least: float | None = None
-
-    def row(self) -> list[str]:
-        """The sentence with its limit, what was measured, and whether the median meets it."""
-        if self.at_most is None and self.at_least is None:
-            return [self.sentence, str(self.measured or "not measured"), ""]
-        how = f"at least {self.at_least:.2f}" if self.at_most is None else f"at most {self.at_most:.2f}"
-        if self.measured is None:
-            return [f"{self.sentence} {how}", "not measured", "-"]
-        low = self.measured.median >= (self.at_least or float("-inf"))
-        met = low and self.measured.median <= (self.at_most or float("inf"))
-        return [f"{self.sentence} {how}", str(self.measured), "met" if met else "missed"]
+from lathe.benchmark import int8, loaders, trainer
+from lathe.benchmark.report import forward_shares, rest, state
+from lathe.benchmark.spread import Results, Spread, rate, ratio, table
+from lathe.benchmark.thresholds import Threshold
 
 
-def scaling(results: Results) -> list[Bar]:
+def scaling(results: Results) -> list[Threshold]:
     pair, auto = "ddp, 2, weak", "auto, 1, weak"
     bars = [
-        Bar(f"{name}, 1 process: step time over auto's", ratio(results, f"{name}, 1, weak", auto, _time), at_most=1.05)
+        Threshold(
+            f"{name}, 1 process: step time over auto's", ratio(results, f"{name}, 1, weak", auto, _time), at_most=1.05
+        )
         for name in ("ddp", "fsdp")
     ]
     gain = ratio(results, pair, "ddp, 1, weak", rate)
@@ -40,25 +27,25 @@ def scaling(results: Results) -> list[Bar]:
     alone = ratio(results, pair, f"{pair}, no sync", rate)
     return [
         *bars,
-        Bar(f"{pair}: efficiency", halves, at_least=0.90),
-        Bar("the same over two processes that sum no gradients: what the machine leaves to ddp", alone),
+        Threshold(f"{pair}: efficiency", halves, at_least=0.90),
+        Threshold("the same over two processes that sum no gradients: what the machine leaves to ddp", alone),
     ]
 
 
-def memory(results: Results) -> list[Bar]:
+def memory(results: Results) -> list[Threshold]:
     deep, none = "auto, 1, sqrt", "auto, 1, none"
     kept = "parameters and optimizer of a process over the dense ones,"
     return [
         *(
-            Bar(f"{name}, 2: {kept}", ratio(results, f"{name}, 2", "auto, 1", state), at_most=0.60)
+            Threshold(f"{name}, 2: {kept}", ratio(results, f"{name}, 2", "auto, 1", state), at_most=0.60)
             for name in ("fsdp", "deepspeed_3")
         ),
-        Bar(
+        Threshold(
             "sqrt, 64 blocks: activations kept for backward over those of none,",
             ratio(results, deep, none, itemgetter("activations")),
             at_most=0.35,
         ),
-        Bar(
+        Threshold(
             "sqrt, 64 blocks: all but parameters, gradients and optimizer at the peak, over that of none,",
             ratio(results, deep, none, rest),
             at_most=0.35,
@@ -66,11 +53,11 @@ def memory(results: Results) -> list[Bar]:
     ]
 
 
-def overhead(results: Results) -> list[Bar]:
+def overhead(results: Results) -> list[Threshold]:
     shares = forward_shares(results)
     limits = {"prune": 1.03, "qat": 1.60, "distill": 1.05 + (Spread(shares).median if shares else 0.0)}
     return [
-        Bar(
+        Threshold(
             f"{name}: step over the plain one's,",
             ratio(results, name, "plain", itemgetter("mean_step_ms")),
             at_most=limit,
@@ -79,7 +66,19 @@ def overhead(results: Results) -> list[Bar]:
     ]
 
 
-SUITES = {"scaling": scaling, "memory": memory, "overhead": overhead}
+def claimed(suite: Any, results: Results) -> list[Threshold]:
+    """What a suite of sides promises itself."""
+    return [Threshold(sentence, measured, **limit) for sentence, measured, limit in suite.claims(results)]
+
+
+SUITES: dict[str, Callable[[Results], list[Threshold]]] = {
+    "scaling": scaling,
+    "memory": memory,
+    "overhead": overhead,
+    "loaders": partial(claimed, loaders),
+    "trainer": partial(claimed, trainer),
+    "int8": partial(claimed, int8),
+}
 
 
 def _time(result: dict[str, Any]) -> float:

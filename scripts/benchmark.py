@@ -1,5 +1,6 @@
-"""Measures training: python scripts/benchmark.py suite=scaling (or memory, overhead, gpu; cli, trainer, data run the
-older scripts), and a finished run's files: python scripts/benchmark.py suite=inference run=logs/latest"""
+"""Measures training: python scripts/benchmark.py suite=scaling (or parallel, precision, compile, memory, overhead, gpu;
+cli runs an older script), reading, the Trainer and integers (suite=loaders, trainer, int8), and a finished run's files:
+suite=inference run=logs/latest"""
 
 import runpy
 import sys
@@ -12,14 +13,15 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig
 
 from lathe import trust
-from lathe.benchmark import crew, suites
+from lathe.benchmark import crew, sides, suites
+from lathe.benchmark.thresholds import missed
 from lathe.config.composed import check, resolve
-from lathe.errors import refuse, require
+from lathe.errors import UserError, refuse, require
 from lathe.launch.devices import count_processes
 from lathe.launch.start import check_typed
 from lathe.launch.telling import one_sentence, tell
 
-OLDER = ("cli", "trainer", "data")
+OLDER = ("cli",)
 
 
 @one_sentence
@@ -40,18 +42,28 @@ def benchmark(cfg: DictConfig) -> None:
     request = resolve(cfg)
     check_typed(cfg, request)
     trust.allow(request)
-    suite = str(request["suite"])
+    suite = request["suite"] = sides.now(str(request["suite"]))
     where = request["output"] or f"{request['paths']['log_dir']}/benchmark/{suite}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
     output = Path(where).absolute()
     require(not output.is_file(), f"output={where} is a file: name a folder.")
     if suite in OLDER:
+        suites.refuse_others(request, {})
         output.mkdir(parents=True, exist_ok=True)
         rounds = ["--rounds", str(request["rounds"])] if request["rounds"] else []
         script = Path(__file__).parents[1] / "benchmarks" / f"bench_{suite}.py"
         sys.argv = [str(script), *rounds, "--json", str(output / "results.json")]
         runpy.run_path(str(script), run_name="__main__")
         return
-    cases, request = suites.plan(request)
+    if suite in sides.DEFAULTS:
+        request = sides.plan(request)
+        if suite == "int8":
+            request["export"] = resolve(compose("export", overrides=[*sides.FILES]))["target"]
+        sides.run(request, output)
+        return
+    base = None
+    if request["base"] is not None:
+        base = resolve(compose("train", overrides=suites.base_of(request)))
+    cases, request = suites.plan(request, base)
     if suite == suites.INFERENCE:
         from lathe.benchmark import inference  # here: it imports torch
 
@@ -66,19 +78,28 @@ def benchmark(cfg: DictConfig) -> None:
         refuse(check(asked, "export"))
         inference.compare(request, asked["target"], output)
         return
-    composed = {}
+    composed, refused = {}, {}
     for case in cases:
-        resolved = resolve(compose("train", overrides=suites.overrides_of(case, request)))
-        refuse(check(resolved))
-        count_processes(resolved)
-        composed[case.name] = resolved
+        try:
+            resolved = resolve(compose("train", overrides=suites.overrides_of(case, request)))
+            refuse(check(resolved))
+            count_processes(resolved)
+        except UserError as error:
+            if not case.optional or case is cases[0]:
+                raise
+            refused[case.name] = " ".join(map(str, error.args))
+        else:
+            composed[case.name] = resolved
     began = time.monotonic()
-    results = crew.run(cases, composed, request, lambda line: print(line, flush=True))
-    from lathe.benchmark import report  # here: it imports torch, once nothing is measured any more
+    results = crew.run(cases, composed, request, lambda line: print(line, flush=True), refused)
+    from lathe.benchmark import report, tables  # here: they import torch, once nothing is measured any more
 
     output.mkdir(parents=True, exist_ok=True)
     report.write(output, cases, results, request, time.monotonic() - began)
+    if request["assert"]:
+        refuse(missed(tables.judge(cases, results, request)))
 
 
 if __name__ == "__main__":
+    sys.argv = [sys.argv[0], *suites.typed(sys.argv[1:])]
     main()

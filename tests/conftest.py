@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,9 +21,28 @@ os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(os.environ["XDG_ST
 
 import pytest
 
+# What Python has compiled is kept, also where it was told to keep nothing: each process that tests start would compile
+# every file again, and so would the next pass.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("gpu", "the acceptance on GPUs: -m gpu")
+    group.addoption(
+        "--gpu-stand-in", choices=["cpu"], help="run what can on this device, to prove the tests themselves"
+    )
+    group.addoption("--gpu-results", help="write what a GPU gave to this file, such as docs/gpu_results.json")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Fixtures, in the processes that run tests: one that only hands them out need not import what they take."""
+    if config.getoption("gpu_results"):
+        if config.getoption("gpu_stand_in"):
+            raise pytest.UsageError("--gpu-results is of a real GPU: leave --gpu-stand-in out.")
+        from support.gpu import Record
+
+        config.pluginmanager.register(Record(Path(config.getoption("gpu_results"))))
     if hasattr(config, "workerinput") or not config.getoption("numprocesses", None):
         from support import fixtures
 
@@ -40,11 +60,13 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two of the whole suite; none where files or tests are named, whose start would take longer than they do."""
+    """Two of the whole suite; none where files or tests are named, whose start would take longer than they do, and
+    none of those that share a GPU."""
+    alone = config.getoption("markexpr") == "gpu"
     named = config.invocation_params.args and any(
         Path(word.partition("::")[0]).exists() for word in config.invocation_params.args
     )
-    return 0 if named else min(2, os.cpu_count() or 1)
+    return 0 if named or alone else min(2, os.cpu_count() or 1)
 
 
 # The files that take longest begin, so that both workers end at about the same time.

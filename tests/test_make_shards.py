@@ -1,6 +1,5 @@
 """scripts/make_shards.py: the real command, and one sentence for each mistake."""
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -9,24 +8,19 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.commands import check, run
-from support.runs import ROOT, SMALL, config, new_run, runs
+from support.runs import SMALL, config, new_run, runs
 
 from lathe.data.digits import Digits
 from lathe.data.shards import Shards
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.runs.shippable import class_names
+from lathe.verbs.make_shards import make_shards
 from lathe.verbs.train import train
-
-spec = importlib.util.spec_from_file_location("make_shards", ROOT / "scripts" / "make_shards.py")
-assert spec is not None
-assert spec.loader is not None
-script = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(script)
 
 
 def make(tmp_path: Path, *overrides: str) -> tuple[Path, dict[str, Any]]:
-    return script.make_shards(config(*overrides, f"paths.data_dir={tmp_path}", name="make_shards"))
+    return make_shards(config(*overrides, f"paths.data_dir={tmp_path}", name="make_shards"))
 
 
 @pytest.mark.slow

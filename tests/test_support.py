@@ -1,8 +1,10 @@
 """What the tests stand on: composing once gives what Hydra gives each time."""
 
+import copy
 import shutil
 import subprocess
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +12,14 @@ from typing import Any
 import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, MissingConfigException
+from lightning.fabric.utilities import registry
 from omegaconf import OmegaConf
 from support import composing
 from support.commands import command, environment, start
 from support.processes import Command
 from support.runs import ROOT
+
+from lathe.runs import environment as recorded
 
 
 @pytest.fixture(autouse=True)
@@ -30,10 +35,38 @@ def composed(name: str, *words: str, folder: Path = ROOT / "configs") -> dict[st
     return OmegaConf.to_container(cfg, resolve=False)  # type: ignore[return-value]
 
 
+def nodes(node: Any, parent: Any = None) -> Any:
+    """All that omegaconf knows of a configuration, values and flags among it; each node has the parent it stands in."""
+    assert node._get_parent() is parent
+    metadata, flags = node._metadata, [node._get_flag(name) for name in ("struct", "readonly", "allow_objects")]
+    known = (type(node), metadata.key, metadata.type_hint, metadata.object_type, metadata.flags, metadata.flags_root)
+    content = node.__dict__.get("_content", node._value())
+    if isinstance(content, dict):
+        return known, flags, {key: nodes(value, node) for key, value in content.items()}
+    if isinstance(content, list):
+        return known, flags, [nodes(value, node) for value in content]
+    return known, flags, content
+
+
+def test_a_copy_is_what_omegaconf_copies() -> None:
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        cfg = compose("train", overrides=["model=mlp"], return_hydra_config=True)
+    OmegaConf.set_readonly(cfg.model, True)
+    ours, below = copy.deepcopy(cfg), copy.deepcopy(cfg.model)
+    composing.anew()
+    theirs = copy.deepcopy(cfg)
+    assert nodes(ours) == nodes(theirs) == nodes(cfg)
+    assert nodes(below, cfg) == nodes(copy.deepcopy(cfg.model), cfg)
+    OmegaConf.set_readonly(ours.model, False)
+    ours.model.net.depth = 77
+    assert nodes(theirs) == nodes(cfg) != nodes(ours)
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [
         ("train", []),
+        ("train", ["name='a b'", 'tags=["a,b",c]', "seed=null"]),
         ("train", ["model=mlp", "seed=7", "+trainer.x=[1,2]", "~model.net.depth"]),
         ("train", ["model=mlp", "seed=8"]),
         ("train", ["callbacks=[default,ema]", "experiment=digits_small", "callbacks.ema.decay=0.5"]),
@@ -74,6 +107,14 @@ def test_what_a_launcher_left_behind_does_not_make_commands_start_anew(
         with start(command("--help"), tmp_path, environment(**extra)) as process:
             assert isinstance(process, kind)
             assert "train.py" in process.communicate(timeout=60)[0]
+
+
+def test_what_is_asked_once_is_what_would_be_answered_again() -> None:
+    asked: Any = recorded._git
+    for words in (("rev-parse", "HEAD"), ("diff", "HEAD")):
+        assert asked(*words) == asked.__wrapped__(*words)
+    group = "lightning.pytorch.callbacks_factory"
+    assert list(registry.entry_points(group=group)) == list(metadata.entry_points(group=group))
 
 
 def test_the_longest_files_begin(pytestconfig: pytest.Config) -> None:

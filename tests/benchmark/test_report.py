@@ -27,7 +27,7 @@ def timed(*milliseconds: float, batch: int = 100, sync: float | None = None) -> 
 
 
 RESULTS = {
-    "auto, 1, weak": timed(20.0, 40.0, 10.0),
+    "auto, 1, weak": [{**turn, "peak": 3 * 2**20} for turn in timed(20.0, 40.0, 10.0)],
     "ddp, 1, weak": timed(21.0, 42.0, 10.5),
     "ddp, 2, weak": timed(25.0, 50.0, 10.0, batch=200, sync=0.12),
     "ddp, 2, weak, no sync": timed(20.0, 50.0, 10.0, batch=200),
@@ -45,7 +45,8 @@ def test_ratios_are_taken_round_by_round_though_the_machine_drifts(
 ) -> None:
     cases = scaling(REQUEST)
     text = report.write(tmp_path, cases, RESULTS, REQUEST, 61.0)
-    assert cells(text, "ddp", "1")[4:] == ["21.00 (10.50 to 42.00)", "4,762", "1.050 (1.050 to 1.050)", "", ""]
+    assert cells(text, "ddp", "1")[4:] == ["21.00 (10.50 to 42.00)", "4,762", "1.050 (1.050 to 1.050)", "", "", ""]
+    assert cells(text, "auto", "1")[-1] == "3.0"
     # Of 2 x 21/25, 2 x 42/50 and 2 x 10.5/10, half.
     assert cells(text, "ddp", "2", "weak")[4:] == [
         "25.00 (10.00 to 50.00)",
@@ -53,6 +54,7 @@ def test_ratios_are_taken_round_by_round_though_the_machine_drifts(
         "",
         "0.840 (0.840 to 1.050)",
         "12.0%",
+        "",
     ]
     assert cells(text, "ddp", "2", "strong")[4] == "no result within timeout=300 seconds"
     assert "n = 3 rounds" in text

@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.runs import ROOT, config
 
-from lathe.benchmark import suites
+from lathe.benchmark import sides, suites
 from lathe.benchmark.cases import PRECISIONS, scaling
 from lathe.config.composed import check
 from lathe.errors import UserError, refuse
@@ -65,7 +65,7 @@ def test_mistakes_cost_a_sentence(suite: str, changes: dict[str, Any], sentence:
 
 
 def test_every_suite_that_a_text_names_is_there() -> None:
-    known = {*suites.DEFAULTS, "cli", "trainer", "data"}  # scripts/benchmark.py runs the last three as scripts
+    known = {*suites.DEFAULTS, *sides.DEFAULTS, *sides.FORMER, "cli"}  # scripts/benchmark.py runs the last as a script
     texts = [
         ROOT / "README.md",
         *(path for name in ("scripts", "src", "configs", "docs") for path in (ROOT / name).rglob("*")),
@@ -75,7 +75,7 @@ def test_every_suite_that_a_text_names_is_there() -> None:
         if path.suffix in (".py", ".md", ".yaml"):
             found = re.findall(r"suite=(\w+(?:\|\w+)*)", path.read_text())
             named[path.name] = {suite for words in found for suite in words.split("|")}
-    assert named["benchmarks.md"] >= {"scaling", "memory", "gpu", "cli", "trainer", "data"}
+    assert named["benchmarks.md"] >= {"scaling", "memory", "gpu", "cli", *sides.DEFAULTS, *sides.FORMER}
     assert {name: missing for name, found in named.items() if (missing := found - known)} == {}
 
 

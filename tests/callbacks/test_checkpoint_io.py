@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -262,6 +263,15 @@ def test_kill_9_while_writing_leaves_a_whole_file(tmp_path: Path) -> None:
     process.stdout.close()
 
 
+@pytest.fixture
+def pythons_own_ctrl_c() -> Iterator[None]:
+    """Where torch's elastic agent has run in this process, it has left a handler of its own."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("pythons_own_ctrl_c")
 @pytest.mark.parametrize("at", [1, 2, 5, 9])
 def test_a_ctrl_c_while_writing_waits_for_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """The writer of torch calls Python for each piece, where the signal would be heard."""

@@ -9,6 +9,7 @@ import pytest
 import rich
 
 from lathe.callbacks.progress import Progress
+from lathe.callbacks.throughput import Throughput
 
 
 class Terminal(io.StringIO):
@@ -25,6 +26,16 @@ def test_lines_for_a_pipe(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[s
     pattern = r"epoch {0}/2 \| step {1} \| [\d.]+ it/s \| train/loss [\d.]+ \| val/accuracy [\d.]+"
     assert re.fullmatch(pattern.format(1, 6), lines[0])
     assert re.fullmatch(pattern.format(2, 12), lines[1])
+
+
+def test_a_line_says_what_its_epoch_took(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    throughput = Throughput()
+    tiny.trainer(Progress(), throughput, enable_progress_bar=True).fit(tiny.Task(), tiny.Loader())
+    lines = capsys.readouterr().out.splitlines()
+    told = [re.search(r" \| epoch_s (\S+) \| resident_gib ([\d.]+)$", line) for line in lines]
+    assert [line and line[1] for line in told] == [f"{seconds:.4g}" for seconds in throughput._epochs.whole]
+    peak = throughput.summary()["peak_resident_bytes"] / 2**30
+    assert [line and float(line[2]) for line in told] == pytest.approx([peak] * 2, rel=0.1)
 
 
 def test_the_loss_shown_is_the_last_one(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:

@@ -196,4 +196,4 @@ def test_a_frozen_layer_is_told(tiny: SimpleNamespace) -> None:
     task = tiny.Task(net())
     task.net[0].weight.requires_grad_(False)
     with pytest.raises(UserError, match=r"compression.rigl.growth=gradient: 0.weight has no gradient"):
-        tiny.trainer(RigL(every_n_steps=2)).fit(task, tiny.Loader())
+        tiny.trainer(RigL(every_n_steps=2, layers=["*"])).fit(task, tiny.Loader())

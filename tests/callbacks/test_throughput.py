@@ -1,6 +1,8 @@
 """The metrics are those of a run whose times are known, and pauses are not in them."""
 
 import json
+import platform
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,11 @@ from lightning.pytorch import Callback
 from torch import Tensor, nn
 
 from lathe.callbacks.throughput import Throughput
+from lathe.measure.resident import peak_resident
 
-FIGURES = {"samples_per_s", "step_ms", "data_wait", "grad_sync", "mfu"}
+RATES = {"samples_per_s", "step_ms", "data_wait", "grad_sync", "mfu"}
+EPOCHS = {"epoch_s", "peak_gpu_bytes", "peak_resident_bytes", "rank_ms_min", "rank_ms_max", "slowest_rank"}
+FIGURES = RATES | EPOCHS
 
 
 class Clock:
@@ -70,7 +75,7 @@ def slow_loader(tiny: SimpleNamespace, clock: Clock, seconds: float, sized: bool
 
 
 def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Clock, tmp_path: Any) -> None:
-    throughput, logger = Throughput(skip_steps=2), tiny.Logger()
+    throughput, logger, before = Throughput(skip_steps=2), tiny.Logger(), peak_resident()
     trainer = tiny.trainer(throughput, Saves(tmp_path / "x.ckpt", clock), logger=logger, max_epochs=3)
     trainer.fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
     found = throughput.summary()
@@ -81,6 +86,12 @@ def test_figures_of_a_run_whose_times_are_known(tiny: SimpleNamespace, clock: Cl
     assert found["data_wait"] == pytest.approx(0.25)
     assert found["grad_sync"] is None
     assert found["mfu"] is None
+    # six batches of 40 ms, the run's first ones too
+    assert found["epoch_s"] == pytest.approx(0.24)
+    epochs = [(step, row["throughput/epoch_s"]) for step, row in logger.rows if "throughput/epoch_s" in row]
+    assert epochs == [(step, pytest.approx(0.24)) for step in (6, 12, 18)]
+    assert 2**20 < before <= found["peak_resident_bytes"] <= peak_resident()
+    assert found["slowest_rank"] is found["peak_gpu_bytes"] is None
     rows = [(step, row) for step, row in logger.rows if "throughput/step_ms" in row]
     # 18 batches, the first 2 not measured, windows of trainer.log_every_n_steps=2, counted as all metrics are: in
     # optimizer steps.
@@ -134,7 +145,41 @@ def test_measuring_does_not_change_the_run(tiny: SimpleNamespace) -> None:
 def test_too_short_a_run_has_no_figures(tiny: SimpleNamespace) -> None:
     throughput = Throughput(skip_steps=12)
     tiny.trainer(throughput).fit(tiny.Task(), tiny.Loader())
-    assert throughput.summary() == dict.fromkeys(FIGURES)
+    assert {name: throughput.summary()[name] for name in RATES} == dict.fromkeys(RATES)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_an_epoch_that_was_interrupted_has_its_whole_time(tiny: SimpleNamespace, clock: Clock, tmp_path: Any) -> None:
+
+    class Dies(Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            if trainer.global_step == 9:
+                trainer.save_checkpoint(tmp_path / "x.ckpt")
+                raise Killed
+
+    def fit(throughput: Throughput, *callbacks: Any, ckpt_path: Any = None) -> list[tuple[int | None, float]]:
+        logger = tiny.Logger()
+        trainer = tiny.trainer(throughput, *callbacks, logger=logger, max_epochs=3)
+        task, loader = slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01)
+        with pytest.raises(Killed) if callbacks else nullcontext():
+            trainer.fit(task, loader, ckpt_path=ckpt_path)
+        return [(at, row["throughput/epoch_s"]) for at, row in logger.rows if "throughput/epoch_s" in row]
+
+    assert fit(Throughput(), Dies()) == [(6, pytest.approx(0.24))]
+    clock.sleep(100)
+    throughput = Throughput()
+    assert fit(throughput, ckpt_path=tmp_path / "x.ckpt") == [(at, pytest.approx(0.24)) for at in (12, 18)]
+    assert throughput._epochs.whole == pytest.approx([0.24] * 3)
+
+
+def test_an_epoch_that_is_cut_has_no_time(tiny: SimpleNamespace, clock: Clock) -> None:
+    throughput = Throughput()
+    tiny.trainer(throughput, max_steps=4).fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
+    assert throughput.summary()["epoch_s"] is None
+    assert throughput.state_dict() == {"seconds": pytest.approx(0.16), "whole": []}
 
 
 @pytest.mark.slow
@@ -185,3 +230,45 @@ for late in (0, 1):
     # The one that is waited for waits little; the one that waits spends most of its step there.
     assert self_late["grad_sync"] < 0.4
     assert other_late["grad_sync"] > 0.5
+
+
+@pytest.mark.slow
+def test_the_slowest_of_two_processes_is_named(two_processes: Any) -> None:
+    """By what each takes by itself: under DDP all have steps of the same length."""
+    done = two_processes(
+        """
+import json, time
+import torch
+from conftest import MemoryLogger, TinyLoader, TinyTask, make_trainer
+from lightning.pytorch import Callback
+from torch import nn
+from lathe.callbacks.throughput import Throughput
+
+class Slows(Callback):
+    def on_train_batch_start(self, trainer, *_):
+        time.sleep(0.04 if trainer.global_rank == self.late else 0.0)
+
+for late in (0, 1):
+    throughput, logger, slows = Throughput(window=2, skip_steps=2), MemoryLogger(), Slows()
+    slows.late = late
+    trainer = make_trainer(throughput, slows, devices=2, strategy="ddp", use_distributed_sampler=False, logger=logger)
+    trainer.fit(TinyTask(nn.Linear(3, 2)), TinyLoader())
+    if trainer.is_global_zero:
+        lines = [(step, row) for step, row in logger.rows if "throughput/epoch_s" in row]
+        print("FOUND", json.dumps([throughput.summary(), lines]), flush=True)
+    else:
+        assert set(throughput.summary().values()) == {None}
+        assert not [row for _, row in logger.rows if any(name.startswith("throughput/") for name in row)]
+"""
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = [json.loads(line[6:]) for line in done.stdout.splitlines() if line.startswith("FOUND")]
+    for late, (summary, lines) in enumerate(found):
+        assert summary["slowest_rank"] == f"{platform.node()}:{late}"
+        assert 40 <= summary["rank_ms_max"] < 2 * summary["step_ms"]
+        assert summary["rank_ms_min"] < summary["rank_ms_max"] / 2
+        assert summary["step_ms"] >= 40
+        assert [step for step, _ in lines] == [6, 12]
+        assert [row["throughput/slowest_rank"] for _, row in lines] == [late, late]
+        assert all(row["throughput/rank_ms_max"] >= 40 for _, row in lines)
+    assert len(found) == 2

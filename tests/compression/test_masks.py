@@ -220,3 +220,12 @@ def test_zeros_are_counted_where_masks_may_lie() -> None:
     masks = magnitude_masks(net, sparsity=0.7)
     apply_masks(net, masks)
     assert zero_share(net) == sparsity_of(masks)
+
+
+def test_what_a_net_freezes_stays_dense() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2))
+    net[0].requires_grad_(False)
+    assert list(maskable(net)) == ["1.weight"]
+    assert list(maskable(net, layers=["0"])) == ["0.weight"]
+    net.requires_grad_(False)  # one that is only looked at
+    assert list(maskable(net)) == ["0.weight", "1.weight"]

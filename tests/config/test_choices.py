@@ -32,7 +32,9 @@ NO_KEYS = [
 ]  # of training
 FORMATS = sorted(path.stem for path in (CONFIGS / "target").glob("*.yaml"))
 OWN = ("model=lightning", "task=lightning", "optimizer=none")  # a LightningModule has these for itself
-NEEDS = {  # values that have no default
+NEEDS = {  # values that have no default, or that go with another part
+    "callbacks=alerts": ["callbacks.alerts.throughput_drop=null"],
+    "callbacks=whitening": ["model=airbench"],
     "sweep=optuna": ["sweep.space={optimizer.lr: [0.1]}"],
     "sweep=ablation": ["sweep.remove=[test]"],
 }
@@ -40,6 +42,7 @@ VERBS = {
     "evaluate": [],
     "receipt": [],
     "sensitivity": [],
+    "profile": [],
     "predict": ["input=a.npy", "output=b.csv"],
     "compress": ["compression=ptq_static"],
     "export": [f"target=[{','.join(FORMATS)}]"],
@@ -54,6 +57,7 @@ OTHERS = {
     "prepare_tokens": ["input=x"],
     "support": [],
     "runs": [],
+    "gpu_check": [],
     "report": ["runs=x"],
 }
 
@@ -127,19 +131,22 @@ def test_every_choice_composes_and_its_parts_can_be_built(request: pytest.Fixtur
         assert cfg["name"] == (name if group == "experiment" else "debug")
     if choice == "performance=fast":
         assert (cfg["precision"]["name"], cfg["trainer"]["channels_last"]) == ("auto", "auto")
+        assert (cfg["trainer"]["fused_optimizer"], cfg["launch"]["threads"]) == ("auto", "auto")
     data = cfg["data"]
     images = "channels" in data
     shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])
     net, logits = built(json.dumps(cfg["model"]["net"]), shape, torch.float32 if images else torch.int64)
     assert logits == ((2, data["num_classes"]) if images else (*shape, data["vocab_size"]))
     optimizer = factory_of(make(cfg["optimizer"], "optimizer"))(net)
-    assert sum(len(part["params"]) for part in optimizer.param_groups) == len(list(net.parameters()))
+    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    assert sum(len(part["params"]) for part in optimizer.param_groups) == len(trained)
     if cfg["scheduler"]:
         made = make_schedule(cfg["scheduler"])
         plan = plan_of(made)
         check_plan(made, ClassificationTask(net))
+        peaks = [part["lr"] for part in optimizer.param_groups]
         scheduler = build_scheduler(plan.with_mode("min"), optimizer, 1000)
-        assert all(0 <= lr <= cfg["optimizer"]["lr"] for lr in scheduler.get_last_lr())
+        assert all(0 <= lr <= peak for lr, peak in zip(scheduler.get_last_lr(), peaks, strict=True))
     module = make(data, "data")
     facts = [key for key in ("num_classes", "vocab_size", "length", "batch_size", "max_tokens") if key in data]
     assert {key: getattr(module, key) for key in facts} == {key: data[key] for key in facts}
@@ -186,7 +193,9 @@ def test_every_target_has_a_choice_whose_options_it_takes() -> None:
         assert set(options) - {"integers"} <= set(takes), name
 
 
-@pytest.mark.parametrize("name", ["evaluate", "predict", "compress", "receipt", "sensitivity", "export", "serve"])
+@pytest.mark.parametrize(
+    "name", ["evaluate", "predict", "compress", "receipt", "sensitivity", "profile", "export", "serve"]
+)
 def test_the_other_verbs_compose(name: str) -> None:
     asked = ["run=logs/latest", *(["input=a.npy", "output=b.csv"] if name == "predict" else [])]
     cfg = config(*asked, name=name)

@@ -182,9 +182,34 @@ def test_combinations_of_three_keys_are_refused() -> None:
     with pytest.raises(UserError, match=r"^optimizer\.foreach=true and optimizer\.fused=true exclude each other"):
         refuse(check(config("optimizer.fused=true", "optimizer.foreach=true")))
     with pytest.raises(
+        UserError, match=r"^callbacks\.whitening: CifarResNet has no layer to whiten: use model=airbench"
+    ):
+        refuse(check(config("callbacks=[default,whitening]", "model=resnet20")))
+    with pytest.raises(
         UserError, match=r"^callbacks\.ema can't average a net that strategy Pipeline cuts between processes"
     ):
         refuse(check(config("callbacks=[default,ema]", "strategy=pipeline")))
+
+
+@pytest.mark.parametrize(
+    ("rest", "typed", "other"),
+    [
+        ("adamw", "sgd_momentum=0.8", "sgd"),
+        ("adamw", "sgd_lr_ratio=2", "sgd"),
+        ("sgd", "adamw_lr_ratio=0.1", "adamw"),
+        ("sgd", "adamw_betas=[0.8, 0.9]", "adamw"),
+        ("sgd", "adamw_eps=1e-6", "adamw"),
+    ],
+)
+def test_keys_of_the_other_rest_of_muon(rest: str, typed: str, other: str) -> None:
+    found = check(config("optimizer=muon", f"optimizer.rest={rest}", f"optimizer.{typed}"))
+    key = typed.partition("=")[0]
+    assert len(found) == 1
+    assert str(found[0]).startswith(f"optimizer.{key}=")
+    assert str(found[0]).endswith(
+        f" is for optimizer.rest={other}, and it is {rest}: leave it out, or set optimizer.rest={other}."
+    )
+    assert check(config("optimizer=muon", f"optimizer.rest={other}", f"optimizer.{typed}")) == []
 
 
 def test_runs_that_an_older_version_took_are_still_read(defaults: dict[str, Any]) -> None:

@@ -47,6 +47,8 @@ def composed(verb: str) -> Any:
         ("sensitivity", "reestimate", -1, "a whole number from 0"),
         ("sensitivity", "allocate", "x", "bits or sparsity"),
         ("sensitivity", "budget", 0, "a number above 0 or null"),
+        ("profile", "steps", 1, "a whole number from 2 to 1000"),
+        ("profile", "warmup", 0, "a whole number from 1"),
         ("benchmark", "suite", "scalling", "scaling, memory"),
         ("benchmark", "processes", [0], "a list of 1 or more items (each a whole number from 1 to 1024)"),
         ("benchmark", "steps", 1, "a whole number from 3 or null"),

@@ -15,6 +15,7 @@ from lathe.config.schema.check import CLASSES
 from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZERS
 from lathe.config.schema.trainer import FILLED_IN
+from lathe.runs.trainer import OURS
 
 
 def found(name: str) -> Any:
@@ -51,7 +52,7 @@ def test_the_tables_name_the_arguments_that_there_are(name: str) -> None:
     named = {key for key, parameter in parameters.items() if parameter.kind is not parameter.VAR_KEYWORD}
     table = set(CLASSES[name]) - GIVEN
     if name == "lightning.Trainer":
-        table = (table - {"activation_checkpointing", "steps_per_call", "channels_last"}) | set(FILLED_IN)
+        table = (table - (set(OURS) - named)) | set(FILLED_IN)
     if named != set(parameters):  # it hands further options on
         table &= named
     assert table - HANDED == named - HANDED - GIVEN

@@ -150,6 +150,7 @@ def test_a_batch_that_it_does_not_take_is_told(run: RunDir, verb: Call, script: 
             ],
         ),
         ("sensitivity", []),
+        ("profile", ["steps=2", "warmup=1"]),
         ("evaluate", ["split=val"]),
         ("evaluate", ["split=test"]),
     ],

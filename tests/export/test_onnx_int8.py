@@ -68,6 +68,50 @@ def test_a_resnet_runs_in_integers_from_end_to_end(
     np.testing.assert_array_equal(stored["head.integers"], integer_weight(net.head)[0].numpy())
 
 
+def zero_points(path: Path) -> list[str]:
+    """The names of the zero points of weights, layer by layer."""
+    graph = onnx.load(path).graph
+    kept = {tensor.name for tensor in graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
+    return [node.input[2] for node in graph.node if node.op_type == "DequantizeLinear" and node.input[2] in kept]
+
+
+def test_layers_share_no_zero_point(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+    """ONNX Runtime can't read them where it sums exactly on a processor without VNNI."""
+    get("onnx_int8").export(quantized(make_resnet(), images), images[:1], tmp_path / "net.onnx")
+    names = zero_points(tmp_path / "net.onnx")
+    assert len(names) == len(set(names)) == 10
+
+
+def test_a_file_that_cannot_be_summed_exactly_is_told(
+    make_mlp: Make,
+    images: Tensor,
+    tmp_path: Path,
+    quantized: Quantized,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As older versions exported them, on a processor without VNNI."""
+    import onnxruntime
+
+    real, entries = onnxruntime.InferenceSession, []
+
+    def session(path: str, settings: Any, **options: Any) -> Any:
+        entries.append(settings.get_session_config_entry("session.x64quantprecision"))
+        if entries[-1] == "1":
+            raise RuntimeError("[ONNXRuntimeError] AddInitializedOrtValue Attempt to replace the existing tensor")
+        return real(path, settings, **options)
+
+    net, path = quantized(make_mlp(), images), tmp_path / "net.onnx"
+    get("onnx_int8").export(net, images[:1], path)
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    assert get("onnx_int8").load(path, 1)(images.numpy()).shape == (64, 10)
+    assert entries == ["1", "0"]
+    assert [record.getMessage() for record in caplog.records if record.name == "lathe.export.targets.onnx_graph"] == [
+        f"{path} was exported by an older version, and this processor (x86 without VNNI) sums its integers inexactly: "
+        "export the run again."
+    ]
+
+
 def test_dynamic_ranges(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
     net, path = quantized(make_mlp(), images, LayerPlan(activation="dynamic")), tmp_path / "net.onnx"
     get("onnx_int8").export(net, images[:1], path)

@@ -157,6 +157,7 @@ VERBS = {
     "receipt": ["run={run}"],
     "compress": ["run={run}", "compression=ptq_static"],
     "sensitivity": ["run={run}"],
+    "profile": ["run={run}"],
     "reproduce": ["run={run}", "code=current"],
     "runs": ["compare=[{run},{run}]"],
     "serve": ["run={run}"],

@@ -22,7 +22,7 @@ from lathe.config.schema import current
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir, open_run
 from lathe.trust.check import KINDS, findings
-from lathe.trust.document import read_yaml
+from lathe.trust.document import as_yaml, read_yaml
 from lathe.trust.own import BASES
 from lathe.trust.parts import CALLBACKS, LAYERS, LOGGERS, METRICS, OPTIMIZERS, SCHEDULERS, listed
 
@@ -221,3 +221,32 @@ def test_values_are_read_as_omegaconf_writes_them(tmp_path: Path) -> None:
     path.write_text("lr: 1\nlr: 2\n")
     with pytest.raises(UserError, match=r"^x can't be read as a configuration\.$"):
         read_yaml(path, "x")
+
+
+def test_what_is_written_is_omegaconfs_text_and_is_read_again(tmp_path: Path) -> None:
+    words = [
+        "yes",
+        "~",
+        "1e-3",
+        "1_000",
+        "0x1f",
+        "1:20",
+        "2026-01-01",
+        "",
+        " a ",
+        "#c",
+        "x: y",
+        "- x",
+        "a\nb\n",
+        "é 漢",
+    ]
+    content = {
+        "words": words,
+        "numbers": [1, 1.5, 1e-05, True, None, {}],
+        "long": "a word " * 60,
+        "two words": {"a": {}},
+    }
+    assert as_yaml(content) == OmegaConf.to_yaml(OmegaConf.create(content))
+    again = {**content, "same list": words, "pair": (1, 2), "beyond": "漢 \U0001f600"}
+    (tmp_path / "config.yaml").write_text(as_yaml(again), encoding="utf-8")
+    assert read_yaml(tmp_path / "config.yaml", "it") == {**again, "pair": [1, 2]}

@@ -90,3 +90,22 @@ def test_torch_is_told(machine: Any, mode: str) -> None:
     assert told.affinity_mode.value == mode
     assert not told.should_fall_back_if_binding_fails
     assert _launch_config(2, options, Nodes(), None).numa_options is None
+
+
+@pytest.mark.parametrize(
+    ("has", "mode", "said"),
+    [
+        ({"nodes": 1, "gpus": 4}, None, ""),
+        ({"gpus": 4}, "node", "launch.numa=auto took node.\n"),
+        ({"gpus": 0}, None, f"launch.numa=auto took none: launch.numa=node {BESIDE} this run uses no GPU: use "),
+        ({"gpus": 4, "numactl": False}, None, "launch.numa=auto took none: launch.numa=node: torch asks for the "),
+    ],
+)
+def test_auto_binds_where_it_can(
+    machine: Any, has: dict[str, Any], mode: str | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine(**has)
+    assert numa.numa_mode(cfg(), "auto") == mode
+    printed = capsys.readouterr().out
+    assert printed.startswith(said)
+    assert bool(printed) == bool(said)

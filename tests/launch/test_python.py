@@ -115,6 +115,7 @@ def everything() -> dict[str, Any]:
         "hydra": GlobalHydra.instance().hydra,
         "config": HydraConfig.instance().cfg,
         "group": torch.distributed.is_initialized(),
+        "threads": torch.get_num_threads(),
         "loaders": [getattr(kind, name) for kind in (DataLoader, BatchSampler) for name in METHODS],
     }
 
@@ -123,7 +124,7 @@ def test_trainings_in_one_process_leave_it_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also after one that failed and one that Ctrl-C has ended; each as if it were the only one."""
-    words = [*SHORT, "trainer.deterministic=true", f"paths.log_dir={tmp_path}"]
+    words = [*SHORT, "trainer.deterministic=true", "launch.threads=2", f"paths.log_dir={tmp_path}"]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the elastic agent leaves its own to later tests
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):  # a notebook's own use of Hydra
         before = everything()

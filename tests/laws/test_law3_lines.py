@@ -62,7 +62,7 @@ VARIANTS = {
     ),
     "epochs": ("trainer.log_every_n_steps=7", "callbacks.lr_monitor.logging_interval=epoch"),
 }
-MEASURED = ("throughput/", "DeviceStatsMonitor.", "seconds")  # what a clock or the machine says
+MEASURED = ("throughput/", "device/", "seconds")  # what a clock or the machine says
 
 
 def lines(directory: Path) -> dict[str, dict[str, str | None]]:

@@ -100,6 +100,18 @@ TYPED = {
     ),
     "unknown hook": (["strategy=ddp", "strategy.comm_hook=fp8"], ["strategy.comm_hook=fp8", "fp16"]),
     "unknown precision": (["precision=fp16"], ["precision=fp16", "16-"]),
+    "a key of another choice of compile": (
+        ["compile.scope=step"],
+        ["compile.scope", "compile=none", "compile=default"],
+    ),
+    "compile options without a compiler": (
+        ["+compile.scope=step"],
+        ["compile.scope=step", "no effect", "compile=default"],
+    ),
+    "an experiment's compile options": (
+        ["experiment=cifar10_speedrun", "trainer=cpu", "compile=none"],
+        ["compile.scope=step", "no effect", "~compile.scope"],
+    ),
     "unknown compile mode": (["compile=default", "compile.mode=fast"], ["compile.mode=fast", "default"]),
     "warm-up longer than the run": (["scheduler.warmup=5000"], ["scheduler.warmup=5000", "optimizer steps"]),
     "wrong facts about the data": (["data.num_classes=7"], ["data.num_classes=7", "10"]),

@@ -17,7 +17,12 @@ __all__ = ["interruption"]  # a fixture
 RECIPES = {
     "plain": ("trainer.gradient_clip_val=0.1", "scheduler=one_cycle"),
     "averaged": ("callbacks=[default,ema]", "trainer.accumulate_grad_batches=3", "trainer.val_check_interval=7"),
-    "small": ("compression=[prune,qat]", "compression.prune.end=0.6", "compression.qat.start=0.6"),
+    "small": (
+        "compression=[prune,qat]",
+        "compression.receipt=none",
+        "compression.prune.end=0.6",
+        "compression.qat.start=0.6",
+    ),
     "bf16": ("precision=bf16-mixed", "callbacks.checkpoint.every_n_train_steps=3", "trainer.max_steps=31"),
     "metrics": (
         "task.metrics=[accuracy,{_target_: torchmetrics.classification.MulticlassF1Score, num_classes: 10}]",
@@ -27,7 +32,7 @@ RECIPES = {
 
 
 def trained(folder: Path, *words: str) -> Path:
-    cfg = new_run(folder, *SMALL, "test=false", "seed=3", "model.net.dropout=0.1", *words)
+    cfg = new_run(folder, *SMALL, "test=false", "seed=3", "model.net.dropout=0.1", "compression.receipt=none", *words)
     lathe.verbs.train.train(cfg)
     return Path(cfg["paths"]["run_dir"])
 

@@ -115,6 +115,34 @@ def test_the_rest_takes_adamw_s_step_exactly() -> None:
     assert torch.equal(ours, theirs)
 
 
+def test_the_rest_may_take_sgd_s_step_with_decoupled_decay() -> None:
+    torch.manual_seed(0)
+    start = torch.randn(7)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start.clone())
+    options = {"lr": 0.02, "weight_decay": 0.5, "rest": "sgd", "sgd_lr_ratio": 0.25, "sgd_momentum": 0.85}
+    muon = Muon([{"params": [ours], "role": "adamw"}], **options)
+    sgd = torch.optim.SGD([theirs], lr=0.005, momentum=0.85, nesterov=True)
+    for _ in range(4):
+        gradient = torch.randn(7)
+        ours.grad, theirs.grad = gradient.clone(), gradient.clone()
+        muon.step()
+        with torch.no_grad():
+            theirs.mul_(1 - 0.005 * 0.5)
+        sgd.step()
+    torch.testing.assert_close(ours, theirs)
+    assert muon.param_groups[0]["role"] == "sgd"
+
+
+def test_hidden_weights_may_be_brought_to_a_norm_before_each_step() -> None:
+    torch.manual_seed(0)
+    start, gradient = torch.randn(6, 4, 3, 3), torch.randn(6, 4, 3, 3)
+    ours, theirs = nn.Parameter(start.clone()), nn.Parameter(start * 6**0.5 / start.norm())
+    for parameter, normalize in ((ours, True), (theirs, False)):
+        parameter.grad = gradient
+        Muon([parameter], lr=0.1, normalize=normalize).step()
+    torch.testing.assert_close(ours, theirs)
+
+
 def test_roles_and_learning_rates_of_a_resnet() -> None:
     net = CifarResNet(depth=8, width=4)
     optimizer = build(net)
@@ -210,7 +238,7 @@ def test_parameters_without_gradient_stay() -> None:
     ("params", "message"),
     [
         ([nn.Parameter(torch.ones(3))], r"needs at least two dimensions, not the shape \(3,\)"),
-        ([{"params": [nn.Parameter(torch.ones(3, 3))], "role": "sgd"}], "must be muon or adamw, not sgd"),
+        ([{"params": [nn.Parameter(torch.ones(3, 3))], "role": "lion"}], "must be muon, adamw or sgd, not lion"),
     ],
 )
 def test_groups_that_cannot_be_are_refused(params: list, message: str) -> None:

@@ -20,6 +20,7 @@ ALL: dict[str, Callable[..., LRScheduler]] = {
     "cosine_restarts": lambda optimizer, total: schedules.cosine_restarts(
         optimizer, total, warmup=3, period=0.2, period_growth=1.5
     ),
+    "linear": lambda optimizer, total: schedules.linear(optimizer, total, warmup=0.1, end_ratio=0.01),
     "one_cycle": lambda optimizer, total: schedules.one_cycle(optimizer, total),
     "step": lambda optimizer, total: schedules.step(optimizer, total, milestones=[0.5, 0.75], warmup=2),
 }
@@ -47,6 +48,14 @@ def test_constant() -> None:
     taken = rates(schedules.constant(make_optimizer(), 8, warmup=3), 8)
     assert [first for first, _ in taken] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.1, 0.1, 0.1, 0.1])
     assert rates(schedules.constant(make_optimizer(), 3), 3) == [[0.1, 0.02]] * 3
+
+
+def test_linear() -> None:
+    taken = rates(schedules.linear(make_optimizer(), 8, warmup=3, end_ratio=0.5), 8)
+    assert [first for first, _ in taken] == pytest.approx([0.025, 0.05, 0.075, 0.1, 0.09, 0.08, 0.07, 0.06])
+    assert [first for first, _ in rates(schedules.linear(make_optimizer(), 4), 4)] == pytest.approx(
+        [0.1, 0.075, 0.05, 0.025]
+    )
 
 
 def test_each_group_keeps_its_own_peak() -> None:

@@ -128,6 +128,19 @@ def test_beside_a_trained_baseline(run: RunDir, wider: RunDir) -> None:
     assert f"{told['share']:.4f} of their 297 predictions are equal" in " ".join(found["findings"])
 
 
+@pytest.mark.usefixtures("no_onnx")
+def test_the_energy_of_its_training_is_in_it(run: RunDir) -> None:
+    """As callbacks=[default,device_stats] writes it down where there is a counter."""
+    before = (run.path / "result.json").read_text()
+    try:
+        (run.path / "result.json").write_text(json.dumps({**json.loads(before), "energy_gpu_j": 9000.0}))
+        found = write(run, run.config, None, "quick")
+        assert found["energy"] == {"this": {"energy_gpu_j": 9000.0}, "dense": {}}
+        assert "Training took 2.5 Wh of its GPUs." in found["findings"]
+    finally:
+        (run.path / "result.json").write_text(before)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_onnx")
 def test_the_run_that_it_started_from_is_its_baseline(run: RunDir, tmp_path: Path) -> None:

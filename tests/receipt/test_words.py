@@ -34,6 +34,7 @@ def told(**changes: Any) -> str:
         "structure": [],
         "size": {"sparsity": 0.0},
         "compression": {"qat": "quantization"},
+        "energy": {"this": {}, "dense": {}},
     }
     return "\n".join(findings({**given, **changes}))
 
@@ -46,6 +47,16 @@ def test_integers_that_lose_against_bf16_are_told() -> None:
     assert "buy bytes, not time" in text
     fast = row("this", "onnx_int8", 2.0, over_bf16=0.4, beside_bf16="faster")
     assert "buy bytes" not in told(structure=["quantization"], latency=[fast])
+
+
+def test_energy_is_told_where_it_was_counted() -> None:
+    assert "Training took" not in told()
+    counted = {"this": {"energy_gpu_j": 9000.0, "energy_cpu_j": 360.0}, "dense": {"energy_gpu_j": 18000.0}}
+    lines = [line for line in told(energy=counted).splitlines() if line.startswith("Training")]
+    assert lines == [
+        "Training took 2.5 Wh of its GPUs, that of the dense net 5 Wh.",
+        "Training took 0.1 Wh of the processors of its machines.",
+    ]
 
 
 def test_medians_that_differ_within_noise_are_not_called_the_same() -> None:

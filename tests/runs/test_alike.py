@@ -5,7 +5,11 @@ from pathlib import Path
 from support.runs import SMALL, new_run
 
 import lathe.verbs.train
-from lathe.runs.alike import differences
+from lathe.callbacks import Throughput
+from lathe.config.direction import lower_is_better
+from lathe.runs.alike import RESULT_TIMES, differences
+from lathe.runs.metric_names import is_cost
+from lathe.runs.reported import ENERGY
 
 
 def test_what_differs_is_named(tmp_path: Path) -> None:
@@ -28,3 +32,11 @@ def test_what_differs_is_named(tmp_path: Path) -> None:
     (alone / "receipt.md").write_text("")
     (same / ".tmp-x-1.result.json").write_text("")
     assert differences(same, alone) == ["no receipt.md", "left: .tmp-x-1.result.json"]
+
+
+def test_what_a_run_costs_is_neither_compared_nor_a_score() -> None:
+    """Every number that measuring callbacks add to result.json."""
+    names = [*Throughput().summary(), *ENERGY]
+    assert len(names) == 13
+    assert [name for name in names if not RESULT_TIMES.fullmatch(name) or not is_cost(name)] == []
+    assert [name for name in names if not lower_is_better(name)] == ["samples_per_s", "mfu", "slowest_rank"]

@@ -1,5 +1,6 @@
 """The net is compiled in place: same names, same results."""
 
+import logging
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import torch
 from torch import nn
 
 from lathe.errors import UserError
-from lathe.nets import MLP
+from lathe.nets import MLP, CifarResNet
 from lathe.strategies import compile_net
 
 
@@ -67,6 +68,36 @@ def test_regional_compiles_each_block_and_nothing_else(
         options == {"mode": "default", "dynamic": None, "fullgraph": False, "backend": "inductor"}
         for _, options in compiled
     )
+
+
+@pytest.mark.parametrize(
+    ("depth", "alone"),
+    [(20, False), (38, True)],  # 9 blocks and 18, of five kinds: three widths, and the first of two stages
+)
+def test_many_blocks_of_few_kinds_are_compiled_one_by_one(
+    depth: int,
+    alone: bool,
+    compiled: list[tuple[nn.Module, dict[str, Any]]],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    net = CifarResNet(depth=depth, width=4)
+    with caplog.at_level(logging.INFO, "lathe.strategies.compilation"):
+        compile_net(net, "cpu")
+    assert [id(module) for module, _ in compiled] == [id(part) for part in (net.blocks if alone else [net])]
+    assert caplog.messages == alone * ["compile.regional=auto: 18 blocks of 5 kinds, each compiled by itself"]
+
+
+def test_blocks_of_many_kinds_are_compiled_as_one(compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    net = nn.Module()
+    net.blocks = nn.ModuleList(nn.Linear(width, width) for width in range(1, 13))
+    compile_net(net, "cpu")
+    assert [module for module, _ in compiled] == [net]
+    equal = nn.Module()
+    equal.blocks = nn.ModuleList(nn.Linear(width % 6 + 1, 2) for width in range(12))
+    compile_net(equal, "cpu")
+    assert len(compiled) == 1 + 12
+    compile_net(equal, "cpu", regional=False)
+    assert compiled[-1][0] is equal
 
 
 def test_bad_backends_are_refused(net: MLP) -> None:

@@ -56,7 +56,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sqrt": ("mlp", {}, {"before": lambda net: recompute.apply(net, "sqrt")}),
 }
 ROUNDED: dict[str, tuple[str, dict[str, Any], float]] = {
-    "bf16-mixed": ("resnet", {"precision": "bf16-mixed"}, 2e-2),
+    "bf16-mixed": ("resnet", {"precision": "bf16-mixed"}, 5e-2),  # its rounding alone: 0.11 from float32
     "16-mixed": ("mlp", {}, 2e-3),
     "bf16-true": ("gpt", {"precision": "bf16-true"}, 5e-2),
     "16-true": ("mlp", {"precision": "16-true", "optimizer": sgd}, 5e-3),

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 
 from lathe.config.composed import resolve
 from lathe.runs.build import make_task
-from support import composing, elastic
+from support import composing, quick
 from support.runs import ROOT
 
 
@@ -32,7 +32,7 @@ def _forget_the_way_here() -> None:
 
 
 composing.once()
-elastic.quick()
+quick.quick()
 _compose_and_build()
 _forget_the_way_here()
 gc.collect()

@@ -18,6 +18,8 @@ Started = Command | subprocess.Popen[str]
 AT_START = ("PYTHON", "OMP_", "TORCH", "CUDA_", "LD_")
 # What those of a launcher begin with, which count later; torch's agent leaves one of them in a process that it ran in.
 LAUNCHERS = ("TORCHELASTIC", "SLURM_", "HOROVOD")
+# Whether every command starts Python anew: CUDA does not survive a fork.
+anew = False
 
 
 def command(*arguments: str, script: str = "train.py") -> list[str]:
@@ -58,7 +60,7 @@ def start(
     later = (*LAUNCHERS, "PYTHONPATH") if fork_ranks else LAUNCHERS  # a command searches its own path, forked or not
     at_start = {name for name in {*env, *os.environ} if name.startswith(AT_START) and not name.startswith(later)}
     same = all(env.get(name, "") == os.environ.get(name, "") for name in at_start)
-    if same and line[0] == sys.executable and line[1].endswith(".py"):
+    if same and not anew and line[0] == sys.executable and line[1].endswith(".py"):
         return Command(line, cwd, env, merged, session, fork_ranks)
     errors = subprocess.STDOUT if merged else subprocess.PIPE
     return subprocess.Popen(

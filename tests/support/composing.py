@@ -1,21 +1,26 @@
 """A pass of the tests composes some two thousand times, a third of its time, and mostly the same files: what a choice
-of groups gives is kept while its files are the same. Values are set on a copy, as Hydra sets them; errors are found
-anew each time. Commands that start Python anew compose as they always do.
+of groups gives is kept while its files are the same, and so are the words of overrides and interpolations as they were
+parsed. Values are set on a copy, as Hydra sets them; errors are found anew each time. Commands that start Python anew
+compose as they always do.
 """
 
 import copy
+import functools
 import os
+from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
 from hydra._internal import config_loader_impl as hydras
 from hydra._internal import defaults_list as defaults_lists
-from hydra._internal.config_repository import IConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, QuotedString
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig
+from omegaconf import DictConfig, ListConfig, UnionNode, _utils, base
 
 Loader = hydras.ConfigLoaderImpl
 Plugins.instance()  # imports the sources of files, each as a class that no import statement finds
@@ -24,9 +29,65 @@ Packages: Any = SourcesRegistry.instance().resolve("pkg")
 _read_anew, _read_package_anew = Files.load_config, Packages.load_config
 _read: dict[Any, ConfigResult] = {}
 _map_anew = defaults_lists._create_interpolation_map
+_parents_anew = base.Box._re_parent
+_repository_anew = CachingConfigRepository.__init__
+_override_anew = OverridesParser.parse_rule
+_value_anew = base.parse
+_value_once = functools.cache(_value_anew)
+_copies_anew = {kind: kind.__deepcopy__ for kind in (DictConfig, ListConfig)}
 _list_anew, _compose_anew = hydras.create_defaults_list, Loader._compose_config_from_defaults_list
 _lists: dict[Any, DefaultsList] = {}
 _composed: dict[int, tuple[DefaultsList, DictConfig]] = {}  # by the id of a list of files
+_overrides: dict[str, Override] = {}
+
+
+def _copied(node: Any, memo: dict[int, Any]) -> Any:
+    """A copy as omegaconf makes it, its parent retained, without Python's general way through every node's metadata."""
+    return _copy_below(node, node.__dict__["_parent"], memo)
+
+
+def _copy_below(node: Any, parent: Any, memo: dict[int, Any]) -> Any:
+    if isinstance(node, UnionNode):
+        made = copy.deepcopy(node, memo)
+        made._set_parent(parent)
+        return made
+    made, old = object.__new__(type(node)), node.__dict__["_metadata"]
+    metadata = object.__new__(type(old))
+    kept = defaultdict(dict) if not old.resolver_cache else copy.deepcopy(old.resolver_cache)
+    metadata.__dict__.update(old.__dict__, flags=dict(old.flags), resolver_cache=kept)
+    made.__dict__.update(node.__dict__, _metadata=metadata, _parent=parent, _flags_cache=None)
+    content = node.__dict__.get("_content")
+    if isinstance(content, dict):
+        made.__dict__["_content"] = {key: _copy_below(value, made, memo) for key, value in content.items()}
+    elif isinstance(content, list):
+        made.__dict__["_content"] = [_copy_below(value, made, memo) for value in content]
+    return made
+
+
+def _reparented(self: Any) -> None:
+    """After each file, throughout the tree: only what has another parent is given its own."""
+    content = self.__dict__["_content"]
+    nodes = content.values() if isinstance(content, dict) else content if isinstance(content, list) else ()
+    for node in nodes:
+        if node.__dict__["_parent"] is not self:
+            node._set_parent(self)
+        if type(node) in _copies_anew:
+            _reparented(node)
+
+
+def _repository_once(self: Any, delegate: Any) -> None:
+    """Its sources may be replaced, and are not changed."""
+    self.delegate, self.cache = copy.copy(delegate), {}
+
+
+def _override_once(self: Any, text: str, rule: str) -> Any:
+    """An override is kept where its value can't be changed."""
+    if rule == "override" and text in _overrides:
+        return replace(_overrides[text])
+    found = _override_anew(self, text, rule)
+    if rule == "override" and (found._value is None or type(found._value) in (str, int, float, bool, QuotedString)):
+        _overrides[text] = replace(found)
+    return found
 
 
 def _files(repo: IConfigRepository) -> tuple[Any, ...]:
@@ -47,14 +108,18 @@ def _read_once(source: ConfigSource, config_path: str) -> ConfigResult:
     key = (path, source.path, source.provider, os.stat(path).st_mtime_ns)
     if key not in _read:
         _read[key] = _read_anew(source, config_path)
-    return copy.deepcopy(_read[key])
+    return _result(_read[key])
+
+
+def _result(kept: ConfigResult) -> ConfigResult:
+    return replace(kept, header=dict(kept.header), config=copy.deepcopy(kept.config))
 
 
 def _read_package_once(source: ConfigSource, config_path: str) -> ConfigResult:
     key = (source.path, source.provider, config_path)
     if key not in _read:
         _read[key] = _read_package_anew(source, config_path)
-    return copy.deepcopy(_read[key])
+    return _result(_read[key])
 
 
 def _map_where_used(overrides: Overrides, defaults: list[Any], self_added: bool) -> DictConfig | None:
@@ -86,6 +151,11 @@ def once() -> None:
     defaults_lists._create_interpolation_map = _map_where_used  # type: ignore[assignment]
     hydras.create_defaults_list = _list_once
     Loader._compose_config_from_defaults_list = _compose_once  # type: ignore[method-assign]
+    CachingConfigRepository.__init__ = _repository_once  # type: ignore[method-assign]
+    OverridesParser.parse_rule = _override_once  # type: ignore[method-assign]
+    base.parse = _utils.parse = _value_once
+    for kind in _copies_anew:
+        kind.__deepcopy__, kind._re_parent = _copied, _reparented  # type: ignore[method-assign]
 
 
 def anew() -> None:
@@ -94,3 +164,8 @@ def anew() -> None:
     defaults_lists._create_interpolation_map = _map_anew
     hydras.create_defaults_list = _list_anew
     Loader._compose_config_from_defaults_list = _compose_anew  # type: ignore[method-assign]
+    CachingConfigRepository.__init__ = _repository_anew  # type: ignore[method-assign]
+    OverridesParser.parse_rule = _override_anew  # type: ignore[method-assign]
+    base.parse = _utils.parse = _value_anew
+    for kind, copied in _copies_anew.items():
+        kind.__deepcopy__, kind._re_parent = copied, _parents_anew  # type: ignore[method-assign]

@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
+from lathe.benchmark.suites import typed
 from lathe.config.composed import check
 from lathe.config.help import names_of
 from lathe.config.stages import check_compression
@@ -37,6 +38,8 @@ def mistakes(command: str) -> list[str]:
     script, *words = shlex.split(re.sub(r"<[^>]*>", "some", command))[1:]
     assert (ROOT / script).is_file(), script
     verb = Path(script).stem
+    if verb == "benchmark":
+        words = typed(words)
     if not (ROOT / "configs" / f"{verb}.yaml").exists() or any(word.startswith("--") for word in words):
         return []
     cfg = config(*translate(list(_first(words)), names_of(ROOT / "configs", verb)), name=verb)

@@ -1,6 +1,7 @@
 """What all tests find."""
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable
@@ -11,12 +12,12 @@ import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from support import composing, elastic, timm_here
+from support import composing, quick, timm_here
 from support.commands import in_process
 
 torch.set_num_threads(1)
 composing.once()
-elastic.quick()
+quick.quick()
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -29,14 +30,19 @@ def _settled() -> None:
 
 @pytest.fixture(autouse=True)
 def _clean_state():
-    """Each test starts without a composed configuration and leaves torch's global settings as they were."""
+    """Each test starts without a composed configuration and leaves torch's global settings, and how much is logged, as
+    they were.
+    """
     GlobalHydra.instance().clear()
     os.environ.pop("LATHE_TRUSTED", None)  # what an earlier command in this process trusted
     if (events := sys.modules.get("tensorboard.summary.writer.event_file_writer")) is not None:
         # It numbers the files of a process, and of files begun in the same second ".10" is read before ".9".
         events._global_uid = events.AtomicCounter(0)
+    logged, silenced = logging.root.level, logging.root.manager.disable
     matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
+    logging.root.setLevel(logged)
+    logging.disable(silenced)
     torch.set_float32_matmul_precision(matmul)
     torch.backends.cudnn.allow_tf32 = convolutions
     GlobalHydra.instance().clear()

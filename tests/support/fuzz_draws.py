@@ -101,7 +101,7 @@ CHOICES = {
         "tokens",
     ),
     "optimizer": ("sgd", "adamw", "muon", "none"),
-    "scheduler": ("constant", "cosine", "cosine_restarts", "one_cycle", "step"),
+    "scheduler": ("constant", "cosine", "cosine_restarts", "linear", "one_cycle", "step"),
     "callbacks": ("[default,ema,early_stopping,device_stats]",),
     "compression": (
         "prune",
@@ -126,6 +126,7 @@ VERBS = {
     "evaluate": (),
     "receipt": (),
     "sensitivity": (),
+    "profile": (),
     "serve": (),
     "predict": ("input=a.npy", "output=b.csv"),
     "compress": ("compression=ptq_static",),

@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torchmetrics.classification import MulticlassAccuracy
 
 
@@ -79,6 +79,23 @@ class Cycled(LitNet):
         optimizer = SGD(self.parameters(), lr=0.001, momentum=0.9)
         cycle = OneCycleLR(optimizer, self.hparams["lr"], total_steps=5, cycle_momentum=False)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+
+class Waits(LitNet):
+    """With a schedule that waits for a metric: lower by a tenth at each step, and keeps the best value that it saw."""
+
+    def __init__(
+        self, interval: str = "epoch", frequency: int = 1, waits_for: str = "val_loss", **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.save_hyperparameters()
+
+    def configure_optimizers(self) -> Any:
+        optimizer = SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
+        waiting = ReduceLROnPlateau(optimizer, "max", factor=0.9, patience=0, threshold=1.0)
+        schedule = {"scheduler": waiting, "monitor": self.hparams["waits_for"]}
+        of = {"interval": self.hparams["interval"], "frequency": self.hparams["frequency"]}
+        return {"optimizer": optimizer, "lr_scheduler": {**schedule, **of}}
 
 
 class Groups(LitNet):

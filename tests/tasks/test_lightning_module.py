@@ -1,5 +1,6 @@
 """A user's own LightningModule, as it is: on one process and on two, interrupted, and under the verbs that take it."""
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +104,59 @@ def test_an_interruption_changes_nothing(
     interruption.step = 10**9
     train(cut)
     same(directory(cut), directory(whole))
+
+
+# options of a schedule that waits, and its steps before the last checkpoint, which comes before that of the last epoch
+WAITS: dict[str, tuple[dict[str, Any], int]] = {
+    "epoch": ({}, 2),
+    "second epoch": ({"frequency": 2}, 1),
+    "metric of training": ({"waits_for": "train_loss_epoch"}, 2),
+    "third step": ({"interval": "step", "frequency": 3, "waits_for": "train_loss_step"}, 12),
+    "each step": ({"interval": "step", "waits_for": "train_loss_step"}, 39),
+}
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_a_scheduler_that_waits_lacks_no_step_after_a_death(
+    tmp_path: Path, interruption: Interruption, waits: str
+) -> None:
+    """Lightning leaves one out in the first epoch of a run that goes on."""
+
+    def made(name: str, every: str = "null") -> dict[str, Any]:
+        words = ("trainer.max_epochs=3", f"callbacks.checkpoint.every_n_train_steps={every}")
+        cfg = run(tmp_path / name, *words, module="Waits")
+        cfg["model"]["net"].update(options)
+        return cfg
+
+    (options, steps), rng = WAITS[waits], random.Random(waits)
+    whole = made("whole")
+    train(whole)
+    (expected,) = schedules(whole)
+    assert expected["last_epoch"] == steps
+    for number in range(5):
+        hook = rng.choice(("on_train_batch_start", "on_validation_start", "on_validation_end", "on_train_epoch_end"))
+        every = rng.choice(("null", "1", "3"))
+        cut = made(str(number), every)
+        interruption.hook, interruption.step = hook, rng.randint(14 if every == "null" else 4, 38)
+        with pytest.raises(Interrupted):
+            train(cut)
+        where = f"{hook} at {interruption.step}, every {every}"
+        interruption.step = 10**9
+        train(cut)
+        assert schedules(cut) == [expected], where
+        same(directory(cut), directory(whole))
+    longer = made("longer")
+    longer["trainer"]["max_epochs"] = 2
+    train(longer)
+    longer["trainer"]["max_epochs"] = 3
+    train(longer)
+    assert schedules(longer) == [expected]
+
+
+def schedules(cfg: dict[str, Any]) -> list[dict[str, Any]]:
+    found = torch.load(directory(cfg) / "checkpoints" / "last.ckpt", weights_only=True)["lr_schedulers"]
+    assert isinstance(found, list)
+    return found
 
 
 def test_ours_optimize_a_module_without_configure_optimizers(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_the_recorded_code_comes_back(project: Path) -> None:
 
 
 def test_a_diff_that_does_not_fit_is_refused(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lathe.verbs.reproduce.code.project", lambda: project)
+    monkeypatch.setattr("lathe.verbs.reproduce.code.project", lambda script: project)
     commit = git(project, "rev-parse", "HEAD").strip()
     broken = "diff --git a/train.py b/train.py\n--- a/train.py\n+++ b/train.py\n@@ -1 +1 @@\n-nothing like it\n+x"
     with (

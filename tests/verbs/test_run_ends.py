@@ -17,6 +17,7 @@ from support.runs import SMALL, column, new_run, rows, runs, weights
 
 from lathe.errors import Stopped, UserError
 from lathe.runs import rundir
+from lathe.runs.alike import RESULT_TIMES
 from lathe.runs.score import open_data, open_run_net, score
 from lathe.tasks import ClassificationTask
 from lathe.verbs.train import train
@@ -109,7 +110,9 @@ def test_it_ends_with_its_result_and_is_completed_without_training(tmp_path: Pat
     (run.path / "result.json").unlink()  # killed after training
     logged = [row["step"] for row in rows(run.path)]
     again = train(cfg)
-    measured = {"seconds", "samples_per_s", "step_ms", "data_wait", "grad_sync", "mfu"}
+    measured = {name for name in result | again if RESULT_TIMES.fullmatch(name)}
+    assert measured >= {"seconds", "epoch_s", "peak_resident_bytes"}
+    assert again["epoch_s"] == result["epoch_s"]  # of the steps that an earlier process made
     assert {k: v for k, v in again.items() if k not in measured} == {
         k: v for k, v in result.items() if k not in measured
     }

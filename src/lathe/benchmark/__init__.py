@@ -1,1 +1,3 @@
-"""What training costs by strategy: time and scaling, and memory. `scripts/benchmark.py` is the command."""
+"""What training costs by strategy: time and scaling, and memory; and what reading, the Trainer and integers cost beside
+the usual way. `scripts/benchmark.py` is the command.
+"""

@@ -8,6 +8,7 @@ from lathe.errors import require
 # With the sizes of `scaling`: 0.25 M parameters, about 20 ms a step for 768 samples on one core of a server.
 NET = ("model=deep_mlp", "data=synthetic", "optimizer=adamw")
 SPLIT = "model_split"  # names its devices itself, two at least
+CUT = (SPLIT, "pipeline", "3d")  # strategies that hold a part of the net in each process: set against auto on one
 
 
 @dataclass(frozen=True)
@@ -16,8 +17,11 @@ class Case:
     strategy drives several, as a training run has it.
 
     `alone` cases get fresh processes for each turn: a peak of memory in processes that stay would include what other
-    cases left. `facts` go into the tables: strategy, mode, and what else tells cases apart. `kind` is time or memory.
+    cases left. `facts` go into the tables: strategy, mode, and what else tells cases apart. `kind` is time, memory
+    or compile, which measures in two processes, with an empty folder of compiled code and with what the first has left.
     `sync` false leaves out the summing of gradients, to tell what it costs (ddp alone; such weights are of no use).
+    With `peak` and `train` the first turn also finds the peak of memory, and trains for the request's `epochs`. A case
+    that is `optional` and does not compose has a row with the sentence; another one stops the suite.
     """
 
     name: str
@@ -26,12 +30,15 @@ class Case:
     kind: str = "time"
     sync: bool = True
     alone: bool = False
+    peak: bool = False
+    train: bool = False
+    optional: bool = False
     facts: dict[str, Any] = field(default_factory=dict)
 
 
 def scaling(request: dict[str, Any]) -> list[Case]:
     """Each strategy in one process and in several; weak (the batch grows with the processes) and strong (it does
-    not).
+    not). Of the request's experiment, or of a net for the purpose.
     """
     counts = sorted({1, *request["processes"]})
     batch = request["batch_size"]
@@ -43,27 +50,25 @@ def scaling(request: dict[str, Any]) -> list[Case]:
         all(batch % n == 0 for n in counts),
         f"batch_size={batch} does not divide by each of processes={counts}: change either.",
     )
-    width, depth = "model.net.width=160", "model.net.depth=8"
+    net = ("model.net.width=160", "model.net.depth=8", f"data.source.train_size={8 * batch * max(counts)}")
+    base = request.get("own") or (*NET, *net)
     cases = []
     for n in counts:
         for strategy in (
-            ["auto", *(name for name in request["strategies"] if name != SPLIT)] if n == 1 else request["strategies"]
+            ["auto", *(name for name in request["strategies"] if name not in CUT)] if n == 1 else request["strategies"]
         ):
             for mode in ("weak", "strong") if n > 1 else ("weak",):
                 for sync in (True, False) if n > 1 and strategy == "ddp" and mode == "weak" else (True,):
                     total = batch * n if mode == "weak" else batch
                     name = f"{strategy}, {n}, {mode}{'' if sync else ', no sync'}"
-                    sizes = (
-                        f"data.batch_size={total}",
-                        f"data.source.train_size={8 * batch * max(counts)}",
-                        _devices(strategy, n, request),
-                    )
+                    sizes = (f"data.batch_size={total}", _devices(strategy, n, request))
                     cases.append(
                         Case(
                             name,
-                            (*NET, width, depth, f"strategy={strategy}", *sizes),
+                            (*base, f"strategy={strategy}", *sizes),
                             n,
                             sync=sync,
+                            peak=sync,
                             facts={"strategy": strategy, "mode": mode, "batch_size": total, "sync": sync},
                         )
                     )

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -79,23 +79,36 @@ class Crew:
 
 
 def run(
-    cases: Sequence[Case], composed: dict[str, dict[str, Any]], request: dict[str, Any], tell: Callable[[str], None]
+    cases: Sequence[Case],
+    composed: dict[str, dict[str, Any]],
+    request: dict[str, Any],
+    tell: Callable[[str], None],
+    refused: Mapping[str, str] | None = None,
 ) -> dict[str, list[dict[str, Any]]]:
     """Every case in every round, in turns; the figures of each case, round by round. `composed` are the resolved
-    configurations.
+    configurations, `refused` sentences of cases that have none.
 
     Cases that are `alone` have fresh processes in every turn, since one case may leave memory to the next; the others
     are timed in processes that stay. As many are started as a training run starts. A case that fails is not tried
     again.
     """
+    told = {case.name: [{"error": sentence}] for case in cases if (sentence := (refused or {}).get(case.name))}
+    names = [case.name for case in cases]
+    cases = [case for case in cases if case.name not in told]
     started = {case.name: count_processes(composed[case.name]) for case in cases}
     crew_of: dict[str, Any] = {case.name: case.name if case.alone else started[case.name] for case in cases}
-    results: dict[str, list[dict[str, Any]]] = {case.name: [] for case in cases}
+    results: dict[str, list[dict[str, Any]]] = {name: told.get(name, []) for name in names}
     crews: dict[Any, Crew] = {}
     try:
         for number in range(request["rounds"]):
             for case in order(cases, number):
                 if any("error" in result for result in results[case.name]):
+                    continue
+                patience = request["timeout"] * (1 + (request["epochs"] if case.train and number == 0 else 0))
+                if case.kind == "compile":
+                    result = _cold_and_warm(_ordered(case, composed, request), started[case.name], request)
+                    results[case.name].append(result)
+                    tell(f"{case.name}: {result.get('error') or _short(result)}")
                     continue
                 key = crew_of[case.name]
                 if key not in crews or not crews[key].alive:
@@ -103,7 +116,7 @@ def run(
                         other.name: _ordered(other, composed, request) for other in cases if crew_of[other.name] == key
                     }
                     crews[key] = Crew(mine, started[case.name], request["threads"])
-                result = crews[key].measure(case.name, request["timeout"])
+                result = crews[key].measure(case.name, patience)
                 results[case.name].append(result)
                 if "error" in result or number == 0:
                     tell(f"{case.name}: {result.get('error') or _short(result)}")
@@ -124,12 +137,33 @@ def _ordered(case: Case, composed: dict[str, dict[str, Any]], request: dict[str,
         "sync": case.sync,
         "alone": case.alone,
         "forward": forward,
+        "peak": case.peak,
+        "epochs": request["epochs"] if case.train else 0,
         "warmup": request["warmup"],
         "steps": request["steps"],
     }
 
 
+def _cold_and_warm(job: dict[str, Any], processes: int, request: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a second process, which finds what a first one has compiled into an empty folder, and how long
+    compilation took both: `cold_s` and `warm_s`.
+    """
+    found: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix=scratch_prefix(), ignore_cleanup_errors=True) as cache:
+        for _ in ("cold", "warm"):
+            crew = Crew({"this": {**json.loads(json.dumps(job)), "cache": cache}}, processes, request["threads"])
+            try:
+                found.append(crew.measure("this", request["timeout"]))
+            finally:
+                crew.dismiss()
+            if "error" in found[-1]:
+                return found[-1]
+    return {**found[1], "cold_s": found[0]["compile_s"], "warm_s": found[1]["compile_s"]}
+
+
 def _short(result: dict[str, Any]) -> str:
+    if "cold_s" in result:
+        return f"{result['cold_s']:.1f} s cold, {result['warm_s']:.1f} s warm, {result['step_ms']:.1f} ms"
     return f"{result['step_ms']:.1f} ms" if "step_ms" in result else f"{result['peak'] / 2**20:.1f} MiB at the peak"
 
 

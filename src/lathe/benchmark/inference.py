@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lathe import export, measure
 from lathe.benchmark.forms import Bundled, arithmetic, guard
-from lathe.benchmark.report import table
+from lathe.benchmark.spread import table
 from lathe.errors import UserError, did_you_mean, require
 from lathe.export import manifest as manifests
 from lathe.files import disk_sentence, scratch, write_atomically

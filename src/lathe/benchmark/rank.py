@@ -12,20 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
-from torch.nn.parallel import DistributedDataParallel
 
-from lathe.callbacks import Throughput, skip_empty_hooks
+from lathe.benchmark import compiling, short
+from lathe.benchmark.fits import Clock, fit
+from lathe.callbacks import Throughput
 from lathe.files import write_atomically
 from lathe.launch.telling import sentence_for
-from lathe.measure import PeakMemory, SavedActivations, count_parameters, count_state
+from lathe.measure import PeakMemory, SavedActivations, count_state
 from lathe.measure.processes import everyones
 from lathe.runs import score
-from lathe.runs.build import make_data, make_task
-from lathe.runs.methods import make_methods
-from lathe.runs.trainer import device_type, make_trainer, quiet
-from lathe.verbs.train import prepare
+from lathe.runs.trainer import device_type, quiet
 
 LOOK = 0.002  # seconds between looks for a turn
 
@@ -56,66 +54,26 @@ def work(cfg: Mapping[str, Any]) -> None:
 
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """Figures of one turn. `case` has `cfg` (resolved), `kind`, `sync`, `alone`, `warmup` and `steps`."""
-    return _time(case) if case["kind"] == "time" else _memory(case)
-
-
-def _fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:
-    seed_everything(cfg["seed"], workers=True, verbose=False)
-    datamodule, task = make_data(cfg), make_task(cfg)
-    parameters = count_parameters(task.net).total
-    callbacks = [*make_methods(cfg), *callbacks]
-    skip_empty_hooks(callbacks)
-    trainer = make_trainer(cfg, Path(cfg["paths"]["run_dir"]), callbacks)
-    prepare(cfg, task, trainer)
-    trainer.fit(task.driven, datamodule=datamodule)
-    return trainer, parameters
-
-
-class _Clock(Callback):
-    """Moments at which steps end. A GPU is waited for before the first and after the last."""
-
-    def __init__(self, warmup: int, steps: int, sync: bool) -> None:
-        self.warmup, self.steps, self.sync = warmup, steps, sync
-        self.ends: list[float] = []
-        self.cpu: list[
-            float
-        ] = []  # of this process, which other work on the machine does not stretch as it does the clock on the wall
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.sync:
-            assert isinstance(trainer.strategy.model, DistributedDataParallel)
-            trainer.strategy.model.require_backward_grad_sync = False  # what no_sync() sets
-
-    def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        cuda = trainer.strategy.root_device.type == "cuda"
-        if trainer.global_step > self.warmup:
-            first, last = not self.ends, len(self.ends) == self.steps
-            if cuda and (first or last):
-                torch.cuda.synchronize()
-                if first:
-                    torch.cuda.reset_peak_memory_stats()
-            self.ends.append(time.perf_counter())
-            self.cpu.append(time.process_time())
-
-    def step_ms(self, cuda: bool) -> float:
-        """On a CPU the median, which leaves out the seam between epochs; a GPU's steps have only a sum."""
-        if cuda:
-            return (self.ends[-1] - self.ends[0]) / (len(self.ends) - 1) * 1e3
-        return statistics.median(after - before for before, after in zip(self.ends, self.ends[1:], strict=False)) * 1e3
-
-    def fastest_ms(self) -> float:
-        """The step that the rest of the machine disturbed least; on a GPU, whose steps overlap, of no meaning."""
-        return min(after - before for before, after in zip(self.ends, self.ends[1:], strict=False)) * 1e3
+    """Figures of one turn. `case` has `cfg` (resolved), `kind`, `sync`, `alone`, `warmup` and `steps`; `peak` and
+    `epochs` ask for more in its first turn, and are taken out.
+    """
+    if case["kind"] == "compile":
+        return compiling.measure(case)
+    if case["kind"] == "memory":
+        return _memory(case)
+    found = _time(case)
+    if case.pop("peak", False):
+        found["peak"] = short.peak(case["cfg"])
+    if epochs := case.pop("epochs", 0):
+        found |= short.train(case["cfg"], epochs)
+    return found
 
 
 def _time(case: dict[str, Any]) -> dict[str, Any]:
     cfg = case["cfg"]
-    clock = _Clock(case["warmup"], case["steps"], case["sync"])
+    clock = Clock(case["warmup"], case["steps"], case["sync"])
     throughput = Throughput(window=case["steps"], skip_steps=case["warmup"] + 1)
-    trainer, parameters = _fit(cfg, [clock, throughput])
+    trainer, parameters = fit(cfg, [clock, throughput])
     cuda = trainer.strategy.root_device.type == "cuda"
     milliseconds = clock.step_ms(cuda)
     told = throughput.summary()
@@ -124,6 +82,7 @@ def _time(case: dict[str, Any]) -> dict[str, Any]:
         "mean_step_ms": _mean_ms(clock.ends if cuda else clock.cpu),
         "fastest_step_ms": clock.fastest_ms(),
         "samples_per_s": cfg["data"]["batch_size"] / milliseconds * 1e3 if cfg["data"].get("batch_size") else None,
+        "epoch_s": trainer.num_training_batches * milliseconds / 1e3,
         "grad_sync": told["grad_sync"] if case["sync"] else None,
         "mfu": told["mfu"],
         "parameters": parameters,
@@ -188,7 +147,7 @@ def _memory(case: dict[str, Any]) -> dict[str, Any]:
     device = torch.device(device_type(cfg["trainer"]["accelerator"]))
     with PeakMemory(device) as memory:  # from before the net is made, so that all of it is seen
         probe = _Probe(case["steps"], memory)
-        _fit(cfg, [probe])
+        fit(cfg, [probe])
     everyone = everyones(probe.found)
     fullest = max(everyone, key=lambda found: found["parameters"] + found["optimizer"])
     return {**fullest, "peak": max(found["peak"] for found in everyone), "ranks": everyone}

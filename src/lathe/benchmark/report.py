@@ -1,59 +1,16 @@
 """Tables and a plot from what a suite has measured."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from statistics import median
 from typing import Any
 
+from lathe.benchmark import tables, thresholds
 from lathe.benchmark.cases import Case
-from lathe.files import write_atomically
+from lathe.benchmark.spread import Results, Spread, rate, ratio, spread, table
+from lathe.benchmark.tables import MIB, efficiency, error_of
+from lathe.benchmark.written import write_files
 from lathe.measure import plot
-from lathe.runs.environment import describe_environment
-
-Results = dict[str, list[dict[str, Any]]]
-MIB = 2**20
-
-
-class Spread:
-    """Values of several rounds: their median, and how far they lie apart."""
-
-    def __init__(self, values: Sequence[float]) -> None:
-        self.values = list(values)
-        self.median, self.low, self.high = median(values), min(values), max(values)
-
-    @property
-    def short(self) -> str:
-        return f"{self.median:.2f} ({self.low:.2f} to {self.high:.2f})"
-
-    def __str__(self) -> str:
-        return (
-            f"{self.median:.3f} ({self.low:.3f} to {self.high:.3f})" if len(self.values) > 1 else f"{self.median:.3f}"
-        )
-
-
-def spread(results: Results, name: str, figure: str) -> Spread | None:
-    """A figure of a case over the rounds; None where there is none."""
-    values = [r[figure] for r in results.get(name, []) if r.get(figure) is not None]
-    return Spread(values) if values else None
-
-
-def ratio(results: Results, name: str, base: str, of: Callable[[dict[str, Any]], float]) -> Spread | None:
-    """`of(case) / of(base)`, round by round: both sides of a ratio have run one shortly after the other."""
-    pairs = zip(results.get(name, []), results.get(base, []), strict=False)
-    values = [of(mine) / of(theirs) for mine, theirs in pairs if "error" not in mine and "error" not in theirs]
-    return Spread(values) if values else None
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
-
-
-def rate(result: Mapping[str, Any]) -> float:
-    """Samples a second."""
-    return float(result["samples_per_s"])
 
 
 def state(result: Mapping[str, Any]) -> float:
@@ -73,13 +30,11 @@ def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         n, strategy, facts = case.processes, case.facts["strategy"], case.facts
         step, speed = spread(results, case.name, "step_ms"), spread(results, case.name, "samples_per_s")
         if step is None or speed is None:
-            rows.append([strategy, str(n), facts["mode"], str(facts["batch_size"]), _error(results, case), *[""] * 4])
+            rows.append([strategy, str(n), facts["mode"], str(facts["batch_size"]), error_of(results, case), *[""] * 5])
             continue
         to_auto = ratio(results, case.name, "auto, 1, weak", lambda r: 1 / rate(r))
-        one = f"{strategy}, 1, weak"
-        gain = ratio(results, case.name, one if one in results else "auto, 1, weak", rate)  # some need two devices
-        efficiency = Spread([value / n for value in gain.values]) if gain else None
-        sync = spread(results, case.name, "grad_sync")
+        gain, share = efficiency(results, case.name, strategy, n)
+        sync, peak = spread(results, case.name, "grad_sync"), spread(results, case.name, "peak")
         what = strategy if case.sync else f"{strategy}, gradients not summed"
         rows.append(
             [
@@ -90,8 +45,9 @@ def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
                 step.short,
                 f"{speed.median:,.0f}",
                 str(to_auto) if n == 1 and strategy != "auto" else "",
-                str(efficiency) if n > 1 else "",
+                str(share) if n > 1 else "",
                 f"{sync.median:.1%}" if sync else "",
+                f"{peak.median / MIB:,.1f}" if peak else "",
             ]
         )
         if gain and n > 1:
@@ -107,6 +63,7 @@ def scaling(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         "step time over auto's",
         "efficiency",
         "waiting for gradients",
+        "peak, MiB",
     ]
     title = "Speed-up over one process of the same strategy"
     return [table(head, rows)], plot.lines(title, "processes", "speed-up", lines, diagonal=True)
@@ -120,7 +77,7 @@ def memory(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         part, found = case.facts["part"], results[case.name][0]
         who = case.facts.get("strategy") or case.facts["activation_checkpointing"]
         if "error" in found:
-            rows[part].append([who, str(case.processes), _error(results, case), *[""] * 5])
+            rows[part].append([who, str(case.processes), error_of(results, case), *[""] * 5])
             continue
         against, of = ("auto, 1", state) if part == "strategy" else ("auto, 1, none", itemgetter("activations"))
         share = ratio(results, case.name, against, of)
@@ -153,7 +110,7 @@ def gpu(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
         facts, step, peak = case.facts, spread(results, case.name, "step_ms"), spread(results, case.name, "peak")
         first = [facts["net"], facts["strategy"], facts["precision"]]
         if step is None or peak is None:
-            rows.append([*first, _error(results, case), *[""] * 3])
+            rows.append([*first, error_of(results, case), *[""] * 3])
             continue
         speed, mfu = spread(results, case.name, "samples_per_s"), spread(results, case.name, "mfu")
         rows.append(
@@ -182,7 +139,7 @@ def overhead(cases: Sequence[Case], results: Results) -> tuple[list[str], str]:
             ratio(results, case.name, "plain", itemgetter("mean_step_ms")),
         )
         if mean is None or over is None:
-            rows.append([case.name, _error(results, case), ""])
+            rows.append([case.name, error_of(results, case), ""])
             continue
         rows.append([case.name, mean.short, str(over)])
         heights[case.name] = {"step, ms": mean.median}
@@ -198,32 +155,28 @@ def forward_shares(results: Results) -> list[float]:
     return [r["forward_ms"] / r["mean_step_ms"] for r in results.get("plain", []) if "error" not in r]
 
 
-def _error(results: Results, case: Case) -> str:
-    return next((r["error"] for r in results.get(case.name, []) if "error" in r), "not measured")
-
-
-REPORTS = {"scaling": scaling, "memory": memory, "gpu": gpu, "overhead": overhead}
+REPORTS: dict[str, Callable[[Sequence[Case], Results], tuple[list[str], str]]] = {
+    "scaling": scaling,
+    "memory": memory,
+    "gpu": gpu,
+    "overhead": overhead,
+    "precision": tables.precision,
+    "compile": tables.compiled,
+    "parallel": tables.parallel,
+}
 
 
 def write(output: Path, cases: Sequence[Case], results: Results, request: dict[str, Any], seconds: float) -> str:
-    """Prints the tables and writes results.json, results.md and plot.svg into `output`; returns the tables."""
-    environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
+    """Prints the tables, and under them the thresholds, and writes results.json, results.md and plot.svg into
+    `output`; returns the tables.
+    """
     texts, drawing = REPORTS[request["suite"]](cases, results)
-    packages = ", ".join(f"{name} {version}" for name, version in environment["packages"].items())
-    under = (
-        f"{environment['cpu']}, {environment['cores']} cores, {request['threads']} thread(s) a process; Python "
-        f"{environment['python']}, {packages}. Medians (lowest to highest) of n = {request['rounds']} rounds in turns, "
-        f"{request['steps']} steps each; ratios are taken round by round. {seconds:.0f} s.\n"
-    )
-    text = "\n".join([*texts, under])
-    write_atomically(output / "results.md", text)
-    write_atomically(output / "plot.svg", drawing)
+    held = tables.judge(cases, results, request)
+    texts = [*texts, thresholds.rows(held)] if held else texts
     facts = [
         {"name": case.name, "processes": case.processes, **case.facts, "rounds": results[case.name]} for case in cases
     ]
-    write_atomically(
-        output / "results.json",
-        json.dumps({"request": request, "environment": environment, "cases": facts}, indent=2) + "\n",
-    )
+    turns = f", {request['steps']} steps each"
+    text = write_files(output, texts, drawing, facts, request, seconds, threads="thread(s) a process", turns=turns)
     print(f"\n{text}\nWritten to {output}")
     return text

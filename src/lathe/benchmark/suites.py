@@ -1,8 +1,9 @@
 """Suites: what a request for one asks for. Imports no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from lathe.benchmark import thresholds, training
 from lathe.benchmark.cases import Case, gpu, memory, overhead, scaling
 from lathe.errors import require
 
@@ -16,11 +17,36 @@ QUIET = (
     "trainer.max_epochs=-1",
     "scheduler=constant",
 )
-SUITES = {"scaling": scaling, "memory": memory, "gpu": gpu, "overhead": overhead}
+SUITES: dict[str, Callable[[dict[str, Any]], list[Case]]] = {
+    "scaling": scaling,
+    "memory": memory,
+    "gpu": gpu,
+    "overhead": overhead,
+    "precision": training.precision,
+    "compile": training.compiled,
+    "parallel": training.parallel,
+}
 INFERENCE = "inference"  # measures a finished run (lathe.benchmark.inference), no cases of training
-TRAINING_KEYS = ("strategies", "steps", "batch_size", "accelerator")
-INFERENCE_KEYS = ("run", "targets", "batches", "seconds")
-# What the request's nulls mean.
+# Keys that have a meaning for some suites: for those whose DEFAULTS have them.
+CHOICES = (
+    "run",
+    "targets",
+    "batches",
+    "seconds",
+    "base",
+    "processes",
+    "strategies",
+    "steps",
+    "epochs",
+    "batch_size",
+    "accelerator",
+    "thresholds",
+    "workers",
+    "qat",
+)
+# Training against training: sizes by the device (training.SIZES).
+_BY_DEVICE = dict.fromkeys(("base", "rounds", "steps", "warmup", "batch_size", "accelerator", "thresholds"))
+# What the request's nulls mean; None: told by the device, or nothing.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "scaling": {
         "strategies": ["ddp", "fsdp"],
@@ -31,6 +57,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "batch_size": 768,
         "accelerator": "cpu",
         "threads": 1,
+        "base": None,
+        "thresholds": None,
     },
     "memory": {
         "strategies": ["ddp", "fsdp", "deepspeed_1", "deepspeed_2", "deepspeed_3", "tensor", "pipeline"],
@@ -47,12 +75,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "rounds": 3,
         "steps": 20,
         "warmup": 10,
-        "batch_size": 0,
         "accelerator": "gpu",
         "threads": 1,
     },
     "overhead": {
-        "strategies": [],
         "rounds": 5,
         "steps": 10,
         "warmup": 3,
@@ -60,27 +86,79 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "accelerator": "cpu",
         "threads": 1,
     },
-    INFERENCE: {"rounds": 100, "warmup": 10, "seconds": 20.0, "batches": [1, 8, 32]},
+    "precision": {**_BY_DEVICE, "epochs": None, "threads": 1},
+    "compile": {**_BY_DEVICE, "threads": 1},
+    "parallel": {**_BY_DEVICE, "epochs": None, "processes": None, "threads": 1},
+    INFERENCE: {"rounds": 100, "warmup": 10, "seconds": 20.0, "batches": [1, 8, 32], "run": None, "targets": None},
 }
 
 
-def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
+def plan(request: dict[str, Any], composed: Mapping[str, Any] | None = None) -> tuple[list[Case], dict[str, Any]]:
     """The cases of the suite that `request` asks for, and the request with its nulls filled in; suite=inference has no
-    cases.
+    cases. `composed` is the resolved configuration of `base_of(request)`, where it names an experiment.
 
     Raises:
-        UserError: a key of another suite, or a suite that this machine can't run.
+        UserError: a key of another suite, thresholds for what is not measured, or a suite that this machine can't run.
     """
     suite = request["suite"]
+    refuse_others(request, DEFAULTS[suite])
     full = {**request, **{key: value for key, value in DEFAULTS[suite].items() if request.get(key) is None}}
-    for key in TRAINING_KEYS if suite == INFERENCE else INFERENCE_KEYS:
-        require(request.get(key) is None, f"{key}={request.get(key)} has no meaning for suite={suite}: leave it null.")
-    taken = "processes" in DEFAULTS[suite] or request.get("processes") is None
-    require(taken, f"processes={request.get('processes')} has no meaning for suite={suite}: leave it null.")
-    if suite != INFERENCE:
-        threads = full["threads"]
-        require(isinstance(threads, int), f"threads={threads}: a suite of training runs takes one number of threads.")
-        return SUITES[suite](full), full
+    if suite == INFERENCE:
+        return [], _of_a_run(full)
+    threads = full["threads"]
+    require(isinstance(threads, int), f"threads={threads}: a suite of training runs takes one number of threads.")
+    if suite in training.SIZES:
+        full = training.fill(full, composed)
+    elif composed is not None:
+        full["own"] = training.words_of(request, composed)
+        full["batch_size"] = request["batch_size"] or training.batch_of(request, composed)
+    cases = SUITES[suite](full)
+    full["thresholds"] = thresholds.limits(full, training.possible_limits(full))
+    _refuse_overrides(full, cases)
+    return cases, full
+
+
+def typed(words: Sequence[str]) -> list[str]:
+    """What is typed, for Hydra: to it `experiment=` chooses a file of the group of that name, which is composed with
+    train.yaml alone, so that an experiment is the key `base` here.
+    """
+    return [f"base={word[11:]}" if word.startswith("experiment=") else word for word in words]
+
+
+def base_of(request: Mapping[str, Any]) -> list[str]:
+    """The overrides whose resolved configuration `plan` wants of a request that names an experiment."""
+    return [f"experiment={request['base']}", "scheduler=constant", *request["overrides"]]
+
+
+def refuse_others(request: Mapping[str, Any], taken: Mapping[str, Any]) -> None:
+    """Raises UserError where a key is given that is not among those that the suite has a meaning for."""
+    for key in CHOICES:
+        value = request.get(key)
+        require(
+            value is None or key in taken, f"{key}={value} has no meaning for suite={request['suite']}: leave it null."
+        )
+    require(
+        not request.get("assert") or "thresholds" in taken,
+        f"assert=true has no meaning for suite={request['suite']}, which has no thresholds: leave it out.",
+    )
+
+
+def _refuse_overrides(request: Mapping[str, Any], cases: Sequence[Case]) -> None:
+    """What tells the rows of a suite apart is not set for all of them."""
+    if request["suite"] not in training.SIZES:
+        return
+    own = set(request["own"])
+    keys = {word.split("=")[0] for case in cases for word in case.overrides if word not in own}
+    for text in request["overrides"]:
+        key = str(text).split("=")[0].lstrip("+~")
+        require(
+            key not in keys,
+            f"overrides={text}: suite={request['suite']} sets {key} itself, by its rows or its batch_size; leave it "
+            "out, or set it in an experiment that experiment= names.",
+        )
+
+
+def _of_a_run(full: dict[str, Any]) -> dict[str, Any]:
     require(full.get("run") is not None, "suite=inference measures a finished run: name it with run=<run directory>.")
     if full["threads"] is None:
         from lathe.measure import usable_cores  # here: it imports torch
@@ -90,7 +168,7 @@ def plan(request: dict[str, Any]) -> tuple[list[Case], dict[str, Any]]:
         full[key] = full[key] if isinstance(full[key], list) or full[key] is None else [full[key]]
     for key in ("batches", "threads"):
         full[key] = sorted(set(full[key]))
-    return [], full
+    return full
 
 
 def overrides_of(case: Case, request: dict[str, Any]) -> list[str]:

@@ -2,8 +2,10 @@
 
 from typing import TYPE_CHECKING
 
+from lathe.callbacks.alerts import Alerts
 from lathe.callbacks.checkpoint import Checkpoint, numbers
 from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
+from lathe.callbacks.device_stats import DeviceStats
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.frozen import FrozenStatistics
 from lathe.callbacks.lean import skip_empty_hooks
@@ -17,6 +19,8 @@ from lathe.callbacks.resume import ExactResume
 from lathe.callbacks.samples import Samples
 from lathe.callbacks.throughput import Throughput
 from lathe.callbacks.trial import TrialReport
+from lathe.callbacks.what_if import WhatIf
+from lathe.callbacks.whitening import Whitening
 from lathe.config.faces import lazily
 
 if TYPE_CHECKING:
@@ -49,9 +53,11 @@ else:
 __all__ = [
     "EMA",
     "QAT",
+    "Alerts",
     "AtomicCheckpointIO",
     "Checkpoint",
     "Compression",
+    "DeviceStats",
     "Distill",
     "ExactResume",
     "FrozenStatistics",
@@ -72,6 +78,8 @@ __all__ = [
     "TorchProfiler",
     "TrialReport",
     "WeightOnly",
+    "WhatIf",
+    "Whitening",
     "compressions",
     "numbers",
     "skip_empty_hooks",

@@ -1,7 +1,8 @@
 """Where the time of a training step goes, operator by operator."""
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import rich
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -11,6 +12,47 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from lathe.callbacks.lean import EachStep
 from lathe.config.schema.held import held
 from lathe.errors import UserError
+
+
+class Operator(NamedTuple):
+    """What an operator took by itself, without the operators that it calls; `share` is of all operators."""
+
+    name: str
+    calls: float  # a step
+    ms: float  # a step
+    share: float
+
+
+def activities(device_type: str) -> list[ProfilerActivity]:
+    """What is recorded on devices of this type."""
+    return [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device_type == "cuda" else [])]
+
+
+def operators_of(
+    done: profile, device_type: str, steps: int, frames: tuple[str, ...] = ("ProfilerStep",)
+) -> list[Operator]:
+    """Every operator of `steps` recorded steps, the costliest first; on a GPU by the device's time. What begins with
+    `frames`, as the profiler's own frame around a step does, is none."""
+    times = [
+        (event.self_device_time_total if device_type == "cuda" else event.self_cpu_time_total, event)
+        for event in done.key_averages()
+        if not event.key.startswith(frames)
+    ]
+    total = sum(time for time, _ in times) or 1.0
+    return [
+        Operator(event.key, event.count / steps, time / 1e3 / steps, time / total)
+        for time, event in sorted(times, key=lambda pair: -pair[0])
+    ]
+
+
+def table_of(title: str, operators: Sequence[Operator]) -> Table:
+    """These operators as a table for the screen."""
+    table = Table(title=title, title_justify="left")
+    for column, side in (("operator", "left"), ("calls/step", "right"), ("ms/step", "right"), ("share", "right")):
+        table.add_column(column, justify=side)  # type: ignore[arg-type]
+    for one in operators:
+        table.add_row(one.name, f"{one.calls:g}", f"{one.ms:.3f}", f"{one.share:.1%}")
+    return table
 
 
 @held("lathe.callbacks.TorchProfiler")
@@ -55,11 +97,8 @@ class TorchProfiler(EachStep, Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._trainer, self.trace, self._table = trainer, None, None
-        activities = [ProfilerActivity.CPU]
-        if trainer.strategy.root_device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
         self._profile = profile(
-            activities=activities,
+            activities=activities(trainer.strategy.root_device.type),
             schedule=schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=1),
             on_trace_ready=self._write,
             record_shapes=self.record_shapes,
@@ -101,17 +140,6 @@ class TorchProfiler(EachStep, Callback):
         trace = folder / f"rank{self._trainer.global_rank}.{self._trainer.global_step}.pt.trace.json"
         done.export_chrome_trace(str(trace))
         self.trace = trace
-        on_gpu = self._trainer.strategy.root_device.type == "cuda"
-        averages = done.key_averages()
-        times = [(e.self_device_time_total if on_gpu else e.self_cpu_time_total, e) for e in averages]
-        # The profiler's own frame around a step is not an operator.
-        times = [(t, e) for t, e in times if not e.key.startswith("ProfilerStep")]
-        total = sum(t for t, _ in times) or 1.0
-        steps = self.active
-        self._table = Table(
-            title=f"{'GPU' if on_gpu else 'CPU'} self time of {steps} training steps", title_justify="left"
-        )
-        for column, side in (("operator", "left"), ("calls/step", "right"), ("ms/step", "right"), ("share", "right")):
-            self._table.add_column(column, justify=side)  # type: ignore[arg-type]
-        for t, event in sorted(times, key=lambda x: -x[0])[: self.top_k]:
-            self._table.add_row(event.key, f"{event.count / steps:g}", f"{t / 1e3 / steps:.3f}", f"{t / total:.1%}")
+        device, steps = self._trainer.strategy.root_device.type, self.active
+        title = f"{'GPU' if device == 'cuda' else 'CPU'} self time of {steps} training steps"
+        self._table = table_of(title, operators_of(done, device, steps)[: self.top_k])

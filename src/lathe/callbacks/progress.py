@@ -9,6 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from torch import Tensor
 
+from lathe.callbacks.throughput import Throughput
 from lathe.config.schema.held import held
 from lathe.measure.shards import local
 
@@ -18,9 +19,10 @@ class Progress(RichProgressBar):
     """Lightning's rich bar, touched a few times a second instead of at every batch; one line per epoch where it cannot
     draw.
 
-    Shows epoch, batches, time, batches per second, the last training loss and the latest validation metrics. Reading
-    the loss waits for a GPU, so that too happens only when the bar is drawn. Where the output is not a terminal (a
-    file, a pipe, a notebook), each epoch prints one line without control codes and flushes it.
+    Shows epoch, batches, time, batches per second, the last training loss, the latest validation metrics, and what the
+    newest epoch took. Reading the loss waits for a GPU, so that too happens only when the bar is drawn. Where the
+    output is not a terminal (a file, a pipe, a notebook), each epoch prints one line without control codes and flushes
+    it.
 
     Args:
         refresh_rate: draws per second.
@@ -105,10 +107,14 @@ class Progress(RichProgressBar):
             self._line = ""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The loss of the last batch, then every `val/` metric and whatever was logged with `prog_bar=True`."""
+        """The loss of the last batch, then every `val/` metric and whatever was logged with `prog_bar=True`; where
+        `Throughput` measures, the newest epoch's seconds and the most memory so far, in GiB.
+        """
         loss = self._outputs.get("loss") if isinstance(self._outputs, dict) else self._outputs
         found: dict[str, Any] = {} if loss is None else {"train/loss": loss}
         found |= {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
         found |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in found}
+        told = next((callback for callback in trainer.callbacks if isinstance(callback, Throughput)), None)  # type: ignore[attr-defined]
+        found |= {} if told is None else told.shown
         # A loss that is spread over processes would want all of them to read it, and only this one draws.
         return {name: float(local(value) if isinstance(value, Tensor) else value) for name, value in found.items()}

@@ -1,28 +1,28 @@
 """How fast training is, and what it waits for."""
 
-import copy
 import math
+from collections.abc import Mapping
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor, nn
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lathe.callbacks.driven import net_of, task_of
+from lathe.callbacks.epochs import Epochs
+from lathe.callbacks.model_flops import compute_dtype, step_flops, without_memory
 from lathe.config.schema.held import held
-from lathe.measure.flops import count_flops, net_input, peak_flops
+from lathe.measure.flops import net_input, peak_flops
 
 TIMED = ("cpu", "cuda")  # devices for which DDP's reducer has a timer
-_DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}
 
 
 @held("lathe.callbacks.Throughput")
 class Throughput(Callback):
-    """Log `throughput/*` once per window of training steps, measured on process 0.
+    """Log `throughput/*` once per window of training steps, and once per epoch, measured on process 0.
 
     - `samples_per_s`, or `tokens_per_s` where the task counts tokens (`task.unit`, `task.count_units(batch)`): of all
       replicas of the net together, each taken to have a batch as large as this one's. Processes that share a replica
@@ -41,6 +41,19 @@ class Throughput(Callback):
     Validation, saving a checkpoint and the seam between epochs are not in the time, nor are the first steps. A GPU is
     waited for at the edges of a window and of such a pause, nowhere else.
 
+    At the end of each training epoch that had all its batches:
+
+    - `epoch_s`: wall-clock seconds of its batches, the run's first ones and the wait for data included, validation,
+      checkpoints and the seam between epochs not. What a run that was continued in an epoch spent on it before counts,
+      up to the checkpoint.
+    - `rank_ms_min`, `rank_ms_max`, `slowest_rank`: under DDP on several processes, milliseconds of a batch of the
+      fastest process and of the slowest, each without its wait in backward for the others, and the number of the
+      slowest. A wait within the forward pass (synchronised BatchNorm) counts as a process's own, so that they are
+      further apart than these say. nan where no step of the epoch was sampled.
+
+    `summary` also has the most memory that a process took by then: of its GPU, what torch's allocator gave out since
+    training began (`peak_gpu_bytes`); of the machine, its resident set since the process began (`peak_resident_bytes`).
+
     Windows end at batches `skip_steps + k * window` counted from the run's first, so that a continued run writes the
     lines of one that was left alone. A line whose window was interrupted tells what this process saw of it, its warm-up
     only if there is nothing else.
@@ -54,10 +67,14 @@ class Throughput(Callback):
     def __init__(self, window: int | None = None, skip_steps: int = 10, peak_flops: float | None = None) -> None:
         self.window, self.skip_steps, self.peak_flops = window, skip_steps, peak_flops
         self._twin: nn.Module | None = None
+        self._restored: dict[str, Any] = {}
         self._clear()
 
     def _clear(self) -> None:
-        self._on = False
+        self._on = self._tells = False
+        self._timed = False  # whether steps are sampled for their wait for other processes
+        self._reducer: DistributedDataParallel | None = None
+        self._epochs = Epochs(self._restored)
         self._size = 0
         self._seen = 0  # batches of this process
         self._batches = 0  # of them in the window under way
@@ -73,23 +90,27 @@ class Throughput(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, _compute_dtype(trainer))
+            self._peak = self.peak_flops or peak_flops(trainer.strategy.root_device, compute_dtype(trainer))
             known = task_of(pl_module) is pl_module  # of a user's own module nobody knows what it does with a batch
-            self._twin = _without_memory(net_of(pl_module)) if self._peak and trainer.is_global_zero and known else None
+            self._twin = without_memory(net_of(pl_module)) if self._peak and trainer.is_global_zero and known else None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._clear()
-        if not trainer.is_global_zero:
+        device = trainer.strategy.root_device
+        self._cuda = device.type == "cuda"
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats(device)
+        self._reducer = trainer.strategy.model if isinstance(trainer.strategy.model, DistributedDataParallel) else None
+        self._timed = self._reducer is not None and device.type in TIMED
+        self._tells = trainer.is_global_zero
+        self._on = self._tells or self._timed
+        if not self._on:
             return
-        self._on = True
-        self._device = trainer.strategy.root_device.type
-        self._cuda = self._device == "cuda"
         sampler: dict[str, Any] = getattr(trainer.strategy, "distributed_sampler_kwargs", None) or {}
         self._replicas = int(sampler.get("num_replicas", 1))
         self._share = trainer.world_size / self._replicas  # devices that hold one replica together
         self._unit = str(getattr(task_of(pl_module), "unit", "samples"))
         self._size = self.window or trainer.log_every_n_steps or 50  # type: ignore[attr-defined]
-        self._reducer = trainer.strategy.model if isinstance(trainer.strategy.model, DistributedDataParallel) else None
         if self._reducer is not None:
             self._reducer._set_ddp_runtime_logging_sample_rate(self._size)
         # Lightning has no public hook before the loader is asked; this one is looked up on the loop at the start of
@@ -124,6 +145,7 @@ class Throughput(Callback):
     def on_quiet_steps(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any], waited: float) -> None:
         """Those that nobody looked at."""
         if self._on:
+            self._epochs.batches += len(batches)
             self._units += sum(_count(pl_module, batch) for batch in batches)
             self._seen += len(batches)
             self._batches += len(batches)
@@ -133,7 +155,7 @@ class Throughput(Callback):
         if self._on:
             if self._twin is not None:
                 twin, self._twin = self._twin, None
-                self._flops_per_unit = _flops(twin, net_input(batch)) / max(1, _count(pl_module, batch))
+                self._flops_per_unit = step_flops(twin, net_input(batch)) / max(1, _count(pl_module, batch))
             now = perf_counter()
             # The last batch of an epoch has been fetched ahead: nobody asked for it.
             self._begun = self._asked or now
@@ -148,18 +170,17 @@ class Throughput(Callback):
         self._units += _count(pl_module, batch)
         self._seen += 1
         self._batches += 1
+        self._epochs.batches += 1
         since = self._progress.ready - self.skip_steps  # batches of the run since its warm-up
         edge, warm = since > 0 and since % self._size == 0, self._seen == self.skip_steps
         if (edge or warm) and self._cuda:
             torch.cuda.synchronize()
         now = perf_counter()
-        self._seconds += now - (self._begun if self._paused else self._mark)
+        self._spend(now - (self._begun if self._paused else self._mark))
         self._paused = False
         self._mark = now
         if edge:
-            metrics = {f"throughput/{name}": value for name, value in self._close().items() if value is not None}
-            for logger in trainer.loggers:
-                logger.log_metrics(metrics, step=trainer.global_step)
+            self._log(trainer, self._close())
         if edge or warm:
             self._seconds = self._waited = 0.0
             self._units = self._batches = 0
@@ -170,11 +191,30 @@ class Throughput(Callback):
         if self._on and not self._paused:
             if self._cuda:
                 torch.cuda.synchronize()
-            self._seconds += perf_counter() - self._mark
+            self._spend(perf_counter() - self._mark)
             self._paused = True
+
+    def _spend(self, seconds: float) -> None:
+        self._seconds += seconds
+        self._epochs.seconds += seconds
+
+    def _log(self, trainer: Trainer, found: Mapping[str, float | None]) -> None:
+        metrics = {f"throughput/{name}": value for name, value in found.items() if value is not None}
+        if metrics and self._tells:
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=trainer.global_step)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
+        self._log(trainer, self._epochs.end(trainer, self._wait(), self._timed))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seconds of epochs so far."""
+        return self._epochs.state(0.0 if self._paused else perf_counter() - self._mark)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored = state_dict
+        self._epochs = Epochs(state_dict)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
@@ -182,15 +222,19 @@ class Throughput(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._pause()
 
+    def _wait(self) -> float | None:
+        """Seconds that backward of the newest sampled step waited for other processes; None where none was sampled."""
+        data = self._reducer._get_ddp_logging_data() if self._reducer is not None and self._timed else {}
+        if data.get("backward_comm_time", 0) <= 0:
+            return None
+        return max(0.0, 1e-9 * (data["backward_comm_time"] - data.get("backward_compute_comm_overlap_time", 0)))
+
     def _close(self) -> dict[str, float | None]:
-        batches, sync = self._batches, None
-        if self._reducer is not None and self._seconds:
-            data = self._reducer._get_ddp_logging_data()
-            nanoseconds = data.get("backward_comm_time", 0) - data.get("backward_compute_comm_overlap_time", 0)
-            if data.get("backward_comm_time", 0) > 0:
-                sync = min(1.0, max(0.0, nanoseconds * 1e-9 / (self._seconds / batches)))
-            elif self._device in TIMED:  # by the device, as a continued run can't know what was told before
-                sync = math.nan
+        batches, sync, wait = self._batches, None, self._wait()
+        if self._timed and self._seconds:
+            # nan by the device, as a continued run can't know what was told before
+            sync = math.nan if wait is None else min(1.0, wait / (self._seconds / batches))
+        self._epochs.waits += [] if wait is None else [wait]
         window = (batches, self._units, self._seconds, self._waited, sync)
         if self._seen > self.skip_steps:
             self._windows.append(window)
@@ -213,48 +257,33 @@ class Throughput(Callback):
             else None,
         }
 
-    def summary(self) -> dict[str, float | None]:
-        """The same five metrics over the whole fit: medians of windows for `step_ms` and `grad_sync`, totals for the
-        others.
+    @property
+    def newest(self) -> tuple[int, float | None]:
+        """How many windows there were, and samples or tokens per second in the last of them; for process 0."""
+        return len(self._windows), self._metrics(self._windows[-1:])[f"{self._unit}_per_s"]
 
-        None where there is nothing to tell: on other processes, in a run no longer than `skip_steps`, for an unknown
-        peak.
+    @property
+    def shown(self) -> dict[str, float]:
+        """What a bar shows: seconds of the newest whole epoch, and GiB of memory at the fullest so far."""
+        return self._epochs.shown()
+
+    def summary(self) -> dict[str, Any]:
+        """The same metrics over the whole fit: medians of windows for `step_ms` and `grad_sync`, of epochs for theirs,
+        totals for the others. `slowest_rank` is a name, host:rank.
+
+        None where there is nothing to tell: on other processes, in a run no longer than `skip_steps` or without a whole
+        epoch, for an unknown peak.
         """
-        metrics = self._metrics(self._windows)
-        return {name: None if value is not None and math.isnan(value) else value for name, value in metrics.items()}
+        windows = self._windows if self._tells else []
+        metrics = self._metrics(windows) | (self._epochs if self._tells else Epochs(self._restored)).summary()
+        return {name: None if _is_nan(value) else value for name, value in metrics.items()}
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
 
 
 def _count(pl_module: LightningModule, batch: Any) -> int:
     """Samples or tokens of a batch, as the task counts them."""
     count = getattr(task_of(pl_module), "count_units", None)
     return int(count(batch)) if count is not None else len(net_input(batch))
-
-
-def _without_memory(net: nn.Module) -> nn.Module | None:
-    """A copy of `net` on the meta device; its parameters and buffers are never copied."""
-    tensors = [*net.parameters(), *net.buffers()]
-    memo: dict[int, Any] = {}
-    for tensor in tensors:
-        empty = torch.empty_like(tensor, device="meta")
-        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
-    try:
-        return copy.deepcopy(net, memo)
-    except Exception as error:
-        rank_zero_warn(f"throughput/mfu is left out: the net can't be copied to count its operations ({error}).")
-        return None
-
-
-def _flops(twin: nn.Module, x: Tensor) -> float:
-    """FLOPs of a training step on the batch `x`, or 0 if they can't be counted, which is told."""
-    try:
-        return 3.0 * count_flops(twin, x[:1].to("meta")) * len(x)
-    except Exception as error:
-        rank_zero_warn(
-            f"throughput/mfu is left out: the net's operations can't be counted ({type(error).__name__}: {error})."
-        )
-        return 0.0
-
-
-def _compute_dtype(trainer: Trainer) -> torch.dtype:
-    # "transformer-engine" and "64-true" have no column in the table of peaks.
-    return _DTYPES.get(str(trainer.precision).split("-")[0], torch.float64)

@@ -12,7 +12,7 @@ from lathe.errors import UserError
 # Parts of names of which lower is better, where no task is at hand to say it.
 _LOWER = re.compile(
     r"loss|perplexity|err|error|mae|mse|rmse|mape|nll|ece|brier|wer|cer|fid|entropy|distance|regret|hamming|seconds|ms|"
-    "bytes|parameters|macs|latency|time|gap|peak|wait|sync"
+    "bytes|parameters|macs|latency|time|gap|peak|wait|sync|energy"
 )
 # Where Hydra's plug-ins say it (Optuna, Nevergrad, Ax), the value that means minimising, and the value that means
 # maximising.
@@ -54,7 +54,7 @@ def check_direction(cfg: Mapping[str, Any], sweeper: Mapping[str, Any], typed: S
 def lower_is_better(name: str) -> bool:
     """Whether a metric is to be small, by its name alone: of test/loss, val/word_error_rate and seconds it is."""
     words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name.rpartition("/")[2]).lower())
-    return any(map(_LOWER.fullmatch, words)) and not name.endswith("_per_s")
+    return (any(map(_LOWER.fullmatch, words)) and not name.endswith("_per_s")) or name.endswith("epoch_s")
 
 
 def _look_up(tree: Any, parts: Sequence[str]) -> Any:

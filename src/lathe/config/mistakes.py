@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.composed import check, flatten, resolve
 from lathe.config.help import configuration_folder
+from lathe.config.schema.strategies import COMPILE
 from lathe.config.schema.trainer import FILLED_IN
 from lathe.config.words import Groups, Untranslated, check_flags, key_of, no_such_choice
 from lathe.errors import UserError, did_you_mean
@@ -184,6 +185,8 @@ def _no_such_key(key: str, hint: str) -> str:
         return f"{key}: there is no such key in trainer; {FILLED_IN[last]}."
     if prefix == "optimizer" and not hint:  # optimizer=none
         return f"{key}: optimizer=none has no keys; with model=lightning it is the module's own: model.net.{last}"
+    if prefix == "compile" and last in COMPILE:
+        return f"{key}: compile=none compiles nothing and has no such key: add compile=default."
     if key == "data.folder":
         return (
             f"{key}: there is no such key in data; add data=image_folder, to resume a run whose images have moved too."

@@ -137,6 +137,16 @@ class ImageDataModule(ExactDataModule[Split]):
             splits = with_share(splits, self.share, getattr(self.source, "split_seed", 0))
         return {"train": splits.train, "val": splits.val, "test": splits.test}
 
+    def first_images(self, n: int) -> torch.Tensor:
+        """The first `n` training images in stored order, or all if there are fewer, normalised and not augmented:
+        float32 [n, channels, image_size, image_size].
+        """
+        if self._splits is None:
+            self.setup()
+        assert self._splits is not None
+        split = self._splits["train"]
+        return Normalizer(self.mean, self.std, self.channels)(torch.from_numpy(split.images[split.rows[:n]]))
+
     def name_of(self, split: str, number: int) -> str | None:
         """What people call a sample, such as its file below the folder of images; None where it has no name.
 

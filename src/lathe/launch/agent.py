@@ -17,6 +17,7 @@ from lathe.launch.group import bring_up, leave_note, read_notes, waited
 from lathe.launch.nodes import Nodes
 from lathe.launch.numa import numa_mode
 from lathe.launch.telling import full_error, own_sentence, sentence_for
+from lathe.launch.threads import threads_of
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # what the agent passes on to its workers before it leaves
 
@@ -32,7 +33,8 @@ def call(job: str, cfg: dict[str, Any]) -> Any:
     """
     module, _, function = OLDER_JOBS.get(job, job).partition(":")
     try:
-        return getattr(importlib.import_module(module), function)(cfg)
+        with threads_of(cfg):
+            return getattr(importlib.import_module(module), function)(cfg)
     except SystemExit as error:
         if error.code:
             raise

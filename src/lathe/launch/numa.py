@@ -6,9 +6,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import did_you_mean, require
+from lathe.errors import UserError, did_you_mean, require
 
-MODES = ("none", "node", "socket", "exclusive")
+MODES = ("none", "node", "socket", "exclusive", "auto")
 SYSTEM = Path("/sys/devices/system/node")
 
 
@@ -19,7 +19,7 @@ def count_numa_nodes() -> int:
 
 def numa_mode(cfg: dict[str, Any], mode: str) -> str | None:
     """The mode to bind in, or None where there is nothing to bind. torch binds the worker of local rank r to the CPUs
-    of GPU r.
+    of GPU r. `auto` is node where torch can follow it, and says which it took where there is a choice.
 
     Raises:
         UserError: an unknown mode, or one that torch can't follow here.
@@ -27,10 +27,27 @@ def numa_mode(cfg: dict[str, Any], mode: str) -> str | None:
     require(mode in MODES, f"launch.numa={mode!r}: {did_you_mean(mode, MODES)}")
     if mode == "none":
         return None
-    require(sys.platform.startswith("linux"), f"launch.numa={mode} needs Linux: use launch.numa=none.")
+    linux = sys.platform.startswith("linux")
+    if mode == "auto":
+        if not linux or count_numa_nodes() == 1:
+            return None
+        try:
+            _check(cfg, "node")
+        except UserError as error:
+            print(f"launch.numa=auto took none: {error}", flush=True)
+            return None
+        print("launch.numa=auto took node.", flush=True)
+        return "node"
+    require(linux, f"launch.numa={mode} needs Linux: use launch.numa=none.")
     if count_numa_nodes() == 1 and mode != "exclusive":
         warnings.warn(f"launch.numa={mode} does nothing here: this machine has one NUMA node.", stacklevel=2)
         return None
+    _check(cfg, mode)
+    return mode
+
+
+def _check(cfg: dict[str, Any], mode: str) -> None:
+    """Refuses what torch can't bind."""
     import torch
 
     trainer = cfg["trainer"]
@@ -46,4 +63,3 @@ def numa_mode(cfg: dict[str, Any], mode: str) -> str | None:
         f"launch.numa={mode}: torch asks for the program numactl, which is not here: install it, or use "
         "launch.numa=none.",
     )
-    return mode

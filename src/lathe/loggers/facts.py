@@ -12,6 +12,7 @@ HIDDEN = "hidden"
 LEFT_OUT = ("hydra", "resume", "trusted")  # of the command, not of the run
 SECRET = {"token", "password", "passwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey"}
 SECRET_KEYS = ("api_key", "access_key", "private_key", "secret_key", "auth_key")
+ADDRESS = re.compile(r"callbacks\.[^.]+\.url")  # who knows it may post there
 LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 SHORTEST = 6  # characters of a value from the environment that is compared: shorter ones are words like "true"
 CHUNK = 100  # parameters that MLflow takes at once
@@ -20,19 +21,23 @@ CHUNK = 100  # parameters that MLflow takes at once
 def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """A configuration's `leaves`, by their dotted keys, but for those of the command alone. Hidden are the values of
     keys that are called like a secret (token, password, api_key), values that a variable of the environment with such a
-    name has, and logins in addresses."""
+    name has, addresses that callbacks post to, and logins in addresses."""
     secrets = _of_environment(environment)
     return {key: _shown(key, value, secrets) for key, value in leaves.items() if key.partition(".")[0] not in LEFT_OUT}
 
 
 def secrets_in(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> set[str]:
     """The values that `run_facts` hides, but for logins in addresses."""
-    typed = {str(value) for key, value in leaves.items() if value is not None and _secret(key.rpartition(".")[2])}
+    typed = {str(value) for key, value in leaves.items() if value is not None and _hidden(key)}
     return _of_environment(environment) | {value for value in typed if len(value) >= SHORTEST}
 
 
 def _of_environment(environment: Mapping[str, str]) -> set[str]:
     return {value for name, value in environment.items() if _secret(name) and len(value) >= SHORTEST}
+
+
+def _hidden(key: str) -> bool:
+    return _secret(key.rpartition(".")[2]) or ADDRESS.fullmatch(key) is not None
 
 
 def _secret(name: str) -> bool:
@@ -41,7 +46,7 @@ def _secret(name: str) -> bool:
 
 
 def _shown(key: str, value: Any, secrets: set[str]) -> Any:
-    if value is not None and _secret(key.rpartition(".")[2]):
+    if value is not None and _hidden(key):
         return HIDDEN
     if isinstance(value, str):
         return HIDDEN if value in secrets else LOGIN.sub(HIDDEN, value)

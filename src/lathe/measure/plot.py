@@ -85,6 +85,19 @@ def stacks(title: str, y_name: str, series: Mapping[str, Mapping[str, float]]) -
     return frame.svg(title, "", y_name, pieces, range(1, len(series) + 1))
 
 
+def shares(parts: Mapping[str, float], unit: str, width: int = 800, height: int = 28) -> str:
+    """An SVG with one bar of `parts` beside each other, each as wide as its share; the pointer shows name and value."""
+    total, left, pieces = sum(parts.values()) or 1.0, 0.0, []
+    for i, (name, value) in enumerate(parts.items()):
+        size = width * value / total
+        words = escape(f"{name}: {value:.3f} {unit}")
+        place = f'x="{left:.1f}" y="0" width="{size:.1f}" height="{height}"'
+        pieces.append(f'<rect {place} fill="{COLOURS[i % len(COLOURS)]}"><title>{words}</title></rect>')
+        left += size
+    box = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" role="img" aria-label="shares" {box}>{"".join(pieces)}</svg>'
+
+
 def beside(plots: Sequence[str]) -> str:
     """Plots beside each other in one SVG."""
     sizes = [[int(plot.split(f'{side}="', 1)[1].split('"', 1)[0]) for side in ("width", "height")] for plot in plots]

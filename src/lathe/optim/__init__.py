@@ -3,6 +3,17 @@
 from lathe.optim.build import build_optimizer
 from lathe.optim.large_batch import LAMB, LARS
 from lathe.optim.muon import Muon
-from lathe.optim.schedules import constant, cosine, cosine_restarts, one_cycle, step
+from lathe.optim.schedules import constant, cosine, cosine_restarts, linear, one_cycle, step
 
-__all__ = ["LAMB", "LARS", "Muon", "build_optimizer", "constant", "cosine", "cosine_restarts", "one_cycle", "step"]
+__all__ = [
+    "LAMB",
+    "LARS",
+    "Muon",
+    "build_optimizer",
+    "constant",
+    "cosine",
+    "cosine_restarts",
+    "linear",
+    "one_cycle",
+    "step",
+]

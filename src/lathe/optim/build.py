@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from lathe.config.schema.held import held
 from lathe.errors import ArgumentError, UserError, did_you_mean
 from lathe.optim.foreign import refused, try_out
-from lathe.optim.rules import layer_numbers, matching_names
+from lathe.optim.rules import layer_numbers, matching_names, scale_of_each
 
 
 @held("lathe.optim.build_optimizer")
@@ -51,6 +51,7 @@ def parameter_groups(
     roles: Mapping[str, str],
     decays: bool = True,
     layers: Mapping[str, int] | None = None,
+    scales: Mapping[str, float] | None = None,
 ) -> list[dict[str, Any]]:
     """Split the trainable parameters of `net` by their role (empty for most optimizers) and by whether they decay.
 
@@ -76,10 +77,15 @@ def parameter_groups(
         name = f"{role}/{decay}" if role else decay
         if layers is not None:
             name = f"layer_{layers[parameter_name]:02}/{name}"
+        scale = (scales or {}).get(parameter_name, 1.0)
+        if scale != 1:
+            name = f"x{scale:g}/{name}"
         if name not in groups:
             groups[name] = {"params": [], "name": name}
             if layers is not None:
                 groups[name]["layer"] = layers[parameter_name]
+            if scale != 1:
+                groups[name]["lr_scale"] = scale
             if decays and (kept or weight_decay is not None):
                 groups[name]["weight_decay"] = 0.0 if kept else weight_decay
             if role:
@@ -124,6 +130,7 @@ def check_options(
     batch_size: int | None = None,
     no_decay: Sequence[str] | None = None,
     layer_decay: float | None = None,
+    lr_scale: Mapping[str, float] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Return the options that `kind` gets, `lr` and `weight_decay` among them, those at null left out, after trying
@@ -219,8 +226,10 @@ def try_on(factory: Any, net: nn.Module) -> None:
     own = inspect.isclass(keys.get("kind")) and keys["kind"].__module__.split(".")[0] not in ("torch", "lathe")
     if own:
         factory(net)
-    elif keys.get("layer_decay") is not None:
+        return
+    if keys.get("layer_decay") is not None:
         layer_numbers(net)
+    scale_of_each(net, keys.get("lr_scale") or {})
 
 
 @held("lathe.optim.build_optimizer")
@@ -235,6 +244,7 @@ def build_optimizer(
     reference_batch_size: int | None = None,
     batch_size: int | None = None,
     layer_decay: float | None = None,
+    lr_scale: Mapping[str, float] | None = None,
     **options: Any,
 ) -> Optimizer:
     """Return `kind` over the parameter groups of `net`; `options` go to `kind`, except those at null, for which it has
@@ -244,7 +254,8 @@ def build_optimizer(
     one word per parameter name; its groups then carry that word as `role`. A class without weight decay gets one group.
 
     `layer_decay` multiplies the learning rate of each layer by itself once for each layer above it (Bao et al. 2022,
-    arXiv:2106.08254): the head has the whole rate, the stem the least.
+    arXiv:2106.08254): the head has the whole rate, the stem the least. `lr_scale` multiplies the rate of the parameters
+    that a rule such as `norm`, `bias` or `head.*` means; of several rules the last.
 
     Raises UserError for what `check_options`, `parameter_groups` and `layer_numbers` refuse.
     """
@@ -268,6 +279,7 @@ def build_optimizer(
         roles=roles,
         decays=takes_any or "weight_decay" in known,
         layers=layers,
+        scales=scale_of_each(net, lr_scale or {}),
     )
     try:
         optimizer: Optimizer = kind(groups, **plain)
@@ -281,4 +293,6 @@ def build_optimizer(
         top = max(layers.values())
         for group in optimizer.param_groups:
             group["lr"] = group["lr"] * layer_decay ** (top - group["layer"])
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * group.get("lr_scale", 1.0)
     return optimizer

@@ -21,6 +21,13 @@ def half_cosine(progress: float, *, start: float, end: float) -> float:
     return end + (start - end) * 0.5 * (1 + math.cos(math.pi * min(max(progress, 0.0), 1.0)))
 
 
+def linear_factor(step: int, *, total: int, warmup: int, end_ratio: float) -> float:
+    """Return the warm-up, then a line from 1 at `warmup` to `end_ratio` at `total`."""
+    if step < warmup:
+        return warm_up(step, warmup=warmup)
+    return 1 - (1 - end_ratio) * min((step - warmup) / (total - warmup), 1.0)
+
+
 def cosine_factor(step: int, *, total: int, warmup: int, min_ratio: float) -> float:
     """Return the warm-up, then a half cosine from 1 at `warmup` to `min_ratio` at `total`."""
     if step < warmup:

@@ -1,5 +1,5 @@
-"""Muon (Keller Jordan 2024, https://kellerjordan.github.io/posts/muon/) for matrices and convolutions, AdamW for the
-rest.
+"""Muon (Keller Jordan 2024, https://kellerjordan.github.io/posts/muon/) for matrices and convolutions, AdamW or SGD for
+the rest.
 """
 
 import math
@@ -56,13 +56,17 @@ def update_scale(rows: int, columns: int, adjust_lr_fn: str) -> float:
 
 @held("lathe.optim.Muon")
 class Muon(Optimizer):
-    """Momentum, orthogonalised by Newton-Schulz, on groups with the role `muon`; AdamW on groups with the role `adamw`.
+    """Momentum, orthogonalised by Newton-Schulz, on groups with the role `muon`; AdamW on groups with the role `adamw`,
+    or SGD with Nesterov's momentum if the `rest` is to have that.
 
-    A weight of more than two dimensions is flattened to `[out, in * kernel]`. Weight decay is decoupled in both roles.
-    AdamW groups get `lr * adamw_lr_ratio`, so that one learning rate scales both, and torch's own AdamW step. A group
-    without a role is `muon`.
+    A weight of more than two dimensions is flattened to `[out, in * kernel]`. Weight decay is decoupled in all roles.
+    AdamW groups get `lr * adamw_lr_ratio` and those of SGD `lr * sgd_lr_ratio`, so that one learning rate scales all,
+    and AdamW's step is torch's own. A group without a role is `muon`.
 
-    State per parameter: `momentum_buffer` under `muon`; `step`, `exp_avg` and `exp_avg_sq` under `adamw`.
+    With `normalize` the weights of `muon` groups are brought to a norm of sqrt(rows) before each step, as Jordan's
+    net for CIFAR-10 has them (arXiv:2404.00498, its version with Muon).
+
+    State per parameter: `momentum_buffer` under `muon` and `sgd`; `step`, `exp_avg` and `exp_avg_sq` under `adamw`.
 
     Raises ValueError for a `muon` parameter of fewer than two dimensions.
     """
@@ -81,6 +85,10 @@ class Muon(Optimizer):
         adamw_lr_ratio: float = 0.05,
         adamw_betas: tuple[float, float] = (0.9, 0.95),
         adamw_eps: float = 1e-8,
+        normalize: bool = False,
+        rest: Literal["adamw", "sgd"] = "adamw",
+        sgd_lr_ratio: float = 1.0,
+        sgd_momentum: float = 0.9,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -92,8 +100,11 @@ class Muon(Optimizer):
             "adamw_lr_ratio": adamw_lr_ratio,
             "adamw_betas": adamw_betas,
             "adamw_eps": adamw_eps,
+            "normalize": normalize,
+            "sgd_momentum": sgd_momentum,
             "role": "muon",
         }
+        self._rest, self._ratios = rest, {"adamw": adamw_lr_ratio, "sgd": sgd_lr_ratio}
         super().__init__(params, defaults)
 
     @staticmethod
@@ -124,12 +135,14 @@ class Muon(Optimizer):
         return {name: "muon" if key in hidden else "adamw" for key, name in names.items()}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group with an optional `role`; an `adamw` group without its own `lr` gets `lr * adamw_lr_ratio`."""
+        """Add a group with an optional `role`; one of the rest without its own `lr` gets `lr` times its ratio."""
         group = {**self.defaults, **param_group}
-        if group["role"] == "adamw" and "lr" not in param_group:
-            group["lr"] = self.defaults["lr"] * group["adamw_lr_ratio"]
-        elif group["role"] not in ("muon", "adamw"):
-            raise ValueError(f"the role of a group must be muon or adamw, not {group['role']}")
+        if group["role"] not in ("muon", "adamw", "sgd"):
+            raise ValueError(f"the role of a group must be muon, adamw or sgd, not {group['role']}")
+        if group["role"] != "muon":
+            group["role"] = self._rest if group["role"] == "adamw" else group["role"]
+            if "lr" not in param_group:
+                group["lr"] = self.defaults["lr"] * self._ratios[group["role"]]
         super().add_param_group(group)
         flat = [tuple(parameter.shape) for parameter in self.param_groups[-1]["params"] if parameter.ndim < 2]
         if group["role"] == "muon" and flat:
@@ -154,25 +167,38 @@ class Muon(Optimizer):
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if group["role"] == "adamw":
                 self._adamw_step(group, parameters)
-            else:
-                for parameter in parameters:
-                    self._muon_step(group, parameter)
+                continue
+            step = self._muon_step if group["role"] == "muon" else self._sgd_step
+            for parameter in parameters:
+                step(group, parameter)
         return loss
 
-    def _muon_step(self, group: dict[str, Any], parameter: Tensor) -> None:
+    def _momentum(self, parameter: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient, and the buffer of the gradients before it."""
         gradient = parameter.grad
         assert gradient is not None
         state = self.state[parameter]
         if not state:
             state["momentum_buffer"] = torch.zeros_like(gradient)
-        buffer = state["momentum_buffer"]
+        return gradient, state["momentum_buffer"]
+
+    def _muon_step(self, group: dict[str, Any], parameter: Tensor) -> None:
+        gradient, buffer = self._momentum(parameter)
         buffer.lerp_(gradient, 1 - group["momentum"])
         direction = gradient.lerp(buffer, group["momentum"]) if group["nesterov"] else buffer
         matrix = direction.flatten(1)
         update = orthogonalise(matrix, group["ns_steps"]).to(parameter.dtype).view_as(parameter)
         scale = update_scale(matrix.size(0), matrix.size(1), group["adjust_lr_fn"])
+        if group.get("normalize"):  # checkpoints of before have no such key
+            parameter.mul_(len(parameter) ** 0.5 / parameter.norm().clamp(min=1e-7))
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
         parameter.add_(update, alpha=-group["lr"] * scale)
+
+    def _sgd_step(self, group: dict[str, Any], parameter: Tensor) -> None:
+        gradient, buffer = self._momentum(parameter)
+        buffer.mul_(group["sgd_momentum"]).add_(gradient)
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(gradient.add(buffer, alpha=group["sgd_momentum"]), alpha=-group["lr"])
 
     def _adamw_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:

@@ -1,7 +1,7 @@
 """Which parameters a rule such as `no_decay: [norm, bias, head.*]` means, and in which layer each lies."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 
 from torch import nn
@@ -48,6 +48,20 @@ def matching_names(net: nn.Module, rules: Iterable[str], *, key: str) -> set[str
             hint = did_you_mean(rule, ["norm", "bias", *names], like)
             raise ArgumentError(f"{key}: the pattern {rule!r} matches no parameter of {type(net).__name__}; {hint}")
         found |= matched
+    return found
+
+
+def scale_of_each(net: nn.Module, scales: Mapping[str, float]) -> dict[str, float]:
+    """Return what multiplies the learning rate of each parameter that a rule of `scales` matches; the last one counts.
+
+    Raises ArgumentError if a rule matches no parameter.
+    """
+    found: dict[str, float] = {}
+    for rule, scale in scales.items():
+        matched = matching_names(net, [rule], key="lr_scale")
+        if not matched:
+            raise ArgumentError(f"lr_scale: {type(net).__name__} has no {rule} to give a learning rate: leave it out.")
+        found |= dict.fromkeys(matched, float(scale))
     return found
 
 

@@ -13,7 +13,14 @@ from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from lathe.config.schema.held import held
 from lathe.errors import ArgumentError, UserError
-from lathe.optim.factors import cosine_factor, one_cycle_factor, restarts_factor, step_factor, warm_up
+from lathe.optim.factors import (
+    cosine_factor,
+    linear_factor,
+    one_cycle_factor,
+    restarts_factor,
+    step_factor,
+    warm_up,
+)
 
 
 def steps_of(key: str, value: float, total_steps: int) -> int:
@@ -96,6 +103,17 @@ def cosine_restarts(
             step, warmup=warmup_steps, period=first, period_growth=period_growth, min_ratio=min_ratio
         ),
     )
+
+
+@held("lathe.optim.linear")
+def linear(optimizer: Optimizer, total_steps: int, *, warmup: float = 0, end_ratio: float = 0) -> LRScheduler:
+    """Return a line up to the peak over `warmup`, then one down to `end_ratio` of it at the end of the run.
+
+    Raises ArgumentError if `warmup` does not end within the run.
+    """
+    total = _whole_run(total_steps)
+    warmup_steps = steps_of("warmup", warmup, total)
+    return _schedule(optimizer, lambda step: linear_factor(step, total=total, warmup=warmup_steps, end_ratio=end_ratio))
 
 
 @held("lathe.optim.one_cycle")

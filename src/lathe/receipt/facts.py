@@ -13,6 +13,8 @@ from lathe.config.stages import methods
 from lathe.data.order import IGNORE
 from lathe.errors import UserError
 from lathe.measure import Agreement, AgreementMeter, PeakMemory, count_macs, count_parameters
+from lathe.runs.reported import ENERGY
+from lathe.runs.rundir import RunDir
 from lathe.runs.score import Forward, score
 from lathe.tasks import Task
 
@@ -23,6 +25,13 @@ KEPT = 2**24  # logits of the dense net that are kept instead of computed again 
 def kinds_of(cfg: Mapping[str, Any]) -> dict[str, str]:
     """The methods of a run's `compression` and their kinds; empty for a run without."""
     return {name: node["kind"] for name, node in methods(cfg.get("compression") or {}).items()}
+
+
+def energy(run: RunDir | None) -> dict[str, float]:
+    """Joules that the run's training took, by what was counted (energy_gpu_j, energy_cpu_j): where
+    callbacks=[default,device_stats] could read them; empty for a run that has not come to its end."""
+    result = run.result if run is not None and (run.path / "result.json").is_file() else {}
+    return {name: result[name] for name in ENERGY if isinstance(result.get(name), float)}
 
 
 def is_quantized(net: nn.Module) -> bool:

@@ -149,6 +149,10 @@ class _Receipt:
             "warnings": facts.changed_nothing(kinds, self.net),
             "size": size["this"] | {"sparsity": facts.weight_sparsity(self.net)},
             "dense": {"size": size["dense"], "trained": self.baseline is not None},
+            "energy": {
+                "this": facts.energy(self.run),
+                "dense": facts.energy(RunDir(self.baseline) if self.baseline else None),
+            },
             "layers": facts.layers(self.net, sample),
             "memory": self._memory(),
             "figure": "receipt.svg",

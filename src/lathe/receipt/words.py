@@ -1,6 +1,6 @@
 """What a receipt says in sentences: its findings, and how they were made."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lathe.measure.latency import CLEAR, MARGIN
@@ -19,6 +19,7 @@ def findings(receipt: Mapping[str, Any]) -> list[str]:
         _chosen(receipt),
         *_metric(receipt),
         *_file(receipt),
+        *_energy(receipt["energy"]),
         *_fastest(receipt["latency"]),
         *busy(receipt["latency"]),
     ]
@@ -62,6 +63,14 @@ def _metric(receipt: Mapping[str, Any]) -> list[str]:
         else f"{told['share']:.4f} of their {told['n']} predictions are equal"
     )
     return [f"{text}, of the dense net {dense['figures'][metric]:.4f}; {equal}."]
+
+
+def _energy(energy: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
+    for name, of in (("energy_gpu_j", "its GPUs"), ("energy_cpu_j", "the processors of its machines")):
+        joules, dense = energy["this"].get(name), energy["dense"].get(name)
+        if joules is not None:
+            beside = "" if dense is None else f", that of the dense net {dense / 3600:.3g} Wh"
+            yield f"Training took {joules / 3600:.3g} Wh of {of}{beside}."
 
 
 def _file(receipt: Mapping[str, Any]) -> list[str]:

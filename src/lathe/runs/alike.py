@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 # What a clock says, which no two runs share: in result.json, and in the columns of metrics.csv.
-RESULT_TIMES = re.compile(r"seconds|.*_per_s|step_ms|data_wait|grad_sync|mfu|peak_.*")
-LINE_TIMES = ("throughput/",)
+RESULT_TIMES = re.compile(
+    r"seconds|.*_per_s|step_ms|data_wait|grad_sync|mfu|epoch_s|rank_ms_.*|slowest_rank|energy_.*|peak_.*"
+)
+LINE_TIMES = ("throughput/", "device/", "DeviceStatsMonitor.")
 
 
 def rows(directory: Path) -> list[dict[str, str]]:

@@ -170,6 +170,7 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
     optimizer = make_optimizer(cfg) if cfg["optimizer"] else None
     scheduler = make_schedule(cfg["scheduler"]) if cfg.get("scheduler") else None
     built = _called(task, **parts, optimizer=optimizer, scheduler=scheduler)
+    built.fused_optimizer = cfg["trainer"].get("fused_optimizer", False)
     built.check_training()
     if cfg.get("freeze"):
         still, of = freeze(built.net, cfg["freeze"])

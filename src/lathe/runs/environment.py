@@ -6,13 +6,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from lathe.runs.topology import describe_topology
+
 # What numbers are added in which order depends on.
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 PACKAGES = ("lathe", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "torchmetrics")
 
 
 def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
-    """Versions, hardware, command, git commit and the diff that was not committed."""
+    """Versions, hardware and how it lies together, command, git commit and the diff that was not committed."""
     from importlib import metadata  # here: its imports would weigh on every --help
 
     versions = {}
@@ -29,6 +31,7 @@ def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
         "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
+        "topology": describe_topology(),
         "packages": versions,
         "git_commit": _git("rev-parse", "HEAD"),
         "git_diff": _git("diff", "HEAD"),

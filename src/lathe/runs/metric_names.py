@@ -6,8 +6,12 @@ from typing import Any
 
 _SPLIT = re.compile(r"(train|val|test)(?:id|idation)?[/_](?=.)")
 # What a run measures of itself: how long it took and how large it is, not how good.
-_COST = re.compile(r"seconds|parameters|\w+_per_s|step_ms|data_wait|grad_sync|mfu|peak_\w+|bytes|macs|latency\w*")
-_CLOCKED = ("throughput/", "lr-")  # columns of metrics.csv that say how fast, not how well
+_COST = re.compile(
+    r"seconds|parameters|\w+_per_s|step_ms|data_wait|grad_sync|mfu|epoch_s|rank_ms_\w+|slowest_rank|energy_\w+|"
+    r"peak_\w+|bytes|macs|latency\w*"
+)
+# columns of metrics.csv that say how fast, not how well
+_CLOCKED = ("throughput/", "device/", "DeviceStatsMonitor.", "lr-")
 
 
 def split_of(name: str) -> str | None:

@@ -5,12 +5,13 @@ from typing import Any
 
 from lightning.pytorch.callbacks import Callback, EarlyStopping
 
-from lathe.callbacks import Throughput
+from lathe.callbacks import DeviceStats, Throughput
 from lathe.config.stages import methods
 from lathe.errors import UserError, did_you_mean, require
 
 COUNTS = ("parameters", "best_step", "epochs", "steps", "seed", "devices", "seconds")
-RATES = ("step_ms", "data_wait", "grad_sync", "mfu")
+RATES = ("step_ms", "data_wait", "grad_sync", "mfu", "epoch_s", "peak_gpu_bytes", "peak_resident_bytes")
+ENERGY = ("energy_gpu_j", "energy_cpu_j")
 
 
 def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -> None:
@@ -59,7 +60,8 @@ def check_names(cfg: dict[str, Any], task: Any, callbacks: Sequence[Callback]) -
         if any(isinstance(c, Throughput) for c in callbacks)
         else ()
     )
-    known = [*declared, *COUNTS, *rates]
+    energy = ENERGY if any(isinstance(c, DeviceStats) for c in callbacks) else ()
+    known = [*declared, *COUNTS, *rates, *energy]
     made = objective.partition("/")[0] in methods(cfg.get("compression") or {})  # what it reports depends on the net
     require(
         free or made or objective in known,

@@ -15,14 +15,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import IO, Any
 
-from omegaconf import OmegaConf
-
 from lathe import trust
 from lathe.config.composed import GROUPS as PARTS
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
-from lathe.trust.document import read_mapping, read_yaml
+from lathe.trust.document import as_yaml, read_mapping, read_yaml
 
 # What every configuration of a run has, as groups of keys.
 GROUPS = ("paths", *PARTS)
@@ -131,7 +129,7 @@ class RunDir:
 
     def save_config(self, cfg: dict[str, Any]) -> None:
         """Writes config.yaml."""
-        write_atomically(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(cfg)))
+        write_atomically(self.path / "config.yaml", as_yaml(cfg))
 
     @property
     def begun(self) -> bool:
@@ -227,7 +225,7 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
             making.mkdir()
             cfg["paths"]["run_dir"] = str(path)
             RunDir(making).save_config(cfg)
-            write_atomically(making / "overrides.yaml", OmegaConf.to_yaml(OmegaConf.create(overrides)))
+            write_atomically(making / "overrides.yaml", as_yaml(overrides))
             write_atomically(making / "environment.json", json.dumps(describe_environment(launch_id), indent=2) + "\n")
     except OSError as error:
         with suppress(OSError):

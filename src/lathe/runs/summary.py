@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Cons
     table.add_row("parameters", f"{result['parameters']:,}")
     if result.get("samples_per_s"):
         table.add_row("samples/s", f"{result['samples_per_s']:,.0f}")
+    for name, value in _costs(result):
+        table.add_row(name, value)
     table.add_row("seconds", f"{result['seconds']:.1f}")
     try:
         shown = run.path.relative_to(Path.cwd())
@@ -39,6 +42,21 @@ def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Cons
     console.print("Next:")
     for command in proposals(run, shown, cfg):
         console.print(f"  {command}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _costs(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """What the run took, where it was measured."""
+    if result.get("epoch_s"):
+        yield "seconds per epoch (median)", f"{result['epoch_s']:.2f}"
+    for name, place in (("peak_gpu_bytes", "peak memory, GPU"), ("peak_resident_bytes", "peak memory, resident")):
+        if result.get(name):
+            yield place, f"{result[name] / 2**30:.2f} GiB"
+    if result.get("slowest_rank"):
+        told = f"{result['rank_ms_min']:.1f} to {result['rank_ms_max']:.1f}, slowest {result['slowest_rank']}"
+        yield "own ms of a process", told
+    for name, place in (("energy_gpu_j", "energy, GPU"), ("energy_cpu_j", "energy, CPU packages")):
+        if result.get(name):
+            yield place, f"{result[name] / 3600:.3g} Wh"
 
 
 def _metric(value: float | None) -> str:

@@ -22,6 +22,9 @@ from lathe.runs.build import call_factory, make, make_part
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies import DDP, SyncBatchNorm, precision_plugin
 
+# keys of `trainer` that Lightning's does not have
+OURS = ("sync_batchnorm", "activation_checkpointing", "steps_per_call", "channels_last", "fused_optimizer")
+
 
 def quiet() -> None:
     """Leaves Lightning its warnings and takes its chatter, which says at every start what the configuration says
@@ -48,7 +51,7 @@ def make_trainer(
     Raises:
         UserError: an argument that the Trainer does not take, or a combination that it refuses.
     """
-    options = _without(cfg["trainer"], "sync_batchnorm", "activation_checkpointing", "steps_per_call", "channels_last")
+    options = _without(cfg["trainer"], *OURS)
     kinds = {
         "enable_checkpointing": CheckpointBase,
         "enable_progress_bar": ProgressBar,

@@ -1,8 +1,9 @@
 """torch.compile of the net, in place."""
 
+import logging
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -11,6 +12,10 @@ from lathe.config.schema.held import held
 from lathe.errors import ArgumentError, did_you_mean
 from lathe.nets import blocks_of
 
+log = logging.getLogger(__name__)
+REPEATED = 12  # blocks from which on each alone is compiled sooner than the whole net
+KINDS = 6  # of blocks; torch compiles one function at most eight times, of which some are for other batch sizes
+
 
 @held("compile")
 def compile_net(
@@ -18,14 +23,14 @@ def compile_net(
     device_type: str,
     enabled: bool = True,
     mode: str = "default",
-    regional: bool = False,
+    regional: bool | Literal["auto"] = "auto",
     dynamic: bool | None = None,
     fullgraph: bool = False,
     backend: str = "inductor",
     options: Mapping[str, Any] | None = None,
 ) -> None:
     """Compiles `net`, or with `regional` each of its `blocks`, in place, so parameter names and checkpoints stay as
-    they are.
+    they are. `auto` compiles blocks where a net has many of few kinds, and says so in the log.
 
     Compilation happens at the first call. The task around the net stays eager: its logging can't be traced.
 
@@ -48,13 +53,30 @@ def compile_net(
             "compile=reduce-overhead means CUDA graphs, which a CPU does not have: it acts as compile=default.",
             stacklevel=2,
         )
-    regions = blocks_of(net) if regional else [net]
+    regions = _regions(net, regional)
     if not regions:
         raise ArgumentError(
             f"regional=true compiles a net's repeated blocks, but {type(net).__name__} names no `blocks`: use false."
         )
     for region in regions:
         region.compile(**arguments)
+
+
+def _regions(net: nn.Module, regional: bool | Literal["auto"]) -> list[nn.Module]:
+    """What is compiled by itself."""
+    blocks = blocks_of(net) if regional else []
+    if regional is True:
+        return blocks
+    kinds = {_kind(block) for block in blocks}
+    if len(blocks) < REPEATED or len(kinds) > KINDS:
+        return [net]
+    log.info("compile.regional=auto: %d blocks of %d kinds, each compiled by itself", len(blocks), len(kinds))
+    return blocks
+
+
+def _kind(block: nn.Module) -> tuple[Any, ...]:
+    """Equal for blocks that one compiled function can stand for: layers as they print, and the shapes of weights."""
+    return (repr(block), *(tuple(parameter.shape) for parameter in block.parameters()))
 
 
 def compiler_arguments(

@@ -198,7 +198,10 @@ def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache:
     if options.get("enabled") and cache is not None:
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute()))
     scope = options.get("scope", "net")
-    compile_net(task.net, device_type, **{key: value for key, value in options.items() if key != "scope"})
+    of_net = {key: value for key, value in options.items() if key != "scope"}
+    if scope == "step" and of_net.get("regional") == "auto":
+        of_net["regional"] = False  # what evaluates is one function too
+    compile_net(task.net, device_type, **of_net)
     if scope == "step" and options.get("enabled"):
         own = {key: options[key] for key in ("mode", "dynamic", "backend", "options") if key in options}
         vars(task.driven)["whole_step"] = WholeStep(task, **own)

@@ -15,7 +15,7 @@ from lathe.tasks.loops import until
 from lathe.tasks.meters import SPLITS, Meters
 from lathe.tasks.microbatches import microbatches
 from lathe.tasks.older import refuse_older_names
-from lathe.tasks.scheduler import make_optimizers
+from lathe.tasks.scheduler import another_optimizer, make_optimizers
 from lathe.tasks.sums import Sums
 
 Objective = Callable[[Any, Any], dict[str, Tensor]]
@@ -63,6 +63,7 @@ class Task(Sums, Driven):
         self._restored: dict[str, list[list[float]]] = {}
         self._restored_log: list[dict[str, Any]] = []
         self.latest: dict[str, float] = {}
+        self.fused_optimizer: bool | str = False  # auto: as one kernel where there is one
         self.schedule_repeats = 1  # how often a run goes through its schedule; who raises it starts the schedule again
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -128,6 +129,12 @@ class Task(Sums, Driven):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.net(x)
+
+    def optimizer_over(self, net: nn.Module, kernels: Mapping[str, Any] | None) -> Optimizer:
+        """Another optimizer such as the run's, over another net, with these values of `fused` and `foreach`; None takes
+        the quickest that there is.
+        """
+        return another_optimizer(self._make_optimizer, net, kernels)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Returns the loss. To run several optimizer steps in one call later, override this one method: metrics add up

@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
@@ -18,7 +19,8 @@ from lathe.config.schema.held import held
 from lathe.errors import UserError, require
 from lathe.tasks import logged, ranks
 from lathe.tasks.base import Task
-from lathe.tasks.scheduler import make_optimizers
+from lathe.tasks.loops import StepLoop
+from lathe.tasks.scheduler import KEY, make_optimizers
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
@@ -80,6 +82,8 @@ class LightningTask(Task):
             own or given,
             f"optimizer=none: {name} has no configure_optimizers: write one, or choose optimizer=adamw or another.",
         )
+        if own and self.fused_optimizer:
+            rank_zero_only(print)(f"{KEY}: the optimizer that {name} makes stays as it is.")
         if given:
             self.driven.configure_optimizers = self._configure  # type: ignore[method-assign]
 
@@ -153,6 +157,9 @@ class KeepsLog(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         restored, self._restored = self._restored, []
         ranks.restore_logs(restored, trainer, pl_module)
+        loop = trainer.fit_loop.epoch_loop
+        if isinstance(loop, StepLoop):
+            loop.plateaus.begin_epoch()
 
 
 def check_module(net: Any) -> LightningModule:

@@ -2,17 +2,23 @@
 
 import math
 import warnings
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
 
 from lathe.errors import ArgumentError, UserError, did_you_mean, under
 from lathe.optim.build import factory_of
 from lathe.optim.foreign import build_scheduler, counted_in_steps, wants_length
+from lathe.optim.kernels import with_kernels
 from lathe.optim.plan import Plan, direction, monitored, plan_of
 
+KEY = "trainer.fused_optimizer=auto"
 NEVER = 2**62  # a frequency in which Lightning leaves a scheduler to `Stepping`
 
 
@@ -21,11 +27,40 @@ def make_optimizers(task: Any, make: Any, scheduled: Any) -> Any:
     if make is None:
         return None
     with under("optimizer"):
-        optimizer = factory_of(make)(task.net)
+        optimizer = _kernels(task, factory_of(make))(task.net)
+    trainer = getattr(task, "_trainer", None)  # None: in nobody's hands yet
+    if trainer is not None and getattr(trainer.precision_plugin, "scaler", None) is None:
+        vars(optimizer)["_step_supports_amp_scaling"] = False  # by which Lightning refuses to clip what nothing scales
     if scheduled is None:
         return optimizer
     with under("scheduler"):
         return {"optimizer": optimizer, "lr_scheduler": make_scheduler(scheduled, optimizer, task)}
+
+
+def another_optimizer(make: Any, net: nn.Module, kernels: Mapping[str, Any] | None) -> Optimizer:
+    """What makes a run's optimizer, called for another net; `kernels` as `Task.optimizer_over` has them."""
+    factory = factory_of(make)
+    factory = with_kernels(factory, net.parameters(), False)[0] if kernels is None else partial(factory, **kernels)
+    optimizer: Optimizer = factory(net)
+    return optimizer
+
+
+def _kernels(task: Any, factory: Any) -> Any:
+    """`factory` with what `trainer.fused_optimizer` asks for."""
+    if not task.fused_optimizer:
+        return factory
+    trainer = task.trainer
+    whole = isinstance(trainer.strategy, (SingleDeviceStrategy, DDPStrategy))
+    if not whole or isinstance(trainer.strategy, DeepSpeedStrategy):
+        line = f": the optimizer's step stays as it is under {type(trainer.strategy).__name__}."
+    elif "whole_step" in vars(task.driven):
+        line = ": the optimizer's step stays as it is, since compile.scope=step compiles it."
+    else:
+        scaled = getattr(trainer.precision_plugin, "scaler", None) is not None
+        factory, line = with_kernels(factory, task.net.parameters(), scaled and bool(trainer.gradient_clip_val))
+    if trainer.is_global_zero:
+        print(f"{KEY}{line}", flush=True)
+    return factory
 
 
 def make_scheduler(made: Any, optimizer: Optimizer, task: Any) -> dict[str, Any]:

@@ -51,8 +51,10 @@ GETTERS_AT = ("optimizer", "module", "data part")  # the kinds that may be looke
 OPTIONS = {"_partial_": (bool,), "_convert_": (str, bool), "_recursive_": (bool,), "_args_": (list,)}
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", re.ASCII)
 INIT = re.compile(r"model\.init(?:\[\d+\])?")  # a name of a table, or a dotted path to a function
-ADDRESS = re.compile(r"logger\.[^.\[]+\.(?:tracking_uri|repo)")  # metrics and keys are sent there
-LOCAL = re.compile(r"(?:sqlite|file):.*|[^:]*", re.DOTALL)
+ADDRESS = re.compile(
+    r"logger\.[^.\[]+\.(?:tracking_uri|repo)|callbacks\.[^.\[]+\.url"
+)  # metrics, keys and messages are sent there
+LOCAL = re.compile(r"(?:sqlite|file):.*|env:\w+|[^:]*", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 """Reading YAML and JSON that somebody else may have written: mappings, lists, words and numbers, and no more than such
-a file has.
+a file has; and writing such YAML.
 """
 
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf._utils import get_yaml_loader
+from omegaconf._utils import get_omega_conf_dumper, get_yaml_loader
 
 from lathe.errors import UserError
 
@@ -25,6 +25,16 @@ _Parser: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten
 _Loader: Any = get_yaml_loader()
 if _Parser is not yaml.SafeLoader:
     _Loader = type("_Loader", (_Parser, _Loader), {})
+# OmegaConf's, for its quotes around words that read as numbers, over libyaml; what stands twice is written twice.
+_Dumper: Any = type("_Dumper", (getattr(yaml, "CDumper", yaml.Dumper),), {"ignore_aliases": lambda self, data: True})
+_Dumper.add_representer(str, get_omega_conf_dumper().str_representer)
+_Dumper.add_representer(tuple, yaml.representer.SafeRepresenter.represent_list)
+
+
+def as_yaml(content: dict[str, Any] | list[Any]) -> str:
+    """The text of plain containers, which `read_yaml` reads."""
+    text = yaml.dump(content, Dumper=_Dumper, default_flow_style=False, allow_unicode=True, sort_keys=False)
+    return str(text)
 
 
 def read_yaml(path: Path, where: str) -> Any:

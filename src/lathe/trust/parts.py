@@ -8,7 +8,7 @@ import re
 # Rooms of this project whose classes moved between files: a name may go through any module of its room.
 LATHE: dict[str, tuple[str, str]] = {
     "task": ("tasks", "ClassificationTask LanguageModellingTask LightningTask MultiLabelTask RegressionTask"),
-    "module": ("nets", "CifarResNet DeepMLP GPT MLP ResNet ViT WideResNet"),
+    "module": ("nets", "Airbench CifarResNet DeepMLP GPT MLP ResNet ViT WideResNet"),
     "optimizer": ("optim", "LAMB LARS Muon"),
     "data": ("data", "DatasetDataModule DocumentDataModule ImageDataModule ShardDataModule TokenDataModule"),
     "data part": (
@@ -19,7 +19,8 @@ LATHE: dict[str, tuple[str, str]] = {
     ),
     "callback": (
         "callbacks",
-        "Checkpoint EMA ModelSummary NanGuard Preemption Progress Samples Throughput TorchProfiler",
+        "Alerts Checkpoint DeviceStats EMA ModelSummary NanGuard Preemption Progress Samples Throughput "
+        "TorchProfiler WhatIf Whitening",
     ),
     "method": (
         "callbacks",
@@ -32,7 +33,8 @@ FUNCTIONS: dict[str, str] = {
     "module": "lathe.nets.timm_net lathe.tasks.Weighted lathe.tasks.loss.Weighted",
     "optimizer": "lathe.optim.build_optimizer",
     "scheduler": (
-        "lathe.optim.constant lathe.optim.cosine lathe.optim.cosine_restarts lathe.optim.one_cycle lathe.optim.step"
+        "lathe.optim.constant lathe.optim.cosine lathe.optim.cosine_restarts lathe.optim.linear lathe.optim.one_cycle "
+        "lathe.optim.step"
     ),
     "strategy": "lathe.strategies.auto lathe.legacy.DP lathe.legacy.Horovod",
     "logger": (

@@ -8,7 +8,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
-from lathe.callbacks import Checkpoint, Compression, Progress, Samples, Throughput, numbers
+from lathe.callbacks import Checkpoint, Compression, DeviceStats, Progress, Samples, Throughput, numbers
 from lathe.errors import did_you_mean
 from lathe.runs import rundir
 from lathe.runs.build import make_task
@@ -82,7 +82,7 @@ def finish(
         trainer.test(task.driven, datamodule=datamodule, verbose=False)
         result |= numbers(trainer.callback_metrics)
     for callback in callbacks:
-        if isinstance(callback, Throughput):
+        if isinstance(callback, (Throughput, DeviceStats)):
             result |= callback.summary()
     for method in made:
         result |= method.report()

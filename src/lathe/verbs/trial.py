@@ -1,5 +1,5 @@
-"""The run of a few optimizer steps that lr_find.py and batch_find.py try out: the run's own data, task, strategy,
-precision and clipping; nothing of it is kept.
+"""The run of a few optimizer steps that lr_find.py, batch_find.py and profile.py try out: the run's own data, task,
+strategy, precision and clipping; nothing of it is kept.
 """
 
 import warnings
@@ -37,7 +37,7 @@ IDLE = 100  # batches for each optimizer step that is to come, after which a mod
 
 
 class Trial:
-    """`data`, `task` and `trainer` of a run that `fit` takes through `find.steps` optimizer steps, with `callback`.
+    """`data`, `task` and `trainer` of a run that `fit` takes through `find.steps` optimizer steps.
 
     Schedulers, callbacks, validation and loggers are left out, those of a user's own module among them.
 
@@ -54,8 +54,8 @@ class Trial:
         self.data: LightningDataModule = make_data(self.cfg)
         self.task: Task = make_task(self.cfg)
 
-    def fit(self, callback: Callback) -> Trainer:
-        """Trains; returns the Trainer.
+    def fit(self, *watching: Callback) -> Trainer:
+        """Trains, with these callbacks; returns the Trainer.
 
         Raises:
             UserError: the run can't work, its data give no batch, or its module makes no optimizer step.
@@ -66,7 +66,7 @@ class Trial:
         widen(task, cfg)
         frozen = [FrozenStatistics()] if cfg.get("freeze") else []
         bounds = Bounds(cfg["find"]["steps"])
-        callbacks = [bounds, *task.own_callbacks(), *frozen, callback]
+        callbacks = [bounds, *task.own_callbacks(), *frozen, *watching]
         trainer = make_trainer(cfg, Path(cfg["find"]["output"]).parent, callbacks, [DummyLogger()])
         _begin_with(cfg, task)
         prepare(cfg, task, trainer)

@@ -35,10 +35,11 @@ GPT = (
     "data.source.val_size=64",
     "data.source.test_size=64",
 )
+SMALL = ("trainer.max_epochs=4", "compression.receipt=none")
 KINDS = {
     "dense": (*CNN, "trainer.max_epochs=4"),
-    "channels": (*CNN, "trainer.max_epochs=4", "compression=prune_channels", "compression.prune_channels.share=0.7"),
-    "qat": (*CNN, "trainer.max_epochs=4", "compression=qat"),
+    "channels": (*CNN, *SMALL, "compression=prune_channels", "compression.prune_channels.share=0.7"),
+    "qat": (*CNN, *SMALL, "compression=qat"),
     "vit": ("model=vit_tiny", "model.net.depth=2", "model.net.width=32", "model.net.heads=2", "trainer.max_epochs=4"),
     "gpt": GPT,
 }

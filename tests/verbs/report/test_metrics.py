@@ -86,6 +86,7 @@ def test_without_a_monitor_a_measured_metric_is_taken_before_any_cost_and_told(t
     [
         (["val_loss", "val_acc", "train_loss_step", "train_loss_epoch"], ["val_loss", "val_acc", "train_loss_step"]),
         (["valid/acc", "train/loss", "throughput/step_ms", "lr-SGD"], ["valid/acc", "train/loss"]),
+        (["val/acc", "throughput/epoch_s", "throughput/slowest_rank", "device/gpu_watts"], ["val/acc"]),
         (["epoch", "mine", "lr-SGD", "loss"], ["mine", "loss"]),
     ],
 )

@@ -38,6 +38,8 @@ def maskable(
     embedding, norm (their weights) and bias (the biases of the layers that the others choose). The head makes the
     logits: it stays dense unless `head` is true. It is the last linear layer (or convolution, where there is no linear
     one) of the attribute `head`, or of the whole net where there is no such attribute. Tied parameters are chosen once.
+    Where a net has some of its parameters frozen, those are left out unless `layers` name them: nothing would make up
+    for what they lose.
 
     Raises:
         UserError: a pattern that matches nothing.
@@ -54,6 +56,7 @@ def maskable(
                     "..."
                 )
     names = {id(parameter): name for name, parameter in net.named_parameters()}
+    all_taken = layers is not None or not any(parameter.requires_grad for parameter in net.parameters())
     found: dict[str, nn.Parameter] = {}
     for name, module in modules.items():
         if layers is not None and not _matches(name, layers):
@@ -62,7 +65,7 @@ def maskable(
             continue
         for own in ("weight", "bias") if "bias" in types else ("weight",):
             parameter = getattr(module, own, None)
-            if isinstance(parameter, nn.Parameter):
+            if isinstance(parameter, nn.Parameter) and (parameter.requires_grad or all_taken):
                 found[names[id(parameter)]] = parameter
     return found
 

@@ -3,7 +3,17 @@
 from lathe.config.schema.rule import Rule, batches, count, flag, null, number, path, steps, text, whole, word
 
 _metric = text("a metric such as val/loss")
+_address = text("an http:// or https:// address, or env:NAME", r"env:[A-Za-z_]\w*|https?://[^\s/@]+(?:[/?]\S*)?")
+_unseen = null("not looking at it")
 CALLBACKS: dict[str, dict[str, Rule]] = {
+    "lathe.callbacks.Alerts": {
+        "url": _address | null("the log alone"),
+        "throughput_drop": number(above=0, below=1) | _unseen,
+        "loss_rise": number(above=1) | _unseen,
+        "temperature": number(0, 200).of("degrees Celsius") | _unseen,
+        "disk_free_gb": number(above=0).of("10^9 bytes") | _unseen,
+        "timeout": number(above=0, high=600).of("seconds"),
+    },
     "lathe.callbacks.Checkpoint": {
         "dirpath": path | null("checkpoints/ in the run directory"),
         "monitor": _metric | null("the newest state as the best"),
@@ -13,6 +23,7 @@ CALLBACKS: dict[str, dict[str, Rule]] = {
         "async": flag,
         "save_top_k": whole(-1, 10000).of("epochs"),
     },
+    "lathe.callbacks.DeviceStats": {"cpu_stats": flag | null("the CPU's only when training on one")},
     "lathe.callbacks.EMA": {
         "decay": number(0, below=1),
         "every_n_steps": steps,
@@ -20,6 +31,7 @@ CALLBACKS: dict[str, dict[str, Rule]] = {
         "warmup": flag,
         "buffers": word("average", "copy"),
     },
+    "lathe.callbacks.Whitening": {"samples": whole(1, 2**31).of("images")},
     "lathe.callbacks.ModelSummary": {"max_depth": whole(-1, 1000)},
     "lathe.callbacks.NanGuard": {"every_n_steps": steps},
     "lathe.callbacks.Preemption": {"every_n_steps": steps},
@@ -49,6 +61,7 @@ CALLBACKS: dict[str, dict[str, Rule]] = {
         "profile_memory": flag,
         "with_stack": flag,
     },
+    "lathe.callbacks.WhatIf": {"steps": whole(2, 1000).of("steps"), "at_least": number(1)},
     "lightning.EarlyStopping": {
         "monitor": _metric,
         "mode": word("auto", "min", "max"),
@@ -67,5 +80,4 @@ CALLBACKS: dict[str, dict[str, Rule]] = {
         "log_momentum": flag,
         "log_weight_decay": flag,
     },
-    "lightning.DeviceStatsMonitor": {"cpu_stats": flag | None},
 }

@@ -9,10 +9,17 @@ MASKS = ("prune", "prune_nm", "prune_structured")  # methods that act on weights
 def whole_step(cfg: Mapping[str, Any]) -> Iterator[str]:
     """What a step that is one compiled function has no place for."""
     compiled, trainer = cfg["compile"], cfg["trainer"]
+    if not compiled.get("enabled") and "mode" not in compiled:  # compile=none, to which somebody added something
+        for name, value in compiled.items():
+            if name != "enabled":
+                yield (
+                    f"compile.{name}={value} has no effect with compile=none, which compiles nothing: add "
+                    f"compile=default, or leave it out, in an experiment with ~compile.{name}."
+                )
     if not compiled.get("enabled") or compiled.get("scope", "net") != "step":
         return
     key, way = "compile.scope=step", "or use compile.scope=net"
-    if compiled.get("regional"):
+    if compiled.get("regional") is True:
         yield f"compile.regional=true compiles the blocks of a net alone, and {key} the whole step: drop one."
     if trainer["accumulate_grad_batches"] != 1:
         yield (

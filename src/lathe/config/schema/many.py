@@ -54,3 +54,11 @@ BATCH_FIND: dict[str, Place] = {
         }
     )
 }
+GPU_CHECK: dict[str, Place] = {
+    "accelerator": word("cpu", "gpu"),
+    "only": items(text("the name of a line"), 1) | None,
+    "timeout": number(above=0),
+    "overrides": items(text("an override")),
+    "output": path | None,
+    "paths": _log_dir,
+}

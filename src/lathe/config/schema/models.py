@@ -66,6 +66,14 @@ MODELS: dict[str, dict[str, Rule]] = {
         "vocab_size": whole(1, 2**32),
         "max_length": whole(1, 2**24),
     },
+    "lathe.nets.Airbench": {
+        "width": _width,
+        "growth": whole(1, 1024),
+        "in_channels": whole(1, 65536),
+        "image_size": whole(2, 65536),
+        "num_classes": _classes,
+        "views": whole(1, 2, also=[6]),
+    },
     "lathe.nets.CifarResNet": {
         **_convolutions,
         "depth": whole(8, 100_000),

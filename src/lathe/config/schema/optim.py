@@ -2,7 +2,22 @@
 
 from dataclasses import replace
 
-from lathe.config.schema.rule import Rule, count, flag, items, node, null, number, only, share, steps, text, whole, word
+from lathe.config.schema.rule import (
+    Rule,
+    count,
+    flag,
+    group,
+    items,
+    node,
+    null,
+    number,
+    only,
+    share,
+    steps,
+    text,
+    whole,
+    word,
+)
 
 # Beside the options of the class in OPTIMIZERS below.
 OPTIMIZER: dict[str, Rule] = {
@@ -15,6 +30,7 @@ OPTIMIZER: dict[str, Rule] = {
     "reference_batch_size": count.of("samples") | None,
     "batch_size": count.of("samples") | None,
     "layer_decay": number(above=0, high=1) | null("one rate for all layers"),
+    "lr_scale": group(number(above=0)) | null("one rate for all"),
 }
 _share = Rule("number", low=0, below=1, saying="a share of the run below 1")
 _position = whole(0).of("optimizer steps") | _share
@@ -47,6 +63,7 @@ SCHEDULERS: dict[str, dict[str, Rule]] = {
         "period_growth": number(1, 1000),
         "min_ratio": share,
     },
+    "lathe.optim.linear": {**_schedule, "end_ratio": share},
     "lathe.optim.one_cycle": {**_schedule, "start_ratio": share, "end_ratio": share},
     "lathe.optim.step": {**_schedule, "milestones": items(_position), "gamma": share},
 }
@@ -101,5 +118,9 @@ OPTIMIZERS: dict[str, dict[str, Rule]] = {
         "adamw_lr_ratio": number(above=0),
         "adamw_betas": _betas,
         "adamw_eps": _eps,
+        "normalize": flag,
+        "rest": word("adamw", "sgd"),
+        "sgd_lr_ratio": number(above=0),
+        "sgd_momentum": _decayed,
     },
 }

@@ -85,7 +85,8 @@ LAUNCH: dict[str, Rule] = {
     "id": text("a name of letters, digits and . _ -", r"[\w.:-]+") | whole(0) | None,
     "join_timeout": _seconds,
     "last_call_timeout": _seconds,
-    "numa": word("none", "node", "socket", "exclusive"),
+    "numa": word("none", "node", "socket", "exclusive", "auto"),
+    "threads": whole(1, 1024) | "auto" | None,
 }
 PRECISION: dict[str, Rule] = {
     "name": word(*PRECISIONS, "auto"),
@@ -97,7 +98,7 @@ COMPILE: dict[str, Rule] = {
     "enabled": flag,
     "scope": word("net", "step"),
     "mode": word("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
-    "regional": flag,
+    "regional": flag | word("auto"),
     "dynamic": flag | None,
     "fullgraph": flag,
     "backend": word("inductor", "aot_eager", "eager"),

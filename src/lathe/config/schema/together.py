@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
+from lathe.config.schema.attached import alerts, averaging, samples, whitening
 from lathe.config.schema.compiled import whole_step
 from lathe.config.schema.names import canonical
 from lathe.config.schema.rule import shown
 from lathe.errors import UserError
 
 WORKERS_PER_CORE = 16  # more reading processes than this are a typing mistake, and take a machine down
-CUT = ("Pipeline", "ThreeD")  # strategies under which no process has the whole net
 Together = Callable[
     ["Taken"], Iterable[str] | None
 ]  # yields a sentence for each contradiction, or raises the first one
@@ -110,6 +110,25 @@ def _foreach(cfg: Mapping[str, Any]) -> Iterator[str]:
         yield "optimizer.foreach=true and optimizer.fused=true exclude each other: set one of them to null."
 
 
+# keys that one way to step the parameters beside Muon's reads, and what they are where nobody says otherwise
+RESTS: dict[str, dict[str, Any]] = {
+    "sgd": {"sgd_lr_ratio": 1.0, "sgd_momentum": 0.9},
+    "adamw": {"adamw_lr_ratio": 0.05, "adamw_betas": [0.9, 0.95], "adamw_eps": 1e-8},
+}
+
+
+def _rest(cfg: Mapping[str, Any]) -> Iterator[str]:
+    optimizer = cfg["optimizer"]
+    chosen = optimizer.get("rest")
+    for rest, keys in RESTS.items():
+        for key, usual in keys.items():
+            if chosen in RESTS and rest != chosen and optimizer.get(key, usual) != usual:
+                yield (
+                    f"optimizer.{key}={shown(optimizer[key])} is for optimizer.rest={rest}, and it is {chosen}: leave "
+                    f"it out, or set optimizer.rest={rest}."
+                )
+
+
 def _fused(cfg: Mapping[str, Any]) -> Iterator[str]:
     clip = cfg["trainer"].get("gradient_clip_val")
     if cfg["optimizer"].get("fused") is True and cfg["precision"].get("name") == "16-mixed" and clip:
@@ -174,24 +193,6 @@ def _workers(cfg: Mapping[str, Any]) -> Iterator[str]:
             f"data.num_workers={workers} would start that many processes on this machine's {cores} cores: use at "
             f"most {most}."
         )
-
-
-def _averaging(cfg: Mapping[str, Any]) -> Iterator[str]:
-    strategy = str(cfg["strategy"].get("_target_")).rpartition(".")[2]
-    nodes = {name: node for name, node in cfg["callbacks"].items() if node}
-    averaged = [name for name, node in nodes.items() if canonical(str(node.get("_target_"))) == "lathe.callbacks.EMA"]
-    if averaged and (strategy in CUT or (strategy == "DeepSpeed" and cfg["strategy"].get("stage") == 3)):
-        yield (
-            f"callbacks.{averaged[0]} can't average a net that strategy {strategy} cuts between processes: leave it "
-            "out, or use strategy=fsdp or ddp."
-        )
-
-
-def _samples(cfg: Mapping[str, Any]) -> Iterator[str]:
-    for name, node in cfg["callbacks"].items():
-        of_test = bool(node) and canonical(str(node.get("_target_"))) == "lathe.callbacks.Samples"
-        if of_test and node.get("split") == "test" and cfg.get("test") is False:
-            yield f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val, or test=true."
 
 
 def _precisions(cfg: Mapping[str, Any]) -> Iterator[str]:
@@ -278,14 +279,17 @@ CONTRADICTIONS: tuple[Together, ...] = (
     _clipping,
     _nesterov,
     _foreach,
+    _rest,
     _fused,
     _start,
     _pretrained,
     _devices,
     _workers,
-    _averaging,
+    averaging,
     _own_module,
     whole_step,
-    _samples,
+    samples,
+    alerts,
+    whitening,
     *CLASHES,
 )

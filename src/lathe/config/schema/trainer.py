@@ -1,6 +1,6 @@
 """Lightning's Trainer."""
 
-from lathe.config.schema.rule import Rule, count, flag, items, number, text, whole, word
+from lathe.config.schema.rule import Rule, count, flag, items, number, only, text, whole, word
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu", "hpu")
 _batches = whole(0) | number(0, 1)  # a count, or a share of the epoch
@@ -58,6 +58,7 @@ TRAINER: dict[str, Rule] = {
     "detect_anomaly": flag,
     "steps_per_call": count | "auto",
     "channels_last": flag | "auto",
+    "fused_optimizer": only[False] | "auto",
     "sync_batchnorm": flag,
     "activation_checkpointing": word("none", "blocks", "sqrt") | text("every_<n>", r"every_[1-9]\d{0,5}"),
     "reload_dataloaders_every_n_epochs": whole(0),

@@ -1,6 +1,6 @@
 """The keys of train.yaml and of the other verbs' YAML files: what stands where."""
 
-from lathe.config.schema.many import BATCH_FIND, LR_FIND, REPRODUCE, RUNS
+from lathe.config.schema.many import BATCH_FIND, GPU_CHECK, LR_FIND, REPRODUCE, RUNS
 from lathe.config.schema.models import INIT, PRETRAINED
 from lathe.config.schema.places import Keys, Part, Parts, Place
 from lathe.config.schema.rule import (
@@ -36,6 +36,7 @@ _launch = Keys(LAUNCH)
 _log_dir = Keys({"log_dir": path})
 _precision = Keys(PRECISION, ("init_scale", "growth_interval"), null=True)
 _seed = whole(0, 2**32 - 1)
+_trainings = ("scaling", "memory", "overhead", "gpu", "parallel", "precision", "compile")
 
 
 def _devices(*more: str) -> Keys:
@@ -154,6 +155,15 @@ VERBS: dict[str, dict[str, Place]] = {
         "latency": path | None,
         "trainer": _devices("enable_progress_bar"),
     },
+    "profile": {
+        **_with_data,
+        "precision": _precision,
+        "checkpoint": _checkpoint,
+        "warmup": whole(1),
+        "steps": whole(2, 1000),
+        "top_k": count,
+        "trainer": _devices(),
+    },
     "export": {**_with_data, "checkpoint": _checkpoint, "target": _target, "trainer": _devices()},
     "serve": {
         **_on_a_run,
@@ -199,21 +209,26 @@ VERBS: dict[str, dict[str, Place]] = {
     "batch_find": TRAIN | BATCH_FIND,
     "runs": RUNS,
     "reproduce": REPRODUCE,
+    "gpu_check": GPU_CHECK,
     "benchmark": {
         "trusted": _trusted,
-        "suite": word("scaling", "memory", "overhead", "gpu", "inference", "cli", "trainer", "data"),
+        "suite": word(*_trainings, "inference", "loaders", "trainer", "int8", "cli", "data"),
+        "base": text("an experiment") | None,
         "run": _RUN | None,
         "targets": items(text("a target"), 1) | None,
         "batches": items(count, 1) | None,
         "seconds": _seconds | None,
         "processes": items(whole(1, 1024), 1) | None,
         "strategies": items(text("a strategy")) | None,
-        **dict.fromkeys(("rounds", "batch_size"), count | None),
+        "workers": items(whole(0, 1024), 1) | None,
+        **dict.fromkeys(("rounds", "batch_size", "epochs", "qat"), count | None),
         "steps": whole(3) | None,
         "warmup": whole(0) | None,
         "threads": whole(1, 1024) | items(whole(1, 1024), 1) | None,
         "accelerator": word("cpu", "gpu") | None,
         "timeout": _seconds,
+        "assert": flag,
+        "thresholds": group(number(0)) | None,
         "overrides": items(text("an override")),
         "output": path | None,
         "paths": _log_dir,

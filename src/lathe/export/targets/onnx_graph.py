@@ -16,6 +16,7 @@ from lathe.export.files import readable, whole
 from lathe.export.inputs import dynamic_axes, stand_in
 
 Array = np.ndarray[Any, Any]
+log = logging.getLogger(__name__)
 
 
 def available() -> str | None:
@@ -52,6 +53,7 @@ def write(
         )
         assert program is not None
         _bare(program.model)
+        _own_zero_points(program.model)
         program.model.metadata_props.update(properties or {})
         program.save(str(temporary), external_data=False)
 
@@ -72,6 +74,26 @@ def _bare(model: Any) -> None:
     model.metadata_props.clear()
 
 
+def _own_zero_points(model: Any) -> None:
+    """Gives each layer of integers a zero point of its own, which the exporter shares among layers of one width: where
+    ONNX Runtime is asked for exact sums (`EXACT`) it can't read a file in which two share one.
+    """
+    from onnx_ir import DataType, Value, tensor
+
+    taken = set()
+    for number, node in enumerate(model.graph.all_nodes()):
+        shared = node.inputs[2] if node.op_type == "DequantizeLinear" and len(node.inputs) == 3 else None
+        if shared is None or shared.const_value is None or shared.dtype != DataType.INT8:
+            continue
+        if shared.name in taken:
+            name = f"{shared.name}.{number}"
+            own = Value(name=name, type=shared.type, shape=shared.shape)
+            own.const_value = tensor(shared.const_value.numpy(), name=name)
+            model.graph.register_initializer(own)
+            node.replace_input_with(2, own)
+        taken.add(shared.name)
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without what torch's exporter says of packages that are not needed, and of its own use of a deprecated name."""
@@ -89,6 +111,8 @@ def quiet() -> Iterator[None]:
 def open_session(path: str | Path, threads: int | None = None, **options: Any) -> Any:
     """An ONNX Runtime session on the CPU; `threads` None is ONNX Runtime's own choice, one for each core.
 
+    Integers are summed exactly on every processor, see `EXACT`.
+
     Raises:
         UserError: there is no such file, or it can't be read.
     """
@@ -97,25 +121,45 @@ def open_session(path: str | Path, threads: int | None = None, **options: Any) -
 
     path = readable(path, "path")
     settings = onnxruntime.SessionOptions()
-    settings.log_severity_level = 3  # errors, which are raised as well
+    settings.log_severity_level = 4  # errors are raised
     if threads is not None:
         settings.intra_op_num_threads = threads
         settings.inter_op_num_threads = 1
     for name, value in options.items():
         setattr(settings, name, value)
+    settings.add_session_config_entry(EXACT, "1")
+
+    def session() -> Any:
+        return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+
     try:
-        session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
-        if session.get_modelmeta().custom_metadata_map.get(FLOAT_ARITHMETIC):
+        try:
+            found = session()
+        except Exception as error:
+            if SHARED not in str(error):
+                raise
+            settings.add_session_config_entry(EXACT, "0")
+            found = session()
+            log.warning(
+                "%s was exported by an older version, and this processor (x86 without VNNI) sums its integers "
+                "inexactly: export the run again.",
+                path,
+            )
+        if found.get_modelmeta().custom_metadata_map.get(FLOAT_ARITHMETIC):
             # integers are only stored: they become floats once, when the file is loaded, instead of at each call
             settings.add_session_config_entry("session.disable_quant_qdq", "1")
-            session = onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+            found = session()
     except Exception as error:  # ONNX Runtime's exceptions have no class in common
         first = str(error).strip().splitlines()[0]
         raise UserError(f"{path} can't be read as ONNX ({first[:200]}): export the run again.") from error
-    return session
+    return found
 
 
 FLOAT_ARITHMETIC = "lathe.float_arithmetic"
+# x86 without VNNI adds products of 8-bit integers in pairs, in 16 bits, and what does not fit is cut off: without this
+# option of ONNX Runtime's (`kOrtSessionOptionsAvx2PrecisionMode`) logits were off by up to 0.25 of the largest there.
+EXACT = "session.x64quantprecision"
+SHARED = "Attempt to replace the existing tensor"  # what it says of a file in which layers share a zero point
 
 
 def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:

@@ -25,6 +25,7 @@ from lathe.config.words import key_of
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, whole, write_atomically
 from lathe.trust import read_json
+from lathe.trust.document import as_yaml
 
 FORMAT = 1
 STATES = ("waiting", "running", "complete", "pruned", "failed")
@@ -233,7 +234,7 @@ def create_sweep(log_dir: Path, identity: dict[str, Any]) -> SweepDir:
         path.parent.mkdir(parents=True, exist_ok=True)
         with whole(path) as making:  # a kill leaves no directory without its words
             (making / "jobs").mkdir(parents=True)
-            write_atomically(making / "sweep.yaml", OmegaConf.to_yaml(OmegaConf.create(identity)))
+            write_atomically(making / "sweep.yaml", as_yaml(identity))
     except OSError as error:
         sentence = disk_sentence(error)
         if sentence is None:

@@ -1,11 +1,13 @@
 """Lightning's epoch loop over steps of our own."""
 
+from functools import cached_property
 from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from lathe.errors import require
+from lathe.tasks.loops.plateau import Plateaus
 from lathe.tasks.loops.quick import Steps
 
 
@@ -16,6 +18,11 @@ class StepLoop(_TrainingEpochLoop):
 
     steps_per_call: int | None = None
     _steps: "Steps | None" = None
+
+    @cached_property
+    def plateaus(self) -> Plateaus:
+        """Steps of schedulers that wait for a metric."""
+        return Plateaus(self)
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
@@ -34,6 +41,8 @@ class StepLoop(_TrainingEpochLoop):
             StopIteration: there is none left, or the module skips the rest of the epoch.
         """
         steps = self._steps
+        if not self._ends_again(data_fetcher):
+            self.plateaus.settle()
         if steps is None:
             super().advance(data_fetcher)
             return
@@ -54,6 +63,33 @@ class StepLoop(_TrainingEpochLoop):
                 left -= 1
             if left <= 0 or self._due(data_fetcher):
                 return
+
+    def _ends_again(self, data_fetcher: _DataFetcher) -> bool:
+        """Whether the batch that a checkpoint was written behind is ended once more, and none is trained on."""
+        again = self.val_loop.restarted_mid_evaluation or self.restarted_on_last
+        return bool(self._restarting and again and self._should_check_val_fx(data_fetcher))
+
+    def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
+        super().on_advance_end(data_fetcher)
+        if self.trainer.fit_loop._restarting and self.plateaus.known():
+            self.trainer.fit_loop._restarting = False  # with which Lightning steps no plateau at the epoch's end
+
+    def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:
+        super()._update_learning_rates(interval, update_plateau_schedulers)
+        if update_plateau_schedulers:
+            self.plateaus.stepped(interval)
+
+    def _get_monitor_value(self, key: str) -> Any:
+        return self.plateaus.value(key)
+
+    def on_save_checkpoint(self) -> dict[str, Any]:
+        state: dict[str, Any] = super().on_save_checkpoint()
+        waiting = self.plateaus.state()
+        return state if waiting is None else {**state, "plateaus": waiting}
+
+    def on_load_checkpoint(self, state_dict: dict[str, Any]) -> None:
+        super().on_load_checkpoint(state_dict)
+        self.plateaus.restore(state_dict.get("plateaus"))
 
     def _batches_left(self) -> float:
         """Until the next validation within the epoch, or return to Lightning."""

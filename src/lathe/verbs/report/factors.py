@@ -16,7 +16,7 @@ from lathe.verbs.report.collect import SEEDS, Run, finite, harmless
 
 ABSENT = "absent"  # the value of a key that a run has not
 # What changes a run's name, place or print-out, and no number.
-_PRINTS = ("progress_bar", "model_summary", "lr_monitor", "device_stats", "samples")
+_PRINTS = ("progress_bar", "model_summary", "lr_monitor", "device_stats", "alerts", "samples")
 LEFT_OUT = (
     *NOT_THE_EXPERIMENT,
     "name",

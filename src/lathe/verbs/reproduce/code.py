@@ -26,14 +26,14 @@ class Code:
     notes: tuple[str, ...] = field(default=())
 
 
-def project() -> Path:
-    """This project's root, which train.py lies in.
+def project(script: str) -> Path:
+    """This project's root, which train.py lies in, for a `script` that needs it.
 
     Raises:
         UserError: Lathe is installed without it.
     """
     folder = Path(__file__).resolve().parents[4]
-    require((folder / "train.py").is_file(), "reproduce.py needs a clone of the project, with its train.py.")
+    require((folder / "train.py").is_file(), f"{script} needs a clone of the project, with its train.py.")
     return folder
 
 
@@ -45,7 +45,7 @@ def code_of(environment: dict[str, Any], choice: str, where: str) -> Iterator[Co
     Raises:
         UserError: the code was not recorded, or can't be had here; the sentence begins with `where`.
     """
-    root, here = project(), describe_environment()
+    root, here = project("reproduce.py"), describe_environment()
     commit, diff = environment.get("git_commit"), environment.get("git_diff")
     if choice == "current":
         same = (commit, diff) == (here["git_commit"], here["git_diff"]) and commit is not None

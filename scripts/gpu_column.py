@@ -1,0 +1,127 @@
+"""What ran on GPUs, from the acceptance's own record: python scripts/gpu_column.py writes the GPU column of README.md
+and the table of docs/gpu.md out of docs/gpu_results.json (with --check, says what is stale)
+"""
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "gpu_results.json"
+NOT_YET = "written, not yet run"
+# Rows of README's table by what they begin with, and the file of tests/gpu that proves each; null: none does.
+ROWS: dict[str, str | None] = {
+    "`strategy=`": "test_gpu_strategies.py",
+    "`precision=`": "test_gpu_precision.py",
+    "`compile=`": "test_gpu_compile.py",
+    "`compression=`": "test_gpu_methods.py",
+    "`target=`": "test_gpu_targets.py",
+    "several machines": None,
+}
+NOTES = {"`precision=`": "; refused where the GPU lacks it"}
+AREAS = {
+    "test_gpu_strategies.py": "strategies, on one GPU and on two",
+    "test_gpu_precision.py": "number formats, the scaler, TF32, channels last",
+    "test_gpu_compile.py": "compilation, CUDA graphs",
+    "test_gpu_data.py": "data on the device, pinned, prefetched",
+    "test_gpu_methods.py": "compression, EMA, 2:4 kernels",
+    "test_gpu_runs.py": "checkpoints, kill and resume, measurements, optimizers",
+    "test_gpu_targets.py": "export, receipts, suites, server",
+}
+BEGIN, END = "<!-- what ran, by `python scripts/gpu_column.py` -->\n", "<!-- end of what ran -->\n"
+
+
+def main() -> None:
+    facts = json.loads(RESULTS.read_text()) if RESULTS.is_file() else None
+    stale = []
+    for path, written in ((ROOT / "README.md", readme), (ROOT / "docs" / "gpu.md", page)):
+        old = path.read_text(encoding="utf-8")
+        new = written(old, facts)
+        if new != old:
+            stale.append(str(path.relative_to(ROOT)))
+            if "--check" not in sys.argv[1:]:
+                path.write_text(new, encoding="utf-8")
+    if stale:
+        print(f"{'stale' if '--check' in sys.argv[1:] else 'written'}: {', '.join(stale)}")
+        sys.exit(int("--check" in sys.argv[1:]))
+
+
+def tests_of(file: str | None, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The tests of a file of the acceptance, by their names."""
+    return {name.partition("::")[2]: test for name, test in facts["tests"].items() if name.partition("::")[0] == file}
+
+
+def where(facts: Mapping[str, Any]) -> str:
+    """The hardware and versions of a record."""
+    names = [f"{facts['gpus'].count(name)} x {name}" for name in dict.fromkeys(facts["gpus"])]
+    return f"{', '.join(names)}, torch {facts['torch']}, {facts['day']}"
+
+
+def cell(file: str | None, facts: Mapping[str, Any] | None) -> str:
+    """What the column says of the tests of a file; a skipped test has not run, and counts as nothing."""
+    tests = tests_of(file, facts) if facts else {}
+    ran = {name: test for name, test in tests.items() if test["outcome"] != "skipped"}
+    if facts is None or not ran:
+        return NOT_YET
+    failed = [name for name, test in ran.items() if test["outcome"] != "passed"]
+    text = f"{len(ran) - len(failed)} of {len(ran)} tests passed on {where(facts)}"
+    left = len(tests) - len(ran)
+    text += f"; {left} more could not run there" if left else ""
+    return f"{text}; failed: {', '.join(f'`{name}`' for name in failed)}" if failed else text
+
+
+def readme(text: str, facts: Mapping[str, Any] | None) -> str:
+    """README with its GPU column as the record has it. Raises ValueError where the table has another form."""
+    lines, found = text.splitlines(keepends=True), []
+    for number, line in enumerate(lines):
+        cells = line.rstrip("\n").split(" | ")
+        start = next((start for start in ROWS if cells[0].startswith(f"| {start}")), None)
+        if start is not None and len(cells) == 3:
+            found.append(start)
+            lines[number] = f"{cells[0]} | {cells[1]} | {cell(ROWS[start], facts)}{NOTES.get(start, '')} |\n"
+    if found != list(ROWS):
+        raise ValueError(f"README's table of support has the rows {found}, expected {list(ROWS)}")
+    return "".join(lines)
+
+
+def page(text: str, facts: Mapping[str, Any] | None) -> str:
+    """docs/gpu.md with its table."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError("docs/gpu.md has lost the marks between which the table stands")
+    return f"{before}{BEGIN}{table(facts)}{END}{after}"
+
+
+def table(facts: Mapping[str, Any] | None) -> str:
+    if facts is None:
+        return "Nothing yet: no GPU was at hand.\n"
+    lines = [
+        f"{where(facts)}; driver {facts['driver']}, CUDA {facts['cuda']}, Python {facts['python']}, commit "
+        f"{str(facts['commit'])[:12]}; {facts['seconds']} s in all.",
+        "",
+        "| what | passed | failed | could not run | measured |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for file, words in AREAS.items():
+        tests = tests_of(file, facts)
+        counts = [
+            str(sum(test["outcome"] == outcome for test in tests.values()))
+            for outcome in ("passed", "failed", "skipped")
+        ]
+        figures = {name: value for test in tests.values() for name, value in test.get("figures", {}).items()}
+        told = "; ".join(f"{name}: {value:.3g}" for name, value in figures.items())
+        lines.append(f"| {words} | {' | '.join(counts)} | {told} |")
+    reasons = dict.fromkeys(
+        f"- `{name}`: {re.sub(r'[|]', '/', test.get('sentence', ''))}"
+        for name, test in facts["tests"].items()
+        if test["outcome"] != "passed"
+    )
+    return "\n".join([*lines, *(["", "Failed, or could not run:", "", *reasons] if reasons else [])]) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""The suite `loaders`: samples/s of reading data alone, each way beside the usual per-sample recipe.
+
+All sides yield contiguous batches in a new order for each epoch, where training wants them, and take turns within one
+process, so that a busy moment of the machine meets them alike. Workers run from before the first round, and wait with
+full queues while others are measured.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from torch.utils.data import DataLoader, Dataset
+
+from lathe.benchmark import usual
+from lathe.benchmark.spread import Results, spread, table
+from lathe.benchmark.turns import Claim, Facts, failure, fastest, over, take_turns
+from lathe.files import scratch
+from lathe.launch.python import compose
+from lathe.measure import plot, usable_cores
+from lathe.runs.build import make_data
+from lathe.verbs.make_shards import make_shards
+
+CLASSES = ("ant", "bee", "cow", "dog")
+SIDE, FILE_SIDE, LENGTH = 32, 64, 256  # pixels, pixels, tokens
+# What per-sample recipes do to colour images, as keys of the configuration.
+IMAGES = (
+    "data.channels=3",
+    f"data.mean={[*usual.MEAN]}",
+    f"data.std={[*usual.STD]}",
+    f"data.augment.crop={usual.PADDING}",
+    "data.augment.crop_fill=zero",
+    "data.augment.flip=random",
+    "data.augment.cutout=0",
+)
+# Samples of an epoch, and of a batch.
+SIZES = {"images in memory": 45_000, "image files": 1_000, "dataset": 8_000, "tokens": 8_000}
+BATCHES = {"images in memory": 512, "image files": 64, "dataset": 128, "tokens": 32}
+PIL, TUNED, JPEG, ITEMS, MAPPED = "PIL", "PIL tuned", "JPEG, PIL", "DataLoader", "memory map"
+DATASETS = {"table": "Table", "drawing": "Drawing", "encoded": "Encoded"}
+FIGURE = "samples_per_s"
+
+
+@dataclass
+class Side:
+    """One way to read: `batches` never ends. `usual` are the names of the sides over which it is told, the fastest of
+    them. `whole` batches are timed together: an epoch, where something is prepared for each.
+    """
+
+    kind: str
+    how: str
+    workers: int
+    batches: Iterator[Any]
+    samples: int
+    size: int
+    usual: tuple[str, ...]
+    whole: int = 1
+
+    @property
+    def name(self) -> str:
+        return _name(self.kind, self.how, self.workers)
+
+
+def measure(request: dict[str, Any], output: Path, tell: Callable[[str], None]) -> tuple[Facts, Results]:
+    """Samples/s of each side in each round."""
+    workers = sorted({0, min(8, usable_cores())} if request["workers"] is None else {*request["workers"]})
+    device = torch.device("cuda" if request["accelerator"] == "gpu" else "cpu")
+    with scratch() as folder, ExitStack() as stack:
+        sides = dict[str, Side]()
+        for kind, make in (
+            ("images in memory", _in_memory),
+            ("image files", _files),
+            ("dataset", _datasets),
+            ("tokens", _tokens),
+        ):
+            tell(f"making ready: {kind}")
+            size = request["batch_size"] or BATCHES[kind]
+            sides |= {side.name: side for side in make(folder, SIZES[kind], size, workers, device)}
+        for side in sides.values():
+            stack.callback(side.batches.close)  # type: ignore[attr-defined]  # a generator's: its workers end
+        turns = {name: partial(_rate, side, request["seconds"], device) for name, side in sides.items()}
+        take_turns(turns, 1, lambda line: None)  # starts workers, and draws the first epoch's tables
+        results = take_turns(turns, request["rounds"], tell)
+        facts = {
+            name: {
+                "kind": side.kind,
+                "how": side.how,
+                "workers": side.workers,
+                "samples": side.samples,
+                "batch_size": side.size,
+                "usual": list(side.usual),
+            }
+            for name, side in sides.items()
+        }
+        return facts, results
+
+
+def tables(facts: Facts, results: Results, request: Mapping[str, Any]) -> tuple[list[str], str]:
+    """A row for each side; the ratio is that over the fastest of the usual ones of its kind."""
+    rows, heights = list[list[str]](), dict[str, dict[str, float]]()
+    for name, about in facts.items():
+        speed, base = spread(results, name, FIGURE), fastest(results, about["usual"], FIGURE)
+        first = [about["kind"], about["how"], str(about["workers"]), str(about["batch_size"])]
+        if speed is None:
+            rows.append([*first, failure(results, name), "", ""])
+            continue
+        gain = over(results, name, base, FIGURE)
+        epoch = f"{about['samples'] / speed.median:.3f}"
+        low, high = f"{speed.low:,.0f}", f"{speed.high:,.0f}"
+        rows.append([*first, f"{speed.median:,.0f} ({low} to {high})", epoch, str(gain or "")])
+        if gain:
+            heights[name] = {"over the usual recipe": gain.median}
+    head = ["data", "read by", "workers", "batch", "samples/s", "s an epoch", "over the usual recipe"]
+    note = (
+        "The usual recipe reads one sample at a time behind torch's DataLoader; where it has several rows, the fastest "
+        f"of them is the base. A turn reads for {request['seconds']:g} s at least, resident data for whole epochs. "
+        f"Images in memory: {SIDE} x {SIDE}, three colours, crop and flip; image files: JPEG of 160 to 320 pixels a "
+        f"side brought to {FILE_SIDE}; tokens: windows of {LENGTH}. Batches are wanted on the "
+        f"{request['accelerator']}.\n"
+    )
+    return [table(head, rows), note], plot.stacks("Samples/s over the usual recipe", "x", heights)
+
+
+def claims(results: Results) -> list[Claim]:
+    """How much faster than the usual recipe each way is to be, and that data=dataset costs no more than a
+    DataLoader.
+    """
+    found = list[Claim]()
+    for how, kind, base, bar in (
+        ("resident, uint8", "images in memory", PIL, 40.0),
+        ("resident, uint8", "images in memory", TUNED, 40.0),
+        ("resident", "images in memory", PIL, 15.0),
+        ("resident", "images in memory", TUNED, 15.0),
+        ("data=image_folder", "image files", JPEG, 10.0),
+    ):
+        bases = [name for name in results if name.startswith(f"{kind}: {base}, ")]
+        measured = over(results, _name(kind, how, 0), fastest(results, bases, FIGURE), FIGURE)
+        found.append((f"{kind}, {how}: samples/s over {base}'s,", measured, {"at_least": bar}))
+    for name in results:
+        if ": data=dataset, " in name:
+            base = name.replace("data=dataset", ITEMS)
+            found.append((f"{name}: samples/s over {ITEMS}'s,", over(results, name, base, FIGURE), {"at_least": 1.0}))
+    return found
+
+
+def _name(kind: str, how: str, workers: int) -> str:
+    return f"{kind}: {how}, {workers} workers"
+
+
+def _endless(loader: Any) -> Iterator[Any]:
+    while True:
+        yield from loader
+
+
+def _rate(side: Side, seconds: float, device: torch.device) -> dict[str, Any]:
+    """Samples/s on `device` over at least so many `seconds`, once what workers read ahead meanwhile is used up."""
+
+    def take(count: int) -> None:
+        for _ in range(count):
+            for tensor in next(side.batches):
+                tensor.to(device, non_blocking=True)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
+    take(3 * side.workers + 2)  # torch's workers read two batches ahead each, and hold one
+    taken, began = 0, time.perf_counter()
+    while time.perf_counter() - began < seconds or not taken:
+        take(side.whole)
+        taken += side.whole
+    return {FIGURE: taken * side.size / (time.perf_counter() - began)}
+
+
+def _behind(data: Dataset[Any], size: int, workers: int, device: torch.device, collate: Any = None) -> Iterator[Any]:
+    return _endless(
+        DataLoader(
+            data,
+            size,
+            shuffle=True,
+            drop_last=True,
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=device.type == "cuda",
+            collate_fn=collate,
+        )
+    )
+
+
+def _composed(*words: str) -> dict[str, Any]:
+    """What training would be told by these overrides."""
+    cfg: Any = OmegaConf.to_container(compose(words), resolve=True)
+    return dict(cfg)
+
+
+def _opened(*words: str) -> Any:
+    """The data module that training would make of these overrides, set up."""
+    data = make_data(_composed(*words))
+    data.prepare_data()
+    data.setup()
+    return data
+
+
+def _typed(path: Path) -> str:
+    return json.dumps(str(path), ensure_ascii=False)
+
+
+def _in_memory(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
+    sizes = (f"data.source.train_size={samples}", "data.source.val_size=10", "data.source.test_size=10")
+    data = _opened("data=synthetic", f"data.image_size={SIDE}", *IMAGES, *sizes, f"data.batch_size={size}")
+    split = data.open()["train"]
+    images, labels = split.read()
+    kind, base = "images in memory", tuple(_name("images in memory", PIL, n) for n in workers)
+    for n in workers:
+        yield Side(kind, PIL, n, _behind(usual.InMemory(images, labels), size, n, device), samples, size, base)
+    for n in workers:
+        batches = _behind(usual.Tuned(images, labels), size, n, device, usual.stack)
+        yield Side(kind, TUNED, n, batches, samples, size, base)
+    batch = data.build(split, device, batch_size=size, train=True)
+    given = {**data.settings(device, {"batch_size": size, "train": True}), "normalizer": None}
+    pixels = type(batch)(torch.from_numpy(images), torch.from_numpy(labels), **given)
+    data.normalize = "folded"
+    folded = data.build(split, device, batch_size=size, train=True)
+    for how, loader in (("resident, uint8", pixels), ("resident", batch), ("resident, folded", folded)):
+        yield Side(kind, how, 0, _endless(loader), samples, size, base, whole=len(loader))
+
+
+def _files(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
+    kind, photos, shards = "image files", folder / "photos", folder / "shards"
+    usual.write_files(photos, CLASSES, samples)
+    base = tuple(_name(kind, JPEG, n) for n in workers)
+    for n in workers:
+        yield Side(kind, JPEG, n, _behind(usual.Files(photos, FILE_SIDE), size, n, device), samples, size, base)
+    shared = (*IMAGES, f"data.image_size={FILE_SIDE}", f"data.batch_size={size}")
+    shares = ("data.source.val_share=0.01", "data.source.test_share=0.01")
+    words = ("data=image_folder", f"data.folder={_typed(photos)}", f"paths.data_dir={_typed(folder)}", *shared, *shares)
+    data = _opened(*words)
+    loader = data.build(data.open()["train"], device, batch_size=size, train=True)
+    kept = len(loader) * size
+    yield Side(kind, "data=image_folder", 0, _endless(loader), kept, size, base, whole=len(loader))
+    settings = {
+        "data": _composed(*words)["data"],
+        "paths": {"data_dir": str(folder)},
+        "output": shards.name,
+        "images": {"folder": None},
+        "tars": {"folder": None},
+        **{"shard_size": 256, "encoding": "png", "overwrite": False},
+    }
+    make_shards(settings)
+    for n in workers:
+        read = (f"data.num_classes={len(CLASSES)}", f"data.num_workers={n}", f"data.persistent_workers={n > 0}")
+        data = _opened("data=shards", f"data.source.name={_typed(shards)}", *shared, *read)
+        yield Side(kind, "data=shards", n, _endless(data.train_dataloader()), kept, size, base)
+
+
+def _datasets(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
+    for (name, of), n in product(DATASETS.items(), workers):
+        kind, train = f"dataset, {name}", f"{{_target_: {usual.__name__}.{of}, n: {samples}}}"
+        read = (f"data.num_workers={n}", f"data.persistent_workers={n > 0}", f"data.batch_size={size}")
+        facts = ("data.num_classes=10", "data.channels=3", "data.image_size=32")
+        data = _opened("data=dataset", f"data.train={train}", *facts, *read)
+        base = (_name(kind, ITEMS, n),)
+        yield Side(kind, ITEMS, n, _behind(data.datasets["train"], size, n, device), samples, size, base)
+        yield Side(kind, "data=dataset", n, _endless(data.train_dataloader()), samples, size, base)
+
+
+def _tokens(folder: Path, samples: int, size: int, workers: list[int], device: torch.device) -> Iterator[Side]:
+    kind, file = "tokens", folder / "tokens.npy"
+    sizes = (f"data.source.train_size={samples}", "data.source.val_size=2", "data.source.test_size=2")
+    data = _opened(
+        "data=synthetic_tokens", "model=gpt_nano", f"data.length={LENGTH}", *sizes, f"data.batch_size={size}"
+    )
+    np.save(file, data.open()["train"].ids)
+    base = tuple(_name(kind, MAPPED, n) for n in workers)
+    for n in workers:
+        dataset = usual.Windows(file, LENGTH)
+        yield Side(kind, MAPPED, n, _behind(dataset, size, n, device), samples, size, base)
+    yield Side(kind, "data=tokens", 0, _endless(data.train_dataloader()), samples, size, base)

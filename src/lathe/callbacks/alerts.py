@@ -1,0 +1,220 @@
+"""A word while a run goes wrong: to the log, and to an address."""
+
+import logging
+import math
+import platform
+import shutil
+from collections import deque
+from pathlib import Path
+from statistics import mean, median
+from time import monotonic
+from typing import Any
+
+import psutil
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from torch import Tensor
+
+from lathe.callbacks.device_stats import gpus_of
+from lathe.callbacks.throughput import Throughput
+from lathe.callbacks.webhook import ENV, Webhook
+from lathe.config.schema.held import held
+from lathe.errors import require
+from lathe.measure.nvml import Gpu, NoNvml, open_gpu
+from lathe.measure.shards import local
+
+log = logging.getLogger(__name__)
+KEY = "callbacks.alerts"
+WINDOWS = 50  # of throughput, of which the median is what is usual
+FEWEST = 3  # of them before one is judged
+LOSSES = 5  # of logged steps, whose mean is judged: one batch is noise
+EVERY = 1.0  # seconds between two looks at temperature and disk
+FLOOR = 0.01  # of the first loss: below it a loss that rises is as good as zero
+
+
+@held("lathe.callbacks.Alerts")
+class Alerts(Callback):
+    """Warn in the log, and post to `url`, when a run gets slow, its loss rises, the device is hot or the disk nearly
+    full: once for each of the four, and again after it has recovered. Looks at logged steps, in process 0; nothing
+    that goes wrong with a message stops training.
+
+    - throughput: `Throughput` has measured a window of less than 1 - `throughput_drop` times the median of the windows
+      before.
+    - loss: the mean training loss of the newest 5 logged steps (process 0's batches) is above the lowest such mean by
+      more than `loss_rise` - 1 times that, or is not finite. Below a hundredth of the first loss nothing is a rise.
+    - temperature: of process 0's GPUs by NVML; without a GPU, of the hottest sensor that psutil knows.
+    - disk: of the run directory.
+
+    A message is JSON: `text` (a sentence, which Slack and Mattermost show), `kind`, `value`, `limit`, `step`, `run` and
+    `host`.
+
+    Args:
+        url: an http or https address, or env:NAME, a variable of the environment that holds it; None posts nowhere.
+        throughput_drop: share of the usual throughput that is lost; None does not look.
+        loss_rise: times the lowest loss; None does not look.
+        temperature: degrees Celsius; None does not look.
+        disk_free_gb: 10^9 bytes that are left; None does not look.
+        timeout: seconds that the address may take to answer.
+
+    Raises:
+        UserError: `url` can't be used, nothing is looked at, or throughput is to be and nothing measures it.
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        throughput_drop: float | None = 0.5,
+        loss_rise: float | None = 2.0,
+        temperature: float | None = 90.0,
+        disk_free_gb: float | None = 5.0,
+        timeout: float = 10.0,
+    ) -> None:
+        self.throughput_drop, self.loss_rise = throughput_drop, loss_rise
+        self.temperature, self.disk_free_gb = temperature, disk_free_gb
+        require(
+            any(limit is not None for limit in (throughput_drop, loss_rise, temperature, disk_free_gb)),
+            f"{KEY} looks at nothing: give one of throughput_drop, loss_rise, temperature and disk_free_gb a number, "
+            "or leave alerts out of callbacks.",
+        )
+        first = getattr(rank_zero_only, "rank", 0) == 0
+        self._webhook = Webhook(url, timeout, f"{KEY}.url") if url is not None and first else None
+        if self._webhook is not None and not str(url).startswith(ENV):
+            print(
+                f"{KEY}.url: config.yaml and overrides.yaml of the run keep this address; url={ENV}NAME keeps the name "
+                "of a variable that holds it.",
+                flush=True,
+            )
+        self._gpus: list[Gpu] = []
+        self._throughput: Throughput | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self._on: set[str] = set()  # what has been told and has not recovered
+        self._windows = 0
+        self._rates: deque[float] = deque(maxlen=WINDOWS)
+        self._losses: deque[float] = deque(maxlen=LOSSES)
+        self._first = self._lowest = math.inf
+        self._looked, self._logged = -math.inf, 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # a connector sets it
+        self._throughput = next((one for one in callbacks if isinstance(one, Throughput)), None)
+        require(
+            self.throughput_drop is None or self._throughput is not None,
+            f"{KEY}.throughput_drop={self.throughput_drop} needs callbacks.throughput, which measures it: add it to "
+            "callbacks, or set throughput_drop=null.",
+        )
+        if self.temperature is None or not trainer.is_global_zero:
+            return
+        reason = "this machine has no sensor that psutil can read"
+        try:
+            self._gpus = [open_gpu(device.index or 0) for device in gpus_of(trainer)]
+        except NoNvml as error:
+            self._gpus, reason = [], str(error).rstrip(".")
+        if self._celsius() is None:
+            print(f"{KEY}.temperature is not looked at: {reason}.", flush=True)
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._clear()
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """Those before the next that is logged."""
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return every - 1 - trainer.global_step % every if every else math.inf
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        step = trainer.global_step
+        if not trainer.is_global_zero or not every or step % every or step == self._logged:
+            return
+        self._logged = step
+        self._look_at_throughput(trainer)
+        loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
+        if self.loss_rise is not None and isinstance(loss, Tensor) and local(loss).numel() == 1:
+            self._look_at_loss(trainer, float(local(loss)), self.loss_rise)
+        if monotonic() - self._looked >= EVERY:
+            self._look_at_machine(trainer)
+            self._looked = monotonic()
+
+    def _look_at_throughput(self, trainer: Trainer) -> None:
+        if self.throughput_drop is None or self._throughput is None:
+            return
+        windows, rate = self._throughput.newest
+        if windows == self._windows or rate is None:
+            return
+        self._windows = windows
+        if len(self._rates) >= FEWEST:
+            usual = median(self._rates)
+            limit = (1 - self.throughput_drop) * usual
+            text = f"throughput is {rate:.4g} per second, below {limit:.4g}: the median was {usual:.4g}"
+            self._judge(trainer, "throughput", rate < limit, text, rate, limit)
+        self._rates.append(rate)
+
+    def _look_at_loss(self, trainer: Trainer, loss: float, rise: float) -> None:
+        self._losses.append(loss)
+        if len(self._losses) < LOSSES:
+            return
+        now = mean(self._losses)
+        if math.isinf(self._first) and math.isfinite(now):
+            self._first = self._lowest = now
+        # also of losses below zero
+        limit = self._lowest + (rise - 1) * max(abs(self._lowest), FLOOR * abs(self._first))
+        text = f"the mean training loss of {LOSSES} logged steps is {now:.4g}"
+        if math.isfinite(now):
+            text += f", above {limit:.4g}: the lowest was {self._lowest:.4g}"
+        self._judge(trainer, "loss", not math.isfinite(now) or now > limit, text, now, limit)
+        if now < self._lowest:
+            self._lowest = now
+
+    def _look_at_machine(self, trainer: Trainer) -> None:
+        celsius = self._celsius() if self.temperature is not None else None
+        if celsius is not None and self.temperature is not None:
+            of = "the GPU" if self._gpus else "the hottest sensor"
+            text = f"{of} has {celsius:.0f} degrees Celsius, above {self.temperature:g}"
+            self._judge(trainer, "temperature", celsius > self.temperature, text, celsius, self.temperature)
+        if self.disk_free_gb is not None:
+            free = shutil.disk_usage(trainer.default_root_dir).free / 1e9
+            text = f"the disk of the run has {free:.3g} GB left, below {self.disk_free_gb:g}"
+            self._judge(trainer, "disk", free < self.disk_free_gb, text, free, self.disk_free_gb)
+
+    def _celsius(self) -> float | None:
+        if self._gpus:
+            known = [gpu.celsius() for gpu in self._gpus]
+            return max((found for found in known if found is not None), default=None)
+        # Linux and FreeBSD have it
+        sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict[str, Any])()
+        return max((one.current for group in sensors.values() for one in group), default=None)
+
+    def _judge(self, trainer: Trainer, kind: str, bad: bool, text: str, value: float, limit: float) -> None:
+        if bad == (kind in self._on):
+            return
+        if not bad:
+            self._on.discard(kind)
+            log.info("Step %d: %s has recovered.", trainer.global_step, kind)
+            return
+        self._on.add(kind)
+        log.warning("Alert at step %d: %s.", trainer.global_step, text)
+        if self._webhook is not None:
+            run = Path(trainer.default_root_dir)
+            message = {
+                "text": f"{run.parent.name}/{run.name}, step {trainer.global_step}: {text}.",
+                "kind": kind,
+                "value": value if math.isfinite(value) else None,
+                "limit": limit if math.isfinite(limit) else None,
+                "step": trainer.global_step,
+                "run": str(run),
+                "host": platform.node(),
+            }
+            self._webhook.post(message)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._webhook is not None:
+            self._webhook.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._webhook is not None:
+            self._webhook.close()

@@ -1,0 +1,154 @@
+"""How busy, how warm and how hungry the device is."""
+
+from collections.abc import Iterable
+from typing import Any
+
+import psutil
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
+
+from lathe.config.schema.held import held
+from lathe.errors import require
+from lathe.measure.energy import Meter, Rapl
+from lathe.measure.nvml import Gpu, NoNvml, open_gpu
+from lathe.measure.processes import everyones, processes
+
+
+@held("lathe.callbacks.DeviceStats")
+class DeviceStats(Callback):
+    """Log `device/*` at every logged step, of process 0's device.
+
+    - On a GPU, by NVML: `gpu_percent` (of the time in which a kernel ran), `gpu_memory_bytes` (of all processes),
+      `gpu_celsius`, `gpu_watts`; and by torch's allocator `allocated_bytes` and `reserved_bytes` of this process. What
+      the GPU does not tell is left out; without NVML a warning says so, once.
+    - On a CPU, by psutil: `cpu_percent` (of all cores, since the line before), `memory_percent`, both of all processes
+      of the machine, and `resident_bytes` of this process.
+
+    result.json gets the joules from the first step to the end of training, validations included: `energy_gpu_j` of the
+    GPUs of all processes, by their own counters, or by their power once a second; `energy_cpu_j` of the processors of
+    their machines by RAPL, other processes' share included. Each only where it can be read. A continued run adds what
+    an earlier process had counted at its last checkpoint (on several processes: at the end of the epoch before).
+
+    Args:
+        cpu_stats: also the CPU's; None does so where training is on a CPU, False never.
+
+    Raises:
+        UserError: there is no GPU and `cpu_stats` is False, which leaves nothing.
+    """
+
+    def __init__(self, cpu_stats: bool | None = None) -> None:
+        self.cpu_stats = cpu_stats
+        self._gpus: list[Gpu] = []
+        self._meter: Meter | None = None
+        self._before: dict[str, float] = {}  # joules that earlier processes of the run counted
+        self._others: dict[str, float] | None = None  # of all processes of this one, at the newest epoch's end
+        self._logged = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        devices = gpus_of(trainer)
+        self._cpu = not devices if self.cpu_stats is None else self.cpu_stats
+        require(
+            bool(devices) or self._cpu,
+            "callbacks.device_stats.cpu_stats=false leaves nothing to measure where training is on a CPU: leave "
+            "device_stats out of callbacks, or take cpu_stats=null.",
+        )
+        self._gpus = []
+        try:
+            self._gpus = [open_gpu(device.index or 0) for device in devices]
+        except NoNvml as error:
+            rank_zero_warn(
+                f"callbacks.device_stats logs no load, temperature, power or energy of the GPU, only torch's memory: "
+                f"{error}"
+            )
+        if not devices:
+            rank_zero_only(print)(
+                "callbacks.device_stats: training is on a CPU, so it logs the machine's load and memory (psutil).",
+                flush=True,
+            )
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._logged, self._others = 0, None
+        self._process = psutil.Process()
+        psutil.cpu_percent()  # what is said next is of the time since
+        self._meter = Meter(self._gpus, Rapl() if trainer.local_rank == 0 else None)
+        self._meter.start()
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """Those before the next that is logged."""
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        return every - 1 - trainer.global_step % every if every else float("inf")
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
+        step = trainer.global_step
+        if not every or step % every or step == self._logged:  # the same step: gradients are added up
+            return
+        self._logged = step
+        if trainer.is_global_zero and trainer.loggers:
+            metrics = {f"device/{name}": value for name, value in self._read(trainer).items() if value is not None}
+            for logger in trainer.loggers:
+                logger.log_metrics(metrics, step=step)
+
+    def _read(self, trainer: Trainer) -> dict[str, float | None]:
+        found: dict[str, float | None] = {}
+        if self._gpus:
+            now = self._gpus[0].read()
+            found |= {"gpu_percent": now.percent, "gpu_memory_bytes": now.memory}
+            found |= {"gpu_celsius": now.celsius, "gpu_watts": now.watts}
+        device = trainer.strategy.root_device
+        if device.type == "cuda":
+            found |= {"allocated_bytes": float(torch.cuda.memory_allocated(device))}
+            found |= {"reserved_bytes": float(torch.cuda.memory_reserved(device))}
+        if self._cpu:
+            found |= {"cpu_percent": psutil.cpu_percent(), "memory_percent": psutil.virtual_memory().percent}
+            found |= {"resident_bytes": float(self._process.memory_info().rss)}
+        return found
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.world_size > 1 and self._meter is not None:
+            self._others = _sum(everyones(self._meter.joules()))
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._meter is not None:
+            self._meter.stop()
+            self._others = _sum(everyones(self._meter.joules()))
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        if self._meter is not None:
+            self._meter.stop()
+
+    def _joules(self, alone: bool) -> dict[str, float]:
+        """Of the whole run so far."""
+        own = self._meter.joules() if self._meter is not None and alone else {}
+        return _sum([self._before, own if self._others is None else self._others])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The joules so far."""
+        return {"joules": self._joules(alone=processes() == 1)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._before = dict(state_dict.get("joules", {}))
+
+    def summary(self) -> dict[str, float]:
+        """The run's joules, for result.json; without those that nobody could count."""
+        return {f"energy_{name}_j": value for name, value in sorted(self._joules(alone=False).items())}
+
+
+def _sum(each: Iterable[dict[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for one in each:
+        for name, value in one.items():
+            total[name] = total.get(name, 0.0) + value
+    return total
+
+
+def gpus_of(trainer: Trainer) -> list[torch.device]:
+    """The GPUs of this process: its own, or all that a strategy of one process spreads a net over."""
+    strategy = trainer.strategy
+    several = getattr(strategy, "parallel_devices", None) if trainer.world_size == 1 else None
+    return [device for device in several or [strategy.root_device] if device.type == "cuda"]

@@ -1,0 +1,43 @@
+"""What a training step computes, counted on a copy of the net that has no memory."""
+
+import copy
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
+
+from lathe.measure.flops import count_flops
+
+_DTYPES = {"16": torch.float16, "bf16": torch.bfloat16, "32": torch.float32}
+
+
+def without_memory(net: nn.Module) -> nn.Module | None:
+    """A copy of `net` on the meta device; its parameters and buffers are never copied."""
+    tensors = [*net.parameters(), *net.buffers()]
+    memo: dict[int, Any] = {}
+    for tensor in tensors:
+        empty = torch.empty_like(tensor, device="meta")
+        memo[id(tensor)] = nn.Parameter(empty, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else empty
+    try:
+        return copy.deepcopy(net, memo)
+    except Exception as error:
+        rank_zero_warn(f"throughput/mfu is left out: the net can't be copied to count its operations ({error}).")
+        return None
+
+
+def step_flops(twin: nn.Module, x: Tensor) -> float:
+    """FLOPs of a training step on the batch `x`, or 0 if they can't be counted, which is told."""
+    try:
+        return 3.0 * count_flops(twin, x[:1].to("meta")) * len(x)
+    except Exception as error:
+        rank_zero_warn(
+            f"throughput/mfu is left out: the net's operations can't be counted ({type(error).__name__}: {error})."
+        )
+        return 0.0
+
+
+def compute_dtype(trainer: Trainer) -> torch.dtype:
+    # "transformer-engine" and "64-true" have no column in the table of peaks.
+    return _DTYPES.get(str(trainer.precision).split("-")[0], torch.float64)

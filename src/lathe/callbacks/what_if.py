@@ -1,0 +1,210 @@
+"""What a run left lying: number formats, layouts and kernels that would have been faster here, by measurement."""
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.plugins import MixedPrecision
+from lightning.pytorch.strategies import SingleDeviceStrategy
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+from lathe.callbacks.driven import task_of
+from lathe.config.schema.held import held
+
+WARMUP = 2  # steps of each that are not timed
+# what to type for each
+TYPED = {
+    "bf16": "precision=bf16-mixed",
+    "channels_last": "trainer.channels_last=true",
+    "fused optimizer": "trainer.fused_optimizer=auto",
+}
+
+
+@held("lathe.callbacks.WhatIf")
+class WhatIf(Callback):
+    """After training, time steps of copies of the net in the run's own settings and in others, one of each in turn, and
+    print those that would have been faster: bfloat16, channels last, a fused optimizer, and all of these together.
+
+    Batches are the first ones of the fit. A timed step is forward, loss, backward, clipping and update, without the
+    loop around them. Weights, metrics, checkpoints and random numbers of the run are what they would be without. It is
+    told where a step can't be repeated outside the run: several devices, a compiled net, accumulated gradients, float16
+    with its scaler, a loss that compression has wrapped, a `training_step` of the user's own.
+
+    Args:
+        steps: that are timed of each.
+        at_least: how many times as fast something has to be to be worth a line.
+    """
+
+    def __init__(self, steps: int = 5, at_least: float = 1.1) -> None:
+        self.steps, self.at_least = steps, at_least
+        self.line = ""  # what was said
+        self._batches: list[Any] = []
+
+    def quiet_steps(self, trainer: Trainer) -> float:
+        """None while batches are kept, then all."""
+        return math.inf if len(self._batches) >= self.steps else 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._batches = []
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if len(self._batches) < self.steps:
+            self._batches.append(
+                tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, batch)
+            )
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._batches or not trainer.is_global_zero:
+            return
+        states = _collect_rng_states()
+        try:
+            self.line = self._said(trainer, task_of(pl_module))
+        except Exception as error:  # the run is done: nothing that a copy of a user's net does may take its end away
+            self.line = f"nothing was measured ({type(error).__name__}: {' '.join(str(error).split()):.200})."
+        finally:
+            _set_rng_states(states)
+            self._batches = []
+        print(f"callbacks.what_if: {self.line}", flush=True)
+
+    def _said(self, trainer: Trainer, task: Any) -> str:
+        reason = _unrepeatable(trainer, task)
+        if reason is not None:
+            return f"nothing was measured: {reason}."
+        own = Step(trainer, task)
+        others = {name: own.changed(name) for name in TYPED if own.has(name)}
+        if not others:
+            return f"the run has all of {', '.join(TYPED)} that there are for it."
+        if len(others) > 1:
+            together = own
+            for name in others:
+                together = together.changed(name)
+            others["all of these"] = together
+        found = {name: self._ratios(own, other) for name, other in others.items()}
+        faster = {name: some for name, some in found.items() if min(some) > 1 and _middle(some) >= self.at_least}
+        measured = f"measured on {self.steps} steps"
+        if not faster:
+            tried = ", ".join(found)
+            return f"nothing of {tried} would have been {self.at_least:g} x as fast here ({measured} of each)."
+        told = [
+            f"{name} would have been {_middle(ratios):.1f} x as fast here ({measured}, {min(ratios):.1f} to "
+            f"{max(ratios):.1f}){f': {TYPED[name]}' if name in TYPED else ''}"
+            for name, ratios in sorted(faster.items(), key=lambda pair: -_middle(pair[1]))
+        ]
+        return f"{'; '.join(told)}."
+
+    def _ratios(self, own: "Step", other: "Step") -> list[float]:
+        """How many times as fast `other` was in each pair of steps."""
+        left, right = own.ready(), other.ready()
+        pairs = []
+        for number in range(WARMUP + self.steps):
+            batch = self._batches[number % len(self._batches)]
+            first, second = (left, right) if number % 2 else (right, left)  # neither always runs behind the other
+            times = {id(one): one(batch) for one in (first, second)}
+            pairs.append(times[id(left)] / times[id(right)])
+        return pairs[WARMUP:]
+
+
+def _middle(ratios: list[float]) -> float:
+    return statistics.median(ratios)
+
+
+def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
+    """Why steps can't be made outside the run; None where they can."""
+    module = trainer.lightning_module
+    compiled = "whole_step" in vars(module) or any(one._compiled_call_impl is not None for one in module.modules())
+    if not isinstance(trainer.strategy, SingleDeviceStrategy):
+        return f"{type(trainer.strategy).__name__} shares a step out among processes"
+    if compiled:
+        return "a copy of a compiled net is not compiled"
+    if trainer.accumulate_grad_batches != 1:
+        return f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} makes a step of several batches"
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        return "the steps of precision=16-mixed depend on what its scaler finds"
+    kind = type(task)
+    if task is not module or any(
+        not getattr(kind, name).__module__.startswith("lathe.") for name in ("training_step", "training_loss")
+    ):
+        return f"{type(module).__name__} makes its steps in its own way"
+    if task.objective != task.losses:
+        return "the loss is wrapped by what compression does"
+    return None
+
+
+class Step:
+    """A way to make steps: a number format, a layout, and an optimizer."""
+
+    def __init__(self, trainer: Trainer, task: Any) -> None:
+        self.trainer, self.task = trainer, task
+        self.device = trainer.strategy.root_device
+        given = trainer.optimizers[0].defaults
+        # what the run's optimizer was made with; None asks for the quickest that there is
+        self.kernels: dict[str, Any] | None = {
+            name: given[name] for name in ("fused", "foreach") if given.get(name) is not None
+        }
+        self.format: Callable[[], AbstractContextManager[Any]] = trainer.precision_plugin.forward_context
+        self.last = False
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a change of this one."""
+        net = self.task.net
+        if name == "bf16":
+            full = str(self.trainer.precision) == "32-true" and not isinstance(
+                self.trainer.precision_plugin, MixedPrecision
+            )
+            return full and (self.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False))
+        if name == "channels_last":
+            weights = [module.weight for module in net.modules() if isinstance(module, nn.Conv2d)]
+            return any(not weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+        given = self.task.optimizer_over(net, None).defaults
+        return any(given.get(kernel) and not (self.kernels or {}).get(kernel) for kernel in ("fused", "foreach"))
+
+    def changed(self, name: str) -> "Step":
+        """The same with another format, layout or optimizer."""
+        other = copy.copy(self)
+        if name == "bf16":
+            other.format = lambda: torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
+        elif name == "channels_last":
+            other.last = True
+        else:
+            other.kernels = None
+        return other
+
+    def ready(self) -> Callable[[Any], float]:
+        """A function that makes a step with a batch, on a copy of the net, and returns its seconds."""
+        net = copy.deepcopy(self.task.net).train()
+        if self.last:
+            net.to(memory_format=torch.channels_last)
+        optimizer: Optimizer = self.task.optimizer_over(net, self.kernels)
+        value, how = self.trainer.gradient_clip_val, self.trainer.gradient_clip_algorithm
+        clip: Any = nn.utils.clip_grad_value_ if how == "value" else nn.utils.clip_grad_norm_
+
+        def step(batch: Any) -> float:
+            began = self._now()
+            x = batch[0]
+            if self.last and isinstance(x, Tensor) and x.ndim == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            with torch.enable_grad():
+                with self.format():
+                    loss = torch.stack(list(self.task.losses(net(x), batch).values())).sum()
+                optimizer.zero_grad()
+                loss.backward()
+            if value:
+                clip(net.parameters(), value)
+            optimizer.step()
+            return self._now() - began
+
+        return step
+
+    def _now(self) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()

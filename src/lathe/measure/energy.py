@@ -1,0 +1,125 @@
+"""Energy that a process's GPUs, and a machine's processors, have taken since it was first looked at."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from time import monotonic
+
+from lathe.measure.nvml import Gpu
+
+POWERCAP = Path("/sys/class/powercap")
+PERIOD = 1.0  # seconds between two looks
+
+
+class Rapl:
+    """The counters of a machine's processor packages (Intel's RAPL, which AMD's processors have as well), memory not
+    included: of all processes together. Linux lets root alone read them unless told otherwise.
+    """
+
+    def __init__(self, root: Path = POWERCAP) -> None:
+        self._last: dict[Path, int] = {}  # a package's counter at the last look, in microjoules
+        for path in sorted(root.glob("intel-rapl:*")):
+            now = _number(path / "energy_uj") if _word(path / "name").startswith("package") else None
+            if now is not None:
+                self._last[path] = now
+        self._micro = 0
+
+    @property
+    def readable(self) -> bool:
+        """Whether there are any that this process may read."""
+        return bool(self._last)
+
+    def joules(self) -> float:
+        """Since it was made. A counter starts again from 0 after minutes to hours, and counts on here if it is looked
+        at more often."""
+        for path, last in self._last.items():
+            now = _number(path / "energy_uj")
+            if now is None:
+                continue
+            around = (_number(path / "max_energy_range_uj") or 0) if now < last else 0
+            self._micro += max(0, now - last + around)
+            self._last[path] = now
+        return self._micro / 1e6
+
+
+def _word(path: Path) -> str:
+    with suppress(OSError, ValueError):
+        return path.read_text()
+    return ""
+
+
+def _number(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(path.read_text())
+    return None
+
+
+class _Board:
+    """A GPU's joules: by its counter, or else by its power over time, as a trapezoid between two looks."""
+
+    def __init__(self, gpu: Gpu, now: float) -> None:
+        self.gpu, self.total = gpu, 0.0
+        self.first = gpu.joules()
+        self.watts, self.at = gpu.watts(), now
+        self.known = self.first is not None or self.watts is not None
+
+    def look(self, now: float) -> None:
+        joules = self.gpu.joules() if self.first is not None else None
+        if joules is not None and self.first is not None:
+            self.total = joules - self.first
+            return
+        watts = self.gpu.watts()
+        if watts is not None:
+            self.total += (now - self.at) * (watts + (watts if self.watts is None else self.watts)) / 2
+            self.watts, self.at = watts, now
+
+
+class Meter:
+    """Counts joules from `start` to `stop`, by a thread that looks every `PERIOD` seconds.
+
+    Args:
+        gpus: those of this process.
+        rapl: the machine's processors, for one process of each machine.
+    """
+
+    def __init__(self, gpus: Sequence[Gpu], rapl: Rapl | None, clock: Callable[[], float] = monotonic) -> None:
+        self._clock, self._lock, self._ended = clock, threading.Lock(), threading.Event()
+        self._boards = [board for gpu in gpus if (board := _Board(gpu, clock())).known]
+        self._rapl = rapl if rapl is not None and rapl.readable else None
+        self._cpu = 0.0
+        self._thread: threading.Thread | None = None
+
+    @property
+    def sees(self) -> bool:
+        """Whether there is anything that it can count."""
+        return bool(self._boards) or self._rapl is not None
+
+    def start(self) -> None:
+        """Begins to look, in the background."""
+        if self.sees and self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="lathe-energy", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ended.wait(PERIOD):
+            self.joules()
+
+    def stop(self) -> None:
+        """Looks a last time and ends the thread; what was counted stays."""
+        self.joules()
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def joules(self) -> dict[str, float]:
+        """So far: `gpu` and `cpu`, each where it can be counted."""
+        with self._lock:
+            if not self._ended.is_set():
+                now = self._clock()
+                for board in self._boards:
+                    board.look(now)
+                self._cpu = self._rapl.joules() if self._rapl is not None else 0.0
+            gpu = {"gpu": sum(board.total for board in self._boards)} if self._boards else {}
+            return gpu | ({"cpu": self._cpu} if self._rapl is not None else {})

@@ -1,0 +1,219 @@
+"""What works on this machine's GPU: real commands, one after the other, and a table of what became of each."""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from lathe.errors import did_you_mean, require
+from lathe.files import write_atomically
+from lathe.runs.environment import describe_environment
+from lathe.verbs.reproduce.code import project
+
+# A ResNet-8 on images of CIFAR's shape, of which a step is measured; the lines add what they are about.
+COMMON = """
+    data=synthetic data.channels=3 data.image_size=32 data.mean=[0.5,0.5,0.5] data.std=[0.25,0.25,0.25]
+    data.source.train_size=1024 data.source.val_size=128 data.source.test_size=128 data.batch_size=128
+    model=resnet20 model.net.depth=8 trainer.max_epochs=null trainer.max_steps=40 trainer.check_val_every_n_epoch=null
+    trainer.val_check_interval=40 trainer.enable_progress_bar=false trainer.enable_model_summary=false
+    compression.receipt=none
+"""
+SGD = "optimizer=sgd optimizer.lr=0.02"
+TOKENS = """
+    data=synthetic_tokens data.source.train_size=1024 data.source.val_size=32 data.source.test_size=32
+    model=gpt_nano optimizer=adamw trainer.max_epochs=null trainer.max_steps=40 trainer.check_val_every_n_epoch=null
+    trainer.val_check_interval=32 trainer.enable_progress_bar=false trainer.enable_model_summary=false
+"""
+# name: what is added to train.py's words, and how many devices it takes
+TRAINED: dict[str, tuple[str, int]] = {
+    "float32": ("", 1),
+    "TF32": ("precision.matmul=high", 1),
+    "bf16-mixed": ("precision=bf16-mixed", 1),
+    "16-mixed": ("precision=16-mixed", 1),
+    "bf16-true": (f"precision=bf16-true {SGD}", 1),
+    "16-true": (f"precision=16-true {SGD}", 1),
+    "performance=fast": ("performance=fast", 1),
+    "deterministic": ("trainer.deterministic=true", 1),
+    "workers": ("data.loader=workers data.num_workers=2 data.prefetch_factor=2", 1),
+    "compile": ("compile=default", 1),
+    "CUDA graphs": ("compile=reduce-overhead", 1),
+    "whole step": ("compile=reduce-overhead compile.scope=step", 1),
+    "recomputation": ("trainer.activation_checkpointing=blocks", 1),
+    "fused optimizer": ("optimizer=adamw +optimizer.fused=true", 1),
+    "ema": ("callbacks=[default,ema]", 1),
+    "prune_nm": ("compression=prune_nm", 1),
+    "qat": ("compression=qat", 1),
+    "distill": ("compression=distill compression.distill.teacher=ema", 1),
+    "fsdp": ("strategy=fsdp", 1),
+    "deepspeed_2": ("strategy=deepspeed_2", 1),
+    "deepspeed_3_offload": ("strategy=deepspeed_3_offload", 1),
+    "tokens": ("precision=bf16-mixed", 1),
+    "ddp": ("strategy=ddp trainer.devices=2", 2),
+    "pipeline": ("strategy=pipeline trainer.devices=2", 2),
+    "tensor": ("strategy=tensor trainer.devices=2", 2),
+}
+OF_TOKENS = ("tokens", "tensor")
+# Of the first line's run: what other commands make of it.
+ON_A_RUN = {
+    "evaluate on the CPU": "scripts/evaluate.py run={run} trainer.accelerator=cpu",
+    "evaluate": "scripts/evaluate.py run={run} trainer.accelerator={accelerator}",
+    "onnx": "scripts/export.py run={run} target=onnx",
+    "tensorrt": "scripts/export.py run={run} target=tensorrt",
+}
+
+
+@dataclass
+class Line:
+    """A line of the table. `outcome` is works, refused (in a sentence), failed, timed out or left out; `said` what the
+    command measured, or its sentence."""
+
+    name: str
+    command: str
+    outcome: str = ""
+    said: str = ""
+    seconds: float = 0.0
+
+
+def gpu_check(request: dict[str, Any]) -> int:
+    """Runs the lines that `request`, the configuration of configs/gpu_check.yaml, asks for, prints the table and writes
+    it; the exit code is 0 where no line failed or ran out of time.
+
+    Raises:
+        UserError: there is no GPU, or an unknown line is asked for.
+    """
+    root, names = project("gpu_check.py"), [*TRAINED, *ON_A_RUN]
+    for name in request["only"] or []:
+        require(name in names, f"only=[{name}]: {did_you_mean(name, names)}")
+    hardware, devices = found_hardware(request["accelerator"])
+    where = request["output"] or f"{request['paths']['log_dir']}/gpu_check/{time.strftime('%Y-%m-%d_%H-%M-%S')}"
+    output = Path(where).absolute()
+    require(not output.is_file(), f"output={where} is a file: name a folder.")
+    output.mkdir(parents=True, exist_ok=True)
+    print(f"{hardware}; a line may take {request['timeout']:g} s.", flush=True)
+    lines: list[Line] = []
+    run = ""  # of the first line that left one
+    for name in request["only"] or names:
+        line = Line(name, f"python {command_of(name, request, run)}")
+        if name in TRAINED and TRAINED[name][1] > devices:
+            line.outcome, line.said = "left out", f"takes {TRAINED[name][1]} devices, and {devices} is here"
+        elif name in ON_A_RUN and not run:
+            line.outcome, line.said = "left out", "no line before it has left a run"
+        else:
+            repeat(line, root, output / "runs" / _slug(name), request["timeout"])
+            run = run or str(next((output / "runs" / _slug(name)).glob("*/*/result.json"), Path()).parent)
+            run = "" if run == "." else run
+        print(f"{line.outcome:<9} {name}: {line.said} ({line.seconds:.0f} s)", flush=True)
+        lines.append(line)
+    print(f"\n{write(output, lines, hardware, request)}\nWritten to {output}")
+    return int(any(line.outcome in ("failed", "timed out") for line in lines))
+
+
+def command_of(name: str, request: dict[str, Any], run: str) -> str:
+    """What is typed behind `python`; `run` is the run directory that commands on a run take."""
+    if name in ON_A_RUN:
+        return ON_A_RUN[name].format(run=shlex.quote(run), accelerator=request["accelerator"])
+    common = TOKENS if name in OF_TOKENS else COMMON
+    words = [*common.split(), f"trainer.accelerator={request['accelerator']}", *TRAINED[name][0].split()]
+    return shlex.join(["train.py", *words, *request["overrides"]])
+
+
+def repeat(line: Line, root: Path, log_dir: Path, timeout: float) -> None:
+    """Runs a line's command in a process of its own, with runs below `log_dir`, and notes what became of it."""
+    script, *words = shlex.split(line.command)[1:]
+    more = [] if line.name in ON_A_RUN else [f"paths.log_dir={log_dir}"]
+    began = time.monotonic()
+    with subprocess.Popen(  # noqa: S603
+        [sys.executable, str(root / script), *words, *more],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # its ranks go with it
+    ) as process:
+        try:
+            printed, _ = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            printed, _ = process.communicate()
+            line.outcome, line.said = "timed out", f"no end within timeout={timeout:g} s"
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    line.seconds = time.monotonic() - began
+    if not line.outcome:
+        line.outcome, line.said = judge(process.returncode, printed, log_dir)
+
+
+def judge(code: int, printed: str, log_dir: Path) -> tuple[str, str]:
+    """The outcome of a command that has ended, and what it measured or said."""
+    sentences = [text.removeprefix("Error: ") for text in printed.splitlines() if text.startswith("Error: ")]
+    if code and sentences and "Traceback" not in printed:
+        return "refused", sentences[0]
+    if code:
+        said = [text.strip() for text in printed.splitlines() if text.strip()]
+        return "failed", said[-1][:300] if said else f"exit code {code}"
+    found = next(log_dir.glob("*/*/result.json"), None)
+    return "works", figures(json.loads(found.read_text())) if found else "done"
+
+
+def figures(result: dict[str, Any]) -> str:
+    """What a run's result.json says of its speed, and of the loss that shows whether it has learned."""
+    told = []
+    for unit in ("samples", "tokens"):
+        if result.get(f"{unit}_per_s"):
+            told.append(f"{result[f'{unit}_per_s']:,.0f} {unit}/s")
+    if result.get("step_ms"):
+        told.append(f"{result['step_ms']:.2f} ms a step")
+    if result.get("test/loss") is not None:
+        told.append(f"test loss {result['test/loss']:.3f}")
+    return ", ".join(told)
+
+
+def found_hardware(accelerator: str) -> tuple[str, int]:
+    """What the lines run on, in words, and how many devices there are; on a CPU two processes make two.
+
+    Raises:
+        UserError: no GPU is visible.
+    """
+    import torch  # here: with accelerator=cpu and a mistake in a key nobody waits for it
+
+    versions = f"torch {torch.__version__}"
+    if accelerator == "cpu":
+        return f"the CPU, {os.cpu_count()} cores, {versions}", 2
+    count = torch.cuda.device_count()
+    require(
+        count > 0,
+        "gpu_check.py looks at NVIDIA GPUs and none is visible here: accelerator=cpu runs the same lines on the CPU, "
+        "and docs/gpu.md says which build of torch a driver takes.",
+    )
+    return f"{count} x {torch.cuda.get_device_name()}, CUDA {torch.version.cuda}, {versions}", count
+
+
+def write(output: Path, lines: list[Line], hardware: str, request: dict[str, Any]) -> str:
+    """Writes results.md and results.json into `output`; returns the table."""
+    rows = [["what", "", "measured, or said", "s"], ["---"] * 4]
+    rows += [[line.name, line.outcome, line.said.replace("|", "\\|"), f"{line.seconds:.0f}"] for line in lines]
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    commands = "\n".join(f"{line.command}   # {line.name}" for line in lines)
+    counts = ", ".join(
+        f"{sum(line.outcome == outcome for line in lines)} {outcome}"
+        for outcome in dict.fromkeys(line.outcome for line in lines)
+    )
+    day = f"{time.strftime('%Y-%m-%d')}, {hardware}: {counts}"
+    text = f"# What works here\n\n{day}.\n\n{table}\n\nOne of them again:\n\n```bash\n{commands}\n```\n"
+    write_atomically(output / "results.md", text)
+    environment = {key: value for key, value in describe_environment().items() if key != "git_diff"}
+    facts = {"request": request, "hardware": hardware, "environment": environment, "lines": list(map(asdict, lines))}
+    write_atomically(output / "results.json", json.dumps(facts, indent=2) + "\n")
+    return f"{table}\n\n{day}."
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"\W+", "_", name)

@@ -1,0 +1,43 @@
+"""A data set as shards that can be streamed."""
+
+from pathlib import Path
+from typing import Any
+
+from lathe.data.checks import squashed
+from lathe.data.shard_write import FolderSamples, index_tars, source_samples, write_shards
+from lathe.errors import require, under
+from lathe.runs.build import make
+
+
+def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
+    """Writes or indexes what `settings` asks for; returns the folder and the index.
+
+    Raises:
+        UserError: two things are asked for, or what writing and indexing raise.
+    """
+    images, tars = settings["images"], settings["tars"]
+    both = images["folder"] is not None and tars["folder"] is not None
+    require(not both, f"images.folder={images['folder']} and tars.folder={tars['folder']} are both set: choose one.")
+    if tars["folder"] is not None:
+        classes = tars["num_classes"]
+        require(isinstance(classes, int), f"tars.num_classes={classes}: say how many classes {tars['folder']} has.")
+        return Path(tars["folder"]), index_tars(Path(tars["folder"]), classes)
+    source: Any
+    if images["folder"] is not None:
+        with under("images"):
+            source = FolderSamples(**images)
+        names = source.classes
+        splits = {name: source.samples(name) for name in ("train", "val", "test")}
+    else:
+        known = "num_classes" in settings["data"]
+        require(known, "data: only image data sets are written as shards; token files are streamed as they are.")
+        require(
+            not squashed(settings["data"]),
+            "data.source.resize=squash: shards keep pixels and not how they were scaled, which predict.py and the "
+            "server have to know: leave it out, or train on data=image_folder.",
+        )
+        source = make(settings["data"]["source"], "data.source")
+        splits, names = source_samples(source), settings["data"].get("class_names")
+    folder = Path(settings["paths"]["data_dir"]) / settings["output"]
+    written = {key: settings[key] for key in ("shard_size", "encoding", "overwrite")}
+    return folder, write_shards(folder, splits, source.num_classes, class_names=names, **written)

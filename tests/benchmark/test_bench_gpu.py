@@ -1,0 +1,71 @@
+"""The bars for one GPU: their cases compose, and their verdicts follow from what was measured."""
+
+import runpy
+from typing import Any
+
+import pytest
+import torch
+from support.runs import ROOT
+
+
+@pytest.fixture(scope="module")
+def bench() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "benchmarks" / "bench_gpu.py"))
+
+
+def test_every_case_is_a_configuration(bench: dict[str, Any]) -> None:
+    request = {"warmup": 2, "steps": 3, "accelerator": "gpu", "overrides": []}
+    found = {case.name: bench["composed"](case, request) for case in bench["cases"](False)}
+    assert found["resnet50, fast"]["data"]["image_size"] == 224
+    assert found["resnet50, fast"]["precision"] == {**found["gpt2_small, fast"]["precision"], "name": "auto"}
+    assert {found[f"{net}, TF32"]["precision"]["matmul"] for net in ("resnet50", "gpt2_small")} == {"high"}
+    assert (found["resnet20, graphs"]["compile"]["mode"], found["resnet20, graphs"]["compile"]["scope"]) == (
+        "reduce-overhead",
+        "step",
+    )
+    assert found["resnet20, eager"]["data"]["batch_size"] == 64
+    names = {name for bar in bench["BARS"] for name in (bar.case, bar.base)}
+    assert names == {*found, bench["HAND"]}
+
+
+def rounds(figure: str, *values: float) -> list[dict[str, float]]:
+    return [{figure: value} for value in values]
+
+
+def test_verdicts(bench: dict[str, Any]) -> None:
+    results: dict[str, Any] = {name: [] for bar in bench["BARS"] for name in (bar.case, bar.base)}
+    results["resnet50, TF32"] = [{"step_ms": 30.0, "peak": 100}, {"step_ms": 33.0, "peak": 100}]
+    results["resnet50, fast"] = [{"step_ms": 10.0, "peak": 70}, {"step_ms": 10.0, "peak": 66}]
+    results["gpt2_small, TF32"] = rounds("step_ms", 30.0)
+    results["gpt2_small, fast"] = [{"error": "out of memory"}]
+    results["resnet20, eager"] = rounds("step_ms", 10.4)
+    results["resnet20, graphs"] = rounds("step_ms", 5.0)
+    results[bench["HAND"]] = rounds("step_ms", 10.0)
+    told = [bench["held"](bar, results) for bar in bench["BARS"]]
+    assert [(measured, met) for _, measured, met in told] == [
+        ("3.150 (3.000 to 3.300)", "met"),
+        ("out of memory", "-"),
+        ("0.680 (0.660 to 0.700)", "missed"),
+        ("out of memory", "-"),
+        ("2.080", "missed"),
+        ("1.040", "met"),
+    ]
+    assert told[0][0].endswith("at least 3.00")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(bench: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        bench["main"]([])
+    assert stopped.value.code == 2
+    assert "no NVIDIA GPU is visible here" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_whole_of_it_with_tiny_nets(bench: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--accelerator", "cpu", "--tiny", "--rounds", "1", "--steps", "3", "--warmup", "1"]
+    results = bench["main"](words)
+    assert all(rounds[0]["step_ms"] > 0 for rounds in results.values())
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| resnet20")]
+    assert len(rows) == 2
+    assert all(row.endswith(("| met |", "| missed |")) for row in rows)

@@ -1,0 +1,246 @@
+"""Four things that go wrong, each told once until it has recovered."""
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.listening import Listener, listening
+from support.nvml import FakeNvml, install
+from support.runs import SMALL, config, new_run
+
+import lathe.verbs.train
+from lathe.callbacks import Alerts, Throughput
+from lathe.config.composed import check, flatten
+from lathe.errors import UserError
+from lathe.loggers import run_facts
+from lathe.trust.check import findings
+
+NOTHING: dict[str, Any] = dict.fromkeys(("throughput_drop", "loss_rise", "temperature", "disk_free_gb"))
+
+
+@pytest.fixture
+def server() -> Iterator[Listener]:
+    with listening() as found:
+        yield found
+
+
+@pytest.fixture
+def looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Callable[..., Any]:
+    """Looks at values, one after another as at logged steps 10, 20, ...; what was said, by step."""
+    monkeypatch.setattr("lathe.callbacks.alerts.EVERY", 0.0)
+    caplog.set_level(logging.INFO, "lathe.callbacks.alerts")
+
+    def look(alerts: Alerts, values: list[Any], see: Callable[[Any], Any]) -> list[tuple[str, str]]:
+        trainer: Any = SimpleNamespace(
+            is_global_zero=True, log_every_n_steps=10, default_root_dir=str(tmp_path / "digits" / "run"), global_step=0
+        )
+        caplog.clear()
+        for value in values:
+            trainer.global_step += 10
+            alerts.on_train_batch_end(trainer, None, see(value), None, 0)  # type: ignore[arg-type]
+        alerts.on_train_end(trainer, None)  # type: ignore[arg-type]
+        return [(record.levelname, record.getMessage()) for record in caplog.records]
+
+    return look
+
+
+def loss_of(value: float) -> dict[str, torch.Tensor]:
+    return {"loss": torch.tensor(value)}
+
+
+def test_a_loss_that_rises_is_told_once_until_it_falls(looked: Callable[..., Any], server: Listener) -> None:
+    alerts = Alerts(**{**NOTHING, "loss_rise": 2.0}, url=f"http://127.0.0.1:{server.port}/x")
+    losses = [4.0] * 5 + [1.0] * 5 + [3.0] * 8 + [1.0] * 5 + [5.0] * 5
+    assert looked(alerts, losses, loss_of) == [
+        ("WARNING", "Alert at step 130: the mean training loss of 5 logged steps is 2.2, above 2: the lowest was 1."),
+        ("INFO", "Step 210: loss has recovered."),
+        ("WARNING", "Alert at step 250: the mean training loss of 5 logged steps is 2.6, above 2: the lowest was 1."),
+    ]
+    first, second = server.messages
+    text = "digits/run, step 130: the mean training loss of 5 logged steps is 2.2, above 2: the lowest was 1."
+    assert first["text"] == text
+    assert {key: first[key] for key in ("kind", "step", "limit")} == {"kind": "loss", "step": 130, "limit": 2.0}
+    assert first["value"] == pytest.approx(2.2)
+    assert first["run"].endswith("digits/run")
+    assert second["step"] == 250
+
+
+@pytest.mark.parametrize(
+    ("losses", "steps"),
+    [
+        ([1.0] * 5 + [1.9] * 20, []),
+        ([1.0] * 5 + [9.0, 1.0, 1.0, 1.0, 1.0], [60]),  # its mean is 2.6
+        ([1.0] * 5 + [4.0, 1.0, 1.0, 1.0, 1.0], []),  # a single batch is noise
+        ([1.0] * 5 + [1e-6] * 5 + [9e-3] * 5, []),  # a hundredth of where it began is as good as none
+        ([-1.0] * 5 + [-4.0] * 5 + [-1.0] * 5, []),  # a log-likelihood: from -4 to 0
+        ([-1.0] * 5 + [-4.0] * 5 + [1.0] * 5, [150]),
+        ([1.0] * 5 + [math.nan] * 3, [60]),
+        ([math.inf] * 6, [50]),
+    ],
+)
+def test_what_is_a_rise(losses: list[float], steps: list[int], looked: Callable[..., Any], server: Listener) -> None:
+    alerts = Alerts(**{**NOTHING, "loss_rise": 2.0}, url=f"http://127.0.0.1:{server.port}/x")
+    looked(alerts, losses, loss_of)
+    assert [message["step"] for message in server.messages] == steps
+
+
+def test_a_loss_that_is_no_number_is_told_so(looked: Callable[..., Any], server: Listener) -> None:
+    alerts = Alerts(**{**NOTHING, "loss_rise": 2.0}, url=f"http://127.0.0.1:{server.port}/x")
+    words = "the mean training loss of 5 logged steps is nan"
+    assert looked(alerts, [math.nan] * 5, loss_of) == [("WARNING", f"Alert at step 50: {words}.")]
+    assert (server.messages[0]["value"], server.messages[0]["limit"]) == (None, None)  # JSON has no word for it
+
+
+def test_throughput_that_drops(looked: Callable[..., Any]) -> None:
+    alerts, windows = Alerts(**{**NOTHING, "throughput_drop": 0.4}), SimpleNamespace(newest=(0, None))
+    alerts._throughput = windows  # type: ignore[assignment]
+
+    def see(rate: float | None) -> None:
+        if rate is not None:
+            windows.newest = (windows.newest[0] + 1, rate)
+
+    # None: a logged step without a new window. The first three are not judged; the median of the first four is 80.5.
+    rates = [10.0, 100.0, 110.0, None, 61.0, 48.0, None, 45.0, 90.0, 30.0]
+    assert looked(alerts, rates, see) == [
+        ("WARNING", "Alert at step 60: throughput is 48 per second, below 48.3: the median was 80.5."),
+        ("INFO", "Step 80: throughput has recovered."),
+        ("WARNING", "Alert at step 100: throughput is 30 per second, below 36.6: the median was 61."),
+    ]
+
+
+def test_a_disk_that_fills(looked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    free: dict[str, float] = {}
+
+    def usage(path: str) -> SimpleNamespace:
+        assert path == str(tmp_path / "digits" / "run")
+        return SimpleNamespace(free=free["now"])
+
+    monkeypatch.setattr("shutil.disk_usage", usage)
+    alerts = Alerts(**{**NOTHING, "disk_free_gb": 5})
+    said = looked(alerts, [6e9, 4.5e9, 4e9, 7e9, 1e9], lambda now: free.update(now=now))
+    assert said == [
+        ("WARNING", "Alert at step 20: the disk of the run has 4.5 GB left, below 5."),
+        ("INFO", "Step 40: disk has recovered."),
+        ("WARNING", "Alert at step 50: the disk of the run has 1 GB left, below 5."),
+    ]
+
+
+def test_a_gpu_that_is_hot(looked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tiny: SimpleNamespace) -> None:
+    board: dict[str, Any] = {"celsius": 60}
+    install(monkeypatch, FakeNvml(board=board), "board")
+    monkeypatch.setattr("lathe.callbacks.alerts.gpus_of", lambda trainer: [torch.device("cuda", 0)])
+    alerts = Alerts(**{**NOTHING, "temperature": 85.0})
+    alerts.setup(SimpleNamespace(callbacks=[alerts], is_global_zero=True), None, "fit")  # type: ignore[arg-type]
+    said = looked(alerts, [60, 86, 90, 85, None], lambda celsius: board.update(celsius=celsius))
+    assert said == [
+        ("WARNING", "Alert at step 20: the GPU has 86 degrees Celsius, above 85."),
+        ("INFO", "Step 40: temperature has recovered."),
+    ]
+
+
+def test_the_hottest_sensor_of_a_machine_without_a_gpu(
+    looked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cores = {"coretemp": [SimpleNamespace(current=50.0), SimpleNamespace(current=95.4)]}
+    monkeypatch.setattr("psutil.sensors_temperatures", lambda: cores, raising=False)
+    said = looked(Alerts(**{**NOTHING, "temperature": 90}), [0], lambda value: None)
+    assert said == [("WARNING", "Alert at step 10: the hottest sensor has 95 degrees Celsius, above 90.")]
+    cores.clear()
+    alerts = Alerts(**{**NOTHING, "temperature": 90})
+    device = SimpleNamespace(root_device=torch.device("cpu"))
+    trainer: Any = SimpleNamespace(callbacks=[], is_global_zero=True, world_size=1, strategy=device)
+    alerts.setup(trainer, None, "fit")  # type: ignore[arg-type]
+    assert capsys.readouterr().out == (
+        "callbacks.alerts.temperature is not looked at: this machine has no sensor that psutil can read.\n"
+    )
+    assert looked(alerts, [0], lambda value: None) == []
+
+
+def test_machines_are_looked_at_once_a_second(looked: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=0.0)
+    seen: list[float] = []
+    monkeypatch.setattr("lathe.callbacks.alerts.EVERY", 1.0)
+    monkeypatch.setattr("lathe.callbacks.alerts.monotonic", lambda: clock.now)
+    monkeypatch.setattr("shutil.disk_usage", lambda path: (seen.append(clock.now), SimpleNamespace(free=1e12))[1])
+    looked(Alerts(**{**NOTHING, "disk_free_gb": 5}), [0.1, 0.6, 1.2, 1.9, 2.3], lambda now: setattr(clock, "now", now))
+    assert seen == [0.1, 1.2, 2.3]
+
+
+def test_what_it_can_not_do_is_refused(tiny: SimpleNamespace) -> None:
+    with pytest.raises(UserError, match=r"^callbacks\.alerts looks at nothing: give one of throughput_drop, loss_rise"):
+        Alerts(**NOTHING)
+    words = r"^callbacks\.alerts\.throughput_drop=0\.5 needs callbacks\.throughput, which measures it: add it to callba"
+    with pytest.raises(UserError, match=words):
+        tiny.trainer(Alerts(temperature=None)).fit(tiny.Task(), tiny.Loader())
+    tiny.trainer(Alerts(temperature=None, throughput_drop=None), max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    with pytest.raises(UserError, match=r"^url=ftp://host: expected an http:// or https:// address, or env:NAME"):
+        Alerts(url="ftp://host")
+
+
+def test_a_command_without_throughput_is_refused_before_anything_is_read() -> None:
+    words = ("callbacks=[default,alerts]", "callbacks.throughput=null")
+    (told,) = check(config(*words))
+    assert told == (
+        "callbacks.alerts.throughput_drop=0.5 needs callbacks.throughput, which measures it: add it to callbacks, or "
+        "set throughput_drop=null."
+    )
+    assert check(config(*words, "callbacks.alerts.throughput_drop=null")) == []
+
+
+def test_a_run_is_told_of_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: Listener, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Through the command's own way: the disk is full from the start; the address is nowhere in the run."""
+    monkeypatch.setenv("LATHE_TEST_HOOK", f"http://127.0.0.1:{server.port}/hooks/hidden-word")
+    words = (
+        "callbacks=[default,alerts]",
+        "callbacks.alerts.url=env:LATHE_TEST_HOOK",
+        "callbacks.alerts.disk_free_gb=1e9",
+    )
+    cfg = new_run(tmp_path, *SMALL, *words, "callbacks.alerts.temperature=null", "callbacks.alerts.loss_rise=100")
+    seen: list[int] = []
+    on_batch = Alerts.on_train_batch_end
+    monkeypatch.setattr(Alerts, "on_train_batch_end", lambda *args: (seen.append(1), on_batch(*args))[1])
+    result = lathe.verbs.train.train(cfg)
+    assert result["steps"] == 40
+    assert 8 <= len(seen) < 40 * 0.6  # every fifth is logged; the others are made several at once
+    run = Path(cfg["paths"]["run_dir"])
+    disk = [message for message in server.messages if message["kind"] == "disk"]
+    assert [message["step"] for message in disk] == [5]
+    assert disk[0]["run"] == str(run)
+    assert (run / "run.log").read_text().count("WARNING lathe.callbacks.alerts: Alert at step 5: the disk of the") == 1
+    for path in run.rglob("*"):
+        assert not path.is_file() or b"hidden-word" not in path.read_bytes()
+    assert "hidden-word" not in capsys.readouterr().out
+
+
+def test_an_address_is_hidden_from_loggers_and_a_strangers_is_not_posted_to() -> None:
+    leaves = flatten({"callbacks": {"alerts": {"url": "https://host/hooks/secret", "timeout": 1.0}}})
+    assert run_facts(leaves) == {"callbacks.alerts.url": "hidden", "callbacks.alerts.timeout": 1.0}
+    node = {"_target_": "lathe.callbacks.Alerts", "url": "https://host/hooks/secret"}
+    (found,) = findings({"callbacks": {"alerts": node}}, [], {})
+    assert (found.key, found.name) == ("callbacks.alerts.url", "https://host/hooks/secret")
+    named = {"callbacks": {"alerts": {**node, "url": "env:LATHE_TEST_HOOK"}}}
+    assert not list(findings(named, [], {}))
+
+
+def test_an_address_that_is_typed_is_told_of(capsys: pytest.CaptureFixture[str]) -> None:
+    Alerts(url="https://host/hooks/secret")
+    out = capsys.readouterr().out
+    assert "keep this address; url=env:NAME keeps the name of a variable" in out
+    assert "secret" not in out
+
+
+def test_windows_come_from_throughput(tiny: SimpleNamespace) -> None:
+    throughput, alerts = Throughput(skip_steps=1), Alerts(temperature=None, loss_rise=None, disk_free_gb=None)
+    tiny.trainer(throughput, alerts, max_epochs=2).fit(tiny.Task(), tiny.Loader())
+    assert len(alerts._rates) >= 3
+    assert (
+        list(alerts._rates)
+        == [throughput._metrics([window])["samples_per_s"] for window in throughput._windows][: len(alerts._rates)]
+    )

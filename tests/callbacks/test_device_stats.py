@@ -1,0 +1,186 @@
+"""Load and energy of the device; that of GPUs by a library that is made up."""
+
+import warnings
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.nvml import FakeNvml, install
+from support.runs import SMALL, column, new_run
+
+import lathe.verbs.train
+from lathe.callbacks import DeviceStats
+from lathe.errors import UserError
+from lathe.measure.energy import Rapl
+
+ON_CPU = "callbacks.device_stats: training is on a CPU, so it logs the machine's load and memory (psutil).\n"
+CPUS = {"device/cpu_percent", "device/memory_percent", "device/resident_bytes"}
+
+
+@pytest.fixture
+def no_rapl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lathe.callbacks.device_stats.Rapl", lambda: SimpleNamespace(readable=False))
+
+
+class Counter(SimpleNamespace):
+    """A machine whose processors take 5 J between two looks."""
+
+    readable = True
+
+    def joules(self) -> float:
+        self.total = getattr(self, "total", 0.0) + 5.0
+        return self.total
+
+
+@pytest.fixture
+def board(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """A GPU of NVML, and a Trainer that believes that it trains there."""
+    values = {"percent": 87, "memory": 2**31, "celsius": 64, "milliwatts": 250000, "millijoules": 4000}
+    install(monkeypatch, FakeNvml(board=values), "board")
+    monkeypatch.setattr("lathe.callbacks.device_stats.gpus_of", lambda trainer: [torch.device("cuda", 0)])
+    return values
+
+
+@pytest.mark.usefixtures("no_rapl")
+def test_a_cpu_is_measured_at_every_logged_step(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    stats, logger = DeviceStats(), tiny.Logger()
+    tiny.trainer(stats, logger=logger, accumulate_grad_batches=2, max_epochs=4).fit(tiny.Task(), tiny.Loader())
+    rows = [(step, row) for step, row in logger.rows if set(row) & CPUS]
+    assert [step for step, _ in rows] == [2, 4, 6, 8, 10, 12]  # optimizer steps, each once
+    assert all(set(row) == CPUS for _, row in rows)
+    assert all(0 <= row["device/memory_percent"] <= 100 for _, row in rows)
+    assert all(2**20 < row["device/resident_bytes"] < 2**40 for _, row in rows)
+    assert stats.summary() == {}
+    assert capsys.readouterr().out.count(ON_CPU) == 1
+
+
+@pytest.mark.usefixtures("no_rapl")
+def test_a_gpu_is_measured_by_nvml(tiny: SimpleNamespace, board: dict[str, Any]) -> None:
+    class Burns(tiny.Task):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            board["millijoules"] += 1000
+            return super().training_step(batch, batch_idx)
+
+    stats, logger = DeviceStats(), tiny.Logger()
+    tiny.trainer(stats, logger=logger, max_epochs=1).fit(Burns(), tiny.Loader())
+    assert logger.rows[0] == (
+        2,
+        {
+            "device/gpu_percent": 87.0,
+            "device/gpu_memory_bytes": 2.0**31,
+            "device/gpu_celsius": 64.0,
+            "device/gpu_watts": 250.0,
+        },
+    )
+    assert stats.summary() == {"energy_gpu_j": 6.0}  # a joule for each of six batches
+
+
+@pytest.mark.usefixtures("no_rapl")
+def test_the_energy_of_a_continued_run_is_that_of_both_processes(tiny: SimpleNamespace, board: dict[str, Any]) -> None:
+    first = DeviceStats()
+    trainer = tiny.trainer(first, max_epochs=1)
+    trainer.fit(tiny.Task(), tiny.Loader())
+    board["millijoules"] += 9000  # of somebody else, when it no longer looks
+    assert first.state_dict() == {"joules": {"gpu": 0.0}}
+    again = DeviceStats()
+    again.load_state_dict({"joules": {"gpu": 4.5, "cpu": 1.0}})
+    tiny.trainer(again, max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    assert again.summary() == {"energy_cpu_j": 1.0, "energy_gpu_j": 4.5}
+
+
+@pytest.mark.usefixtures("no_rapl")
+def test_a_gpu_without_nvml_is_told_once_and_trains(
+    tiny: SimpleNamespace, board: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, FakeNvml(), "board")
+    words = r"^callbacks\.device_stats logs no load, .* only torch's memory: NVML does not answer for cuda:0 \(Not Fou"
+    stats, logger = DeviceStats(cpu_stats=True), tiny.Logger()
+    with pytest.warns(UserWarning, match=words) as told:
+        tiny.trainer(stats, logger=logger, max_epochs=1).fit(tiny.Task(), tiny.Loader())
+    assert len([one for one in told if "device_stats" in str(one.message)]) == 1
+    assert all(set(row) == CPUS for _, row in logger.rows if "device/cpu_percent" in row)
+    assert stats.summary() == {}
+
+
+def test_nothing_to_measure_is_refused(tiny: SimpleNamespace) -> None:
+    words = r"^callbacks\.device_stats\.cpu_stats=false leaves nothing to measure where training is on a CPU: leave "
+    with pytest.raises(UserError, match=words):
+        tiny.trainer(DeviceStats(cpu_stats=False)).fit(tiny.Task(), tiny.Loader())
+
+
+def test_a_thread_ends_with_an_error(tiny: SimpleNamespace, board: dict[str, Any]) -> None:
+    class Breaks(tiny.Task):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            assert stats._meter is not None
+            assert stats._meter._thread is not None
+            raise OSError("no space")
+
+    stats = DeviceStats()
+    with pytest.raises(OSError, match="no space"):
+        tiny.trainer(stats).fit(Breaks(), tiny.Loader())
+    assert stats._meter is not None
+    assert stats._meter._thread is None
+
+
+def test_a_run_has_it_in_its_result_and_still_makes_several_steps_at_once(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[int] = []
+    monkeypatch.setattr("lathe.callbacks.device_stats.Rapl", Counter)
+    on_batch = DeviceStats.on_train_batch_end
+    monkeypatch.setattr(DeviceStats, "on_train_batch_end", lambda *args: (seen.append(1), on_batch(*args))[1])
+    cfg = new_run(tmp_path, *SMALL, "test=false", "callbacks=[default,device_stats]")
+    result, run = lathe.verbs.train.train(cfg), Path(cfg["paths"]["run_dir"])
+    assert len(column(run, "device/cpu_percent")) == 8  # of 40 steps, every fifth is logged
+    assert 8 <= len(seen) < 40 * 0.6
+    assert result["energy_cpu_j"] > 0
+    assert result["energy_cpu_j"] % 5 == 0
+    assert "energy, CPU packages" in capsys.readouterr().out
+
+
+def test_a_run_of_an_earlier_version_has_lightnings(tmp_path: Any) -> None:
+    node = "callbacks.device_stats._target_=lightning.pytorch.callbacks.DeviceStatsMonitor"
+    cfg = new_run(tmp_path, *SMALL, "test=false", "callbacks=[default,device_stats]", node)
+    lathe.verbs.train.train(cfg)
+    names = (Path(cfg["paths"]["run_dir"]) / "metrics.csv").read_text().splitlines()[0]
+    assert "DeviceStatsMonitor.on_train_batch_end" in names
+
+
+def test_rapl_of_this_machine_is_read_or_not() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rapl = Rapl()
+    assert rapl.joules() >= 0
+
+
+@pytest.mark.slow
+def test_energy_is_that_of_all_processes_and_of_each_machine_once(two_processes: Any) -> None:
+    done = two_processes(
+        """
+import torch
+from conftest import TinyLoader, TinyTask, make_trainer
+import lathe.callbacks.device_stats as module
+
+class Meter:
+    def __init__(self, gpus, rapl):
+        self.rapl = rapl
+    def start(self):
+        pass
+    def stop(self):
+        pass
+    def joules(self):
+        return {"gpu": 1.0 + trainer.global_rank} | ({"cpu": 5.0} if self.rapl else {})
+
+module.Meter, module.Rapl = Meter, object
+stats = module.DeviceStats()
+stats.load_state_dict({"joules": {"gpu": 10.0, "cpu": 100.0}})
+trainer = make_trainer(stats, devices=2, strategy="ddp", use_distributed_sampler=False)
+trainer.fit(TinyTask(), TinyLoader())
+joules = {"gpu": 13.0, "cpu": 105.0}
+assert stats.state_dict() == {"joules": joules}, stats.state_dict()
+assert stats.summary() == {f"energy_{name}_j": value for name, value in joules.items()}, stats.summary()
+"""
+    )
+    assert done.returncode == 0, done.stderr[-3000:]

@@ -1,0 +1,115 @@
+"""Messages that arrive, and those that don't: each is tried on a server of this machine."""
+
+import logging
+import socket
+from collections.abc import Iterator
+
+import pytest
+from support.listening import Listener, listening
+
+from lathe.callbacks.webhook import Webhook
+from lathe.errors import UserError
+
+KEY = "callbacks.alerts.url"
+
+
+@pytest.fixture(autouse=True)
+def _heard(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever other tests of this process have done to logging: a logger of its own, with nothing above it."""
+    log = logging.Logger("webhook")
+    log.addHandler(caplog.handler)
+    monkeypatch.setitem(Webhook.post.__globals__, "log", log)
+    monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
+    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
+
+
+@pytest.fixture
+def server() -> Iterator[Listener]:
+    with listening() as found:
+        yield found
+
+
+def url(server: Listener, path: str = "hooks/secret") -> str:
+    return f"http://127.0.0.1:{server.port}/{path}"
+
+
+def test_messages_arrive_in_order_as_json(server: Listener, caplog: pytest.LogCaptureFixture) -> None:
+    hook = Webhook(url(server), 30, KEY)
+    hook.post({"text": "slow", "value": 0.5})
+    hook.post({"text": "hot, 95 °C", "value": None})
+    hook.close()
+    assert server.messages == [{"text": "slow", "value": 0.5}, {"text": "hot, 95 °C", "value": None}]
+    assert server.paths == ["/hooks/secret"] * 2
+    assert [headers["Content-Type"] for headers in server.headers] == ["application/json"] * 2
+    assert not caplog.records
+
+
+def test_a_failure_is_told_once_by_the_host_alone(server: Listener, caplog: pytest.LogCaptureFixture) -> None:
+    server.status = 403
+    hook = Webhook(url(server), 30, KEY)
+    for number in range(3):
+        hook.post({"number": number})
+    hook.close()
+    assert len(server.messages) == 3
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"{KEY}: http://127.0.0.1:{server.port} did not take a message (status 403); this is said once."]
+
+
+def test_nobody_there(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        hook = Webhook(f"http://127.0.0.1:{free.getsockname()[1]}/secret", 30, KEY)
+        hook.post({})
+        hook.close()
+    assert len(caplog.records) == 1
+    assert "Connection refused" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_an_answer_that_leads_elsewhere_is_not_followed(server: Listener, caplog: pytest.LogCaptureFixture) -> None:
+    with listening() as other:
+        server.status, server.location = 302, url(other)
+        hook = Webhook(url(server), 30, KEY)
+        hook.post({})
+        hook.close()
+        assert len(server.messages) == 1
+        assert not other.messages
+    assert "status 302" in caplog.text
+
+
+def test_an_address_that_does_not_answer_holds_nobody_up(server: Listener, caplog: pytest.LogCaptureFixture) -> None:
+    server.held.clear()
+    hook = Webhook(url(server), 0.05, KEY)
+    for number in range(300):  # more than may wait
+        hook.post({"number": number})
+    hook.close()
+    with caplog.at_level(logging.WARNING):
+        said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1
+    assert "timed out" in said[0] or "more than 100 messages wait" in said[0]
+
+
+def test_an_address_in_the_environment(server: Listener, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATHE_TEST_HOOK", url(server))
+    hook = Webhook("env:LATHE_TEST_HOOK", 30, KEY)
+    hook.post({"a": 1})
+    hook.close()
+    assert server.messages == [{"a": 1}]
+    monkeypatch.delenv("LATHE_TEST_HOOK")
+    words = rf"^{KEY}=env:LATHE_TEST_HOOK: the environment has no variable LATHE_TEST_HOOK: set it to the address\.$"
+    with pytest.raises(UserError, match=words):
+        Webhook("env:LATHE_TEST_HOOK", 30, KEY)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["file:///etc/secret", "ftp://secret", "https://", "http://me:secret@host/", "http://host:port/secret", "secret"],
+)
+def test_another_address_is_refused_without_showing_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LATHE_TEST_HOOK", address)
+    with pytest.raises(UserError) as told:
+        Webhook("env:LATHE_TEST_HOOK", 30, KEY)
+    assert str(told.value) == (
+        f"{KEY}=env:LATHE_TEST_HOOK: expected an http:// or https:// address without a login, and a port "
+        "from 1 to 65535 if any, such as https://host/path."
+    )

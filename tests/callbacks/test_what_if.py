@@ -1,0 +1,136 @@
+"""What a run left lying: told where it was measured, and the run itself is what it would be without."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import SMALL, new_run, rows, weights
+
+from lathe.callbacks.what_if import Step, WhatIf
+from lathe.nets import MLP
+from lathe.tasks import ClassificationTask
+from lathe.verbs.train import train
+
+ASKED = ("callbacks=[default,what_if]", "callbacks.what_if.steps=2")
+CONVOLVED = ("model=resnet20", "model.net.depth=8", "model.net.width=4")
+RUN = (*SMALL, "trainer.max_epochs=1", "callbacks.throughput=null")
+CLOCK = ("seconds", "name")
+
+
+def run(folder: Path, *words: str) -> tuple[Path, dict[str, Any]]:
+    cfg = new_run(folder, *RUN, *words)
+    return Path(cfg["paths"]["run_dir"]), train(cfg)
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> str:
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("callbacks.what_if: ")]
+    return line.removeprefix("callbacks.what_if: ")
+
+
+@pytest.fixture
+def ratios(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[bool, bool, bool], list[float]]:
+    """How many times as fast each change is, by whether it has bf16, channels last and a fused optimizer."""
+    given: dict[tuple[bool, bool, bool], list[float]] = {}
+
+    def ratios(self: WhatIf, own: Step, other: Step) -> list[float]:
+        return given[other.format is not own.format, other.last, other.kernels is None]
+
+    monkeypatch.setattr(WhatIf, "_ratios", ratios)
+    return given
+
+
+def test_a_run_is_what_it_would_be_without(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dropout = ("model.net.dropout=0.2", "trainer.gradient_clip_val=0.5", "callbacks.lr_monitor=null")
+    (plain, result), (asked, other) = run(tmp_path / "a", *dropout), run(tmp_path / "b", *dropout, *ASKED)
+    assert "measured on 2 steps" in said(capsys)
+    ours, theirs = weights(asked), weights(plain)
+    assert all(ours[name].equal(theirs[name]) for name in theirs)
+    assert rows(asked) == rows(plain)
+    states = [torch.load(path / "checkpoints" / "last.ckpt", weights_only=True) for path in (plain, asked)]
+    assert {key for state in states for key in state["callbacks"] if "WhatIf" in key} == set()
+    assert {k: v for k, v in result.items() if k not in CLOCK} == {k: v for k, v in other.items() if k not in CLOCK}
+    assert json.loads((asked / "result.json").read_text())["test/accuracy"] == result["test/accuracy"]
+
+
+def test_random_numbers_go_on_as_if_nothing_had_been(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = []
+    end = WhatIf.on_fit_end
+
+    def spy(self: WhatIf, *args: Any) -> None:
+        before = [copy.deepcopy(value) for value in args[1].state_dict().values()]
+        states.append(torch.get_rng_state())
+        end(self, *args)
+        states.append(torch.get_rng_state())
+        assert all(map(torch.equal, before, args[1].state_dict().values()))
+
+    monkeypatch.setattr(WhatIf, "on_fit_end", spy)
+    run(tmp_path, *ASKED, "model.net.dropout=0.2", "test=false")
+    assert states[0].equal(states[1])
+
+
+def test_what_would_have_been_faster_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ratios: dict[tuple[bool, bool, bool], list[float]]
+) -> None:
+    ratios |= {
+        (True, False, False): [2.0, 2.1],
+        (False, True, False): [1.2, 0.9],  # one of them says otherwise
+        (False, False, True): [1.05, 1.08],
+        (True, True, True): [2.5, 3.0],
+    }
+    cfg = new_run(tmp_path, *RUN[3:], *CONVOLVED, *ASKED, "test=false", "trainer.limit_train_batches=5")
+    train(cfg)
+    assert said(capsys) == (
+        "all of these would have been 2.8 x as fast here (measured on 2 steps, 2.5 to 3.0); bf16 would have been 2.0 x "
+        "as fast here (measured on 2 steps, 2.0 to 2.1): precision=bf16-mixed."
+    )
+
+
+def test_what_a_run_has_is_not_tried(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ratios: dict[tuple[bool, bool, bool], list[float]]
+) -> None:
+    ratios[True, False, False] = [1.0, 0.9]
+    run(tmp_path / "a", *ASKED, "optimizer.fused=true", "test=false")
+    assert said(capsys) == ("nothing of bf16 would have been 1.1 x as fast here (measured on 2 steps of each).")
+    run(tmp_path / "b", *ASKED, "optimizer.fused=true", "precision=bf16-mixed", "test=false")
+    assert said(capsys) == "the run has all of bf16, channels_last, fused optimizer that there are for it."
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("trainer.accumulate_grad_batches=2",), "trainer.accumulate_grad_batches=2 makes a step of several batches"),
+        (("precision=16-mixed",), "the steps of precision=16-mixed depend on what its scaler finds"),
+        (("compile=default", "compile.backend=eager"), "a copy of a compiled net is not compiled"),
+    ],
+)
+def test_what_can_not_be_repeated_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], reason: str
+) -> None:
+    run(tmp_path, *ASKED, *words, "test=false")
+    assert said(capsys) == f"nothing was measured: {reason}."
+
+
+def test_a_step_of_the_users_own_is_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def training_step(self: Any, batch: Any, batch_idx: int) -> Any:
+        return self.training_loss(self.net(batch[0]), batch)
+
+    monkeypatch.setattr(ClassificationTask, "training_step", training_step)
+    run(tmp_path, *ASKED, "test=false")
+    assert said(capsys) == "nothing was measured: ClassificationTask makes its steps in its own way."
+
+
+def test_a_net_that_can_not_be_copied_ends_its_run_as_ever(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Any, memo: Any) -> Any:
+        raise TypeError("holds a file")
+
+    monkeypatch.setattr(MLP, "__deepcopy__", refuse, raising=False)
+    path, _ = run(tmp_path, *ASKED, "test=false")
+    assert said(capsys) == "nothing was measured (TypeError: holds a file)."
+    assert (path / "result.json").exists()

@@ -1,0 +1,74 @@
+"""The first layer from training images: the same on each process, kept by a run that goes on."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from support.runs import SMALL, new_run
+
+from lathe import trust
+from lathe.errors import UserError
+from lathe.nets import Airbench
+from lathe.runs.build import make_data
+from lathe.verbs.train import train
+
+AIRBENCH = (
+    *(word for word in SMALL if not word.startswith("model")),
+    "model=airbench",
+    "model.net.width=4",
+    "model.net.growth=1",
+    "data.image_size=24",
+    "callbacks=[default,whitening]",
+    "callbacks.whitening.samples=200",
+    "optimizer=muon",
+    "optimizer.rest=sgd",
+    "scheduler=linear",
+    "trainer.max_epochs=1",
+    "test=false",
+)
+
+
+def state_of(cfg: dict) -> dict[str, torch.Tensor]:
+    path = Path(cfg["paths"]["run_dir"]) / "checkpoints" / "last.ckpt"
+    state = torch.load(path, weights_only=True)["state_dict"]
+    return {name.removeprefix("net."): tensor for name, tensor in state.items()}
+
+
+def test_a_run_begins_with_it(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path, *AIRBENCH)
+    train(cfg)
+    data = make_data(cfg)
+    images, _ = data.open()["train"].read()
+    pixels = (torch.from_numpy(images[:200]) / 255 - torch.tensor(data.mean)[:, None, None]) / torch.tensor(data.std)[
+        :, None, None
+    ]
+    torch.testing.assert_close(data.first_images(200), pixels)
+    net = Airbench(width=4, growth=1, in_channels=1, image_size=data.image_size, num_classes=10)
+    net.whiten(pixels)
+    state = state_of(cfg)
+    torch.testing.assert_close(state["whitening.weight"], net.whitening.weight, rtol=1e-3, atol=1e-3)
+    assert state["whitened"]
+
+
+def test_weights_of_elsewhere_stay(tmp_path: Path) -> None:
+    first = new_run(tmp_path / "first", *AIRBENCH)
+    train(first)
+    second = new_run(
+        tmp_path / "second",
+        *AIRBENCH,
+        "callbacks.whitening.samples=20",
+        f"ckpt_path={first['paths']['run_dir']}/checkpoints/last.ckpt",
+    )
+    train(second)
+    assert torch.equal(state_of(first)["whitening.weight"], state_of(second)["whitening.weight"])
+
+
+def test_what_cannot_be_whitened_is_refused(tmp_path: Path) -> None:
+    cfg = new_run(tmp_path / "net", *SMALL, "callbacks=[default,whitening]", "test=false")
+    with pytest.raises(UserError, match=r"^callbacks\.whitening: MLP has no layer to whiten: leave it out\.$"):
+        train(cfg)
+    trust.allow({"trusted": ["support"]})
+    data = ["data=dataset", "data.train={_target_: support.own_datasets.Pictures}", "data.num_classes=2"]
+    cfg = new_run(tmp_path / "data", *AIRBENCH, *data, "data.channels=1", "data.image_size=4")
+    with pytest.raises(UserError, match=r"^callbacks\.whitening: DatasetDataModule has no first_images"):
+        train(cfg)

@@ -1,0 +1,64 @@
+"""Where batches are on a GPU: the same ones from memory, from workers, pinned and prefetched."""
+
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from support.gpu import PLAIN, TOKENS, Acceptance, close
+
+WORKERS = ("data.loader=workers", "data.num_workers=1", "data.prefetch_factor=2")
+
+
+class Batches(Callback):
+    """The images of each training batch, and where they and the loader's own were."""
+
+    def __init__(self) -> None:
+        self.seen: list[torch.Tensor] = []
+        self.devices: set[str] = set()
+        self.made: set[tuple[str, bool]] = set()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        copy = trainer.strategy.batch_to_device
+
+        def copied(batch: Any, *more: Any, **named: Any) -> Any:
+            parts = [part for part in batch if isinstance(part, torch.Tensor)]
+            self.made |= {(part.device.type, part.device.type == "cpu" and part.is_pinned()) for part in parts}
+            return copy(batch, *more, **named)
+
+        trainer.strategy.batch_to_device = copied  # type: ignore[method-assign]
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, *_: Any) -> None:
+        self.seen.append(batch[0].cpu())
+        self.devices.add(batch[0].device.type)
+
+
+def watched(gpu: Acceptance, *words: str) -> tuple[Batches, list[float]]:
+    watch = Batches()
+    return watch, gpu.curve(*PLAIN, "data.augment.crop=1", "data.augment.flip=random", *words, watch=watch)
+
+
+def test_resident_images_are_on_the_device(gpu: Acceptance) -> None:
+    watch, losses = watched(gpu)
+    assert watch.devices == {gpu.device.type}
+    assert {device for device, _ in watch.made} == {gpu.device.type}  # nothing is copied at a step
+    close(losses, gpu.reference(*PLAIN, "data.augment.crop=1", "data.augment.flip=random"), 1e-4)
+
+
+@pytest.mark.parametrize("pinned", ["true", "false"])
+def test_workers_give_the_same_batches(gpu: Acceptance, pinned: str) -> None:
+    resident, losses = watched(gpu)
+    workers, again = watched(gpu, *WORKERS, f"data.pin_memory={pinned}")
+    assert len(resident.seen) == len(workers.seen) == 4
+    assert all(torch.equal(a, b) for a, b in zip(resident.seen, workers.seen, strict=True))
+    assert workers.devices == {gpu.device.type}
+    close(again, losses, 1e-6)
+
+
+def test_pinned_batches_are_page_locked(gpu: Acceptance) -> None:
+    workers, _ = watched(gpu, *WORKERS, "data.pin_memory=true")
+    assert {locked for _, locked in workers.made} == {gpu.real}
+
+
+def test_tokens(gpu: Acceptance) -> None:
+    close(gpu.curve(*TOKENS), gpu.reference(*TOKENS), 1e-4)

@@ -1,0 +1,125 @@
+"""Files of a run on the device, their receipts, and the server."""
+
+import json
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.gpu import CONVOLUTIONS, Acceptance
+
+from lathe import export
+from lathe.receipt import measured
+from lathe.verbs.load import Run
+
+HELD = 2e-4  # of the largest logit, for float32 on both sides
+
+
+@pytest.fixture(autouse=True)
+def _quick(gpu: Acceptance, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A stand-in compiles nothing, and measures little."""
+    few = measured.Effort(batches=(1,), repeats=5, warmup=1, seconds=1.0)
+    monkeypatch.setitem(measured.EFFORTS, "quick", measured.EFFORTS["quick"] if gpu.real else few)
+    with nullcontext() if gpu.real else torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def run(gpu: Acceptance) -> Run:
+    return gpu.train(*CONVOLUTIONS, "trainer.max_steps=8")
+
+
+def pixels() -> np.ndarray[Any, Any]:
+    return np.random.default_rng(0).integers(0, 256, (8, 1, 8, 8), dtype=np.uint8)
+
+
+def shipped(gpu: Acceptance, run: Run, target: str, *options: str) -> Path:
+    """The folder of an export, which is made unless it is there and no option is about it."""
+    folder = run.dir / "exports" / target
+    if options or not folder.is_dir():
+        assert not gpu.script("export", f"run={run.dir}", f"target={target}", *options)
+    return folder
+
+
+def test_onnx_on_the_cuda_provider(gpu: Acceptance, run: Run) -> None:
+    import onnxruntime
+
+    provider = "CUDAExecutionProvider" if gpu.real else "CPUExecutionProvider"
+    if provider not in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has no CUDA provider: pip install onnxruntime-gpu in its place")
+    file = shipped(gpu, run, "onnx") / "model.onnx"
+    session = onnxruntime.InferenceSession(str(file), providers=[provider])
+    assert session.get_providers()[0] == provider
+    found = session.run(None, {"input": pixels()})[0]
+    wanted = export.get("onnx").load(file)(pixels())
+    np.testing.assert_allclose(found, wanted, atol=HELD * float(np.abs(wanted).max()))
+
+
+@pytest.mark.parametrize("options", ["", "half=true", "through=torch_tensorrt"])
+def test_tensorrt(gpu: Acceptance, run: Run, options: str) -> None:
+    sentence = export.get("tensorrt").available()
+    if sentence:
+        pytest.skip(sentence)
+    words = [f"target.tensorrt.{options}"] if options else []
+    report = json.loads((shipped(gpu, run, "tensorrt", *words) / "parity.json").read_text())
+    assert report["held_out"]["relative"] <= report["tolerance"]
+
+
+def test_integers_in_tensorrt(gpu: Acceptance) -> None:
+    sentence = export.get("tensorrt").available()
+    if sentence:
+        pytest.skip(sentence)
+    quantized = gpu.train(*CONVOLUTIONS, "compression=qat", "compression.qat.activation_bits=7")
+    report = json.loads((shipped(gpu, quantized, "tensorrt") / "parity.json").read_text())
+    assert report["arithmetic"] == "int8"
+    assert report["held_out"]["relative"] <= report["tolerance"]
+
+
+def test_what_is_missing_is_refused_in_a_sentence(gpu: Acceptance, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    sentence = export.get("tensorrt").available()
+    if sentence is None:
+        pytest.skip("TensorRT is here")
+    assert gpu.script("export", f"run={run.dir}", "target=tensorrt") == 1
+    said = capfd.readouterr().err.strip()
+    assert said.count("\n") == 0
+    assert sentence in said
+
+
+def test_a_receipt_has_rows_of_the_device(gpu: Acceptance, run: Run) -> None:
+    assert not gpu.script("receipt", f"run={run.dir}", "effort=quick", f"trainer.accelerator={gpu.accelerator}")
+    found = json.loads((run.dir / "receipt.json").read_text())
+    devices = {row["device"] for row in found["latency"]}
+    assert gpu.device.type in {device.partition(":")[0] for device in devices}
+    gpu_facts = found["hardware"]["gpu"]
+    assert (gpu_facts is not None) is gpu.real
+    if gpu.real:
+        assert gpu_facts["name"] == torch.cuda.get_device_name()
+        assert "GPU" in (run.dir / "receipt.md").read_text()
+
+
+def test_inference_suite(gpu: Acceptance, run: Run, tmp_path: Path) -> None:
+    shipped(gpu, run, "onnx")
+    words = ["targets=[onnx]", "batches=[8]", "threads=1", "seconds=1", "rounds=5", f"output={tmp_path}"]
+    assert not gpu.script("benchmark", "suite=inference", f"run={run.dir}", *words)
+    assert "onnx" in (tmp_path / "results.md").read_text()
+
+
+def test_gpu_suite(gpu: Acceptance, tmp_path: Path) -> None:
+    """gpt2_small and resnet50 at their sizes in every format, for a few steps."""
+    words = ["strategies=[]", "rounds=1", "steps=3", "warmup=2", "timeout=120", f"output={tmp_path}"]
+    assert not gpu.script("benchmark", "suite=gpu", *words)
+    cases = json.loads((tmp_path / "results.json").read_text())["cases"]
+    assert len(cases) == 8
+    assert all(case["rounds"][0]["step_ms"] > 0 and case["rounds"][0]["peak"] > 0 for case in cases)
+
+
+def test_a_server_on_a_gpu_is_refused_in_a_sentence_so_far(
+    gpu: Acceptance, run: Run, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert gpu.script("serve", f"run={run.dir}", "target=module", "trainer.accelerator=gpu") == 1
+    said = capfd.readouterr().err.strip()
+    assert "trainer.accelerator=gpu" in said
+    assert said.count("\n") == 0

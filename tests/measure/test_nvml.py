@@ -1,0 +1,42 @@
+"""What a GPU says by NVML, of a library that is made up: not yet run on a GPU."""
+
+import sys
+from typing import Any
+
+import pytest
+from support.nvml import FakeNvml, install
+
+from lathe.measure.nvml import NoNvml, Reading, open_gpu
+
+BOARD: dict[str, Any] = {"percent": 87, "memory": 2**31, "celsius": 64, "milliwatts": 251500, "millijoules": 4000}
+
+
+def test_a_gpu_is_found_by_its_uuid_and_read_in_plain_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA_VISIBLE_DEVICES may hide some: torch's first is not NVML's."""
+    install(monkeypatch, FakeNvml(hidden={"percent": 1}, seen=BOARD), "seen")
+    gpu = open_gpu(0)
+    assert gpu.read() == Reading(percent=87.0, memory=2.0**31, celsius=64.0, watts=251.5)
+    assert (gpu.celsius(), gpu.watts(), gpu.joules()) == (64.0, 251.5, 4.0)
+
+
+def test_what_a_gpu_does_not_say_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, FakeNvml(mig={"memory": 5}), "mig")
+    gpu = open_gpu(0)
+    assert gpu.read() == Reading(percent=None, memory=5.0, celsius=None, watts=None)
+    assert gpu.joules() is None
+
+
+def test_a_gpu_that_it_does_not_know_and_a_driver_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = FakeNvml(a=BOARD)
+    install(monkeypatch, library, "a", "b")
+    with pytest.raises(NoNvml, match=r"^NVML does not answer for cuda:1 \(Not Found\)\.$"):
+        open_gpu(1)
+    library.driver = False
+    with pytest.raises(NoNvml, match=r"^NVML does not answer for cuda:0 \(NVML Shared Library Not Found\)\.$"):
+        open_gpu(0)
+
+
+def test_a_package_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    with pytest.raises(NoNvml, match=r"^pynvml can't be imported: pip install -e '\.\[gpu\]'\.$"):
+        open_gpu(0)

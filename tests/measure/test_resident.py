@@ -1,0 +1,41 @@
+"""The memory of a process at its fullest."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lathe.measure.resident import peak_resident, reset_peak
+
+ALONE = "from lathe.measure.resident import peak_resident; print(peak_resident())"
+
+
+def test_it_keeps_the_fullest_moment() -> None:
+    """In a process of its own, which has not been full before."""
+    code = (
+        "from lathe.measure.resident import peak_resident as peak; n = peak() + 2**26; block = bytearray(b'1') * n; "
+        "full = peak(); del block; print(n <= full, abs(peak() - full) < 2**22)"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert found.stdout.strip() == "True True"  # the kernel counts pages in portions
+
+
+def test_it_is_of_this_process_and_not_of_the_one_that_forked_it() -> None:
+    block = bytearray(b"1") * 2**28
+    found = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True, check=True, timeout=60)
+    assert 2**20 < int(found.stdout) < len(block)
+
+
+def test_where_linux_does_not_say_it(tmp_path: Path) -> None:
+    assert 2**20 < peak_resident(tmp_path / "status") < 2**50
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="Linux counts it")
+def test_it_can_be_sought_anew(tmp_path: Path) -> None:
+    block = bytearray(b"1") * 2**27
+    high = peak_resident()
+    del block
+    assert reset_peak()
+    assert high - peak_resident() > 2**26
+    assert not reset_peak(tmp_path / "none")

@@ -1,0 +1,32 @@
+"""What costs its time again in every run that a test makes, and would give the same each time."""
+
+import functools
+import os
+import sys
+from importlib import metadata
+from typing import Any
+
+from lightning.fabric.utilities import registry
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+
+from lathe.runs import environment
+
+
+def _method_name(depth: int = 2) -> str:
+    """torch's elastic agent names the method that it is in by `inspect.stack()`, which reads the sources of all callers
+    and looks through all modules: under pytest half a second each time, thirty times a start."""
+    return sys._getframe(depth).f_code.co_name
+
+
+def _stays_in_memory(descriptor: Any) -> None:
+    """Waits for no disk: a process that is killed loses nothing of what it wrote, only a machine without power does."""
+
+
+def quick() -> None:
+    """From now on in this process, and in those that are forked from it. Lightning's trainers ask every package that is
+    installed for callbacks, and each run asks git for the commit and the diff, which no test changes here."""
+    dynamic_rendezvous.get_method_name = _method_name
+    registry.entry_points = functools.cache(metadata.entry_points)
+    environment._git = functools.cache(environment._git)
+    environment.describe_environment()
+    os.fsync = _stays_in_memory

@@ -1,0 +1,146 @@
+"""The acceptance on GPUs where there is none: which tests it has, that none counts as passed, that its bodies run on a
+CPU, and what is made of its record.
+"""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from support.commands import environment
+from support.gpu import NO_GPU, Record
+from support.gpu_bodies import BODIES, FEW
+from support.runs import ROOT
+
+FACTS: dict[str, Any] = {
+    "day": "2026-01-02",
+    "gpus": ["NVIDIA H100", "NVIDIA H100"],
+    "driver": "580.1",
+    "torch": "2.11.0+cu130",
+    "cuda": "13.0",
+    "python": "3.11.7",
+    "commit": "a" * 40,
+    "seconds": 600,
+    "tests": {
+        "test_gpu_precision.py::test_format[32-true]": {
+            "outcome": "passed",
+            "seconds": 1.0,
+            "figures": {"error": 0.00123},
+        },
+        "test_gpu_precision.py::test_channels_last": {"outcome": "failed", "seconds": 1.0, "sentence": "E a | b"},
+        "test_gpu_strategies.py::test_dp": {"outcome": "skipped", "seconds": 0.0, "sentence": "one GPU is visible"},
+        "test_gpu_compile.py::test_default[]": {"outcome": "passed", "seconds": 2.0},
+        "test_gpu_compile.py::test_cuda_graphs[a]": {"outcome": "skipped", "seconds": 0.0, "sentence": "no"},
+    },
+}
+
+
+def acceptance(*words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    return subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout)
+
+
+def test_the_table_has_every_body_and_without_a_gpu_all_are_skipped_in_one_line() -> None:
+    """Listed as `--collect-only` lists them."""
+    here = torch.cuda.is_available()
+    done = acceptance("tests/gpu", "-m", "gpu", "-rs", "-vv", *(["--collect-only"] if here else []))
+    assert done.returncode == 0, done.stdout
+    names = re.findall(r"^tests/gpu/(test_gpu_\w+\.py::\w+)(?:\[([^\]]*)\])?", done.stdout, flags=re.MULTILINE)
+    assert {body for body, _ in names} == set(BODIES), done.stdout
+    assert len(names) > 90
+    for body, cases in FEW.items():
+        assert cases < {case for name, case in names if name == body}
+        assert BODIES[body] is None
+    if not here:
+        (line,) = re.findall(r"^SKIPPED.*", done.stdout, flags=re.MULTILINE)
+        assert line.endswith(NO_GPU)
+        assert "passed" not in done.stdout.lower()
+        assert f"{len(names)} tests of a GPU were skipped: {NO_GPU}" in done.stdout.splitlines()
+
+
+def test_a_default_run_leaves_them_out(pytestconfig: pytest.Config) -> None:
+    assert '-m "not slow and not gpu"' in (ROOT / "setup.cfg").read_text()
+    assert any(line.startswith("gpu: needs an NVIDIA GPU") for line in pytestconfig.getini("markers"))
+
+
+def test_a_stand_in_leaves_no_record(pytestconfig: pytest.Config, tmp_path: Path) -> None:
+    conftest: Any = next(found for found in pytestconfig.pluginmanager.get_plugins() if hasattr(found, "LONGEST"))
+    options = {"gpu_results": str(tmp_path / "x.json"), "gpu_stand_in": "cpu"}
+    with pytest.raises(pytest.UsageError, match="is of a real GPU: leave --gpu-stand-in out"):
+        conftest.pytest_configure(SimpleNamespace(getoption=lambda name, default=None: options.get(name, default)))
+
+
+@pytest.mark.slow
+def test_bodies_on_the_stand_in() -> None:
+    done = acceptance("tests/gpu", "-m", "gpu", "--gpu-stand-in=cpu", "-rs", timeout=1800)
+    assert done.returncode == 0, done.stdout
+    assert int(re.findall(r"^(\d+) passed", done.stdout, flags=re.MULTILINE)[0]) >= 60
+    reasons = set(re.findall(r"no stand-in: (.*)$", done.stdout, flags=re.MULTILINE))
+    assert reasons == {reason for reason in BODIES.values() if reason}
+
+
+def report(name: str, outcome: str, longrepr: Any = None, figures: tuple[tuple[str, float], ...] = ()) -> Any:
+    when = "setup" if outcome == "skipped" else "call"
+    place = (name, 1, name)
+    return pytest.TestReport(name, place, {}, outcome, longrepr, when, user_properties=list(figures), duration=0.25)  # type: ignore[arg-type]
+
+
+def test_the_record_of_a_run(tmp_path: Path) -> None:
+    record = Record(tmp_path / "results.json")
+    record.pytest_runtest_logreport(report("tests/gpu/test_gpu_runs.py::test_mfu", "passed", figures=(("peak", 2.0),)))
+    record.pytest_runtest_logreport(report("tests/gpu/test_gpu_runs.py::test_b", "skipped", ("f", 1, "Skipped: why")))
+    record.pytest_runtest_logreport(report("tests/gpu/test_gpu_runs.py::test_c", "failed", "x\nE   assert 1 == 2\n"))
+    record.pytest_runtest_logreport(report("tests/runs/test_state.py::test_d", "passed"))
+    record.pytest_sessionfinish()
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert found["torch"] == torch.__version__
+    assert found["tests"] == {
+        "test_gpu_runs.py::test_mfu": {"outcome": "passed", "seconds": 0.25, "figures": {"peak": 2.0}},
+        "test_gpu_runs.py::test_b": {"outcome": "skipped", "seconds": 0.25, "sentence": "why"},
+        "test_gpu_runs.py::test_c": {"outcome": "failed", "seconds": 0.25, "sentence": "E   assert 1 == 2"},
+    }
+
+
+@pytest.fixture(scope="module")
+def column() -> dict[str, Any]:
+    return runpy.run_path(str(ROOT / "scripts" / "gpu_column.py"))
+
+
+def test_the_pages_say_what_the_record_says(
+    column: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_column.py", "--check"])
+    column["main"]()  # exits with code 1 where README or docs/gpu.md is stale
+    assert capsys.readouterr().out == ""
+    assert set(column["AREAS"]) == {body.partition("::")[0] for body in BODIES}
+
+
+def test_the_column_follows_from_a_record(column: dict[str, Any]) -> None:
+    readme = (ROOT / "README.md").read_text()
+    text = column["readme"](readme, FACTS)
+    rows = {line.split(" ")[1]: line for line in text.splitlines() if line not in readme.splitlines()}
+    assert set(rows) == {"`precision=`", "`compile=`"}  # of strategies none has run
+    assert "1 of 2 tests passed on 2 x NVIDIA H100, torch 2.11.0+cu130, 2026-01-02" in rows["`precision=`"]
+    assert "failed: `test_channels_last`; refused where the GPU lacks it |" in rows["`precision=`"]
+    assert "1 of 1 tests passed on" in rows["`compile=`"]
+    assert rows["`compile=`"].endswith("; 1 more could not run there |")
+    assert column["readme"](text, None) == column["readme"](readme, None)
+    with pytest.raises(ValueError, match="README's table of support has the rows"):
+        column["readme"](readme.replace("| `target=`", "| target"), FACTS)
+
+
+def test_the_page_follows_from_a_record(column: dict[str, Any]) -> None:
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    text = column["page"](page, FACTS)
+    assert "2 x NVIDIA H100, torch 2.11.0+cu130, 2026-01-02; driver 580.1, CUDA 13.0, Python 3.11.7" in text
+    assert "| number formats, the scaler, TF32, channels last | 1 | 1 | 0 | error: 0.00123 |" in text
+    assert "- `test_gpu_precision.py::test_channels_last`: E a / b" in text
+    assert "- `test_gpu_strategies.py::test_dp`: one GPU is visible" in text
+    assert column["page"](text, None) == column["page"](page, None)
+    assert "Nothing yet: no GPU was at hand." in column["page"](page, None)

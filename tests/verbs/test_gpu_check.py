@@ -1,0 +1,123 @@
+"""scripts/gpu_check.py: its lines are real commands, and none stops the others."""
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import config
+
+from lathe.errors import UserError
+from lathe.verbs import gpu_check
+from lathe.verbs.gpu_check import ON_A_RUN, TRAINED, Line, command_of, figures, judge, repeat
+from lathe.verbs.reproduce.code import project
+
+SMALL = (
+    "model=mlp,model.net.width=8,model.net.depth=1,data.image_size=4,trainer.max_steps=2,trainer.val_check_interval=2"
+)
+
+
+def request(**changes: Any) -> dict[str, Any]:
+    return {**config(name="gpu_check"), "accelerator": "cpu", **changes}
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_line_that_trains_composes(name: str) -> None:
+    script, *words = shlex.split(command_of(name, request(accelerator="gpu"), ""))
+    assert script == "train.py"
+    assert config(*words)["trainer"]["accelerator"] == "gpu"
+
+
+def test_commands_on_a_run_name_it() -> None:
+    for name in ON_A_RUN:
+        script, run, *_ = shlex.split(command_of(name, request(), "logs/a b"))
+        assert Path(project("gpu_check.py"), script).is_file()
+        assert run == "run=logs/a b"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so(cli: Callable[..., tuple[int, str]], tmp_path: Path) -> None:
+    code, said = cli(script="scripts/gpu_check.py")
+    assert code == 1
+    assert said.startswith("Error: gpu_check.py looks at NVIDIA GPUs and none is visible here: accelerator=cpu runs")
+    assert said.count("\n") == 1
+    assert not (tmp_path / "logs" / "gpu_check").exists()
+
+
+def test_an_unknown_line_is_refused() -> None:
+    with pytest.raises(UserError, match=r"^only=\[flaot32\]: did you mean float32"):
+        gpu_check.gpu_check(request(only=["flaot32"]))
+
+
+@pytest.mark.parametrize(
+    ("code", "printed", "wanted"),
+    [
+        (0, "x\n", ("works", "done")),
+        (1, "Note: a\nError: target=y needs z.\n", ("refused", "target=y needs z.")),
+        (1, "Error: no\nTraceback (most recent call last):\nValueError: bad\n", ("failed", "ValueError: bad")),
+        (-9, "", ("failed", "exit code -9")),
+    ],
+)
+def test_what_became_of_a_command(code: int, printed: str, wanted: tuple[str, str], tmp_path: Path) -> None:
+    assert judge(code, printed, tmp_path) == wanted
+
+
+def test_figures_of_a_run() -> None:
+    assert figures({"samples_per_s": 12345.6, "step_ms": 1.234, "test/loss": 0.5}) == (
+        "12,346 samples/s, 1.23 ms a step, test loss 0.500"
+    )
+    assert figures({"tokens_per_s": 10.0, "samples_per_s": None}) == "10 tokens/s"
+
+
+def test_a_line_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    script = tmp_path / "hangs.py"
+    started = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'])"
+    script.write_text(f"{started}; time.sleep(600)\n")
+    line = Line("hangs", "python hangs.py")
+    repeat(line, tmp_path, tmp_path / "runs", 2.0)  # returns once nobody holds its output any more
+    assert (line.outcome, line.said) == ("timed out", "no end within timeout=2 s")
+
+
+def test_a_failing_line_never_stops_the_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(line: Line, root: Path, log_dir: Path, timeout: float) -> None:
+        assert root == project("gpu_check.py")
+        if line.name == "float32":
+            line.outcome, line.said = "failed", "RuntimeError: a | b"
+            return
+        line.outcome, line.said = "works", "1 samples/s"
+        (log_dir / "train" / "run").mkdir(parents=True)
+        (log_dir / "train" / "run" / "result.json").write_text("{}")
+
+    monkeypatch.setattr(gpu_check, "repeat", ended)
+    monkeypatch.setattr(gpu_check, "found_hardware", lambda accelerator: ("1 x H100", 1))
+    names = ["onnx", "float32", "ema", "ddp", "evaluate"]
+    assert gpu_check.gpu_check(request(only=names, output=str(tmp_path))) == 1
+    found = json.loads((tmp_path / "results.json").read_text())
+    lines = {line["name"]: line for line in found["lines"]}
+    assert [line["outcome"] for line in lines.values()] == ["left out", "failed", "works", "left out", "works"]
+    assert lines["onnx"]["said"] == "no line before it has left a run"
+    assert lines["ddp"]["said"] == "takes 2 devices, and 1 is here"
+    assert f"run={tmp_path / 'runs' / 'ema' / 'train' / 'run'}" in lines["evaluate"]["command"]
+    page = (tmp_path / "results.md").read_text()
+    assert "| float32 | failed | RuntimeError: a \\| b | 0 |" in page
+    assert "1 x H100: 2 left out, 1 failed, 2 works." in page
+    assert f"{lines['ema']['command']}   # ema" in page
+    assert "callbacks=[default,ema]" in lines["ema"]["command"]
+    assert "Written to" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_lines_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Real commands: one that trains, one on its run, and one that is refused in a sentence."""
+    monkeypatch.chdir(tmp_path)
+    asked = request(only=["bf16-mixed", "evaluate", "tensorrt"], overrides=SMALL.split(","), output="here", timeout=200)
+    assert gpu_check.gpu_check(asked) == 0
+    lines = json.loads((tmp_path / "here" / "results.json").read_text())["lines"]
+    assert [line["outcome"] for line in lines] == ["works", "works", "refused"]
+    assert lines[0]["said"].startswith("test loss")
+    assert lines[2]["said"].startswith("tensorrt can't be imported")
