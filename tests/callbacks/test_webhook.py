@@ -13,16 +13,6 @@ from lathe.errors import UserError
 KEY = "callbacks.alerts.url"
 
 
-@pytest.fixture(autouse=True)
-def _heard(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever other tests of this process have done to logging: a logger of its own, with nothing above it."""
-    log = logging.Logger("webhook")
-    log.addHandler(caplog.handler)
-    monkeypatch.setitem(Webhook.post.__globals__, "log", log)
-    monkeypatch.setattr(caplog.handler, "level", logging.NOTSET)
-    monkeypatch.setattr(logging.root.manager, "disable", logging.NOTSET)
-
-
 @pytest.fixture
 def server() -> Iterator[Listener]:
     with listening() as found:

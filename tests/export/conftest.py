@@ -49,7 +49,11 @@ def images() -> Tensor:
 
 @pytest.fixture
 def make_resnet() -> Callable[[], nn.Module]:
-    return lambda: shaken(CifarResNet(depth=8, width=8))
+    def make() -> nn.Module:
+        torch.manual_seed(0)
+        return shaken(CifarResNet(depth=8, width=8))
+
+    return make
 
 
 @pytest.fixture

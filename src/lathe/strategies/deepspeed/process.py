@@ -24,7 +24,8 @@ def import_deepspeed(level: int) -> None:
     )
     deepspeed.utils.logging.logger.setLevel(level)
     for handler in deepspeed.utils.logging.logger.handlers:
-        handler.setLevel(level)
+        # Its own has a level too. Never raised: others' handlers may stand here that hear other loggers as well.
+        handler.setLevel(min(level, handler.level))
 
 
 def use_accelerator(device_type: str) -> None:
