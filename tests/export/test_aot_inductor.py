@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lathe.compression.quantization.net import LayerPlan
 from lathe.errors import UserError
-from lathe.export import get
+from lathe.export import get, sums
 from lathe.export.preprocess import Preprocess, Shipped
 from lathe.nets import GPT, CifarResNet
 
@@ -96,6 +96,10 @@ def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.Mon
     monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda: "AVX2")
     with pytest.raises(UserError, match=r"was compiled for a CPU with AVX512, which this one lacks"):
         opened({**IMAGES, "AOTI_CPU_ISA": "AVX512 AVX512_VNNI"})
+    monkeypatch.setattr(sums, "exact", lambda: False)
+    with pytest.raises(UserError, match=r"for a CPU that sums products of 8-bit integers exactly \(VNNI\), which this"):
+        opened({**IMAGES, "exact_sums": "1"})
+    opened({**IMAGES, "exact_sums": "0"})
 
 
 @pytest.fixture
@@ -209,13 +213,49 @@ class TestIntegers:
     ) -> None:
         net = quantized(make_resnet(), images)
         aot.export(net, images[:1], tmp_path / "int8.pt2")
-        assert sources[0].count("qconv_pointwise") >= 9
-        assert "convolution" not in sources[0].replace("qconvolution", "").split("void AOTInductorModel::run_impl")[-1]
+        if sums.exact():
+            assert sources[0].count("qconv_pointwise") >= 9
+            body = sources[0].split("void AOTInductorModel::run_impl")[-1]
+            assert "convolution" not in body.replace("qconvolution", "")
+        else:
+            assert "qconv_pointwise" not in sources[0]
         with torch.no_grad():
             want = net(images).numpy()
         got = in_a_fresh_process(tmp_path / "int8.pt2", images)
         assert (got.argmax(1) == want.argmax(1)).mean() >= 0.99
         assert np.abs(got - want).max() < 0.1 * want.std()
+
+    @pytest.mark.parametrize("exact", [True, False])
+    def test_what_is_not_summed_exactly_is_floats(
+        self,
+        make_mlp: Make,
+        images: Tensor,
+        tmp_path: Path,
+        quantized: Quantized,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        sources: list[str],
+        exact: bool,
+    ) -> None:
+        """Products of 4-bit weights fit into 16 bits in pairs, and those of 8 bits don't."""
+        monkeypatch.setattr(sums, "exact", lambda: exact)
+        net, path = quantized(make_mlp(), images), tmp_path / "net.pt2"
+        aot.export(net, images[:1], path)
+        assert ("qlinear_pointwise" in sources[0]) is exact
+        told = (
+            "this processor (x86 without VNNI) sums products of 8-bit integers inexactly, so 3 of 3 quantized layers "
+            "(stem.linear first) are stored and summed as floats, with the values of their integers: export on a "
+            "processor with VNNI for code of integers."
+        )
+        mine = [record for record in caplog.records if record.name == aot.__name__]
+        assert [record.getMessage() for record in mine] == ([] if exact else [told])
+        if not exact:
+            with torch.no_grad():
+                np.testing.assert_allclose(aot.load(path, 1)(images.numpy()), net(images).numpy(), atol=1e-3)
+            few = quantized(make_mlp(), images, LayerPlan(weight_bits=4))
+            aot.export(few, images[:1], path)
+            assert "qlinear_pointwise" in sources[1]
+            assert len([record for record in caplog.records if record.name == aot.__name__]) == 1
 
     @pytest.mark.parametrize(
         "plan", [LayerPlan(activation="dynamic"), LayerPlan(weight_bits=4, activation="none", group_size=32)]

@@ -55,7 +55,9 @@ def exported(run_dir: Path, target: str, folder: Path) -> Path:
 
 def by_onnx(path: Path, run_dir: Path) -> float:
     """Test accuracy of the file, run without Lathe."""
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.x64quantprecision", "1")  # as docs/export.md says
+    session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     name, right, n = session.get_inputs()[0].name, 0, 0
     for x, y in batches(run_dir):
         predicted = torch.from_numpy(session.run(None, {name: x.numpy()})[0]).argmax(1)

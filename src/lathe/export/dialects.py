@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lathe.errors import UserError
+from lathe.export import sums
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Symmetric(Onnx):
                 "compression=ptq_static and compression=qat do."
             )
         if layer.source is None or layer.scale.dim() == 2:
-            layer.integers, layer.scale = scaled(layer.integers, layer.scale).view(layer.full), None
+            to_float(layer)
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         below, above = affine.zero_point, affine.top - affine.zero_point
@@ -138,6 +139,11 @@ def scaled(integers: Tensor, scale: Tensor) -> Tensor:
     return integers.float() * scale.view(-1, *[1] * (integers.dim() - 1))
 
 
+def to_float(layer: Any) -> None:
+    """Stores a layer's weights as the floats that its integers stand for."""
+    layer.integers, layer.scale = scaled(layer.integers, layer.scale).view(layer.full), None
+
+
 class Inductor:
     """The operators that PT2E's convert emits, which inductor lowers to oneDNN's integer kernels when it freezes a
     graph.
@@ -152,6 +158,14 @@ class Inductor:
         import torch.ao.quantization.fx._decomposed  # registers them
 
         self.ops = torch.ops.quantized_decomposed
+
+    def prepare(self, layer: Any) -> None:
+        """Stores weights as floats where this processor would not sum the layer's products exactly: what is rounded
+        stays so, and is summed in floats."""
+        if layer.source is None or layer.scale.dim() == 2 or sums.exact():
+            return
+        if not sums.fits(layer.integers, layer.source.top if isinstance(layer.source, Affine) else 255):
+            to_float(layer)
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         arguments = (affine.scale, affine.zero_point, 0, 255, torch.uint8)
@@ -170,6 +184,8 @@ class Inductor:
         return out
 
     def dequantized(self, integers: Tensor, scale: Tensor) -> Tensor:
+        if integers.is_floating_point():
+            return integers
         if scale.dim() == 2:
             groups = integers.unflatten(1, (scale.shape[1], -1))
             return (groups.float() * scale[:, :, None]).flatten(1, 2)
@@ -203,13 +219,9 @@ class Xnnpack(Inductor):
         if layer.offset_scale is not None:
             layer.offset, layer.offset_scale = (layer.offset.double() * layer.offset_scale.double()).float(), None
         if layer.source is None or layer.scale.dim() == 2:
-            self.to_float(layer)
+            to_float(layer)
         else:
             layer.dialect = Xnnpack(torch.zeros(len(layer.scale), dtype=torch.int64))
-
-    def to_float(self, layer: Any) -> None:
-        """Stores a layer's weights as the floats that its integers stand for."""
-        layer.integers, layer.scale = scaled(layer.integers, layer.scale).view(layer.full), None
 
     def rounded(self, x: Tensor, affine: Affine) -> Tensor:
         if affine.top < 255:  # XNNPACK saturates at the ends of int8, whatever the arguments say

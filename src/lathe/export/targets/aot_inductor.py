@@ -5,6 +5,7 @@ The code is made for the instruction set of the machine that compiles it. Of a q
 oneDNN's kernels.
 """
 
+import logging
 import mmap
 import os
 import shutil
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from lathe.compression.quantization.net import quantized_layers
 from lathe.errors import UserError
+from lathe.export import sums
 from lathe.export.calls import Array, on_arrays
 from lathe.export.deploy import copied, deployable
 from lathe.export.dialects import Inductor
@@ -28,6 +30,7 @@ from lathe.export.inputs import dynamic_axes, stand_in
 from lathe.export.targets.onnx_graph import quiet
 from lathe.files import scratch
 
+log = logging.getLogger(__name__)
 suffix = ".pt2"
 computes = True
 integers: bool | None = None
@@ -35,6 +38,8 @@ integers: bool | None = None
 # In a package's metadata, which C++ reads as well: the type of the input, the smallest and largest of each of its
 # sides, and how many values token ids have; -1 for any
 DTYPE, SMALLEST, LARGEST, VALUES = "input_dtype", "input_smallest", "input_largest", "input_values"
+# "1" where the answers are right on a processor alone that sums products of integers exactly, see `lathe.export.sums`
+EXACT = "exact_sums"
 ANY = -1
 
 
@@ -56,7 +61,8 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
     stay as they are.
 
     Weights are frozen into the code as constants, laid out for their kernels. The number of threads is that of the
-    process that runs it.
+    process that runs it. Layers of integers that this processor would not sum exactly are computed in floats, and that
+    is logged.
 
     Raises:
         UserError: there is no compiler or it fails, a quantized net has no ranges yet, or the file can't be written.
@@ -67,12 +73,12 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
     if Path(path).suffix != suffix:
         raise UserError(f"{path} is no name for a compiled package: end it with {suffix}.")
     given = stand_in(example)
-    found = deployable(net, given, Inductor()) if quantized_layers(net) else copied(net)
+    found, exact = _of_integers(net, given) if quantized_layers(net) else (copied(net), False)
     with whole(path) as temporary, scratch() as folder, torch.no_grad(), _quiet():
         from torch._inductor.package import package_aoti
 
         program = torch.export.export(found, (given,), dynamic_shapes=_axes(net, given))
-        files = _compiled(program, given, folder)
+        files = _compiled(program, given, folder, {**_signature(program), EXACT: str(int(exact))})
         for file in folder.glob("*.so"):
             _blank(file, Path(torch.__file__).parent, b"torch")
             _blank(file, folder, b"model")
@@ -80,6 +86,26 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
         package = folder / f"model{suffix}"  # the archive has a folder of this name
         package_aoti(str(package), [file for file in files if not str(file).endswith(".cpp")])
         shutil.copyfile(package, temporary)
+
+
+def _of_integers(net: nn.Module, given: Tensor) -> tuple[nn.Module, bool]:
+    """The net as it ships, and whether its answers need exact sums of integers."""
+    dialect = Inductor()
+    found = deployable(net, given, dialect)
+    layers = {name: layer for name, layer in found.named_modules() if getattr(layer, "source", None) is not None}
+    for layer in layers.values():
+        dialect.prepare(layer)
+    floats = [name for name, layer in layers.items() if layer.scale is None]
+    if floats:
+        log.warning(
+            "this processor (x86 without VNNI) sums products of 8-bit integers inexactly, so %d of %d quantized layers "
+            "(%s first) are stored and summed as floats, with the values of their integers: export on a processor with "
+            "VNNI for code of integers.",
+            len(floats),
+            len(layers),
+            floats[0],
+        )
+    return found, len(floats) < len(layers) and sums.exact()
 
 
 def _axes(net: nn.Module, given: Tensor) -> tuple[dict[int, Any]]:
@@ -90,7 +116,9 @@ def _axes(net: nn.Module, given: Tensor) -> tuple[dict[int, Any]]:
     return (axes,)
 
 
-def _compiled(program: torch.export.ExportedProgram, given: Tensor, folder: Path) -> list[Any]:
+def _compiled(
+    program: torch.export.ExportedProgram, given: Tensor, folder: Path, metadata: Mapping[str, str]
+) -> list[Any]:
     """Files of a package in `folder`.
 
     Raises:
@@ -108,7 +136,7 @@ def _compiled(program: torch.export.ExportedProgram, given: Tensor, folder: Path
         "post_grad_custom_pre_pass": PackConvolutions(),
         "aot_inductor.package": True,
         "aot_inductor.output_path": str(folder),
-        "aot_inductor.metadata": _signature(program),
+        "aot_inductor.metadata": dict(metadata),
     }
     if hasattr(
         config.aot_inductor, "enable_line_tables"
@@ -224,6 +252,11 @@ class _Takes:
         if lacking:
             raise UserError(
                 f"{path} was compiled for a CPU with {lacking}, which this one lacks: export the run again, here."
+            )
+        if metadata.get(EXACT) == "1" and not sums.exact():
+            raise UserError(
+                f"{path} was compiled for a CPU that sums products of 8-bit integers exactly (VNNI), which this one "
+                "does not: export the run again, here."
             )
         self.name, self.dtype, self.values = path.name, np.dtype(metadata[DTYPE]), int(metadata[VALUES])
         self.sides = list(

@@ -20,7 +20,7 @@ from lathe.config.schema.held import held
 from lathe.errors import UserError, uninstalled
 from lathe.export.bounded import Array, bounded_axes, check_bounds, in_parts, largest
 from lathe.export.deploy import copied, deployable
-from lathe.export.dialects import Xnnpack
+from lathe.export.dialects import Xnnpack, to_float
 from lathe.export.files import readable, whole
 from lathe.export.inputs import stand_in
 from lathe.export.targets.executorch_program import POOL, Program, quiet, without_native_notes
@@ -88,7 +88,7 @@ def _integer_program(net: nn.Module, given: Tensor) -> ExportedProgram:
     lacking = without_kernel(program)
     if lacking:
         for name in lacking:
-            dialect.to_float(found.get_submodule(name))
+            to_float(found.get_submodule(name))
         program = _traced(net, found, given)
         share_roundings(program)
     round_rows(program)
