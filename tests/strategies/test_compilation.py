@@ -53,7 +53,7 @@ def test_result_and_names_are_those_of_the_eager_net(net: MLP) -> None:
 
 
 def test_the_net_alone_is_compiled_by_default(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
-    compile_net(net, "cpu", mode="max-autotune", dynamic=True, fullgraph=True)
+    compile_net(net, "cuda", mode="max-autotune", dynamic=True, fullgraph=True)
     assert [module for module, _ in compiled] == [net]
     assert compiled[0][1] == {"mode": "max-autotune", "dynamic": True, "fullgraph": True, "backend": "inductor"}
 
@@ -123,4 +123,10 @@ def test_reduce_overhead_warns_on_a_cpu_alone(net: MLP, compiled: list[tuple[nn.
     with pytest.warns(UserWarning, match="reduce-overhead .* CUDA graphs, which a CPU"):
         compile_net(net, "cpu", mode="reduce-overhead")
     compile_net(net, "cuda", mode="reduce-overhead")  # a warning would be an error here
-    assert [options["mode"] for _, options in compiled] == ["reduce-overhead", "reduce-overhead"]
+    assert [options["mode"] for _, options in compiled] == ["default", "reduce-overhead"]
+
+
+def test_a_cpu_gets_no_cuda_graphs(net: MLP, compiled: list[tuple[nn.Module, dict[str, Any]]]) -> None:
+    for device_type in ("cpu", "cuda"):
+        compile_net(net, device_type, mode="max-autotune")
+    assert [options["mode"] for _, options in compiled] == ["max-autotune-no-cudagraphs", "max-autotune"]

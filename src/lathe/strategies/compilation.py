@@ -15,6 +15,7 @@ from lathe.nets import blocks_of
 log = logging.getLogger(__name__)
 REPEATED = 12  # blocks from which on each alone is compiled sooner than the whole net
 KINDS = 6  # of blocks; torch compiles one function at most eight times, of which some are for other batch sizes
+WITHOUT_GRAPHS = {"reduce-overhead": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 
 
 @held("compile")
@@ -45,7 +46,7 @@ def compile_net(
     """
     if not enabled:
         return
-    arguments = compiler_arguments(mode, dynamic, fullgraph, backend, options)
+    arguments = compiler_arguments(mode, dynamic, fullgraph, backend, options, device_type)
     if mode != "default" and backend != "inductor":
         raise ArgumentError(f"mode={mode} is inductor's: use mode=default with backend={backend}.")
     if mode == "reduce-overhead" and device_type == "cpu":
@@ -80,16 +81,22 @@ def _kind(block: nn.Module) -> tuple[Any, ...]:
 
 
 def compiler_arguments(
-    mode: str, dynamic: bool | None, fullgraph: bool, backend: str, options: Mapping[str, Any] | None
+    mode: str,
+    dynamic: bool | None,
+    fullgraph: bool,
+    backend: str,
+    options: Mapping[str, Any] | None,
+    device_type: str,
 ) -> dict[str, Any]:
-    """What torch.compile is called with.
+    """What torch.compile is called with. A CPU gets no mode with CUDA graphs, which it does not have, and which are not
+    without effect there: with them, a compiled step gave NaN on an x86 CPU without AVX-512 (torch 2.13).
 
     Raises:
         ArgumentError: as `compile_net`.
     """
     arguments: dict[str, Any] = {"dynamic": dynamic, "fullgraph": fullgraph, "backend": backend}
     if not options:
-        return {**arguments, "mode": mode}
+        return {**arguments, "mode": WITHOUT_GRAPHS.get(mode, mode) if device_type == "cpu" else mode}
     if backend != "inductor":
         raise ArgumentError(f"options are inductor's: leave them out with backend={backend}.")
     if mode != "default":

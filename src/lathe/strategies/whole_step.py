@@ -35,6 +35,7 @@ class WholeStep:
     Args:
         task: whose `net` and `objective` make the step.
         mode, dynamic, backend, options: of torch.compile.
+        device_type: that it will be compiled for.
 
     Raises:
         UserError: this torch can't capture a backward pass; or when the first graph is made, the net, the loss or the
@@ -48,6 +49,7 @@ class WholeStep:
         dynamic: bool | None = None,
         backend: str = "inductor",
         options: Mapping[str, Any] | None = None,
+        device_type: str = "cpu",
     ) -> None:
         config: Any = torch._dynamo.config
         require(
@@ -57,7 +59,7 @@ class WholeStep:
         )
         config.trace_autograd_ops = True
         self.task = task
-        self.arguments = compiler_arguments(mode, dynamic, True, backend, options)
+        self.arguments = compiler_arguments(mode, dynamic, True, backend, options, device_type)
         self._copies = mode in ("reduce-overhead", "max-autotune")  # whose CUDA graphs write over what they gave before
         self._function: Callable[[Any], tuple[Tensor, Any]] | None = None
         self._optimizer: Optimizer | None = None
@@ -204,7 +206,7 @@ def compile_task(task: Any, device_type: str, options: Mapping[str, Any], cache:
     compile_net(task.net, device_type, **of_net)
     if scope == "step" and options.get("enabled"):
         own = {key: options[key] for key in ("mode", "dynamic", "backend", "options") if key in options}
-        vars(task.driven)["whole_step"] = WholeStep(task, **own)
+        vars(task.driven)["whole_step"] = WholeStep(task, **own, device_type=device_type)
 
 
 def check_callbacks(trainer: Trainer) -> None:
