@@ -60,16 +60,19 @@ def pytest_collection() -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Two of the whole suite; none where files or tests are named, whose start would take longer than they do, and
-    none of those that share a GPU."""
-    alone = config.getoption("markexpr") == "gpu"
+    """Of the default suite one more than there are cores, up to three: a fifth of its time is waiting for processes and
+    for moments. Two of the slow tests, whose limits of time are wider than three of them would leave. None where files
+    or tests are named, whose start would take longer than they do, and none of those that share a GPU."""
+    marks = config.getoption("markexpr")
+    alone = marks == "gpu"
     named = config.invocation_params.args and any(
         Path(word.partition("::")[0]).exists() for word in config.invocation_params.args
     )
-    return 0 if named or alone else min(2, os.cpu_count() or 1)
+    cores = os.cpu_count() or 1
+    return 0 if named or alone else min(3, cores + 1) if marks.startswith("not slow") else min(2, cores)
 
 
-# The files that take longest begin, so that both workers end at about the same time.
+# The files that take longest begin, so that all workers end at about the same time.
 LONGEST = (
     "laws/test_law3_interruption.py",
     "config/test_choices.py",

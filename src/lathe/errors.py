@@ -1,6 +1,7 @@
 """The exceptions that a user is meant to see."""
 
 import difflib
+import functools
 import os
 import re
 import signal as signals
@@ -104,11 +105,18 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
+@functools.cache
+def _libraries() -> list[Path]:
+    """The folders of Python's own modules and of installed packages."""
+    return [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
+
+
 def is_own(name: str) -> bool | None:
     """Whether the file of that name is a user's own code, and not Lathe's; None for a library's, or none at all."""
-    libraries = [Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "purelib", "platlib")]
+    if not Path(name).is_absolute():
+        return None
     path = Path(name).resolve()
-    if not Path(name).is_absolute() or any(path.is_relative_to(folder) for folder in libraries):
+    if any(path.is_relative_to(folder) for folder in _libraries()):
         return None
     return not any(path.is_relative_to(place) for place in LATHES)
 

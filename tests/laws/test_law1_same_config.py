@@ -38,9 +38,10 @@ def _project(folder: Path) -> Path:
 
 
 def _train(
-    script: Path, *arguments: str, launcher: tuple[str, ...] = (sys.executable,)
+    script: Path, *arguments: str, launcher: tuple[str, ...] = (sys.executable,), fork_ranks: bool = False
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the script, whose folder Python searches for the witness; its ranks are started anew."""
+    """Runs the script, whose folder Python searches for the witness; its ranks are started anew, or
+    forked from it."""
     folder = script.parent
     words = [
         *launcher,
@@ -53,7 +54,7 @@ def _train(
         "+callbacks.witness._target_=witness.Witness",
         f"+callbacks.witness.folder={folder / 'seen'}",
     ]
-    process = start(words, folder, environment())
+    process = start(words, folder, environment(), fork_ranks=fork_ranks)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(words, process.wait(), out, err)
 
@@ -67,7 +68,7 @@ def _seen(folder: Path) -> dict[str, list[str]]:
 
 
 def test_ranks_share_one_draw_and_one_directory(tmp_path: Path) -> None:
-    check(_train(_project(tmp_path)))
+    check(_train(_project(tmp_path), fork_ranks=True))
     (directory,) = runs(tmp_path / "logs")
     (ranks,) = _seen(tmp_path).values()
     assert len(ranks) == 2

@@ -1,5 +1,6 @@
 """What all tests find."""
 
+import functools
 import gc
 import logging
 import os
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
+from torch.onnx._internal.exporter import _registration
 
 from support import composing, quick, timm_here
 from support.commands import in_process
@@ -18,6 +20,8 @@ from support.commands import in_process
 torch.set_num_threads(1)
 composing.once()
 quick.quick()
+# Each export to ONNX would list torch's operators anew, for half a second; none here adds to the list.
+_registration.ONNXRegistry.from_torchlib = staticmethod(functools.cache(_registration.ONNXRegistry.from_torchlib))
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,8 +45,9 @@ def _clean_state():
     logged, silenced = logging.root.level, logging.root.manager.disable
     matmul, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     yield
-    logging.root.setLevel(logged)
-    logging.disable(silenced)
+    if (logging.root.level, logging.root.manager.disable) != (logged, silenced):  # each call walks through all loggers
+        logging.root.setLevel(logged)
+        logging.disable(silenced)
     torch.set_float32_matmul_precision(matmul)
     torch.backends.cudnn.allow_tf32 = convolutions
     GlobalHydra.instance().clear()

@@ -157,10 +157,12 @@ def own_sentence(error: BaseException) -> str | None:
 def _called_wrongly(error: BaseException) -> str | None:
     """The function of a user's own that does not take what it was called with, and where it stands."""
     found = re.match(r"([\w.]+)\(\) (takes|missing|got)", str(error)) if isinstance(error, TypeError) else None
+    if found is None:
+        return None
     own = [module for module in list(sys.modules.values()) if is_own(str(getattr(module, "__file__", None)))]
-    for module in own if found else []:
+    for module in own:
         function: Any = module
-        for name in found.group(1).split("."):  # type: ignore[union-attr]  # there is one
+        for name in found.group(1).split("."):
             function = getattr(function, name, None)
         code = getattr(inspect.unwrap(function), "__code__", None) if callable(function) else None
         if code is not None and is_own(code.co_filename):
