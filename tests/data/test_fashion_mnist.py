@@ -1,7 +1,6 @@
 """Fashion-MNIST from small files in the real format: what is read, what is fetched, and what is refused."""
 
 import gzip
-import hashlib
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -9,41 +8,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.fashion import idx, write
 from support.runs import config
 
 from lathe.data import FashionMnist
 from lathe.data.fashion_mnist import FILES
-from lathe.data.idx import IdxFile, parse_idx
+from lathe.data.idx import parse_idx
 from lathe.errors import UserError
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
-Truth = dict[str, tuple[np.ndarray, np.ndarray]]
-
-
-def idx(array: np.ndarray) -> bytes:
-    return b"\0\0\x08" + bytes([array.ndim]) + struct.pack(f">{array.ndim}i", *array.shape) + array.tobytes()
-
-
-def write(folder: Path, compressed: bool = True, highest: int = 9) -> tuple[dict[str, tuple[IdxFile, ...]], Truth]:
-    """The four files with few images; the table that describes them, and what is in them."""
-    folder.mkdir(exist_ok=True)
-    rng = np.random.default_rng(0)
-    files: dict[str, tuple[IdxFile, ...]] = {}
-    truth: Truth = {}
-    for split, pair in FILES.items():
-        n = {"train": 60, "test": 20}[split]
-        labels = (np.arange(n) % (highest + 1)).astype(np.uint8)
-        truth[split] = (rng.integers(0, 256, (n, 28, 28), dtype=np.uint8), labels)
-        made = []
-        for file, array in zip(pair, truth[split], strict=True):
-            data = idx(array)
-            packed = gzip.compress(data, mtime=0)
-            (folder / (file.name + ".gz" * compressed)).write_bytes(packed if compressed else data)
-            made.append(
-                IdxFile(file.name, hashlib.md5(packed).hexdigest(), hashlib.sha256(data).hexdigest(), array.shape)
-            )
-        files[split] = tuple(made)
-    return files, truth
 
 
 def source(tmp_path: Path, files: Any, **settings: Any) -> FashionMnist:

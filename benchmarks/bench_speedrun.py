@@ -1,0 +1,280 @@
+"""Seconds to a test accuracy on Fashion-MNIST: `experiment=fashion_speedrun` beside the usual way to train such a net.
+
+    python benchmarks/bench_speedrun.py --seeds 1 2 3 4 5 6 7 8 9 10 --folder <the four IDX files>
+
+The usual side is written out here as most projects have it: a torch DataLoader over PIL images, one at a time, a net of
+the same layers and widths with torch's own initial weights, batch norm that learns its scale and a first layer that
+learns, SGD with Nesterov's momentum, a one-cycle schedule, label smoothing, weight decay, a hand-written loop. It has
+values of its own for batch size, learning rate, epochs and workers. Both sides train on the same images and answer with
+the mean of an image and its mirror image; neither chooses an epoch.
+
+Sides take turns, seed by seed, each training in a fresh process with nothing kept from another: no images read before,
+nothing compiled before. Seconds count from before the first image is read to the end of training; those of the
+experiment include its configuration, compiling, and its one validation. CPU seconds are those of the process and of
+those that it started, for machines that are shared.
+"""
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from scipy import stats
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset
+
+import lathe
+import lathe.verbs.train  # heavy packages are imported before the clock starts, on both sides
+from lathe.benchmark.spread import Spread
+from lathe.benchmark.usual import stack
+from lathe.config.composed import resolve
+from lathe.runs.build import make_data
+
+TARGET = 0.94
+BAR = 8.0  # the usual side's median seconds over the experiment's
+ENOUGH = 10  # trainings of a side
+CHANCE = 0.01  # of such a mean or a better one, if the true one were the target
+
+
+class Drawn(Dataset[tuple[Any, int]]):
+    """Grey images uint8 [n, 1, height, width] as PIL has them, each cut at random from its padded self (`crop` pixels
+    of black on each side), mirrored by a coin, and normalised: float32 [1, height, width].
+    """
+
+    def __init__(self, images: Any, labels: Any, crop: int, mean: float, std: float) -> None:
+        self.images, self.labels = [Image.fromarray(image) for image in images[:, 0]], labels.tolist()
+        self.crop, self.scale, self.shift = crop, np.float32(1 / (255 * std)), np.float32(mean / std)
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, sample: int) -> tuple[Any, int]:
+        top, left, flip = torch.rand(3).tolist()
+        top, left = (int(u * (2 * self.crop + 1)) - self.crop for u in (top, left))
+        return self.at(sample, top, left, flip < 0.5), self.labels[sample]
+
+    def at(self, sample: int, top: int, left: int, flip: bool) -> Any:
+        """The sample, mirrored or not, with its window moved down by `top` and to the right by `left` pixels."""
+        image = self.images[sample]
+        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image
+        image = image.crop((left, top, left + image.width, top + image.height))
+        return (np.asarray(image, dtype=np.float32) * self.scale - self.shift)[None]
+
+
+class Layer(nn.Sequential):
+    """A convolution, pooling by `pool`, norm and ReLU."""
+
+    def __init__(self, inputs: int, outputs: int, pool: int = 1, kernel: int = 3) -> None:
+        convolution = nn.Conv2d(inputs, outputs, kernel, padding=kernel // 2 if kernel == 3 else 0, bias=False)
+        pooling = [nn.MaxPool2d(pool)] if pool > 1 else []
+        super().__init__(convolution, *pooling, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True))
+
+
+class Usual(nn.Sequential):
+    """The layers of lathe.nets.Airbench for images of one channel, as they are usually written and begun."""
+
+    def __init__(self, width: int, growth: int, num_classes: int) -> None:
+        wide = growth * width
+        layers = [Layer(1, 8, kernel=2)]
+        for inputs, outputs in ((8, width), (width, wide), (wide, wide)):
+            layers += [Layer(inputs, outputs, pool=2), Layer(outputs, outputs)]
+        super().__init__(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten(), nn.Linear(wide, num_classes))
+
+
+def words(seed: int, args: argparse.Namespace, folder: str) -> list[str]:
+    """The experiment's overrides, with all that it writes below `folder`."""
+    found = ["experiment=fashion_speedrun", f"seed={seed}", "test=false", "trainer.enable_progress_bar=false"]
+    found += ["trainer.enable_model_summary=false", f"paths.log_dir={folder}/logs", f"paths.data_dir={folder}/data"]
+    found += [] if args.folder is None else [f"data.source.folder={args.folder}"]
+    found += [] if args.epochs is None else [f"trainer.max_epochs={args.epochs}"]
+    return [*found, *args.override]
+
+
+def by_lathe(seed: int, args: argparse.Namespace, folder: str) -> tuple[nn.Module, Any]:
+    """The experiment's net and its data module."""
+    run = lathe.train(words(seed, args, folder))
+    return run.net, run.datamodule
+
+
+def by_hand(seed: int, args: argparse.Namespace, folder: str) -> tuple[nn.Module, Any]:
+    """The usual net, trained, and the data module that tests it."""
+    cfg = resolve(lathe.compose(words(seed, args, folder)))
+    datamodule = make_data(cfg)
+    datamodule.prepare_data()
+    batches = usual_batches(datamodule, cfg, args)
+    torch.manual_seed(seed)
+    net = Usual(cfg["model"]["net"]["width"], cfg["model"]["net"]["growth"], cfg["data"]["num_classes"])
+    net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack it
+    optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, nesterov=True, weight_decay=5e-4)
+    epochs = args.usual_epochs if args.epochs is None else args.epochs
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, args.lr, total_steps=epochs * len(batches), pct_start=0.2, cycle_momentum=False
+    )
+    for _ in range(epochs):
+        for x, y in batches:
+            logits = net(x.to(memory_format=torch.channels_last))
+            loss = F.cross_entropy(logits, y, label_smoothing=0.1)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+    return Mirrored(net), datamodule
+
+
+def usual_batches(datamodule: Any, cfg: dict[str, Any], args: argparse.Namespace) -> DataLoader[Any]:
+    """A shuffled DataLoader of the experiment's own training images."""
+    images, labels = datamodule.source.load().train.read()
+    data = cfg["data"]
+    samples = Drawn(images, labels, args.crop, data["mean"][0], data["std"][0])
+    return DataLoader(
+        samples,
+        batch_size=args.batch_size,
+        shuffle=True,
+        drop_last=True,
+        num_workers=args.workers,
+        persistent_workers=args.workers > 0,
+        collate_fn=stack,
+    )
+
+
+class Mirrored(nn.Module):
+    """The mean of what a net answers to images and to their mirror images."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean_of_both: Tensor = (self.net(x) + self.net(x.flip(-1))) / 2
+        return mean_of_both
+
+
+@torch.no_grad()
+def accuracy(net: nn.Module, batches: Any) -> float:
+    """Share of correct answers; labels below 0 fill the last batch up."""
+    net.eval()
+    right = asked = 0
+    for x, y in batches:
+        right += int((net(x).argmax(1) == y).sum())
+        asked += int((y >= 0).sum())
+    return right / asked
+
+
+SIDES: dict[str, Callable[[int, argparse.Namespace, str], tuple[nn.Module, Any]]] = {
+    "lathe": by_lathe,
+    "usual": by_hand,
+}
+
+
+def trained(side: str, seed: int, args: argparse.Namespace) -> dict[str, float]:
+    """A training of a side in this process: `accuracy`, `seconds`, `compile_s` (a part of them) and `cpu_s`."""
+    if args.threads:
+        torch.set_num_threads(args.threads)
+    with tempfile.TemporaryDirectory(prefix="speedrun_") as folder:
+        cpu, began = cpu_seconds(), time.perf_counter()
+        net, datamodule = SIDES[side](seed, args, folder)
+        seconds, spent = time.perf_counter() - began, cpu_seconds() - cpu
+        compiling = torch._dynamo.utils.calculate_time_spent().get("total_wall_time", 0.0)
+        datamodule.setup("test")
+        score = accuracy(net, datamodule.test_dataloader())
+    return {"accuracy": score, "seconds": seconds, "compile_s": compiling, "cpu_s": spent}
+
+
+def cpu_seconds() -> float:
+    """Of this process and of those that it has started and that have ended."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
+
+
+def in_fresh_process(side: str, seed: int, argv: Sequence[str]) -> dict[str, float]:
+    """What `trained` measures there; its last line of output."""
+    line = [sys.executable, __file__, *argv, "--one", side, str(seed)]
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=True)  # noqa: S603 (this file)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def above(scores: Sequence[float], target: float) -> float:
+    """One-sided t test: the chance of such a mean or a higher one, if the true mean were `target`; NaN of a single
+    score, or of scores that are all the same.
+    """
+    if len(set(scores)) < 2:
+        return math.nan
+    return float(stats.ttest_1samp(scores, target, alternative="greater").pvalue)
+
+
+def summary(results: dict[str, list[dict[str, float]]], target: float) -> list[str]:
+    """A line for each side, and the verdicts."""
+    lines, reached = [], {}
+    for side, trainings in results.items():
+        scores = [one["accuracy"] for one in trainings]
+        p, n = above(scores, target), len(scores)
+        reached[side] = mean(scores) >= target
+        wall, cpu, compiling = (Spread([one[key] for one in trainings]) for key in ("seconds", "cpu_s", "compile_s"))
+        lines.append(
+            f"{side}: mean test accuracy {mean(scores):.4f} ({min(scores):.4f} to {max(scores):.4f}), n = {n}, "
+            f"above {target}: p = {p:.3g}; seconds {wall.short}, of which compiling {compiling.short}; CPU seconds "
+            f"{cpu.short}"
+        )
+        shown = n >= ENOUGH and mean(scores) > target and p < CHANCE
+        few = f"n = {n} of at least {ENOUGH}, " if n < ENOUGH else ""
+        lines.append(f"{side}: {target} with p < {CHANCE}: {'shown' if shown else f'not shown ({few}p = {p:.3g})'}")
+    if len(results) == len(SIDES):
+        for key, name in (("seconds", "seconds"), ("cpu_s", "CPU seconds")):
+            medians = {side: median(one[key] for one in found) for side, found in results.items()}
+            ratio = medians["usual"] / medians["lathe"]
+            verdict = "met" if ratio >= BAR else "missed"
+            if not all(reached.values()):
+                late = " and ".join(side for side, done in reached.items() if not done)
+                verdict = f"not to the same accuracy: the mean of {late} is below {target}"
+            lines.append(f"{name}, usual over lathe: {ratio:.2f}, at least {BAR}: {verdict}")
+    return lines
+
+
+def main(argv: Sequence[str] | None = None) -> dict[str, list[dict[str, float]]]:
+    """Prints each training's figures, then those of the sides; returns the trainings of each side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(range(1, 11)), help="a training of each side each")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what is trained")
+    parser.add_argument("--target", type=float, default=TARGET, help="the test accuracy")
+    parser.add_argument("--folder", help="that has the four IDX files; else they are downloaded, by each training")
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 is torch's own choice")
+    parser.add_argument("--epochs", type=int, help="of both sides, for a short try; each has its own where not given")
+    parser.add_argument("--override", nargs="+", default=[], help="of the experiment, such as optimizer.lr=0.1")
+    usual = parser.add_argument_group("the usual side")
+    usual.add_argument("--usual-epochs", type=int, default=20, help="its epochs")
+    usual.add_argument("--batch-size", type=int, default=128, help="samples of a step")
+    usual.add_argument("--lr", type=float, default=0.1, help="learning rate at the peak of its schedule")
+    usual.add_argument("--crop", type=int, default=2, help="pixels of padding")
+    usual.add_argument("--workers", type=int, default=2, help="reading processes; 0 reads in the training process")
+    parser.add_argument("--one", nargs=2, metavar=("SIDE", "SEED"), help=argparse.SUPPRESS)
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = parser.parse_args(words)
+    if args.one:
+        print("\n" + json.dumps(trained(args.one[0], int(args.one[1]), args)))
+        return {}
+    results: dict[str, list[dict[str, float]]] = {side: [] for side in args.sides}
+    for seed in args.seeds:
+        for side in args.sides:
+            found = in_fresh_process(side, seed, words)
+            results[side].append(found)
+            told = (
+                f"{found['seconds']:.0f} s, of which compiling {found['compile_s']:.0f} s; CPU {found['cpu_s']:.0f} s"
+            )
+            print(f"seed {seed}, {side}: test accuracy {found['accuracy']:.4f}; {told}", flush=True)
+    print("\n".join(summary(results, args.target)))
+    return results
+
+
+if __name__ == "__main__":
+    main()
