@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -35,10 +35,11 @@ _DOTTED = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)+")
 
 @dataclass(frozen=True)
 class Factor:
-    """A key of the experiment with its value in each run, in the order of the runs."""
+    """A key of the experiment with its value in each run, in the order of the runs. The key alone says which factor it
+    is: values may be lists, which have no hash."""
 
     key: str
-    values: tuple[Any, ...]
+    values: tuple[Any, ...] = field(compare=False)
 
     @cached_property
     def codes(self) -> tuple[str, ...]:
@@ -51,8 +52,8 @@ class Factor:
 
     def brief(self, value: Any) -> Any:
         """One of the values as it is; of a class as few of its last parts as tell it from the others."""
-        short = self._classes.get(value, value) if isinstance(value, str) else value
-        return short if short != value and _DOTTED.fullmatch(value) else value
+        named = isinstance(value, str) and _DOTTED.fullmatch(value) is not None
+        return self._classes.get(value, value) if named else value
 
 
 def code(value: Any) -> str:
