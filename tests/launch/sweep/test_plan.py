@@ -11,6 +11,7 @@ from hydra._internal.utils import create_config_search_path
 from rich.console import Console
 from support.runs import ROOT
 
+from lathe.config.schema.sweeps import SWEEP
 from lathe.errors import UserError
 from lathe.launch.sweep import devices
 from lathe.launch.sweep.devices import slots_of
@@ -50,6 +51,20 @@ def test_a_list_of_commands_with_seeds() -> None:
         ["seed=1", "model=resnet20", "+x=a b"],
         ["seed=2", "model=resnet20", "+x=a b"],
     ]
+
+
+def test_a_command_of_the_list_may_be_a_list_of_overrides() -> None:
+    runs = [["model=mlp"], "model=mlp optimizer=adamw", ["model=mlp", "+x='a b'", "~callbacks"]]
+    assert SWEEP.keys["runs"].fits(runs)  # type: ignore[union-attr]
+    assert plan("seed=1", runs=runs) == [
+        ["seed=1", "model=mlp"],
+        ["seed=1", "model=mlp", "optimizer=adamw"],
+        ["seed=1", "model=mlp", "+x='a b'", "~callbacks"],
+    ]
+    with pytest.raises(
+        UserError, match=r"^sweep.runs=\['model=mlp','adamw'\]: adamw is no override, such as model=mlp"
+    ):
+        plan(runs=[["model=mlp", "adamw"]])
 
 
 def test_an_ablation_leaves_out_one_word_at_a_time() -> None:

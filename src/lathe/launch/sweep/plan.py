@@ -119,12 +119,14 @@ def _variants(words: Sequence[str], options: Mapping[str, Any]) -> list[list[str
     ]
 
 
-def _split(command: str) -> list[str]:
+def _split(command: str | Sequence[str]) -> list[str]:
+    """The overrides of a command: as on a command line, or a list, each of whose items is one as it stands."""
+    told = command if isinstance(command, str) else as_typed(list(command))
     try:
-        words = shlex.split(command)
+        words = shlex.split(command) if isinstance(command, str) else list(command)
     except ValueError as error:
-        require(False, f"sweep.runs={command}: {error}: write each as on a command line.")
+        require(False, f"sweep.runs={told}: {error}: write each as on a command line.")
         raise
     wrong = next((word for word in words if "=" not in word and not word.startswith("~")), None)
-    require(wrong is None, f"sweep.runs={command}: {wrong} is no override, such as model=mlp.")
+    require(wrong is None, f"sweep.runs={told}: {wrong} is no override, such as model=mlp.")
     return words
