@@ -192,7 +192,11 @@ def test_by_chooses_the_factors_and_says_what_is_mixed(tmp_path: Path) -> None:
         write_run(tmp_path, at := at + 1, width / 10 + rate + seed / 1000 * width, words, seed)
     told = report(tmp_path, by="model.net.width")
     assert labels(told) == ["model.net.width=4", "model.net.width=8"]
-    assert told.groups[0].marks == ["mixes optimizer.lr (0.1, 0.2)"]
+    assert told.groups[0].marks == [
+        "mixes optimizer.lr (0.1, 0.2)",
+        "its 4 runs are of 2 configurations: intervals and p are not over seeds alone, and take runs of one "
+        "configuration or seed for independent",
+    ]
     assert told.groups[0].summary("test/accuracy", told.how).n == 4
     (pair,) = told.pairs["test/accuracy"]
     assert (pair.told.n, pair.told.difference) == (4, pytest.approx(0.406))  # each beside its own learning rate

@@ -10,6 +10,7 @@ from lathe.errors import UserError, did_you_mean
 from lathe.verbs.report.collect import SEEDS, Run, finite
 from lathe.verbs.report.factors import ABSENT, Differences, Factor, code, label, value_text, without_noise
 from lathe.verbs.report.statistics import Interval, Paired, Summary, compare, summarise
+from lathe.verbs.runs.table import many
 
 EVIDENCE = 0.05
 BESIDE = 6  # keys that are told one by one
@@ -109,7 +110,7 @@ def make_groups(runs: Sequence[Run], differences: Differences, by: Sequence[str]
         _count(group, run, tuple(factor.codes[at] for factor in others))
     ordered = sorted(groups.values(), key=lambda group: tuple(map(_rank, group.factors.values())))
     for group in ordered:
-        group.marks += _mixed(group, others, differences.runs)
+        group.marks += [*_mixed(group, others, differences.runs), *_dependent(group)]
     for run in runs:
         if not run.leaves:
             _join(ordered, run)
@@ -150,6 +151,17 @@ def _mixed(group: Group, others: Sequence[Factor], runs: Sequence[Run]) -> list[
             words = ", ".join(value_text(factor.brief(value)) for value in list(values.values())[:5])
             found.append(f"mixes {factor.key} ({words})")
     return found
+
+
+def _dependent(group: Group) -> list[str]:
+    """What the intervals of a group are worth that holds several configurations."""
+    count, configurations = len(group.units), len({unit[len(SEEDS) :] for unit in group.units})
+    if configurations < 2:
+        return []
+    shared = ", and take runs of one configuration or seed for independent" if configurations < count else ""
+    return [
+        f"its {count} runs are of {configurations} configurations: intervals and p are not over seeds alone{shared}"
+    ]
 
 
 def _join(groups: Sequence[Group], run: Run) -> None:
@@ -212,7 +224,8 @@ def _holds(group: Group, word: str) -> bool:
 
 
 def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: str, how: Interval) -> list[Pair]:
-    """Every other group beside the baseline, over the seeds and folds that both have."""
+    """Every other group beside the baseline, over the seeds and folds that both have; of groups that mix
+    configurations each pair is alike in these as well."""
     theirs = groups[baseline].values(metric)
     pairs = []
     for at, group in enumerate(groups):
@@ -222,7 +235,7 @@ def make_pairs(groups: Sequence[Group], baseline: int, metric: str, direction: s
             told = compare([mine[unit] for unit in shared], [theirs[unit] for unit in shared], how)
             if mine and theirs:
                 says = [_says(told, direction) if shared else _unpaired(group, list(mine), list(theirs))]
-                says += _beside(group, groups[baseline])
+                says += [*_alike(group, len(shared), len(mine), len(theirs)), *_beside(group, groups[baseline])]
             else:
                 says = ["no complete run on one side: nothing to compare"]
             pairs.append(Pair(at, baseline, told, "; ".join(says)))
@@ -240,6 +253,17 @@ def _unpaired(group: Group, mine: Sequence[Unit], theirs: Sequence[Unit]) -> str
         f"the same seeds, but {' and '.join(keys)} mixed in the groups and never alike on both sides: nothing to pair; "
         f"group by it as well, by=[{','.join([*group.factors, *keys])}]"
     )
+
+
+def _alike(group: Group, pairs: int, mine: int, theirs: int) -> list[str]:
+    """Which runs a difference is of, where it need not be that of the two means."""
+    if not pairs or (not group.mixed and pairs == mine == theirs):
+        return []
+    keys = ", ".join(["seed and fold", *group.mixed])
+    return [
+        f"pairs are alike in {keys}: {pairs} of {many(mine, 'run')} here and {pairs} of {theirs} of the baseline are "
+        "in the difference"
+    ]
 
 
 def _beside(group: Group, baseline: Group) -> list[str]:
