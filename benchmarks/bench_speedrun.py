@@ -134,7 +134,7 @@ def by_hand(seed: int, args: argparse.Namespace, folder: str) -> tuple[nn.Module
 
 def usual_batches(datamodule: Any, cfg: dict[str, Any], args: argparse.Namespace) -> DataLoader[Any]:
     """A shuffled DataLoader of the experiment's own training images."""
-    images, labels = datamodule.source.load().train.read()
+    images, labels = datamodule.open()["train"].read()
     data = cfg["data"]
     samples = Drawn(images, labels, args.crop, data["mean"][0], data["std"][0])
     return DataLoader(

@@ -103,6 +103,15 @@ def test_the_usual_batches(bench: dict[str, Any], folder: Path, tmp_path: Path) 
     ] * 2
 
 
+def test_the_usual_side_takes_the_share_that_the_experiment_takes(
+    bench: dict[str, Any], folder: Path, tmp_path: Path
+) -> None:
+    cfg = config(*bench["words"](3, request(folder), str(tmp_path)), "data.share=0.5")
+    data = make_data(cfg)
+    data.prepare_data()
+    assert len(bench["usual_batches"](data, cfg, request(folder)).dataset) == 25
+
+
 def test_the_nets_are_of_one_family(bench: dict[str, Any]) -> None:
     lathe = Airbench(width=4, growth=2, in_channels=1, image_size=28, num_classes=10)
     usual = bench["Usual"](4, 2, 10)
