@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from support.gpu import CONVOLUTIONS, Acceptance
 
 from lathe import export
+from lathe.export.gpu import DEVICES
 from lathe.receipt import measured
 from lathe.verbs.load import Run
 
@@ -23,6 +25,8 @@ def _quick(gpu: Acceptance, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A stand-in compiles nothing, and measures little."""
     few = measured.Effort(batches=(1,), repeats=5, warmup=1, seconds=1.0)
     monkeypatch.setitem(measured.EFFORTS, "quick", measured.EFFORTS["quick"] if gpu.real else few)
+    full = replace(measured.EFFORTS["full"], batches=(8,), repeats=20, seconds=5.0)
+    monkeypatch.setitem(measured.EFFORTS, "full", full)
     with nullcontext() if gpu.real else torch.compiler.set_stance("force_eager"):
         yield
 
@@ -98,6 +102,40 @@ def test_a_receipt_has_rows_of_the_device(gpu: Acceptance, run: Run) -> None:
     if gpu.real:
         assert gpu_facts["name"] == torch.cuda.get_device_name()
         assert "GPU" in (run.dir / "receipt.md").read_text()
+
+
+def test_aot_inductor(gpu: Acceptance, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not gpu.real:
+        monkeypatch.setitem(DEVICES, "cuda", gpu.device)
+    sentence = export.get("aot_inductor").available(device="cuda")
+    if sentence:
+        pytest.skip(sentence)
+    folder = shipped(gpu, run, "aot_inductor", "target.aot_inductor.device=cuda")
+    report = json.loads((folder / "parity.json").read_text())
+    assert report["held_out"]["relative"] <= report["tolerance"]
+    made_for = json.loads((folder / "manifest.json").read_text())["compiled_for"]
+    assert made_for["device"] == gpu.device.type
+    if gpu.real:
+        assert made_for["name"] == torch.cuda.get_device_name()
+        assert made_for["compute_capability"] == "{}.{}".format(*torch.cuda.get_device_capability())
+    words = ["targets=[aot_inductor]", "batches=[8]", "threads=1", "seconds=1", "rounds=5", f"output={tmp_path}"]
+    assert not gpu.script("benchmark", "suite=inference", f"run={run.dir}", *words)
+    rows = json.loads((tmp_path / "results.json").read_text())["rows"]
+    assert [row["device"] for row in rows if row["backend"] == "aot_inductor"] == [gpu.device.type]
+
+
+def test_integers_of_aot_inductor_are_of_cpus(gpu: Acceptance, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ["target=aot_inductor", "target.aot_inductor.device=cuda", "target.aot_inductor.integers=true"]
+    assert gpu.script("export", f"run={run.dir}", *words) == 1
+    said = capfd.readouterr().err.strip()
+    assert "target.aot_inductor.device=cuda compiles floats alone" in said
+    assert said.count("\n") == 0
+
+
+def test_a_receipt_times_what_is_compiled_for_the_device(gpu: Acceptance, run: Run) -> None:
+    assert not gpu.script("receipt", f"run={run.dir}", "effort=full", f"trainer.accelerator={gpu.accelerator}")
+    found = json.loads((run.dir / "receipt.json").read_text())
+    assert ("aot_inductor", "cuda") in {(row["backend"], row["device"]) for row in found["latency"]}
 
 
 def test_inference_suite(gpu: Acceptance, run: Run, tmp_path: Path) -> None:

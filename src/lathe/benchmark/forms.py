@@ -27,6 +27,7 @@ class Bundled(Form):
         super().__init__("this", str(manifest["target"]))
         self.folder, self.source, self.arithmetic = folder, source, arithmetic
         self.integers = bool(manifest["integers"])
+        self.runs_on = str(manifest.get("compiled_for", {}).get("device", "cpu"))
         self.bytes = int(manifest["files"][manifest["file"]]["bytes"])
 
     def open(self, x: Tensor, threads: int) -> Opened:

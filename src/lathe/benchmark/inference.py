@@ -161,6 +161,8 @@ class _Comparison:
         for row in rows:
             form = forms[row["backend"]]
             row["arithmetic"] = arithmetic(form)
+            if isinstance(form, Bundled):
+                row["device"] = form.runs_on
             row["samples_per_s"] = row["batch"] / row["median_ms"] * 1e3
             row["bytes"], row["source"] = (form.bytes, form.source) if isinstance(form, Bundled) else (None, "module")
         require(
@@ -169,6 +171,9 @@ class _Comparison:
             f"({self.left_out[0]['reason'] if self.left_out else ''}).",
         )
         self.notes += words.busy(rows, "this", "python scripts/benchmark.py suite=inference run=<run directory>")
+        away = sorted(form.backend for form in files if form.runs_on != "cpu")
+        if away:
+            self.notes.append(f"On a GPU, with the copies there and back in its time: {', '.join(away)}.")
         made = sorted(form.backend for form in files if form.source == "made")
         if made:
             self.notes.append(

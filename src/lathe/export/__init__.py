@@ -36,8 +36,11 @@ GIVEN = ("facts", "config")
 class Target(Protocol):
     """What each target's file has.
 
-    It may also have `complete(folder)`, called once the export in `folder` has passed its comparison, which may add
-    files to it; and `publish(folder, ...)`, called with those options that it takes once the folder has its final name.
+    Its `available` may take options, which may need more. It may also have `made_for(...)`, which gives what the
+    manifest says of the machine that a file with these options holds for; a `load` with `device`, the GPU that it is to
+    run on, such as `cuda:1`; `complete(folder)`, called once the export in `folder` has passed its comparison, which
+    may add files to it; and `publish(folder, ...)`, called with those options that it takes once the folder has its
+    final name.
     """
 
     suffix: str  # of its file
@@ -46,7 +49,7 @@ class Target(Protocol):
         bool | None
     )  # True: takes quantized nets alone; False: float nets alone; None: both, as integers and as floats
 
-    def available(self) -> str | None:
+    def available(self, **options: Any) -> str | None:
         """None, or the sentence that says what to install."""
 
     def export(self, net: nn.Module, example: Tensor, path: str | Path, **options: Any) -> None:

@@ -1,5 +1,6 @@
 """A module of torch as a function of arrays: what targets that torch runs have in common."""
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -7,17 +8,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lathe.export.gpu import full_float32
+
 Array = np.ndarray[Any, Any]
 
 
-def on_arrays(call: Callable[[Tensor], Tensor], threads: int | None = None) -> Callable[[Array], Array]:
-    """`call` without gradients. `threads` is torch's number of threads during each call; None leaves it as it is."""
+def on_arrays(
+    call: Callable[[Tensor], Tensor], threads: int | None = None, device: torch.device | None = None
+) -> Callable[[Array], Array]:
+    """`call` without gradients. `threads` is torch's number of threads during each call; None leaves it as it is.
+    `device` is where `call` computes and wants its input: None is the CPU, on which nothing is copied.
+    """
+    staged = None if device is None else Staged(call, device)
 
     def forward(x: Array) -> Array:
         was = torch.get_num_threads()
         if threads is not None and threads != was:
             torch.set_num_threads(threads)
         try:
+            if staged is not None:
+                return staged(x)
             with torch.no_grad():
                 # tensors can't have what a client's buffer may be: read-only, or read backwards
                 found: Array = call(torch.from_numpy(np.require(x, requirements=["C", "W"]))).numpy()
@@ -27,3 +37,37 @@ def on_arrays(call: Callable[[Tensor], Tensor], threads: int | None = None) -> C
                 torch.set_num_threads(was)
 
     return forward
+
+
+class Staged:
+    """`call`, which computes on `device`, as a function of arrays of the host.
+
+    Inputs and answers travel through two page-locked buffers, which stay and grow with the largest batch: from there a
+    GPU copies by itself while the host goes on (`non_blocking`), and from an array of NumPy's only page by page.
+    Float32 is computed in float32 (`full_float32`). Several threads may call it; one runs at a time.
+    """
+
+    def __init__(self, call: Callable[[Tensor], Tensor], device: torch.device) -> None:
+        self.call, self.device = call, device
+        self._going, self._coming = self._buffer(0), self._buffer(0)
+        self._one = threading.Lock()
+
+    def __call__(self, x: Array) -> Array:
+        with self._one, torch.no_grad(), full_float32():
+            self._going = self._room(self._going, x.nbytes)
+            given = self._going[: x.nbytes].numpy().view(x.dtype).reshape(x.shape)
+            np.copyto(given, x)
+            out = self.call(torch.from_numpy(given).to(self.device, non_blocking=True))
+            self._coming = self._room(self._coming, out.nbytes)
+            back = self._coming[: out.nbytes].view(out.dtype).view(out.shape)
+            back.copy_(out, non_blocking=True)
+            if self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).synchronize()
+            return back.numpy().copy()
+
+    def _room(self, buffer: Tensor, size: int) -> Tensor:
+        """`buffer`, or another that has `size` bytes; to lock pages takes long, so it has twice those of before."""
+        return buffer if size <= len(buffer) else self._buffer(max(size, 2 * len(buffer)))
+
+    def _buffer(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=self.device.type == "cuda")

@@ -102,10 +102,12 @@ class _Autocast(nn.Module):
 
 
 class Target(Form):
-    """A file that an export target has written, run by that target's own runtime on the CPU."""
+    """A file that an export target has written, run by that target's own runtime on the device that it was made for,
+    from arrays of the host and back.
+    """
 
-    def __init__(self, of: str, target: str, path: Path) -> None:
-        super().__init__(of, target)
+    def __init__(self, of: str, target: str, path: Path, device: torch.device = CPU) -> None:
+        super().__init__(of, target, device)
         self.path = path
 
     def open(self, x: Tensor, threads: int) -> Opened:
@@ -114,14 +116,14 @@ class Target(Form):
         return Opened(lambda: run(inside), lambda batch: torch.from_numpy(np.asarray(run(batch.numpy()))).float())
 
 
-def export_to(target: str, net: nn.Module, example: Tensor, folder: Path) -> Path:
-    """The file of `net` for `target`, in a folder of the target's name below `folder`.
+def export_to(target: str, net: nn.Module, example: Tensor, folder: Path, **options: Any) -> Path:
+    """The file of `net` for `target` with these options, in a folder of the target's name below `folder`.
 
     Raises:
         UserError: the target can't be used here, or the net can't be exported to it.
     """
     module = export.get(target)
-    missing = module.available()
+    missing = module.available(**options)
     if missing is not None:
         raise UserError(missing)
     path = folder / target / f"model{module.suffix}"
@@ -129,7 +131,7 @@ def export_to(target: str, net: nn.Module, example: Tensor, folder: Path) -> Pat
     quiet = logging.root.manager.disable
     logging.disable(max(quiet, logging.INFO))  # under Hydra exporters would tell of every pass over the graph
     try:
-        module.export(copy.deepcopy(net), example, path)
+        module.export(copy.deepcopy(net), example, path, **options)
     finally:
         logging.disable(quiet)
     return path

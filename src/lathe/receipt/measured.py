@@ -220,7 +220,23 @@ class _Receipt:
                 files[of, target] = measure.file_size(path)
                 if target != "weights":
                     forms.append(Target(of, target, path))
+        forms += self._on_gpus(folder)
         return forms, [self._file_row(of, target, size, files) for (of, target), size in files.items()]
+
+    def _on_gpus(self, folder: Path) -> list[Form]:
+        """What is compiled for a GPU ahead of time, which is timed and is no file of the receipt."""
+        forms: list[Form] = []
+        for device in self.devices[1:] if "aot_inductor" in self.effort.targets else []:
+            for of, net in (("this", self.net), ("dense", self.dense.net)):
+                place = folder / f"{of} {device.type}"
+                try:
+                    path = export_to("aot_inductor", net, self.sample(2), place, device="cuda")
+                except Exception as error:
+                    left = f"{of} aot_inductor, {device.type}"
+                    self.left_out.append({"form": left, "reason": reason(error)})
+                    continue
+                forms.append(Target(of, "aot_inductor", path, device))
+        return forms
 
     def _file_row(
         self, of: str, target: str, size: measure.FileSize, files: Mapping[tuple[str, str], measure.FileSize]

@@ -65,6 +65,7 @@ ON_A_RUN = {
     "evaluate on the CPU": "scripts/evaluate.py run={run} trainer.accelerator=cpu",
     "evaluate": "scripts/evaluate.py run={run} trainer.accelerator={accelerator}",
     "onnx": "scripts/export.py run={run} target=onnx",
+    "aot_inductor": "scripts/export.py run={run} target=aot_inductor target.aot_inductor.device={device}",
     "tensorrt": "scripts/export.py run={run} target=tensorrt",
 }
 
@@ -118,7 +119,8 @@ def gpu_check(request: dict[str, Any]) -> int:
 def command_of(name: str, request: dict[str, Any], run: str) -> str:
     """What is typed behind `python`; `run` is the run directory that commands on a run take."""
     if name in ON_A_RUN:
-        return ON_A_RUN[name].format(run=shlex.quote(run), accelerator=request["accelerator"])
+        device = "cpu" if request["accelerator"] == "cpu" else "cuda"
+        return ON_A_RUN[name].format(run=shlex.quote(run), accelerator=request["accelerator"], device=device)
     common = TOKENS if name in OF_TOKENS else COMMON
     words = [*common.split(), f"trainer.accelerator={request['accelerator']}", *TRAINED[name][0].split()]
     return shlex.join(["train.py", *words, *request["overrides"]])

@@ -9,7 +9,7 @@ TARGETS: dict[str, dict[str, Rule]] = {
     "onnx_int8": {},
     "torch_export": {},
     "weights": {},
-    "aot_inductor": _integers,
+    "aot_inductor": {**_integers, "device": word("cpu", "cuda")},
     "executorch": {**_integers, "max_batch_size": _samples},
     "safetensors": {"push_to_hub": text("<user>/<name>", r"[\w.-]+/[\w.-]+") | None},
     "tensorrt": {

@@ -31,7 +31,7 @@ def ready_for(
         UserError: the target can't be used here, or what `open_shippable` raises.
     """
     target = export.get(name)
-    missing = target.available()
+    missing = target.available(**taken(target.available, options))
     require(missing is None, str(missing))
     return open_shippable(
         run,
@@ -60,6 +60,8 @@ def make(ready: Shippable, name: str, options: Mapping[str, Any], folder: Path) 
         "exported": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         "versions": measure.versions(),
     }
+    if hasattr(target, "made_for"):
+        facts |= target.made_for(**taken(target.made_for, options))
     given = taken(target.export, {"facts": facts, "config": ready.cfg["model"].get("net")})
     own = {
         option: value for option, value in options.items() if option != "integers"
