@@ -13,6 +13,7 @@ from support.runs import runs, weights
 
 from lathe.measure import PeakMemory
 from lathe.measure.flops import peak_flops
+from lathe.nets import recompute
 
 CONSTANT = "scheduler=constant"  # a rate that does not depend on where a run ends
 
@@ -95,6 +96,32 @@ def test_recomputed_activations_take_less_memory(gpu: Acceptance, record_propert
         found[how] = watch.most
         record_property(f"peak, {how}", watch.most)
     assert 0 < found["blocks"] < found["none"]
+
+
+def test_offloaded_activations_take_less_memory(
+    gpu: Acceptance, record_property: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not gpu.real:
+        monkeypatch.setattr(recompute, "AWAY", {"cpu"})  # whose memory is the host's: the peak is no less
+    words = (*DEEP, "optimizer=sgd", "optimizer.lr=0.01")
+    found = {}
+    for how in ("none", "offload"):
+        watch = Peak(gpu.device)
+        close(gpu.curve(*words, f"trainer.activation_checkpointing={how}", watch=watch), gpu.reference(*words), 1e-4)
+        found[how] = watch.most
+        record_property(f"peak, {how}", watch.most)
+    assert not gpu.real or 0 < found["offload"] < found["none"]
+
+
+@pytest.mark.parametrize("words", ["strategy=fsdp", "precision=bf16-mixed"])
+def test_offloaded_activations_with_others(gpu: Acceptance, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not gpu.real:
+        monkeypatch.setattr(recompute, "AWAY", {"cpu"})
+    found = [
+        gpu.curve(*PLAIN, words, "trainer.deterministic=true", f"trainer.activation_checkpointing={how}")
+        for how in ("none", "offload")
+    ]
+    assert found[0] == found[1]
 
 
 class Optimizer(Callback):

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from lathe.nets import GPT, MLP, CifarResNet, DeepMLP, ViT
+from lathe.nets.offload import Offloaded
 from lathe.nets.recompute import apply
 
-HOW = ["blocks", "every_2", "every_3", "sqrt"]
+HOW = ["blocks", "every_2", "every_3", "sqrt", "offload"]
 Make = Callable[[], tuple[nn.Module, Tensor]]
 NETS: dict[str, Make] = {
     "mlp": lambda: (
@@ -114,6 +115,20 @@ def test_a_copy_recomputes_its_own_blocks(how: str) -> None:
     assert saved_bytes(other, x) < saved_bytes(plain, x)
 
 
+def test_what_a_block_keeps_is_copied_and_its_parameters_are_not() -> None:
+    layer, x = nn.Linear(3, 3), torch.rand(2, 3, requires_grad=True)
+    moved = Offloaded(layer)
+    assert moved.pack_hook(layer.weight) is layer.weight
+    view = layer.weight.t()
+    assert moved.pack_hook(view) is view
+    kept = moved.pack_hook(x)
+    with torch.no_grad():
+        found, was = moved.unpack_hook(kept).clone(), x.clone()
+        x.zero_()
+        assert torch.equal(found, was)
+        assert torch.equal(moved.unpack_hook(kept), was)  # no view of what the device has
+
+
 def calls(net: nn.Module, x: Tensor) -> list[int]:
     """How often each block computes in one step."""
     counts = [0] * len(net.blocks)
@@ -135,6 +150,7 @@ def calls(net: nn.Module, x: Tensor) -> list[int]:
     ("how", "expected"),
     [
         ("none", [1] * 7),
+        ("offload", [1] * 7),
         ("blocks", [2] * 7),
         ("every_1", [2] * 7),
         ("every_2", [2, 1, 2, 1, 2, 1, 2]),

@@ -7,7 +7,7 @@ from torch import nn
 
 from lathe.errors import UserError
 from lathe.nets import MLP, DeepMLP
-from lathe.nets.recompute import apply
+from lathe.nets.recompute import apply, check_device
 
 
 def deep(blocks: int) -> DeepMLP:
@@ -30,7 +30,7 @@ class Nameless(nn.Module):
         (
             "zzz",
             lambda: deep(2),
-            "activation_checkpointing=zzz: choose none, blocks, every_<n> (such as every_2) or sqrt.",
+            "activation_checkpointing=zzz: choose none, blocks, every_<n> (such as every_2), sqrt or offload.",
         ),
         ("every_n", lambda: deep(2), "activation_checkpointing=every_n: did you mean every_2?"),
         (
@@ -69,6 +69,15 @@ def test_what_it_cannot_do_costs_one_sentence(how: str, make: Callable[[], nn.Mo
     with pytest.raises(UserError) as caught:
         apply(net, how)
     assert str(caught.value) == sentence
+
+
+def test_offloading_from_the_host_to_the_host_is_refused() -> None:
+    check_device("offload", "cuda")
+    check_device("blocks", "cpu")
+    check_device(None, "cpu")
+    for device in ("cpu", "mps"):
+        with pytest.raises(UserError, match=rf"=offload moves activations .* this run is on {device}, where it has no"):
+            check_device("offload", device)
 
 
 def test_none_is_taken_by_any_net() -> None:

@@ -45,7 +45,7 @@ def train(rank: int, spread: str, how: str) -> dict[str, Tensor]:
 
 
 def train_in_every_way(rank: int, spread: str) -> dict[str, dict[str, Tensor]]:
-    return {how: train(rank, spread, how) for how in ("none", "blocks", "every_2", "sqrt")}
+    return {how: train(rank, spread, how) for how in ("none", "blocks", "every_2", "sqrt", "offload")}
 
 
 @pytest.mark.parametrize("spread", ["fully_shard", "ddp"])

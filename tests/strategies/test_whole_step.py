@@ -204,6 +204,23 @@ def test_what_has_no_place_in_it_is_refused_at_the_launch(words: tuple[str, ...]
 @pytest.mark.parametrize(
     ("words", "said"),
     [
+        (("compile=default",), "acts between operations, which compile makes one: use compile=none, or use"),
+        (("strategy=pipeline", "trainer.devices=2"), "ddp, fsdp and model_split, not with Pipeline: use one of these"),
+        (("strategy=deepspeed_3_offload",), "not with DeepSpeed: use one of these, or use"),
+        (("strategy=fsdp",), ""),
+        (("strategy=ddp",), ""),
+        ((), ""),
+    ],
+)
+def test_what_has_no_place_for_offloaded_activations_is_refused(words: tuple[str, ...], said: str) -> None:
+    offload = "trainer.activation_checkpointing=offload"
+    problems = [text for text in together(CONTRADICTIONS, config(*SMALL, *words, offload)) if offload in text]
+    assert [said in text for text in problems] == ([True] if said else [])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
         (("compile.options={epilogue_fusion: true}", "compile.mode=max-autotune"), "mode=max-autotune"),
         (("compile.options={epilog_fusion: true}",), "epilogue_fusion"),
         (("compile.options={epilogue_fusion: true}", "compile.backend=eager"), "backend=eager"),

@@ -36,6 +36,8 @@ BODIES: dict[str, str | None] = {
     "test_gpu_runs.py::test_device_stats": None,
     "test_gpu_runs.py::test_mfu": None,
     "test_gpu_runs.py::test_recomputed_activations_take_less_memory": None,
+    "test_gpu_runs.py::test_offloaded_activations_take_less_memory": None,
+    "test_gpu_runs.py::test_offloaded_activations_with_others": None,
     "test_gpu_runs.py::test_optimizers_in_one_kernel": None,
     "test_gpu_runs.py::test_optimizers": None,
     "test_gpu_runs.py::test_several_steps_at_once_and_one_by_one": None,

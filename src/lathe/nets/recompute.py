@@ -1,8 +1,9 @@
-"""Activation checkpointing, `trainer.activation_checkpointing`: keep fewer activations, compute them again for the
-backward pass.
+"""Activation checkpointing, `trainer.activation_checkpointing`: keep fewer activations on the device, and compute them
+again for the backward pass, or fetch them back from the host's memory.
 
-Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174. Losses and gradients are those of a
-net that keeps everything; a step costs up to one more forward pass.
+Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174; offloading: Rhu et al. 2016,
+"vDNN", arXiv:1602.08124. Losses and gradients are those of a net that keeps everything; a step costs up to one more
+forward pass, or the copies.
 """
 
 import functools
@@ -14,9 +15,12 @@ from torch import nn
 
 from lathe.errors import ArgumentError, did_you_mean
 from lathe.nets.blocks import Blocks, blocks_of, own_blocks, recomputed
+from lathe.nets.offload import Offloaded
 
 KEY = "activation_checkpointing"
-WORDS = ("none", "blocks", "every_2", "sqrt")  # every_<n> takes any n
+WORDS = ("none", "blocks", "every_2", "sqrt", "offload")  # every_<n> takes any n
+OFFLOAD = "offload"
+AWAY = {"cuda"}  # types of devices whose memory is not the host's own
 
 
 def apply(net: nn.Module, how: str | None) -> None:
@@ -24,8 +28,9 @@ def apply(net: nn.Module, how: str | None) -> None:
 
     `none` (or None) keeps all activations, and takes back what an earlier call did. `blocks` keeps the input of each
     block and nothing within it; `every_<n>` does that for the blocks 0, n, 2n, ... and leaves the others; `sqrt` keeps
-    the inputs of about sqrt(number of blocks) segments. Blocks that a pipeline has replaced by `nn.Identity` are not
-    counted. Acts in training mode, while gradients are recorded.
+    the inputs of about sqrt(number of blocks) segments. `offload` recomputes nothing: what the blocks keep lies in the
+    host's memory between the passes. Blocks that a pipeline has replaced by `nn.Identity` are not counted. Acts in
+    training mode, while gradients are recorded.
 
     Raises ArgumentError for another word, a net without blocks, an n above their number, and `sqrt` for a net whose
     `blocks` is not a `lathe.nets.Blocks`.
@@ -37,7 +42,8 @@ def apply(net: nn.Module, how: str | None) -> None:
     name = type(net).__name__
     if word != "none" and not blocks:
         lack = "names no `blocks`" if not hasattr(net, "blocks") else "has none"
-        raise ArgumentError(f"{KEY}={word} recomputes a net's repeated blocks, but {name} {lack}: set {KEY}=none.")
+        acts = "moves what they keep of" if word == OFFLOAD else "recomputes"
+        raise ArgumentError(f"{KEY}={word} {acts} a net's repeated blocks, but {name} {lack}: set {KEY}=none.")
     if every is not None and every > len(every_block):
         raise ArgumentError(f"{KEY}={word}: {name} has {len(every_block)} blocks: take an n of at most that.")
     chain = getattr(net, "blocks", None)
@@ -50,21 +56,31 @@ def apply(net: nn.Module, how: str | None) -> None:
         _keep(block)
     if isinstance(chain, Blocks):
         chain.in_segments = word == "sqrt"
+    function = _offloaded if word == OFFLOAD else _forward
     for block in blocks[::every] if every is not None else []:
-        block.forward = functools.partial(_forward, block, block.__dict__.get("forward"))
+        block.forward = functools.partial(function, block, block.__dict__.get("forward"))
+
+
+def check_device(how: str | None, device_type: str) -> None:
+    """Raises ArgumentError for `offload` where activations are in the host's memory already."""
+    if how == OFFLOAD and device_type not in AWAY:
+        raise ArgumentError(
+            f"{KEY}={how} moves activations from a GPU to the host's memory, and this run is on {device_type}, where "
+            f"it has no effect: set {KEY}=blocks, which computes them again, or none."
+        )
 
 
 def _every(word: str) -> int | None:
-    """1 for `blocks`, n for `every_<n>`, None for the words that patch no block."""
+    """1 for `blocks` and `offload`, n for `every_<n>`, None for the words that patch no block."""
     if word in ("none", "sqrt"):
         return None
-    if word == "blocks":
+    if word in ("blocks", OFFLOAD):
         return 1
     if re.fullmatch(r"every_[1-9]\d*", word):
         return int(word.removeprefix("every_"))
     if re.fullmatch(r"every_-?\d+(\.\d+)?", word):
         raise ArgumentError(f"{KEY}={word}: n must be a whole number of at least 1, such as every_2.")
-    hint = did_you_mean(word, WORDS, "choose none, blocks, every_<n> (such as every_2) or sqrt.")
+    hint = did_you_mean(word, WORDS, "choose none, blocks, every_<n> (such as every_2), sqrt or offload.")
     raise ArgumentError(f"{KEY}={word}: {hint}")
 
 
@@ -81,10 +97,19 @@ def _forward(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
     return recomputed([block], forward, *args, **kwargs)
 
 
+def _offloaded(block: nn.Module, own: Any, *args: Any, **kwargs: Any) -> Any:
+    """As `_forward`, of a block whose activations are moved."""
+    forward = functools.partial(type(block).forward, block) if own is None else own
+    if not (block.training and torch.is_grad_enabled()):
+        return forward(*args, **kwargs)
+    with Offloaded(block):
+        return forward(*args, **kwargs)
+
+
 def _keep(block: nn.Module) -> None:
     """Take back what `apply` did to a block."""
     patched = block.__dict__.get("forward")
-    if isinstance(patched, functools.partial) and patched.func is _forward:
+    if isinstance(patched, functools.partial) and patched.func in (_forward, _offloaded):
         del block.forward
         if patched.args[1] is not None:
             block.forward = patched.args[1]

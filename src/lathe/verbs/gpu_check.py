@@ -46,6 +46,7 @@ TRAINED: dict[str, tuple[str, int]] = {
     "CUDA graphs": ("compile=reduce-overhead", 1),
     "whole step": ("compile=reduce-overhead compile.scope=step", 1),
     "recomputation": ("trainer.activation_checkpointing=blocks", 1),
+    "offloaded activations": ("trainer.activation_checkpointing=offload", 1),
     "fused optimizer": ("optimizer=adamw +optimizer.fused=true", 1),
     "ema": ("callbacks=[default,ema]", 1),
     "prune_nm": ("compression=prune_nm", 1),

@@ -172,7 +172,9 @@ def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
         if isinstance(callback, Compression):
             callback.check(task.net)
     with under("trainer"):
-        recompute.apply(task.net, cfg["trainer"].get("activation_checkpointing", "none"))
+        how = cfg["trainer"].get("activation_checkpointing", "none")
+        recompute.check_device(how, trainer.strategy.root_device.type)
+        recompute.apply(task.net, how)
         channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
     with under("compile"):
         kept = Path(cfg["paths"]["data_dir"]) / "compiled" if "data_dir" in cfg["paths"] else None

@@ -1,4 +1,6 @@
-"""What goes together with a step that is one compiled function, `compile.scope=step`."""
+"""What goes together with compiled code: with a step that is one function, `compile.scope=step`, and with activations
+that are moved meanwhile.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -46,3 +48,22 @@ def whole_step(cfg: Mapping[str, Any]) -> Iterator[str]:
     for name, made in cfg["compression"].items():
         if isinstance(made, Mapping) and name not in MASKS:
             yield f"compression={name} acts within a step, which {key} makes one function: leave it out, {way}."
+
+
+# Strategies that leave a block's activations plain tensors of one device, which is what can be moved
+MOVABLE = ("auto", "DDP", "FSDP", "ModelSplit")
+
+
+def offloading(cfg: Mapping[str, Any]) -> Iterator[str]:
+    """What `trainer.activation_checkpointing=offload` has no place in."""
+    if cfg["trainer"].get("activation_checkpointing", "none") != "offload":
+        return
+    key, way = "trainer.activation_checkpointing=offload", "or use trainer.activation_checkpointing=blocks"
+    if cfg["compile"].get("enabled"):
+        yield f"{key} acts between operations, which compile makes one: use compile=none, {way}."
+    target = cfg["strategy"].get("_target_", "lathe.strategies.auto")
+    if target.startswith("lathe.") and target.rpartition(".")[2] not in MOVABLE:
+        yield (
+            f"{key} works with strategy=auto, ddp, fsdp and model_split, not with {target.rpartition('.')[2]}: use one "
+            f"of these, {way}."
+        )

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from lathe.config.schema.attached import alerts, averaging, samples, whitening
-from lathe.config.schema.compiled import whole_step
+from lathe.config.schema.compiled import offloading, whole_step
 from lathe.config.schema.names import canonical
 from lathe.config.schema.rule import shown
 from lathe.errors import UserError
@@ -288,6 +288,7 @@ CONTRADICTIONS: tuple[Together, ...] = (
     averaging,
     _own_module,
     whole_step,
+    offloading,
     samples,
     alerts,
     whitening,

@@ -60,7 +60,7 @@ TRAINER: dict[str, Rule] = {
     "channels_last": flag | "auto",
     "fused_optimizer": only[False] | "auto",
     "sync_batchnorm": flag,
-    "activation_checkpointing": word("none", "blocks", "sqrt") | text("every_<n>", r"every_[1-9]\d{0,5}"),
+    "activation_checkpointing": word("none", "blocks", "sqrt", "offload") | text("every_<n>", r"every_[1-9]\d{0,5}"),
     "reload_dataloaders_every_n_epochs": whole(0),
     "fast_dev_run": flag | whole(0),
 }
