@@ -56,6 +56,15 @@ def test_pixels_in_and_logits_out(tmp_path: Path, in_graph: bool) -> None:
     assert (bundle.folder, bundle.manifest["target"]) == (folder, "onnx")
 
 
+def test_a_target_of_cpus_alone_is_not_opened_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = folder_of(tmp_path, True)
+    monkeypatch.setattr(export.get("onnx"), "load", lambda path, threads=None: None)
+    with pytest.raises(
+        UserError, match=r"^target=onnx runs on CPUs alone, not on cuda:1: leave trainer.accelerator=cp"
+    ):
+        open_bundle(folder, device="cuda:1")
+
+
 def test_pixels_are_normalised_to_the_bits_of_training() -> None:
     x = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 3, 16, 16)
     found = prepared({"preprocess": {"in_graph": False, "mean": MEAN, "std": STD}}, x.numpy())

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from lathe.compression.quantization.net import strip
 from lathe.errors import UserError
 from lathe.export import TARGETS, get
+from lathe.export.targets.onnx_graph import providers_for
 
 pytest.importorskip("onnxruntime")
 Make = Callable[[], nn.Module]
@@ -85,3 +86,11 @@ def test_a_missing_package_is_said(
     with pytest.raises(UserError, match="onnxscript can't be imported"):
         get("onnx").export(make_mlp(), images, tmp_path / "net.onnx")
     assert os.listdir(tmp_path) == []
+
+
+def test_providers_of_a_gpu_compute_float32_and_are_never_left_out_in_silence() -> None:
+    cpu, cuda = "CPUExecutionProvider", "CUDAExecutionProvider"
+    assert providers_for(None, [cuda, cpu]) == providers_for("cpu", [cpu]) == [cpu]
+    assert providers_for("cuda:2", [cuda, cpu]) == [(cuda, {"device_id": 2, "use_tf32": 0}), cpu]
+    with pytest.raises(UserError, match="onnxruntime has no CUDA provider here, which cuda:0 takes: pip install onnxr"):
+        providers_for("cuda:0", [cpu])

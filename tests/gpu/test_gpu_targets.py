@@ -1,9 +1,11 @@
 """Files of a run on the device, their receipts, and the server."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,15 @@ import numpy as np
 import pytest
 import torch
 from support.gpu import CONVOLUTIONS, Acceptance
+from support.runs import config
+from support.server_process import BINARY, Served
 
 from lathe import export
 from lathe.export.gpu import DEVICES
 from lathe.receipt import measured
+from lathe.serving import model, worker
+from lathe.serving.engine import Engine
+from lathe.serving.options import read
 from lathe.verbs.load import Run
 
 HELD = 2e-4  # of the largest logit, for float32 on both sides
@@ -154,10 +161,51 @@ def test_gpu_suite(gpu: Acceptance, tmp_path: Path) -> None:
     assert all(case["rounds"][0]["step_ms"] > 0 and case["rounds"][0]["peak"] > 0 for case in cases)
 
 
-def test_a_server_on_a_gpu_is_refused_in_a_sentence_so_far(
-    gpu: Acceptance, run: Run, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.parametrize("target", ["module", "torch_export", "onnx"])
+def test_workers_of_a_server_compute_on_devices(gpu: Acceptance, run: Run, target: str) -> None:
+    """Batches of what comes together, in a process for each device, with the answers of the module on the CPU."""
+    if (
+        target == "onnx"
+        and gpu.real
+        and "CUDAExecutionProvider" not in pytest.importorskip("onnxruntime").get_available_providers()
+    ):
+        pytest.skip("this onnxruntime has no CUDA provider: pip install onnxruntime-gpu in its place")
+    if target != "module":
+        shipped(gpu, run, target)
+    asked = {**config(f"run={run.dir}", "max_batch_size=8", name="serve"), "export": target}
+    places = tuple(f"cuda:{index}" if gpu.real else "cpu" for index in range(gpu.count))
+    options = replace(read(asked, str(run.dir)), workers=len(places), devices=places)
+    facts = model.describe(options.run, target, options.checkpoint)
+
+    async def answers() -> list[Any]:
+        engine = Engine(partial(worker.launch, options=options, facts=facts), options)
+        try:
+            await engine.start()
+            assert engine.ready == len(places)
+            return await asyncio.gather(*(engine.predict(pixels()[index % 8 :][:1], 60) for index in range(40)))
+        finally:
+            await engine.stop()
+
+    wanted = model.load(options.run, "module", options.checkpoint, 1)(pixels())
+    for index, found in enumerate(asyncio.run(answers())):
+        np.testing.assert_allclose(found[0], wanted[index % 8], atol=HELD * float(np.abs(wanted).max()))
+
+
+def test_a_server_on_the_gpus(gpu: Acceptance, run: Run) -> None:
+    with Served(run.dir, "target=module", "trainer.accelerator=gpu") as server:
+        assert "on cuda:0" in server.ready
+        about = server.ask("GET", "/info").json["server"]
+        assert about["devices"] == [f"cuda:{index}" for index in range(gpu.count)]
+        answer = server.ask("POST", "/predict", bytes(64), content_type=BINARY, accept=BINARY)
+        wanted = model.load(str(run.dir), "module", "best", 1)(np.zeros((1, 1, 8, 8), np.uint8))
+        found = np.frombuffer(answer.body, "<f4")
+        np.testing.assert_allclose(found, wanted[0], atol=HELD * float(np.abs(wanted).max()))
+
+
+def test_a_server_without_a_gpu_says_so(gpu: Acceptance, run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    if gpu.real:
+        pytest.skip("there is a GPU")
     assert gpu.script("serve", f"run={run.dir}", "target=module", "trainer.accelerator=gpu") == 1
     said = capfd.readouterr().err.strip()
-    assert "trainer.accelerator=gpu" in said
+    assert "trainer.accelerator=gpu: no GPU is visible here" in said
     assert said.count("\n") == 0

@@ -109,7 +109,7 @@ def test_every_key_takes_what_it_can_be_alone(options: Callable[..., Any], name:
         ({"export": None}, "name one export"),
         ({"workers": 1024}, "workers=1024: give at most"),
         ({"trainer": {"devices": 2}}, "trainer.devices=2: expected 1, got another number"),
-        ({"trainer": {"accelerator": "gpu"}}, "trainer.accelerator=gpu"),
+        ({"trainer": {"accelerator": "tpu"}}, "trainer.accelerator=tpu"),
         ({"strategy": {"_target_": "lathe.strategies.FSDP"}}, "strategy is for training"),
         ({"hosts": ["example.org:80"]}, "without ports"),
         ({"hosts": ["http://example.org"]}, "without ports"),

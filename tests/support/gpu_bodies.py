@@ -52,7 +52,9 @@ BODIES: dict[str, str | None] = {
     "test_gpu_targets.py::test_a_receipt_times_what_is_compiled_for_the_device": "a receipt has no rows of a stand-in",
     "test_gpu_targets.py::test_inference_suite": None,
     "test_gpu_targets.py::test_gpu_suite": "suite=gpu asks for a GPU",
-    "test_gpu_targets.py::test_a_server_on_a_gpu_is_refused_in_a_sentence_so_far": None,
+    "test_gpu_targets.py::test_workers_of_a_server_compute_on_devices": None,
+    "test_gpu_targets.py::test_a_server_on_the_gpus": "the real command looks for GPUs itself",
+    "test_gpu_targets.py::test_a_server_without_a_gpu_says_so": None,
 }
 # Bodies of many cases, of which the stand-in runs these: a CPU has tests of its own for the others.
 FEW: dict[str, set[str]] = {

@@ -1,5 +1,6 @@
 """An export in hand: its file, checked and loaded, and what its manifest says of inputs and answers."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,12 +33,15 @@ class Bundle:
         return self.run(prepared(self.manifest, inputs))
 
 
-def open_bundle(folder: str | Path, threads: int | None = None, key: str = "target") -> Bundle:
-    """The export in `folder`, with `threads` as its target's `load` takes them.
+def open_bundle(
+    folder: str | Path, threads: int | None = None, key: str = "target", device: str | None = None
+) -> Bundle:
+    """The export in `folder`, with `threads` as its target's `load` takes them, on the GPU `device`, such as `cuda:1`;
+    None is where its target runs by itself.
 
     Raises:
-        UserError: there is no export, it was changed since, its target can't be used here, it computes nothing, or it
-            is a program from elsewhere that is not trusted.
+        UserError: there is no export, it was changed since, its target can't be used here or not on `device`, it
+            computes nothing, or it is a program from elsewhere that is not trusted.
     """
     folder = Path(folder)
     manifest = manifests.read(folder, key)
@@ -48,7 +52,13 @@ def open_bundle(folder: str | Path, threads: int | None = None, key: str = "targ
             "another target."
         )
     check_origin(folder, manifest)
-    run = target.load(folder / manifest["file"], threads)
+    where: dict[str, Any] = {} if device is None else {"device": device}
+    if where and "device" not in inspect.signature(target.load).parameters:
+        raise UserError(
+            f"{key}={manifest['target']} runs on CPUs alone, not on {device}: leave trainer.accelerator=cpu, or export "
+            "to onnx, torch_export, aot_inductor or tensorrt."
+        )
+    run = target.load(folder / manifest["file"], threads, **where)
     return Bundle(folder, manifest, run)
 
 

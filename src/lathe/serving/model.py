@@ -62,21 +62,30 @@ def _folder(run: Path, target: str) -> Path:
     return folder
 
 
-def load(run: str, target: str, checkpoint: str, threads: int) -> Callable[[Array], Array]:
+def load(run: str, target: str, checkpoint: str, threads: int, device: str | None = None) -> Callable[[Array], Array]:
     """The net itself: uint8 pixels `[batch, channels, height, width]` or token ids `[batch, time]` to logits `[batch,
-    ..., classes]`.
+    ..., classes]`. `device` is the GPU that it computes on, to which arrays are copied and their logits back; None is
+    the CPU, or where the export's runtime runs.
 
     Raises:
-        UserError: as `describe`.
+        UserError: as `describe`, or the export can't run on `device`.
     """
+    if device is not None and device.startswith("cuda"):
+        import torch
+
+        torch.cuda.set_device(device)  # what a runtime allocates by itself is then there as well
     if target != MODULE:
-        return open_bundle(_folder(Path(run), target), threads)
+        return open_bundle(_folder(Path(run), target), threads, device=device)
     import torch
 
+    from lathe.export.calls import on_arrays
     from lathe.runs.shippable import open_shippable
 
     torch.set_num_threads(threads)
     net = open_shippable(run, checkpoint=checkpoint).net
+    if device is not None:
+        there = net.to(device)
+        return on_arrays(lambda x: there(x).float(), device=torch.device(device))
 
     def call(x: Array) -> Array:
         with torch.inference_mode():

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from lathe.errors import require
+from lathe.serving.devices import places
 from lathe.serving.hosts import ANY, NAME, address, plain
 from lathe.serving.limits import Limits
 
@@ -17,7 +18,9 @@ BATCH_BYTES = 2**30  # of a batch of inputs
 
 @dataclass(frozen=True)
 class Options:
-    """`run` is the run directory's path; times are in seconds."""
+    """`run` is the run directory's path; times are in seconds. `devices` has the GPU of each worker, such as `cuda:1`,
+    and is empty where they are on the CPU.
+    """
 
     run: str
     target: str
@@ -41,6 +44,7 @@ class Options:
     load_timeout: float
     limits: Limits
     api_key: str | None = field(default=None, repr=False)
+    devices: tuple[str, ...] = ()
 
 
 def read(request: Mapping[str, Any], run: str) -> Options:
@@ -68,9 +72,8 @@ def read(request: Mapping[str, Any], run: str) -> Options:
     threads = request["threads"]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     most = max(PROCESSES, cores)
-    require(
-        request["workers"] <= most, f"workers={request['workers']}: give at most {most}, the machine has {cores} cores."
-    )
+    workers, devices = places(request["trainer"]["accelerator"], request["workers"])
+    require(workers <= most, f"workers={workers}: give at most {most}, the machine has {cores} cores.")
     require(
         threads is None or threads <= most,
         f"threads={threads!r}: give a whole number from 1 to {most}, or null for the cores that each worker has.",
@@ -83,15 +86,17 @@ def read(request: Mapping[str, Any], run: str) -> Options:
         f"{where} is empty or has characters that a header can't carry: use letters, digits and punctuation.",
     )
     limits = Limits(request["max_body_bytes"], request["max_pixels"], request["max_samples"], request["max_tokens"])
-    made = ("run", "target", "threads", "hosts", "limits", "api_key")
+    made = ("run", "target", "workers", "threads", "hosts", "limits", "api_key", "devices")
     same = {option.name: request[option.name] for option in fields(Options) if option.name not in made}
     return Options(
         run=run,
         target=target,
-        threads=threads or max(1, cores // request["workers"]),
+        workers=workers,
+        threads=threads or max(1, cores // workers),
         hosts=tuple(request["hosts"]),
         limits=limits,
         api_key=key,
+        devices=devices,
         **same,
     )
 

@@ -224,6 +224,7 @@ def about(options: Options, facts: dict[str, Any]) -> dict[str, Any]:
         "server": {
             "uvicorn": metadata.version("uvicorn"),
             "workers": options.workers,
+            "devices": options.devices or ["cpu"],
             "threads": options.threads,
             "max_batch_size": options.max_batch_size,
             "batch_timeout": options.batch_timeout,

@@ -62,10 +62,11 @@ class Server(uvicorn.Server):
         assert sockets
         address = sockets[0].getsockname()
         host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        where = f" on {', '.join(dict.fromkeys(self.options.devices))}" if self.options.devices else ""
         key = f"; requests need the API key of api_key or {serve_options.KEY}" if self.options.api_key else ""
         print(
-            f"Serving {self.options.run} (target={self.options.target}) at http://{host}:{address[1]}{key}. Ctrl-C "
-            "stops it.",
+            f"Serving {self.options.run} (target={self.options.target}{where}) at http://{host}:{address[1]}{key}. "
+            "Ctrl-C stops it.",
             flush=True,
         )
 

@@ -32,7 +32,9 @@ def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BasePro
     """
     ours, theirs = socketpair()
     with theirs:
-        process = get_context("spawn").Process(target=work, args=(theirs, options, facts), name=f"worker {index}")
+        device = options.devices[index] if options.devices else None
+        given = (theirs, options, facts, device)
+        process = get_context("spawn").Process(target=work, args=given, name=f"worker {index}")
         try:
             process.start()
         except BaseException:
@@ -41,8 +43,9 @@ def launch(index: int, options: Options, facts: dict[str, Any]) -> tuple[BasePro
     return process, ours
 
 
-def work(end: socket, options: Options, facts: dict[str, Any]) -> None:
-    """The process. It says first whether the net is loaded, null or a sentence, then answers each batch."""
+def work(end: socket, options: Options, facts: dict[str, Any], device: str | None = None) -> None:
+    """The process. It says first whether the net is loaded, null or a sentence, then answers each batch. `device` is
+    its GPU; None is the CPU."""
     # A terminal's Ctrl-C and a service manager's SIGTERM reach every process of the group; the server still owes
     # answers then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -50,7 +53,7 @@ def work(end: socket, options: Options, facts: dict[str, Any]) -> None:
     logging.basicConfig(format="%(asctime)s worker %(process)d: %(message)s")
     channel = WorkerEnd(end)
     try:
-        net = load(options, facts)
+        net = load(options, facts, device)
         channel.send([net if isinstance(net, str) else None])
         while not isinstance(net, str):
             channel.send(compute(net, channel.receive()))
@@ -59,10 +62,10 @@ def work(end: socket, options: Options, facts: dict[str, Any]) -> None:
         os._exit(0)  # it holds nothing, and torch takes a second to be taken down module by module
 
 
-def load(options: Options, facts: dict[str, Any]) -> Net | str:
+def load(options: Options, facts: dict[str, Any], device: str | None = None) -> Net | str:
     """The net, which has computed something once, or a sentence that says why there is none."""
     try:
-        net = model.load(options.run, options.target, options.checkpoint, options.threads)
+        net = model.load(options.run, options.target, options.checkpoint, options.threads, device)
         first = model.example(facts)
         for rows in sorted({1, options.max_batch_size}):  # the first call of a size allocates
             net(np.repeat(first, rows, axis=0))

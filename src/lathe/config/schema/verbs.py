@@ -175,7 +175,7 @@ VERBS: dict[str, dict[str, Place]] = {
         "hosts": items(text("a name or an address")),
         "port": _port,
         "api_key": text("a key") | whole() | None,
-        "workers": whole(1, 1024),
+        "workers": whole(1, 1024) | "auto",
         "threads": whole(1, 1024) | None,
         "batch_timeout": number(0),
         **dict.fromkeys(
@@ -203,7 +203,7 @@ VERBS: dict[str, dict[str, Place]] = {
             ),
             number(above=0, high=1e6),
         ),
-        "trainer": Keys({"accelerator": word("cpu"), "devices": whole(1, 1)}),  # one process listens
+        "trainer": Keys({"accelerator": word("cpu", "gpu"), "devices": whole(1, 1)}),  # one process listens
     },
     "lr_find": TRAIN | LR_FIND,
     "batch_find": TRAIN | BATCH_FIND,

@@ -2,7 +2,7 @@
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -108,13 +108,14 @@ def quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def open_session(path: str | Path, threads: int | None = None, **options: Any) -> Any:
-    """An ONNX Runtime session on the CPU; `threads` None is ONNX Runtime's own choice, one for each core.
+def open_session(path: str | Path, threads: int | None = None, device: str | None = None, **options: Any) -> Any:
+    """An ONNX Runtime session on the CPU or on the GPU `device`, such as `cuda:1`; `threads` None is ONNX Runtime's own
+    choice, one for each core.
 
     Integers are summed exactly on every processor, see `EXACT`.
 
     Raises:
-        UserError: there is no such file, or it can't be read.
+        UserError: there is no such file, it can't be read, or ONNX Runtime can't run it on `device`.
     """
     require_packages()
     import onnxruntime  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -129,8 +130,10 @@ def open_session(path: str | Path, threads: int | None = None, **options: Any) -
         setattr(settings, name, value)
     settings.add_session_config_entry(EXACT, "1")
 
+    providers = providers_for(device, onnxruntime.get_available_providers())
+
     def session() -> Any:
-        return onnxruntime.InferenceSession(str(path), settings, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(str(path), settings, providers=providers)
 
     try:
         try:
@@ -152,7 +155,33 @@ def open_session(path: str | Path, threads: int | None = None, **options: Any) -
     except Exception as error:  # ONNX Runtime's exceptions have no class in common
         first = str(error).strip().splitlines()[0]
         raise UserError(f"{path} can't be read as ONNX ({first[:200]}): export the run again.") from error
+    if len(providers) > 1 and found.get_providers()[0] != CUDA:  # without a word it would compute on the CPU
+        raise UserError(
+            f"{path}: onnxruntime could not load its CUDA provider, so nothing would run on {device}: install the "
+            "onnxruntime-gpu of torch's CUDA version, or leave trainer.accelerator=cpu."
+        )
     return found
+
+
+CUDA = "CUDAExecutionProvider"
+
+
+def providers_for(device: str | None, available: Sequence[str]) -> list[Any]:
+    """What ONNX Runtime may compute with on `device`: on a GPU its CUDA provider, in float32 without TF32, and the CPU
+    for operators that it lacks.
+
+    Raises:
+        UserError: this build has no CUDA provider.
+    """
+    cpu = "CPUExecutionProvider"
+    if device is None or not device.startswith("cuda"):
+        return [cpu]
+    if CUDA not in available:
+        raise UserError(
+            f"onnxruntime has no CUDA provider here, which {device} takes: pip install onnxruntime-gpu in its place, "
+            "or leave trainer.accelerator=cpu."
+        )
+    return [(CUDA, {"device_id": int(device.partition(":")[2] or 0), "use_tf32": 0}), cpu]
 
 
 FLOAT_ARITHMETIC = "lathe.float_arithmetic"
@@ -162,9 +191,11 @@ EXACT = "session.x64quantprecision"
 SHARED = "Attempt to replace the existing tensor"  # what it says of a file in which layers share a zero point
 
 
-def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
-    """A function of the net's input, `[batch, ...]`, that gives its output; see `open_session`."""
-    session = open_session(path, threads)
+def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
+    """A function of the net's input, `[batch, ...]`, that gives its output; see `open_session`. On a GPU ONNX Runtime
+    copies arrays there and back by itself.
+    """
+    session = open_session(path, threads, device)
     name = session.get_inputs()[0].name
 
     def forward(x: Array) -> Array:

@@ -1,14 +1,17 @@
 """ONNX with integer weights, and integer arithmetic where the ranges of activations are known: ranges are those of
 training or calibration, weights the integers that training simulated."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor, nn
 
+from lathe.export.calls import Array
 from lathe.export.deploy import IntegerAdd, deployable
 from lathe.export.dialects import Onnx
 from lathe.export.inputs import stand_in
-from lathe.export.targets.onnx_graph import FLOAT_ARITHMETIC, available, load, require_packages, write
+from lathe.export.targets.onnx_graph import FLOAT_ARITHMETIC, available, require_packages, write
+from lathe.export.targets.onnx_graph import load as load_anywhere
 
 __all__ = ["available", "computes", "export", "integers", "load", "suffix"]
 
@@ -39,3 +42,8 @@ def export(net: nn.Module, example: Tensor, path: str | Path) -> None:
     )
     properties = {} if rounds else {FLOAT_ARITHMETIC: "1"}
     write(found, example, path, BLOCKED_OPSET if blocked else None, properties)
+
+
+def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
+    """As of target=onnx, on the CPU alone: the CUDA provider has no arithmetic in integers."""
+    return load_anywhere(path, threads)

@@ -217,11 +217,12 @@ def compiled(found: nn.Module, net: nn.Module, given: Tensor, shapes: Shapes, wo
     return plan
 
 
-def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
+def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
     """A function of the net's input, `[batch, ...]`, that gives its output; of batches larger than the engine's
     largest, in parts.
 
-    It runs on torch's current GPU, one call after the other. `threads`, of a CPU, has no effect.
+    It runs on torch's current GPU, one call after the other; `device`, such as `cuda:1`, becomes that. `threads`, of a
+    CPU, has no effect.
 
     Raises:
         UserError: TensorRT or a GPU is missing, there is no such file, or it was built for another GPU or version; the
@@ -232,6 +233,8 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
         raise UserError(sentence)
     import tensorrt
 
+    if device is not None:
+        torch.cuda.set_device(device)
     path = readable(path, "path")
     runtime = tensorrt.Runtime(tensorrt.Logger(tensorrt.Logger.ERROR))
     engine = runtime.deserialize_cuda_engine(path.read_bytes())

@@ -85,9 +85,10 @@ def _program(net: nn.Module, given: Tensor, axes: tuple[dict[int, object]]) -> t
     return program
 
 
-def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Array]:
+def load(path: str | Path, threads: int | None = None, device: str | None = None) -> Callable[[Array], Array]:
     """A function of the net's input, `[batch, ...]`, that gives its output. `threads` is torch's number of threads
-    during each call; None leaves it as it is.
+    during each call; None leaves it as it is. `device` is where it computes, such as `cuda:1`, with arrays copied there
+    and their answers back; None is the CPU.
 
     `torch.export.load` unpickles and evaluates what it finds in an archive, and has no `weights_only`; so this refuses
     archives with anything in them but tensors and operators, see `pt2_archive`. `torch.export.load(path)` reads the
@@ -97,6 +98,7 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
         UserError: there is no such file, or it can't be read.
     """
     import torch.ao.quantization.fx._decomposed  # registers the operators of integers
+    from torch.export.passes import move_to_device_pass
 
     path = readable(path, "path")
     try:
@@ -104,12 +106,14 @@ def load(path: str | Path, threads: int | None = None) -> Callable[[Array], Arra
         with warnings.catch_warnings(), quiet():
             # weights are read into memory that nothing writes to
             warnings.filterwarnings("ignore", message="The given buffer is not writable", category=UserWarning)
-            module = torch.export.load(archive).module(
-                check_guards=False
-            )  # guards are Python code; sizes are checked without them
+            program = torch.export.load(archive)
+            if device is not None:
+                program = move_to_device_pass(program, device)
+            # guards are Python code; sizes are checked without them
+            module = program.module(check_guards=False)
     except Exception as error:  # a torn archive, or one of another version of torch
         reason = str(error) if type(error) is ValueError else type(error).__name__
         raise UserError(
             f"{path} can't be read as a program of target=torch_export ({reason}): export the run again."
         ) from error
-    return on_arrays(module, threads)
+    return on_arrays(module, threads, None if device is None else torch.device(device))
