@@ -1,4 +1,3 @@
-import json
 import re
 import subprocess
 import sys
@@ -14,9 +13,8 @@ from torch import Tensor, nn
 
 from lathe.compression.quantization.net import LayerPlan
 from lathe.errors import UserError
-from lathe.export import get, gpu, sums
+from lathe.export import get, sums
 from lathe.export.preprocess import Preprocess, Shipped
-from lathe.export.targets import aot_metadata
 from lathe.nets import GPT, CifarResNet
 
 Make = Callable[[], nn.Module]
@@ -102,92 +100,6 @@ def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.Mon
     with pytest.raises(UserError, match=r"for a CPU that sums products of 8-bit integers exactly \(VNNI\), which this"):
         opened({**IMAGES, "exact_sums": "1"})
     opened({**IMAGES, "exact_sums": "0"})
-
-
-class TestOnAGpu:
-    """The path of `device=cuda`, which the CPU takes in a GPU's place."""
-
-    def test_a_machine_without_one_is_told_before_anything_is_written(
-        self, make_mlp: Make, images: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-        with pytest.raises(
-            UserError, match=r"aot_inductor.device=cuda: torch finds no GPU here to compile for: export"
-        ):
-            aot.export(make_mlp(), images, tmp_path / "net.pt2", device="cuda")
-        assert not list(tmp_path.iterdir())
-
-    def test_integers_are_refused(
-        self, make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, gpu_stand_in: None
-    ) -> None:
-        with pytest.raises(UserError, match=r"^device=cuda compiles floats alone, .*integers=false for floats"):
-            aot.export(quantized(make_mlp(), images), images, tmp_path / "net.pt2", device="cuda")
-        assert aot.available("cuda", integers=True).startswith("target.aot_inductor.device=cuda compiles floats alone")
-        assert not list(tmp_path.iterdir())
-
-    def test_a_toolkit_that_is_missing_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-        monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-        monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", None)
-        assert "no CUDA toolkit was found" in str(aot.available("cuda"))
-        monkeypatch.setattr("torch.utils.cpp_extension.CUDA_HOME", "/usr/local/cuda")
-        assert aot.available("cuda") is None
-
-    @pytest.mark.parametrize(
-        ("capability", "device", "said"),
-        [
-            (None, None, r"compiled for a GPU \(cuda\), and torch finds none here"),
-            ((9, 0), "cuda:3", r"compiled for a GPU \(cuda:3\), and torch finds none here"),
-            ((8, 0), None, r"for a GPU of compute capability 9.0, and this one has 8.0: export the run again, here"),
-            ((9, 0), "cuda:0", None),
-        ],
-    )
-    def test_where_a_package_runs(
-        self,
-        tmp_path: Path,
-        monkeypatch: pytest.MonkeyPatch,
-        capability: tuple[int, int] | None,
-        device: str | None,
-        said: str | None,
-    ) -> None:
-        monkeypatch.setattr("torch.cuda.is_available", lambda: capability is not None)
-        monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
-        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: capability)
-        monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "a GPU")
-        package = written(tmp_path, compiled_device="cuda", compiled_capability="9.0")
-        metadata = aot_metadata.written(package)
-        if said is None:
-            assert aot_metadata.placed(package, metadata, device) == torch.device("cuda:0")
-        else:
-            with pytest.raises(UserError, match=said):
-                aot.load(package, device=device)
-
-    def test_a_package_for_cpus_is_not_moved(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=r"was compiled for CPUs, not for cuda:0: .*aot_inductor.device=cuda"):
-            aot.load(written(tmp_path), device="cuda:0")
-
-    @pytest.mark.slow
-    @pytest.mark.skipif(aot.available() is not None, reason="no C++ compiler")
-    def test_what_it_computes(self, make_mlp: Make, images: Tensor, tmp_path: Path, gpu_stand_in: None) -> None:
-        net, path = make_mlp(), tmp_path / "net.pt2"
-        aot.export(net, images[:1], path, device="cuda")
-        assert aot_metadata.written(path)["compiled_device"] == "cpu"
-        run = aot.load(path)
-        with torch.no_grad():
-            for batch in (64, 1, 7):
-                np.testing.assert_allclose(run(images[:batch].numpy()), net(images[:batch]).numpy(), atol=1e-5)
-
-
-def written(folder: Path, **metadata: str) -> Path:
-    """A package of metadata alone."""
-    with zipfile.ZipFile(folder / "net.pt2", "w") as archive:
-        archive.writestr("net/data/aotinductor/model/a_metadata.json", json.dumps(metadata))
-    return folder / "net.pt2"
-
-
-@pytest.fixture
-def gpu_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(gpu.DEVICES, "cuda", torch.device("cpu"))
 
 
 @pytest.fixture

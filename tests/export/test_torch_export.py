@@ -47,15 +47,6 @@ def largest_error(path: Path, net: nn.Module, inputs: list[Tensor]) -> float:
     return max(errors)
 
 
-def test_on_a_device_arrays_travel_there_and_back(tmp_path: Path) -> None:
-    """The CPU in a GPU's place."""
-    net = shipped(CifarResNet(depth=8, width=4)).eval()
-    target.export(net, pixels(2), tmp_path / "net.pt2")
-    plain, placed = (target.load(tmp_path / "net.pt2", 1, device) for device in (None, "cpu"))
-    for batch in (3, 1, 8):
-        np.testing.assert_array_equal(placed(pixels(batch).numpy()), plain(pixels(batch).numpy()))
-
-
 def in_a_fresh_process(path: Path, x: Tensor) -> np.ndarray:
     """By torch alone."""
     np.save(path.parent / "x.npy", x.numpy())

@@ -50,6 +50,12 @@ class Nameless(nn.Module):
             "`blocks`: set activation_checkpointing=none.",
         ),
         (
+            "offload",
+            lambda: Nameless(2, listed=False),
+            "activation_checkpointing=offload moves what repeated blocks keep, but Nameless names no `blocks`: set "
+            "activation_checkpointing=none.",
+        ),
+        (
             "sqrt",
             lambda: Nameless(2, listed=True),
             "activation_checkpointing=sqrt runs the blocks in segments, which Nameless does not let it: make "

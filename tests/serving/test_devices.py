@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from lathe.errors import UserError
+from lathe.export.bundle import open_bundle
 from lathe.serving import devices, model, worker
 
 GPU = {"accelerator": "gpu", "devices": 1}
@@ -75,6 +76,4 @@ def test_a_worker_says_what_a_gpu_can_not_run(options: Callable[..., Any], serve
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("this onnxruntime has the CUDA provider")
     with pytest.raises(UserError, match=r"^onnxruntime has no CUDA provider here, which cuda:1 takes: pip install"):
-        from lathe.export.bundle import open_bundle
-
         open_bundle(served_run / "exports/onnx", 1, device="cuda:1")

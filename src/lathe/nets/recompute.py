@@ -42,8 +42,9 @@ def apply(net: nn.Module, how: str | None) -> None:
     name = type(net).__name__
     if word != "none" and not blocks:
         lack = "names no `blocks`" if not hasattr(net, "blocks") else "has none"
-        acts = "moves what they keep of" if word == OFFLOAD else "recomputes"
-        raise ArgumentError(f"{KEY}={word} {acts} a net's repeated blocks, but {name} {lack}: set {KEY}=none.")
+        if word == OFFLOAD:
+            raise ArgumentError(f"{KEY}={word} moves what repeated blocks keep, but {name} {lack}: set {KEY}=none.")
+        raise ArgumentError(f"{KEY}={word} recomputes a net's repeated blocks, but {name} {lack}: set {KEY}=none.")
     if every is not None and every > len(every_block):
         raise ArgumentError(f"{KEY}={word}: {name} has {len(every_block)} blocks: take an n of at most that.")
     chain = getattr(net, "blocks", None)
