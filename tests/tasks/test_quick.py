@@ -12,6 +12,7 @@ from support.runs import SMALL, column, new_run
 import lathe.verbs.train
 from lathe.callbacks import Throughput
 from lathe.tasks import ClassificationTask
+from lathe.tasks.loops import quick as loops_quick
 from lathe.tasks.loops import quiet
 from lathe.tasks.loops.quick import Steps
 
@@ -39,6 +40,16 @@ class SeesEach(SeesEveryThird):
     """Says so, and wants one of its hooks called all the same."""
 
     each_step = ("on_train_batch_end",)
+
+
+class Hiccup(SeesEach):
+    """The clock jumps by a second in the second step, as on a machine that had something else to do."""
+
+    late = 0.0
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        super().on_train_batch_end(*args)
+        self.late += self.steps[-1] == 2
 
 
 class Sees2(SeesEveryThird):
@@ -89,6 +100,14 @@ def test_a_default_run_makes_most_of_its_steps_so(
     assert sum(quick) > STEPS * 0.6
     assert len(column(run, "train/loss")) == STEPS / 5
     assert column(run, "throughput/samples_per_s")
+
+
+def test_one_slow_step_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]) -> None:
+    hiccup, clock = Hiccup(), loops_quick.perf_counter
+    monkeypatch.setattr(loops_quick, "perf_counter", lambda: clock() / 1000 + hiccup.late)
+    train(tmp_path, monkeypatch, hiccup)
+    assert hiccup.late == 1
+    assert sum(quick) > STEPS * 0.4
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from lightning.pytorch.callbacks import Callback
+import torch
+from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from torch.optim import Optimizer
 
 EACH_BATCH = (
     "on_train_batch_start",
@@ -36,9 +38,50 @@ def skip_empty_hooks(callbacks: Iterable[Callback]) -> None:
     """Hides the per-batch hooks that a callback does not override, in place.
 
     Lightning calls every hook of every callback under a profiler context, about 2 microseconds each, which adds up to
-    half the step of a small net; it passes over a hook that is not callable.
+    half the step of a small net; it passes over a hook that is not callable. Its monitor of learning rates, which names
+    all groups anew at each logged step, keeps the names.
     """
     for callback in callbacks:
+        if type(callback) is LearningRateMonitor and not (callback.log_momentum or callback.log_weight_decay):
+            vars(callback)["_extract_stats"] = Rates(callback)
         for name in EACH_BATCH:
             if getattr(type(callback), name) is getattr(Callback, name) and name not in vars(callback):
                 setattr(callback, name, None)
+
+
+class Rates:
+    """What `LearningRateMonitor._extract_stats` returns and notes, by names that are found once."""
+
+    def __init__(self, monitor: LearningRateMonitor) -> None:
+        self.monitor = monitor
+        self.interval = ""
+        self.named: list[tuple[Optimizer, list[str]]] = []
+        self.schedulers: list[Any] = []
+
+    def __call__(self, trainer: Any, interval: str) -> dict[str, float]:
+        monitor, found = self.monitor, dict[str, float]()
+        same = interval == self.interval and trainer.lr_scheduler_configs == self.schedulers
+        if not same or any(len(optimizer.param_groups) != len(names) for optimizer, names in self.named):
+            self._name(trainer, interval)
+        for optimizer, names in self.named:
+            for group, name in zip(optimizer.param_groups, names, strict=True):
+                found[name] = group["lr"]
+                monitor.lrs[name].append(group["lr"])
+        device = trainer.strategy.root_device
+        trainer.callback_metrics.update({name: torch.tensor(rate, device=device) for name, rate in found.items()})
+        return found
+
+    def _name(self, trainer: Any, interval: str) -> None:
+        """As Lightning does."""
+        monitor = self.monitor
+        self.interval, self.schedulers = interval, list(trainer.lr_scheduler_configs)
+        names, seen, kinds = monitor._find_names_from_schedulers(self.schedulers)
+        others, left = monitor._find_names_from_optimizers(trainer.optimizers, seen, kinds)
+        for some in (names, others):
+            monitor._remap_keys(some)
+        acting = [
+            (config.scheduler.optimizer, own)
+            for config, own in zip(self.schedulers, names, strict=True)
+            if interval in (config.interval, "any")
+        ]
+        self.named = [*acting, *zip(left, others, strict=True)]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from torch import Tensor
 
 from lathe.measure.processes import everyones
 
@@ -60,8 +61,10 @@ class ExactResume(Callback):
 
 def _get_state() -> dict[str, Any]:
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    version, words, gauss = random.getstate()
     state: dict[str, Any] = {
-        "python": random.getstate(),
+        # as one tensor: torch's writer asks about each number of a tuple, for longer than a small net's weights take
+        "python": (version, torch.tensor(words), gauss),
         "numpy": [
             name,
             torch.from_numpy(np.asarray(keys).astype(np.int64)),
@@ -78,7 +81,8 @@ def _get_state() -> dict[str, Any]:
 
 def _set_state(state: dict[str, Any]) -> None:
     version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
+    # a tuple in checkpoints of earlier versions
+    random.setstate((version, tuple(words.tolist() if isinstance(words, Tensor) else words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
     np.random.set_state((name, keys.numpy().astype(np.uint32), position, has_gauss, cached))
     torch.set_rng_state(state["torch"].cpu())

@@ -72,9 +72,10 @@ class CSVLogger(Logger):
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.begin()
+        if not self._begun:
+            self.begin()
         key = str(0 if step is None else step)
-        if self._open and int(key) < int(self._open["step"]):
+        if self._open and self._open["step"] != key and int(key) < int(self._open["step"]):
             self._write_earlier(int(key), metrics)
             return
         if self._open and self._open["step"] != key:

@@ -190,7 +190,8 @@ class Task(Sums, Driven):
 
     def _log_step(self) -> None:
         """Logs the mean since the last logged step, every `trainer.log_every_n_steps` optimizer steps."""
-        step, interval = self.trainer.global_step, self.trainer.log_every_n_steps
+        trainer = self.trainer
+        step, interval = trainer.global_step, trainer.log_every_n_steps
         if step > 0 and step % interval == 0 and step != self._logged_step and "train" in self._sums:
             self._logged_step = step
             self.latest = self._means("train", self._take("train"))
@@ -198,8 +199,10 @@ class Task(Sums, Driven):
 
     def write(self, metrics: dict[str, float]) -> None:
         """Sends metrics to all loggers at the current optimizer step."""
-        for logger in self.trainer.loggers:
-            logger.log_metrics({**metrics, "epoch": self.trainer.current_epoch}, step=self.trainer.global_step)
+        trainer = self.trainer
+        row, step = {**metrics, "epoch": trainer.current_epoch}, trainer.global_step
+        for logger in trainer.loggers:
+            logger.log_metrics(dict(row), step=step)
 
     def on_train_epoch_end(self) -> None:
         if "train" in self._sums:

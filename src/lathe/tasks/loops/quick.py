@@ -14,7 +14,7 @@ from lathe.tasks.loops.step import HOOKS, Step
 # those of a step that nobody looks at, for whom it has to be
 QUICK = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_train_batch_end")
 MOST_QUICK = 64  # of them at once
-QUICK_SECONDS = 0.02  # that they take together: whoever waits for the next that is looked at waits no longer
+QUICK_SECONDS = 0.1  # that they take together: half of what lies between two draws of the bar
 
 
 class Steps(Step):
@@ -90,6 +90,12 @@ class Steps(Step):
             most = min(most, ask(self.trainer))
         return max(0, int(most))
 
+    def step(self) -> None:
+        began = perf_counter()
+        super().step()
+        # steps that were taken for long ones may be short after all
+        self._seconds = min(self._seconds, perf_counter() - began)
+
     def quick(self, most: float) -> int:
         """Makes up to `most` steps of which nobody but each step's own hooks takes notice; how many. `stopped` is
         whether one of those wants Lightning to look."""
@@ -102,6 +108,7 @@ class Steps(Step):
         stepped, zeroed = self.optimization.optim_progress.optimizer.step, 0
         batches: list[Any] = []
         trainer, signals = self.trainer, self.trainer._signal_connector
+        zero_grad, update = self.zero_grad, self.update
         train: Any = module.training_step if self.direct else self.strategy.training_step
         start, before, after, final = self.quick_hooks
         began = perf_counter()
@@ -127,7 +134,7 @@ class Steps(Step):
                         hook(trainer, module, loss)
                 else:
                     loss = train(batch, index)
-                    optimizer.zero_grad()
+                    zero_grad()
                     for hook in before:
                         hook(trainer, module, loss)
                     loss.backward()
@@ -135,7 +142,7 @@ class Steps(Step):
                         hook(trainer, module, optimizer)
                     if trainer.gradient_clip_val:
                         self._clip()
-                    optimizer.step()
+                    update()
                 stepped.total.completed += 1
                 stepped.current.completed += 1
                 zeroed += 1
@@ -151,7 +158,8 @@ class Steps(Step):
                     break
         finally:
             self._count(done, len(batches), zeroed)
-        self._seconds = (perf_counter() - began) / max(done, 1)
+        # doubled at most: once the machine may just have been busy with something else
+        self._seconds = min((perf_counter() - began) / max(done, 1), 2 * self._seconds)
         for told in self.told:
             told(trainer, module, batches, waited)
         return done

@@ -17,6 +17,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from lathe.errors import require
+from lathe.optim.short import short_step, short_zero_grad
 from lathe.tasks.loops.batches import Batches, overrides
 
 HOOKS = (
@@ -61,6 +62,7 @@ class Step(Batches):
             hooks = [getattr(callback, "on_whole_step", None) for callback in trainer.callbacks]
             self.after_whole = [hook for hook in hooks if hook is not None]
         self.needs_closure = _needs_closure(self.optimizer)
+        self.update, self.zero_grad = short_step(self.optimizer), short_zero_grad(self.optimizer)
         self.schedules: list[Any] = [
             one for one in trainer.lr_scheduler_configs if one.interval == "step" and not one.reduce_on_plateau
         ]
@@ -181,7 +183,7 @@ class Step(Batches):
             with nullcontext() if self.whole is None else torch.compiler.set_stance("force_eager"):
                 outputs = self._backward(batch, index)[1]
             self._before_step()
-            self.optimizer.step()
+            self.update()
         progress.total.completed += 1
         progress.current.completed += 1
         return outputs
@@ -213,7 +215,7 @@ class Step(Batches):
             zeroed.increment_ready()
             self.call("on_before_zero_grad", self.optimizer)
             zeroed.increment_started()
-            self.optimizer.zero_grad()
+            self.zero_grad()
             zeroed.increment_completed()
         if loss is not None:
             self.call("on_before_backward", loss)

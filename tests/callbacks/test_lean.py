@@ -1,0 +1,52 @@
+"""What Lightning's monitor of learning rates notes, with names that are found once."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import LearningRateMonitor
+from lightning.pytorch.utilities.types import LRSchedulerConfig
+from torch import nn
+from torch.optim import SGD, AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+from lathe.callbacks import skip_empty_hooks
+
+
+def seen(monitor: LearningRateMonitor, interval: str) -> tuple[list[Any], dict[str, list[float]], dict[str, Any]]:
+    """What it returns at four moments, between which a scheduler steps and a group is added; what it has noted."""
+    weights = [nn.Parameter(torch.zeros(2)) for _ in range(4)]
+    scheduled = SGD([{"params": weights[:1], "name": "decay"}], lr=0.5)
+    other = AdamW([weights[1]], lr=0.125)
+    config = LRSchedulerConfig(LambdaLR(scheduled, lambda step: 0.5**step), interval="step")
+    trainer: Any = SimpleNamespace(
+        lr_scheduler_configs=[config],
+        optimizers=[scheduled, other],
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        callback_metrics={},
+    )
+    found = []
+    for moment in range(4):
+        if moment == 2:
+            other.add_param_group({"params": [weights[2]], "lr": 1.0})
+        found.append(monitor._extract_stats(trainer, interval))
+        scheduled.step()
+        config.scheduler.step()
+    return found, monitor.lrs, {name: value.item() for name, value in trainer.callback_metrics.items()}
+
+
+@pytest.mark.parametrize("interval", ["step", "any", "epoch"])
+def test_it_notes_what_it_noted(interval: str) -> None:
+    lean = LearningRateMonitor(logging_interval="step")
+    skip_empty_hooks([lean])
+    assert "_extract_stats" in vars(lean)
+    found, expected = seen(lean, interval), seen(LearningRateMonitor(logging_interval="step"), interval)
+    assert found == expected
+    assert len(found[0][3]) == (2 if interval == "epoch" else 3)
+
+
+def test_with_momentum_it_stays_lightnings() -> None:
+    monitor = LearningRateMonitor(log_momentum=True)
+    skip_empty_hooks([monitor])
+    assert "_extract_stats" not in vars(monitor)
