@@ -126,3 +126,10 @@ def test_the_next_commands_start_where_this_run_started(tmp_path: Path) -> None:
 def test_without_a_checkpoint_nothing_is_evaluated(tmp_path: Path) -> None:
     found = commands(shown(RESULT, new_run(tmp_path, "model=mlp"), best=False))
     assert [command[1] for command in found] == ["train.py", "train.py"]
+
+
+def test_a_metric_of_several_loaders_stands_once(tmp_path: Path) -> None:
+    names = ("test_loss/dataloader_idx_0", "test_loss/dataloader_idx_1", "own/figure")
+    lines = shown(dict.fromkeys(names, 0.5) | {"val_loss/dataloader_idx_0": 0.25} | TRAINED, new_run(tmp_path))
+    told = [line.strip("│ ").split("│")[0].strip() for line in lines if line.startswith("│")]
+    assert told[:4] == [*names, "parameters"]

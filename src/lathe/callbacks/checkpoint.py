@@ -222,10 +222,15 @@ class Checkpoint(CheckpointBase):
 
 
 def _reported(trainer: Trainer) -> dict[str, float]:
-    """What the loop that is at its end, training or validation, has reported: `trainer.callback_metrics` holds older
-    metrics as well.
+    """What the loop that is at its end, training or validation, has reported, of each loader and of all:
+    `trainer.callback_metrics` holds older metrics as well.
     """
-    return numbers(trainer._logger_connector.metrics["callback"])
+    results, found = trainer._results, dict[str, Any]()
+    assert results is not None
+    for loader in dict.fromkeys((*(item.meta.dataloader_idx for item in results.values()), None)):  # None is of all
+        results.dataloader_idx = loader
+        found |= trainer._logger_connector.metrics["callback"]
+    return numbers(found)
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe.config.composed import flatten
+from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir
 
 
@@ -21,7 +22,7 @@ def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Cons
         key for key in result if re.match("val[/_]", key)
     ):
         table.add_row(name, _metric(result[name]))
-    for name in sorted(key for key in result if "/" in key and key.split("/")[0] not in ("train", "val", "test")):
+    for name in sorted(key for key in result if "/" in key and split_of(key) is None):
         table.add_row(name, _metric(result[name]))  # what compression and the user's own parts report
     if "best" in result:
         table.add_row("best", result["best"])
