@@ -37,7 +37,11 @@ def looked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCa
 
     def look(alerts: Alerts, values: list[Any], see: Callable[[Any], Any]) -> list[tuple[str, str]]:
         trainer: Any = SimpleNamespace(
-            is_global_zero=True, log_every_n_steps=10, default_root_dir=str(tmp_path / "digits" / "run"), global_step=0
+            is_global_zero=True,
+            log_every_n_steps=10,
+            default_root_dir=str(tmp_path / "digits" / "run"),
+            global_step=0,
+            _logger_connector=None,
         )
         caplog.clear()
         for value in values:

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+from torch import Tensor
+from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from support.own_lightning import LitNet
+from support.own_lightning import Both, LitNet
 from support.own_parts import Table
 
 
@@ -21,6 +23,31 @@ class Several(LitNet):
 
     def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         self.log("test_loss", self.losses(batch))
+
+
+class Uneven(Both):
+    """Steps one optimizer with each batch and the other with each second, and its schedules by hand."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        body, head = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        self.zero_grad()
+        self.manual_backward(loss)
+        self.log("rate", body.param_groups[0]["lr"])
+        self.log("batches", float(self.trainer.fit_loop.total_batch_idx + 1))
+        for optimizer in (body, head)[: 2 - batch_idx % 2]:
+            optimizer.step()
+        for schedule in self.lr_schedulers():
+            schedule.step()
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizers = super().configure_optimizers()
+        return optimizers, [ExponentialLR(optimizer, 0.9) for optimizer in optimizers]
 
 
 class TwoTables(Table):

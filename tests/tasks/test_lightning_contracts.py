@@ -4,9 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.runs import column, new_run
+import torch
+from support.interruptions import Interrupted, Interruption, interruption, same
+from support.runs import column, new_run, rows
 
 from lathe.verbs.train import train
+
+__all__ = ["interruption"]  # a fixture
 
 QUICK = (
     "model=lightning",
@@ -22,7 +26,7 @@ QUICK = (
 def run(folder: Path, module: str, data: str, *words: str) -> dict[str, Any]:
     net = f"model.net={{_target_: support.own_contracts.{module}, features: 16, classes: 2, width: 4}}"
     cfg = new_run(folder, *QUICK, net, *words)
-    cfg["data"] = {"_target_": f"support.own_contracts.{data}"}
+    cfg["data"] = {"_target_": f"support.own_{data}"}
     return cfg
 
 
@@ -30,10 +34,10 @@ def directory(cfg: dict[str, Any]) -> Path:
     return Path(cfg["paths"]["run_dir"])
 
 
-@pytest.mark.parametrize("monitor", ["named_0", "named_1", "val_loss/dataloader_idx_1", "rounds", None])
+@pytest.mark.parametrize("monitor", ["named_1", "val_loss/dataloader_idx_1", "rounds", None])
 def test_a_metric_of_each_loader_may_be_the_monitor(tmp_path: Path, monitor: str | None) -> None:
     words = f"callbacks.checkpoint.monitor={'null' if monitor is None else monitor}"
-    cfg = run(tmp_path, "Several", "TwoTables", words, "callbacks.checkpoint.mode=min", "objective=named_0")
+    cfg = run(tmp_path, "Several", "contracts.TwoTables", words, "callbacks.checkpoint.mode=min", "objective=named_0")
     result = train(cfg)
     found = {name: column(directory(cfg), name) for name in ("named_0", "named_1", "val_loss/dataloader_idx_1")}
     assert all(len(values) == 2 for values in found.values())
@@ -43,3 +47,26 @@ def test_a_metric_of_each_loader_may_be_the_monitor(tmp_path: Path, monitor: str
     assert result["objective"] == result["named_0"]
     assert result["best_step"] == (6 if monitor == "rounds" else 12)
     assert {f"test_loss/dataloader_idx_{loader}" for loader in (0, 1)} <= result.keys()
+
+
+def test_a_batch_of_several_steps_has_a_row_and_its_own_rate(tmp_path: Path, interruption: Interruption) -> None:
+    """Optimizer steps end at 2, 3, 5, 6, 8, 9, 11, ... 18: a batch that passes a multiple counts as one that ends
+    there, for rows and for checkpoints."""
+    judged = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=min")
+    words = ("callbacks.checkpoint.every_n_train_steps=4", *judged, "logger=tensorboard")
+    whole, cut = (run(tmp_path / name, "Uneven", "parts.Table", *words) for name in ("whole", "cut"))
+    train(whole)
+    found = [row for row in rows(directory(whole)) if row["train_loss_step"]]
+    assert [(row["step"], float(row["batches"])) for row in found] == [("5", 3.0), ("11", 7.0), ("15", 10.0)]
+    for row in found:
+        assert float(row["lr-SGD"]) == pytest.approx(float(row["rate"]))
+        assert float(row["rate"]) == pytest.approx(0.1 * 0.9 ** (float(row["batches"]) - 1))
+    assert len(column(directory(whole), "lr-SGD")) == 3
+    interruption.hook, interruption.step = "on_train_batch_start", 14
+    with pytest.raises(Interrupted):
+        train(cut)
+    last = torch.load(directory(cut) / "checkpoints" / "last.ckpt", weights_only=True)
+    assert last["global_step"] == 12
+    interruption.step = 10**9
+    train(cut)
+    same(directory(cut), directory(whole))

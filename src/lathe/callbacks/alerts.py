@@ -19,6 +19,7 @@ from lathe.callbacks.device_stats import gpus_of
 from lathe.callbacks.throughput import Throughput
 from lathe.callbacks.webhook import ENV, Webhook
 from lathe.config.schema.held import held
+from lathe.data.steps import reached
 from lathe.errors import require
 from lathe.measure.nvml import Gpu, NoNvml, open_gpu
 from lathe.measure.shards import local
@@ -129,7 +130,7 @@ class Alerts(Callback):
     ) -> None:
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         step = trainer.global_step
-        if not trainer.is_global_zero or not every or step % every or step == self._logged:
+        if not trainer.is_global_zero or not every or not reached(trainer, every) or step == self._logged:
             return
         self._logged = step
         self._look_at_throughput(trainer)

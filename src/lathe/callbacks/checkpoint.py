@@ -15,6 +15,7 @@ from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
 from lathe.callbacks.checkpoint_top import Top
 from lathe.callbacks.methods.base import compressions
 from lathe.config.schema.held import held
+from lathe.data.steps import reached
 from lathe.errors import ArgumentError, UserError, did_you_mean
 
 
@@ -116,8 +117,8 @@ class Checkpoint(CheckpointBase):
     ) -> None:
         if not self.every_n_train_steps:
             return
-        step = trainer.global_step
-        if step == self._saved_step or step % self.every_n_train_steps or trainer.fit_loop._should_accumulate():
+        due = reached(trainer, self.every_n_train_steps) and not trainer.fit_loop._should_accumulate()
+        if not due or trainer.global_step == self._saved_step:
             return
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return  # the end of the epoch is a moment later, and writes it

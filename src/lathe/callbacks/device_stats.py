@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.config.schema.held import held
+from lathe.data.steps import reached
 from lathe.errors import require
 from lathe.measure.energy import Meter, Rapl
 from lathe.measure.nvml import Gpu, NoNvml, open_gpu
@@ -86,7 +87,7 @@ class DeviceStats(Callback):
     ) -> None:
         every: int = trainer.log_every_n_steps  # type: ignore[attr-defined]
         step = trainer.global_step
-        if not every or step % every or step == self._logged:  # the same step: gradients are added up
+        if not every or not reached(trainer, every) or step == self._logged:  # the same step: gradients are added up
             return
         self._logged = step
         if trainer.is_global_zero and trainer.loggers:

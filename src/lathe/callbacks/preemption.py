@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe.callbacks.checkpoint import Checkpoint
 from lathe.config.schema.held import held
+from lathe.data.steps import reached
 
 # SLURM's --signal is USR1 by custom, a terminal that closes sends HUP; Windows has neither
 SIGNALS = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGUSR1") if hasattr(signal, name))
@@ -59,7 +60,7 @@ class Preemption(Callback):
         if trainer.fit_loop._should_accumulate():
             return  # gradients that are not yet a step are in no checkpoint
         if not self._agreed:
-            if trainer.world_size > 1 and trainer.global_step % self.every_n_steps:
+            if trainer.world_size > 1 and not reached(trainer, self.every_n_steps):
                 return
             self._agreed = self._any_rank(trainer)
         if self._agreed and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:

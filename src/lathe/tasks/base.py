@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from lathe.compression.structure import structure_of
+from lathe.data.steps import reached
 from lathe.tasks import logged, ranks, written
 from lathe.tasks.driven import Driven
 from lathe.tasks.loops import until
@@ -192,7 +193,7 @@ class Task(Sums, Driven):
         """Logs the mean since the last logged step, every `trainer.log_every_n_steps` optimizer steps."""
         trainer = self.trainer
         step, interval = trainer.global_step, trainer.log_every_n_steps
-        if step > 0 and step % interval == 0 and step != self._logged_step and "train" in self._sums:
+        if step > 0 and reached(trainer, interval) and step != self._logged_step and "train" in self._sums:
             self._logged_step = step
             self.latest = self._means("train", self._take("train"))
             self.write(self.latest)

@@ -25,7 +25,9 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch import Tensor
 from torchmetrics import Metric
 
+from lathe.data.steps import reached
 from lathe.tasks.loops import EvaluationLoop, StepLoop
+from lathe.tasks.manual import Rates
 
 FIELDS = (
     "fx",
@@ -65,9 +67,14 @@ class _EpochLoop(StepLoop):
     """
 
     @property
-    def _batches_that_stepped(self) -> int:
+    def under_way(self) -> bool:
+        """Whether a batch has begun whose step is not made."""
         batches: Any = self.batch_progress.current
-        return self.global_step + int(batches.ready > batches.processed)
+        return bool(batches.ready > batches.processed)
+
+    @property
+    def _batches_that_stepped(self) -> int:
+        return self.global_step + int(self.under_way)
 
     @_batches_that_stepped.setter
     def _batches_that_stepped(self, value: int) -> None:
@@ -80,6 +87,8 @@ class _Steps(_LoggerConnector):
     def __init__(self, trainer: Trainer) -> None:
         super().__init__(trainer)
         self._written: tuple[int, dict[str, Any]] = (-1, {})
+        self.batch_began_at: int | None = None  # the optimizer step, where a module makes its steps itself
+        self._rates = Rates()
 
     @property
     def should_update_logs(self) -> bool:
@@ -87,9 +96,24 @@ class _Steps(_LoggerConnector):
         if (
             trainer.state.stage is RunningStage.TRAINING and trainer.log_every_n_steps
         ):  # not at a stop as well: a continued run has no such row
-            step = trainer.fit_loop.epoch_loop._batches_that_stepped
+            loop = trainer.fit_loop.epoch_loop
+            if self.batch_began_at is not None:
+                return not loop.under_way and reached(trainer, trainer.log_every_n_steps)
+            step = loop._batches_that_stepped
             return step % trainer.log_every_n_steps == 0 and not trainer.fit_loop._should_accumulate()
         return super().should_update_logs
+
+    def on_batch_start(self, batch: Any, dataloader_idx: int | None = None) -> None:
+        super().on_batch_start(batch, dataloader_idx)
+        trainer: Any = self.trainer
+        if trainer.state.stage is RunningStage.TRAINING and not trainer.lightning_module.automatic_optimization:
+            self.batch_began_at = trainer.global_step
+            self._rates.note(trainer)
+
+    def update_train_step_metrics(self) -> None:
+        if self.batch_began_at is not None and self.should_update_logs:
+            self._rates.log(self.trainer)
+        super().update_train_step_metrics()
 
     def update_eval_step_metrics(self, step: int) -> None:
         super().update_eval_step_metrics(self.trainer.fit_loop.epoch_loop._batches_that_stepped)
