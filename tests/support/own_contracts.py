@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -57,3 +58,51 @@ class TwoTables(Table):
         return [DataLoader(self.held_out, 10), DataLoader(TensorDataset(*self.held_out[:30]), 10)]
 
     test_dataloader = val_dataloader
+
+
+class Counted(Table):
+    """Counts epochs, and keeps their number in checkpoints."""
+
+    epochs = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.epochs = state_dict["epochs"]
+
+
+class Counting(Callback):
+    """Likewise, by both ways that a callback has."""
+
+    def __init__(self) -> None:
+        self.epochs = self.words = 0
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.epochs += 1
+        self.words += 1
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        pl_module.log_dict({"callback_epochs": float(self.epochs), "callback_words": float(self.words)})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"epochs": self.epochs}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.epochs = state_dict["epochs"]
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        checkpoint["words"] = self.words
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self.words = checkpoint["words"]
+
+
+class Stateful(LitNet):
+    """Counts the epochs of its data, and says at a test what they have kept of it."""
+
+    def on_train_epoch_start(self) -> None:
+        self.trainer.datamodule.epochs += 1
+
+    def on_test_epoch_end(self) -> None:
+        self.log("data_epochs", float(self.trainer.datamodule.epochs))

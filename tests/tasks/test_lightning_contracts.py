@@ -8,6 +8,7 @@ import torch
 from support.interruptions import Interrupted, Interruption, interruption, same
 from support.runs import column, new_run, rows
 
+from lathe.verbs.evaluate import evaluate
 from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
@@ -70,3 +71,16 @@ def test_a_batch_of_several_steps_has_a_row_and_its_own_rate(tmp_path: Path, int
     interruption.step = 10**9
     train(cut)
     same(directory(cut), directory(whole))
+
+
+def test_the_best_checkpoint_is_tested_with_the_states_it_holds(tmp_path: Path) -> None:
+    """As Trainer.test(ckpt_path="best") does: the loss is largest in the first epoch, and training ends with two."""
+    words = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=max")
+    own = "+callbacks.own._target_=support.own_contracts.Counting"
+    cfg = run(tmp_path, "Stateful", "contracts.Counted", *words, own)
+    result = train(cfg)
+    assert (result["best_step"], result["epochs"]) == (6, 2)
+    assert {result[name] for name in ("data_epochs", "callback_epochs", "callback_words")} == {1.0}
+    request = {"batch_size": None, "output": None, "run": "x", "split": "test"}
+    for checkpoint, epochs in (("best", 1.0), ("last", 2.0)):
+        assert evaluate({**cfg, "request": {**request, "checkpoint": checkpoint}})["data_epochs"] == epochs

@@ -18,6 +18,7 @@ from lathe.files import require_file, write_atomically
 from lathe.images.files import SUFFIXES
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.restored import Restored
 from lathe.runs.rundir import OWN_FILES, RunDir
 from lathe.runs.trainer import make_trainer, quiet, widen
 from lathe.tasks import Task
@@ -37,10 +38,12 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     path = run.checkpoint(request["checkpoint"])
     task: Task = make_task(cfg, train=False)
     widen(task, cfg)
-    restore(task.net, read_checkpoint(path), str(path))
+    state = read_checkpoint(path)
+    restore(task.net, state, str(path))
     callbacks: list[Callback] = task.own_callbacks()
     if cfg["trainer"]["enable_progress_bar"]:
         callbacks.append(Progress())
+    callbacks.append(Restored(state))
     trainer = make_trainer(cfg, run.path, callbacks)
     return task, trainer
 

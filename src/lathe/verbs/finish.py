@@ -14,6 +14,7 @@ from lathe.runs import rundir
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.metric_names import directions
+from lathe.runs.restored import Restored
 from lathe.runs.trainer import make_trainer, widen
 from lathe.tasks import Task
 from lathe.verbs.finalise import finalise
@@ -58,6 +59,7 @@ def finish(
                 widen(task, cfg)
                 trainer = make_trainer(cfg, run.path, [c for c in callbacks if isinstance(c, (Progress, Samples))])
             restore(task.net, state, str(best), finite=False)  # what is not finite is told with the result
+            trainer.callbacks.append(Restored(state))  # type: ignore[attr-defined]  # a connector sets it
         if changed:
             trainer.validate(task.driven, datamodule=datamodule, verbose=False)
             reported |= numbers(trainer.callback_metrics)
