@@ -106,3 +106,23 @@ class Stateful(LitNet):
 
     def on_test_epoch_end(self) -> None:
         self.log("data_epochs", float(self.trainer.datamodule.epochs))
+
+
+class Clipping(LitNet):
+    """Clips its gradients itself, by value, and logs each batch of a validation."""
+
+    def configure_gradient_clipping(
+        self, optimizer: Any, gradient_clip_val: Any = None, gradient_clip_algorithm: Any = None
+    ) -> None:
+        assert (gradient_clip_val, gradient_clip_algorithm) == (None, None)
+        self.clip_gradients(optimizer, gradient_clip_val=0.001, gradient_clip_algorithm="value")
+        largest = max(float(value.grad.abs().max()) for value in self.parameters() if value.grad is not None)
+        self.log("largest", largest)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.log("shown", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("each", float(batch_idx), on_step=True, on_epoch=True)

@@ -84,3 +84,16 @@ def test_the_best_checkpoint_is_tested_with_the_states_it_holds(tmp_path: Path) 
     request = {"batch_size": None, "output": None, "run": "x", "split": "test"}
     for checkpoint, epochs in (("best", 1.0), ("last", 2.0)):
         assert evaluate({**cfg, "request": {**request, "checkpoint": checkpoint}})["data_epochs"] == epochs
+
+
+def test_a_module_clips_logs_and_shows_in_its_own_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("callbacks.checkpoint.monitor=null", "trainer.enable_progress_bar=true")
+    cfg = run(tmp_path, "Clipping", "parts.Table", *words)
+    train(cfg)
+    told = capsys.readouterr().out
+    assert column(directory(cfg), "largest") == pytest.approx([0.001] * 2)
+    assert column(directory(cfg), "each_step") == [8.0, 8.0]
+    assert told.count("self.log('each', on_step=True) in an evaluation: metrics.csv has one row for it") == 1
+    lines = [line for line in told.splitlines() if line.startswith("epoch ")]
+    assert ["shown " in line for line in lines] == [True, True]
+    assert not any("train/loss" in line for line in lines)

@@ -117,4 +117,8 @@ class Progress(RichProgressBar):
         told = next((callback for callback in trainer.callbacks if isinstance(callback, Throughput)), None)  # type: ignore[attr-defined]
         found |= {} if told is None else told.shown
         # A loss that is spread over processes would want all of them to read it, and only this one draws.
-        return {name: float(local(value) if isinstance(value, Tensor) else value) for name, value in found.items()}
+        values = {name: float(local(value) if isinstance(value, Tensor) else value) for name, value in found.items()}
+        loss = values.get("train/loss")
+        if any(values[name] == loss for name in trainer.progress_bar_metrics if name != "train/loss"):
+            del values["train/loss"]  # which the module logs under a name of its own
+        return values

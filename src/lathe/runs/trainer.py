@@ -52,6 +52,8 @@ def make_trainer(
         UserError: an argument that the Trainer does not take, or a combination that it refuses.
     """
     options = _without(cfg["trainer"], *OURS)
+    if not options.get("gradient_clip_val"):
+        options["gradient_clip_algorithm"] = None  # with any, a module could not clip by another itself
     kinds = {
         "enable_checkpointing": CheckpointBase,
         "enable_progress_bar": ProgressBar,

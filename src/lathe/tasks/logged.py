@@ -22,6 +22,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -123,6 +124,8 @@ class _Steps(_LoggerConnector):
         if self._written[0] != now:
             self._written = (now, {})
         fresh = {name: value for name, value in metrics.items() if not _equal(self._written[1].get(name), value)}
+        if self._first_loop_iter is not None and self.trainer.evaluating:
+            _tell_last(fresh.keys() & self._written[1].keys())
         self._written[1].update(fresh)
         if (
             fresh and self.trainer.state.fn != "fit"
@@ -141,6 +144,21 @@ class _Steps(_LoggerConnector):
             self.log_metrics(self.metrics["log"])
         else:
             self.update_train_step_metrics()
+
+
+_TOLD: set[str] = set()
+
+
+@rank_zero_only
+def _tell_last(names: Iterable[str]) -> None:
+    """Once of each metric that an evaluation logs batch by batch, where metrics.csv has one row."""
+    for name in sorted(set(names) - _TOLD):
+        _TOLD.add(name)
+        print(
+            f"self.log({name.removesuffix('_step')!r}, on_step=True) in an evaluation: metrics.csv has one row for it, "
+            "that of the optimizer step, which keeps the last batch's value; on_epoch=True keeps the mean.",
+            flush=True,
+        )
 
 
 def _equal(left: Any, right: Any) -> bool:
