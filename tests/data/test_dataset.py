@@ -93,6 +93,30 @@ def test_a_draw_is_the_same_whichever_generators_were_drawn_from_before(order: l
     assert [value for part in parts for value in part] == expected
 
 
+class Later(Pictures):
+    """Draws from torch in every third sample, and from a second generator in some of those alone."""
+
+    def __getitem__(self, row: int) -> Any:
+        x, y = super().__getitem__(row)
+        if row % 3 == 0:
+            x = x + torch.randn(())
+            x = x + (random.gauss(0, 1) if row % 2 else 0.0) + (float(np.random.normal()) if row % 15 == 0 else 0.0)
+        return x, y
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_generator_that_is_drawn_from_in_the_middle_of_a_run(workers: int) -> None:
+    state = random.getstate()
+    runs = [epochs(module(Later(), batch_size=size, num_workers=workers)) for size in (1, 16)]
+    for one, other in zip(*runs, strict=True):
+        assert torch.equal(torch.cat(one), torch.cat(other))
+    data = module(Later(), batch_size=16, num_workers=workers)
+    loader = data.train_dataloader()
+    loader.load_state_dict({"epoch": 1, "batch": 2})  # where nothing was read before
+    assert torch.equal(torch.cat([x for x, _ in loader]), torch.cat(runs[1][1][2:]))
+    assert random.getstate() == state
+
+
 def test_a_dataset_that_draws_nothing_is_read_once() -> None:
     data = Pictures()
     loader = module(data).train_dataloader()

@@ -8,8 +8,8 @@ from lightning.fabric.utilities import move_data_to_device
 from torch.utils.data import DataLoader
 
 from lathe.data.items import taken
-from lathe.data.seeded import Rows, Seeded
-from lathe.data.shared import SharedLoader, parts_in_order, read_over
+from lathe.data.seeded import Rows
+from lathe.data.shared import SharedLoader, parts_in_order, read_over, seeded
 from lathe.errors import UserError
 
 
@@ -41,7 +41,7 @@ class InOrder:
             raise UserError(f"data.eval_batch_size={loader.batch_size}: {error}, or trainer.devices=1.") from error
         self.rows = rows
         lists: list[Any] = rows if dataset.draws_nothing else [Rows(part, 0) for part in rows]
-        self._reader = read_over(loader, dataset if dataset.draws_nothing else Seeded(dataset, seed), lists)
+        self._reader = read_over(loader, dataset if dataset.draws_nothing else seeded(loader, seed), lists)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -2,7 +2,7 @@
 them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate, get_worker_info
 
-from lathe.data.seeded import Rowed, draws_nothing, fetch
+from lathe.data.pairs import FIRST, Pairs, Sent
+from lathe.data.seeded import Reads, Rowed, draws_nothing, fetch
 from lathe.data.splits import Labels
 from lathe.errors import UserError
 
 
-class Items:
+class Items(Reads):
     """Some rows of a dataset as (input, target), or as they come.
 
     Args:
@@ -26,6 +27,7 @@ class Items:
         rows: which of the dataset's samples; None is all.
         columns: names of input and target in samples that are dicts; None leaves the samples as they are.
         transform: of the input; of the whole sample where that is a dict and no columns are named.
+        stacked: whether batches are torch's own, so that pairs may be stacked while they are read.
     """
 
     def __init__(
@@ -35,10 +37,12 @@ class Items:
         rows: Labels | None = None,
         columns: tuple[str, str] | None = None,
         transform: Callable[[Any], Any] | None = None,
+        stacked: bool = False,
     ) -> None:
-        self.dataset, self.key, self.rows = dataset, key, rows
+        self.dataset, self.key, self.rows, self.stacked = dataset, key, rows, stacked
         self.columns, self.transform = columns, transform
         self.draws_nothing = transform is None and draws_nothing(dataset)
+        self._part = FIRST  # samples that are read at a time, as the last batch would have it
 
     def __len__(self) -> int:
         return len(self.dataset) if self.rows is None else len(self.rows)
@@ -50,11 +54,32 @@ class Items:
     def __getitem__(self, number: int) -> Any:
         return self.made(self.dataset[self.row(number)], number)
 
-    def __getitems__(self, numbers: Sequence[int]) -> Rowed:
-        samples = fetch(self.dataset, numbers if self.rows is None else self.rows[np.asarray(numbers)].tolist())
-        if self.columns is None and self.transform is None:
-            return Rowed(samples, numbers)
-        return Rowed([self.made(sample, number) for sample, number in zip(samples, numbers, strict=True)], numbers)
+    def __getitems__(self, numbers: Sequence[int]) -> Any:
+        return self.read(numbers, None)
+
+    def read(self, rows: Sequence[int], steps: Iterator[Any] | None) -> Rowed | Pairs:
+        """The samples for `Collate`; as `Reads` has it."""
+        numbers = rows
+        rows = numbers if self.rows is None else self.rows[np.asarray(numbers)].tolist()
+        if not self.stacked:
+            return Rowed(self._some(rows, numbers, steps), numbers)
+        at_once = steps is None and getattr(self.dataset, "__getitems__", None)
+        pairs, start = Pairs(numbers), 0
+        while start < len(rows):
+            part = slice(start, len(rows) if at_once else start + self._part)
+            pairs.add(self._some(rows[part], numbers[part], steps))
+            start, self._part = part.stop, pairs.part
+        return pairs
+
+    def _some(self, rows: Sequence[int], numbers: Sequence[int], steps: Iterator[Any] | None) -> Sequence[Any]:
+        dataset, plain = self.dataset, self.columns is None and self.transform is None
+        # steps come last: where there is no further row, none is taken
+        if steps is None:
+            read: Sequence[Any] = fetch(dataset, rows)
+            return read if plain else [self.made(*one) for one in zip(read, numbers, strict=True)]
+        if plain:
+            return [dataset[row] for row, _ in zip(rows, steps)]  # noqa: B905
+        return [self.made(dataset[row], number) for row, number, _ in zip(rows, numbers, steps)]  # noqa: B905
 
     def made(self, sample: Any, number: int) -> Any:
         """What the dataset has given, as a task wants it."""
@@ -75,6 +100,11 @@ class Items:
         return sample[name]
 
 
+def listed(samples: Rowed | Pairs) -> Rowed:
+    """The samples of a batch, one by one."""
+    return Rowed(samples.samples(), samples.rows) if isinstance(samples, Pairs) else samples
+
+
 @dataclass(frozen=True)
 class Refused:
     """Stands for a batch that can't be made, until the process that can say so has it."""
@@ -86,7 +116,7 @@ def taken(batch: Any) -> Any:
     """The batch; raises UserError where it could not be made."""
     if isinstance(batch, Refused):
         raise UserError(*batch.sentences)
-    return batch
+    return batch.whole() if isinstance(batch, Sent) else batch
 
 
 class Collate:
@@ -100,25 +130,35 @@ class Collate:
 
     def __init__(self, items: Items, collate: Callable[[list[Any]], Any] | None, num_classes: int | None) -> None:
         self.items, self.collate, self.num_classes = items, collate, num_classes
+        self.draws_nothing = collate is None
 
-    def __call__(self, samples: Rowed) -> Any:
+    def __call__(self, samples: Rowed | Pairs) -> Any:
         try:
             batch = self._made(samples)
         except UserError as error:
             return Refused(error.args)
         return batch
 
-    def _made(self, samples: Rowed) -> Any:
+    def _made(self, samples: Rowed | Pairs) -> Any:
         if self.collate is not None:
-            return self._checked(self.collate(list(samples)), samples)
-        batch = None if self.num_classes is None else _pairs(samples, self.num_classes)
-        if batch is not None:
-            return batch
+            read = listed(samples)
+            return self._checked(self.collate(list(read)), read)
+        if isinstance(samples, Rowed):
+            pairs = Pairs(samples.rows)
+            pairs.add(samples)
+            samples = pairs
+        batch = samples.batch()
+        if batch is not None and self._are_classes(batch.numbers):
+            return batch.whole() if get_worker_info() is None else batch
+        read = listed(samples)
         try:
-            batch = default_collate(list(samples))
+            made = default_collate(list(read))
         except Exception as error:  # torch raises of many kinds here
-            raise UserError(self._odd(samples, error)) from error
-        return self._checked(batch, samples)
+            raise UserError(self._odd(read, error)) from error
+        return self._checked(made, read)
+
+    def _are_classes(self, numbers: Sequence[int]) -> bool:
+        return self.num_classes is None or (min(numbers) >= 0 and max(numbers) < self.num_classes)
 
     def _odd(self, samples: Rowed, error: Exception) -> str:
         """Why torch can't stack the samples."""
@@ -149,25 +189,6 @@ class Collate:
                 f"data.num_classes={self.num_classes} says."
             )
         return [x, y.long()]
-
-
-def _pairs(samples: Sequence[Any], num_classes: int) -> list[Tensor] | None:
-    """What torch's collate makes of pairs of a tensor and a class number, in less time: the numbers are held against
-    `num_classes` before they are a tensor. None for samples of another form, and for those that have to be told.
-    """
-    if {*map(type, samples)} != {tuple} or {*map(len, samples)} != {2}:  # passes in C: this is done for every batch
-        return None
-    inputs, numbers = zip(*samples, strict=True)
-    if {*map(type, numbers)} != {int} or {*map(type, inputs)} != {Tensor}:
-        return None
-    if min(numbers) < 0 or max(numbers) >= num_classes:
-        return None
-    try:
-        # in a worker torch's own stacks into memory that is shared, which spares a copy
-        stacked = torch.stack(inputs) if get_worker_info() is None else default_collate(list(inputs))
-    except RuntimeError:  # of unlike shapes
-        return None
-    return [stacked, torch.tensor(numbers)]
 
 
 def check_target(batch: Any, items: Items, num_classes: int) -> None:

@@ -6,11 +6,18 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, default_collate
 
 from lathe.data.order import EpochLoader
 from lathe.data.seeded import Rows, Seeded, draws_nothing, fetch
 from lathe.errors import UserError
+
+
+def seeded(loader: DataLoader[Any], seed: int) -> Seeded:
+    """The dataset of the user's DataLoader, whose draws follow from (seed, epoch, sample)."""
+    collate: Any = loader.collate_fn
+    drawn = not (collate is default_collate or draws_nothing(collate))
+    return Seeded(loader.dataset, seed, collate_draws=drawn)
 
 
 def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) -> DataLoader[Any]:
@@ -109,7 +116,7 @@ class SharedLoader(EpochLoader):
             self.limit = self._length if allowed is None else min(allowed, self._length)
         self._lists: list[list[Any]] = []
         self._exact = draws_nothing(dataset)
-        self._reader = read_over(loader, dataset if self._exact else Seeded(dataset, seed), _Upcoming(self))
+        self._reader = read_over(loader, dataset if self._exact else seeded(loader, seed), _Upcoming(self))
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         order = self.epoch_order(epoch)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from lathe.data.augment import draw
-from lathe.data.seeded import watched
+from lathe.data.generators import watched
 from lathe.data.transforms.recipe import Called, Picked, Recipe, name_of
 from lathe.errors import UserError
 
