@@ -110,8 +110,7 @@ def test_a_generator_that_is_drawn_from_in_the_middle_of_a_run(workers: int) -> 
     runs = [epochs(module(Later(), batch_size=size, num_workers=workers)) for size in (1, 16)]
     for one, other in zip(*runs, strict=True):
         assert torch.equal(torch.cat(one), torch.cat(other))
-    data = module(Later(), batch_size=16, num_workers=workers)
-    loader = data.train_dataloader()
+    loader = module(Later(), batch_size=16, num_workers=workers).train_dataloader()
     loader.load_state_dict({"epoch": 1, "batch": 2})  # where nothing was read before
     assert torch.equal(torch.cat([x for x, _ in loader]), torch.cat(runs[1][1][2:]))
     assert random.getstate() == state

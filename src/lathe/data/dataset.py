@@ -12,17 +12,7 @@ from lathe.data.base import SPLITS, ExactDataModule
 from lathe.data.checks import check_class_names
 from lathe.data.folds import check_folds, fold_rows, share_rows
 from lathe.data.item_loaders import InOrder, ItemLoader, Moved
-from lathe.data.items import (
-    Collate,
-    Items,
-    check_pixels,
-    check_target,
-    form,
-    labels_at_hand,
-    listed,
-    taken,
-    tell_undivided,
-)
+from lathe.data.items import Collate, Items, check_pixels, check_target, form, labels_at_hand, taken, tell_undivided
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
 from lathe.data.seeded import Rows, Seeded
 from lathe.data.source import using
@@ -174,10 +164,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         for name in SPLITS:
             source = name if self.datasets[name] is not None else "train"
             transform = self.transform if name == "train" else self.eval_transform
-            stacked = self.collate_fn is None
-            splits[name] = Items(
-                self.datasets[source], f"data.{source}", rows.get(name), self.columns, transform, stacked
-            )
+            splits[name] = Items(self.datasets[source], f"data.{source}", rows.get(name), self.columns, transform)
         for name, items in splits.items():
             if not is_iterable(items.dataset):  # what is read of that one is gone
                 self._check_first(name, items)
@@ -224,7 +211,7 @@ class DatasetDataModule(ExactDataModule[Items]):
             check_target(batch, items, self.num_classes)
         if self._undivided and name == "train":
             tell_undivided(batch, items)
-        sample = listed(first)[0]
+        sample = first[0]
         if self.channels is None and self.image_size is None:
             return
         shape = list(getattr(sample[0], "shape", ())) if isinstance(sample, (tuple, list)) else []

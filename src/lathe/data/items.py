@@ -27,7 +27,6 @@ class Items(Reads):
         rows: which of the dataset's samples; None is all.
         columns: names of input and target in samples that are dicts; None leaves the samples as they are.
         transform: of the input; of the whole sample where that is a dict and no columns are named.
-        stacked: whether batches are torch's own, so that pairs may be stacked while they are read.
     """
 
     def __init__(
@@ -37,11 +36,11 @@ class Items(Reads):
         rows: Labels | None = None,
         columns: tuple[str, str] | None = None,
         transform: Callable[[Any], Any] | None = None,
-        stacked: bool = False,
     ) -> None:
-        self.dataset, self.key, self.rows, self.stacked = dataset, key, rows, stacked
+        self.dataset, self.key, self.rows = dataset, key, rows
         self.columns, self.transform = columns, transform
         self.draws_nothing = transform is None and draws_nothing(dataset)
+        self.stacked = False  # whether batches are torch's own, so that pairs may be stacked while they are read
         self._part = FIRST  # samples that are read at a time, as the last batch would have it
 
     def __len__(self) -> int:
@@ -130,7 +129,7 @@ class Collate:
 
     def __init__(self, items: Items, collate: Callable[[list[Any]], Any] | None, num_classes: int | None) -> None:
         self.items, self.collate, self.num_classes = items, collate, num_classes
-        self.draws_nothing = collate is None
+        self.draws_nothing = items.stacked = collate is None
 
     def __call__(self, samples: Rowed | Pairs) -> Any:
         try:

@@ -46,6 +46,9 @@ class Pairs:
         inputs = (() if self._stack is None else self._stack) if self._loose is None else self._loose
         return [*zip(inputs, self._numbers, strict=False)]
 
+    def __getitem__(self, place: int) -> Any:
+        return self.samples()[place]
+
     def batch(self) -> "Sent | None":
         """What torch's collate makes of them; None for samples that are not all such pairs, or make no batch."""
         if self._others is not None or len(self._numbers) != len(self.rows):
