@@ -44,7 +44,7 @@ class Global(ABC):
 
 
 class Python(Global):
-    """That of `random`, whose state is read where it lies in memory, in a hundredth of the time of
+    """That of `random`, whose state is read where it lies in memory, in a tenth of the time of
     `random.getstate()`: a place and the words, after what every object begins with. It is written by
     `random.setstate()` alone. Where they do not lie there, which is looked at first, it is read by `getstate()` too.
     """
@@ -120,7 +120,7 @@ class Torch(Global):
         torch.default_generator.set_state(taken)
 
     def _raw(self, state: Tensor) -> bytes:
-        # a tenth of what torch.equal takes
+        # in less time than torch.equal takes
         return ctypes.string_at(state.data_ptr(), state.nbytes)
 
 
