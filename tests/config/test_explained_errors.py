@@ -35,7 +35,11 @@ GROUPS = {
         ("optimizer.lr=[1", "'optimizer.lr=[1' can't be read as an override: write key=value, and quote"),
         ("foo bar", "'foo bar' can't be read as an override"),
         ("+optimizer.lr=3", "+optimizer.lr: the key is there already: write it without the plus."),
-        ("~optimizer.rl", "~optimizer.rl: there is no such key to leave out"),
+        ("~optimizer.rl", "~optimizer.rl: there is no such key to leave out, or its value is null"),
+        ("~optimizer.foreach=[inf]", "~optimizer.foreach: there is no such key to leave out, or its value is null"),
+        ("~resume", "~resume: its value is null, so there is nothing to leave out: leave that word out."),
+        ("~seed=7", "~seed: its value is 42: write ~seed, which leaves it out whatever it is."),
+        ("data.mean.x=0.5", "x: a list has no such key; its items have numbers from 0, as in data.mean.0=0.5."),
         ("seed=1,2", "seed=1,2 has several values: add -m for a sweep, or write [...] for a list."),
         ("data.batch_size=${nope}", "data.batch_size: it follows nope, which is not there; give either."),
         (
@@ -52,6 +56,12 @@ def test_hydras_errors_are_one_sentence(override: str, sentence: str) -> None:
     assert told is not None
     assert told.startswith(sentence)
     assert "\n" not in told
+
+
+def test_a_word_in_a_file_is_no_key_of_a_list() -> None:
+    with pytest.raises(ValueError, match="invalid literal") as caught:
+        int("hello")
+    assert explain(caught.value, GROUPS) is None
 
 
 def test_an_unknown_group_is_named() -> None:

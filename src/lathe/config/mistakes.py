@@ -4,6 +4,7 @@ come to among them.
 
 import re
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,10 +74,13 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         match = re.search(r"Could not (override|append|delete from config)\D*?'([^'@]+)", text)
         if match:
             word = match.group(2)
+            other = re.search(r"The value of '.+' is (.*) and not ", text)
+            if other:
+                return f"~{word}: its value is {other.group(1)}: write ~{word}, which leaves it out whatever it is."
             if match.group(1) == "append":
                 return f"+{word}: the key is there already: write it without the plus."
             if match.group(1) != "override":
-                return f"~{word}: there is no such key to leave out; {did_you_mean(word, groups)}"
+                return _nothing_to_leave_out(word, groups)
             word = word.split("/")[0]
             if word in groups:
                 return f"{word}: this command has no such group; --help lists what it takes."
@@ -87,12 +91,26 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         return " ".join(str(error).split()) + hint
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
         return f"{error}: write group=choice, such as model=mlp, or ~group to leave a group out."
-    if isinstance(error, ValueError) and str(error).startswith("invalid literal for int()"):
+    if isinstance(error, ValueError) and str(error).startswith("invalid literal for int()") and _of_omegaconf(error):
         word = str(error).rpartition(": ")[2].strip("'")
         return f"{word}: a list has no such key; its items have numbers from 0, as in data.mean.0=0.5."
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
     return None
+
+
+def _nothing_to_leave_out(word: str, groups: Groups) -> str:
+    """For a key that Hydra has not found to delete: it counts one whose value is null as absent."""
+    if word in groups:
+        return f"~{word}: its value is null, so there is nothing to leave out: leave that word out."
+    hint = did_you_mean(word, groups)
+    return f"~{word}: there is no such key to leave out, or its value is null{'; ' if hint else ''}{hint}"
+
+
+def _of_omegaconf(error: BaseException) -> bool:
+    """Whether OmegaConf's own code has raised it, reading a key: the same words can come from any number in a file."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("omegaconf.")
 
 
 def _undecodable(path: Path) -> bool:
