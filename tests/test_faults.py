@@ -222,7 +222,7 @@ def test_a_sweep_through_submitit_leaves_a_directory_per_job(tmp_path: Path) -> 
 def test_the_ranks_of_torchrun_end_where_the_run_is_complete(tmp_path: Path) -> None:
     """Those that wait for rank 0's configuration would wait for ever."""
     cfg = new_run(tmp_path, *TRAIN, "strategy=ddp")
-    RunDir(cfg["paths"]["run_dir"]).finish({"objective": 0.5})
+    RunDir(cfg["paths"]["run_dir"]).finish({"steps": 1, "seconds": 1.0, "objective": 0.5})
     torchrun = (
         sys.executable,
         "-m",

@@ -12,13 +12,14 @@ import platform
 import re
 import shutil
 import signal
+import stat
 import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _MACHINE = re.sub(r"\W", "_", platform.node()) or "machine"
 _BESIDE = re.compile(r"\.tmp-(\w+)-(\d+)\.(.+?)(\.old)?")
@@ -38,7 +39,47 @@ _REASONS = {
     errno.ELOOP: "its links lead round in a circle: choose another place",
     errno.ENAMETOOLONG: "the name is too long: choose a shorter one",
 }
+_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 DAY = 86400.0  # seconds after which what another machine has left is nobody's: its processes can't be asked
+
+
+class NotPlain(OSError):
+    """Something else stands where a plain file belongs; its words are a sentence."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{path} is {what}, where a plain file belongs: move it away.")
+        self.filename = str(path)
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+def require_plain(path: Path, links: bool = True) -> None:
+    """Refuses what `open` would wait for, or read for ever. Without `links` no link may stand at `path` either: what is
+    written through one goes where it leads.
+
+    Raises:
+        NotPlain: a folder, a pipe, a device or a socket stands there. Nothing at all is no mistake.
+    """
+    if not links and path.is_symlink():
+        raise NotPlain(path, "a link")
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except FileNotFoundError:
+        return
+    if kind != stat.S_IFREG:
+        raise NotPlain(path, _KINDS.get(kind, "a socket"))
+
+
+def open_plain(path: Path, mode: str = "r", **options: Any) -> IO[Any]:
+    """As `open`, for a file that somebody else may have put there: a plain one alone, and to write, no link.
+
+    Raises:
+        NotPlain: as `require_plain`.
+        OSError: it can't be opened.
+    """
+    require_plain(path, links=mode in ("r", "rb"))
+    return open(path, mode, **options)
 
 
 def disk_reason(error: OSError) -> str | None:
@@ -49,7 +90,9 @@ def disk_reason(error: OSError) -> str | None:
 
 
 def disk_sentence(error: OSError) -> str | None:
-    """One sentence for a full, read-only or forbidden disk; None for any other error."""
+    """One sentence for a full, read-only or forbidden disk, or a file that is none; None for any other error."""
+    if isinstance(error, NotPlain):
+        return str(error)
     reason = disk_reason(error)
     hint = "(paths.log_dir and paths.data_dir say where things go)"
     return None if reason is None else f"{error.filename or 'a file'} can't be written, {reason} {hint}."
@@ -74,6 +117,8 @@ def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
     sweep(path.parent)
     try:
         yield temporary
+        if _is_folder(path) and not replace_folder and not temporary.is_dir():
+            raise NotPlain(path, "a folder")
         put(temporary, path, replace_folder)
     except OSError as error:
         if error.errno is not None:

@@ -119,9 +119,10 @@ def test_writing_is_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_a_result_makes_a_run_complete_and_reopening_undoes_it(tmp_path: Path) -> None:
     run = new(tmp_path)
-    run.finish({"test/accuracy": 0.1 + 0.2, "objective": None})
+    result = {"steps": 3, "seconds": 1.5, "test/accuracy": 0.1 + 0.2, "objective": None}
+    run.finish(result)
     assert run.complete
-    assert run.result == {"test/accuracy": 0.1 + 0.2, "objective": None}
+    assert run.result == result
     run.reopen({**run.config, "seed": 2})
     assert not run.complete
     assert run.config["seed"] == 2

@@ -31,6 +31,8 @@ def find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[Ru
         found = find.find_unfinished(log_dir, cfg) or _complete_already(log_dir, cfg)
     elif resume is not None:
         run = open_run(resume, "resume")
+        if run.complete:
+            _ = run.result  # which says here what no run has left
         return run, continued(run, cfg)
     elif nodes.launch_id is not None:
         found = find.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)

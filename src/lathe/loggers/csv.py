@@ -1,8 +1,8 @@
 """metrics.csv: one line per logged step, and the same lines whether or not the run was interrupted."""
 
 import csv
-import io
 import math
+import sys
 from argparse import Namespace
 from pathlib import Path
 from time import monotonic
@@ -12,7 +12,8 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.errors import naming
-from lathe.files import whole
+from lathe.files import open_plain, require_plain, whole
+from lathe.loggers.lines import Lines, read_lines
 
 PERIOD = 0.2  # seconds between two writes of a run that logs without pause
 
@@ -25,7 +26,11 @@ class CSVLogger(Logger):
     checkpoint calls) brings all lines to disk; without it they come there a few times a second. A new metric adds a
     column, for which the file is written anew beside itself and swapped in, as it is for metrics of an earlier step:
     they go into that step's line. `start_step` is where a continued run starts: later lines are dropped, since they
-    will be written again.
+    will be written again. The lines that are there are read at once, so that damage is told before anything is trained.
+
+    Raises:
+        UserError: a line is none that a run has written.
+        NotPlain: no plain file stands at `path`.
     """
 
     def __init__(self, path: Path, start_step: int = 0) -> None:
@@ -38,6 +43,7 @@ class CSVLogger(Logger):
         self._begun = False
         self._closed: list[dict[str, str]] = []  # lines before it that are not on disk
         self._saved = -math.inf
+        self._kept = self._look()
 
     @property
     def name(self) -> str:
@@ -65,10 +71,25 @@ class CSVLogger(Logger):
         if self._begun:
             return
         self._begun = True
-        rows: list[dict[str, str]] = []
-        if self._start_step and self._path.exists():
-            rows = [row for row in self._read() if int(row["step"]) <= self._start_step]
-        self._rewrite(rows)
+        if self._kept is not None and not self._kept.columns:
+            print(
+                f"Note: {self._path} is not there, or empty: the lines up to step {self._start_step} are gone.",
+                file=sys.stderr,
+                flush=True,
+            )
+        elif self._kept is not None:
+            self._columns = self._kept.columns
+        rows = [] if self._kept is None else self._kept.rows
+        self._kept = None
+        self._rewrite([row for row in rows if int(row["step"]) <= self._start_step])
+
+    @rank_zero_only
+    def _look(self) -> Lines | None:
+        """The lines that a continued run finds; None where the run begins."""
+        if self._start_step:
+            return read_lines(self._path)
+        require_plain(self._path)
+        return None
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
@@ -108,7 +129,7 @@ class CSVLogger(Logger):
         self._saved = monotonic()
         if not self._closed and not self._open:
             return
-        with naming(self._path), open(self._path, "r+", newline="") as file:
+        with naming(self._path), open_plain(self._path, "r+", newline="", encoding="utf-8") as file:
             file.seek(self._offset)
             file.truncate()
             writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
@@ -123,16 +144,13 @@ class CSVLogger(Logger):
             self.save()
 
     def _read(self) -> list[dict[str, str]]:
-        with open(self._path, newline="") as file:  # a name may have a line's end in it, in quotes
-            text = file.read()
-        whole = text[: text.rfind("\n") + 1]  # a process that was killed may have torn the last line
-        reader = csv.DictReader(io.StringIO(whole, newline=""))
-        self._columns = list(reader.fieldnames or ["step"])
-        return list(reader)
+        lines = read_lines(self._path)
+        self._columns = lines.columns or ["step"]
+        return lines.rows
 
     def _rewrite(self, rows: list[dict[str, str]]) -> None:
         """Writes all lines; the last stays open."""
-        with whole(self._path) as temporary, open(temporary, "w", newline="") as file:
+        with whole(self._path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
             writer = csv.DictWriter(file, self._columns, restval="")
             writer.writeheader()
             writer.writerows(rows[:-1])

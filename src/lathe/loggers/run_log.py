@@ -3,15 +3,17 @@
 import logging
 import os
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
 from lathe.errors import UserError
+from lathe.files import open_plain
 from lathe.loggers.facts import HIDDEN, LOGIN, secrets_in
 
 NAME = "run.log"
@@ -29,6 +31,24 @@ class _Plain(logging.Formatter):
         return self.hidden.sub(HIDDEN, super().format(record))
 
 
+class _Appended(logging.FileHandler):
+    """A file that may lie there already, and is no way out of its folder. A disk that takes no more is told once."""
+
+    told = False
+
+    def _open(self) -> Any:
+        return open_plain(Path(self.baseFilename), "a", encoding="utf-8")
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not self.told:
+            self.told = True
+            print(f"Note: {self.baseFilename} can't be written ({sys.exception()}): it ends here.", file=sys.stderr)
+
+    def close(self) -> None:
+        with suppress(OSError):  # of a disk that has not taken the last record
+            super().close()
+
+
 @contextmanager
 def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> Iterator[None]:
     """Appends to run.log, in rank 0, until the run ends: records of `logging` (from INFO on, where nobody has chosen
@@ -37,7 +57,7 @@ def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, 
     if getattr(rank_zero_only, "rank", 0) != 0:
         yield
         return
-    file = logging.FileHandler(run_dir / NAME, encoding="utf-8")
+    file = _Appended(run_dir / NAME, encoding="utf-8")
     file.setFormatter(_Plain(secrets_in(leaves, environment)))
     root = logging.getLogger()
     silent = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]

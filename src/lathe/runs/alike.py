@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from lathe.files import open_plain
+
 # What a clock says, which no two runs share: in result.json, and in the columns of metrics.csv.
 RESULT_TIMES = re.compile(
     r"seconds|.*_per_s|step_ms|data_wait|grad_sync|mfu|epoch_s|rank_ms_.*|slowest_rank|energy_.*|peak_.*"
@@ -18,7 +20,7 @@ LINE_TIMES = ("throughput/", "device/", "DeviceStatsMonitor.")
 
 def rows(directory: Path) -> list[dict[str, str]]:
     """The lines of metrics.csv without empty columns and times."""
-    with open(directory / "metrics.csv", newline="") as file:
+    with open_plain(directory / "metrics.csv", newline="", encoding="utf-8-sig") as file:
         lines = list(csv.DictReader(file))
     return [{key: "" if key.startswith(LINE_TIMES) else value for key, value in row.items() if value} for row in lines]
 

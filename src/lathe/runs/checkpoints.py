@@ -26,6 +26,8 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
 
         return _checked(sharded_files.read(path, key), path, key)
     if not path.is_file():
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{key}={path} is a device, a pipe or a socket, and no file: take another.")
         raise UserError(
             f"{key}={path}: there is no such file; a run's checkpoints are best.ckpt and last.ckpt in its "
             "checkpoints folder."

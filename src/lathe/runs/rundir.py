@@ -18,8 +18,9 @@ from typing import IO, Any
 from lathe import trust
 from lathe.config.composed import GROUPS as PARTS
 from lathe.errors import UserError, require
-from lathe.files import disk_sentence, sweep, whole, write_atomically
+from lathe.files import disk_sentence, open_plain, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
+from lathe.runs.results import checked
 from lathe.trust.document import as_yaml, read_mapping, read_yaml
 
 # What every configuration of a run has, as groups of keys.
@@ -76,8 +77,9 @@ class RunDir:
 
     @property
     def result(self) -> dict[str, Any]:
-        """The final metrics."""
-        return trust.read_json(self.path / "result.json", f"{self.where}: its result.json")
+        """The final metrics. Raises UserError where no run has left them so at its end."""
+        words = f"{self.where}: its result.json"
+        return checked(trust.read_json(self.path / "result.json", words), words)
 
     @property
     def receipt(self) -> dict[str, Any]:
@@ -144,17 +146,25 @@ class RunDir:
     @contextmanager
     def reopened(self, cfg: dict[str, Any]) -> Iterator[None]:
         """As `reopen`; what stood there comes back if an error ends the job before training has gone on, which begins
-        by writing metrics.csv anew."""
+        by writing metrics.csv anew.
+
+        Raises:
+            NotPlain: something else stands where a file belongs that is written now.
+        """
+        for name in ("config.yaml", "metrics.csv", "result.json"):
+            require_plain(self.path / name)
+        require_plain(self.path / "run.log", links=False)
         kept = [self.path / name for name in ("config.yaml", "result.json") if (self.path / name).exists()]
-        before, lines = {path: path.read_text() for path in kept}, self.path / "metrics.csv"
+        before, lines = {path: path.read_bytes() for path in kept}, self.path / "metrics.csv"
         # Not its inode, which a file that takes its place may be given again.
         mark = lines.exists() and lines.stat().st_mtime_ns
         self.reopen(cfg)
         try:
             yield
         except BaseException:
-            for path, text in before.items() if (lines.exists() and lines.stat().st_mtime_ns) == mark else ():
-                write_atomically(path, text)
+            for path, content in before.items() if (lines.exists() and lines.stat().st_mtime_ns) == mark else ():
+                with whole(path) as temporary:
+                    temporary.write_bytes(content)
             raise
 
     def remove(self) -> None:
@@ -176,8 +186,9 @@ class RunDir:
 
         Raises:
             UserError: another process is writing to it.
+            NotPlain: something else than a plain file stands at .lock.
         """
-        with open(self.path / ".lock", "a") as file:
+        with open_plain(self.path / ".lock", "a") as file:
             _lock(file, self.path, shared)
             self.sweep()
             yield

@@ -36,7 +36,7 @@ def standing(run: RunDir, job: Mapping[str, Any], known: dict[str, Any] | None =
     said: list[str] = []
     config = _read(run, "config.yaml", partial(_config, run, known), said)
     overrides = _read(run, "overrides.yaml", lambda: run.overrides, said) if _there(run, "overrides.yaml") else None
-    result = _read(run, "result.json", partial(_result, run), said) if _there(run, "result.json") else None
+    result = _read(run, "result.json", lambda: run.result, said) if _there(run, "result.json") else None
     state = "failed" if said else _state(run, job, result)
     unread = said[0] if said else None
     return Standing(state, unread or _sentence(job), unread, config, overrides, result)
@@ -113,9 +113,3 @@ def _config(run: RunDir, known: dict[str, Any] | None) -> dict[str, Any]:
     lacking = [name for name in ("name", *GROUPS) if name not in config]
     require(not lacking, f"{run.where}: its config.yaml has no {', '.join(lacking)}, which every run has.")
     return dict(config)
-
-
-def _result(run: RunDir) -> dict[str, Any]:
-    result = run.result
-    require(bool(result), f"{run.where}: its result.json is empty, as no run leaves it.")
-    return result

@@ -1,6 +1,6 @@
 """A run in hand, in a script or a notebook: its net, its data, its metrics and its predictions."""
 
-import csv
+import io
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -23,6 +23,7 @@ from lathe.data import Normalizer
 from lathe.data.checks import check_declared, squashed
 from lathe.errors import UserError, require
 from lathe.images.files import ImageFile, find_images, open_array, open_image
+from lathe.loggers.lines import numbers, read_lines
 from lathe.runs.build import target_of
 from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir, open_run
@@ -114,11 +115,10 @@ class Run:
         of dicts, which lack what a step did not log."""
         path = self.dir / "metrics.csv"
         require(path.is_file(), f"{self.dir} has no metrics.csv: it has not begun to train.")
+        lines = read_lines(path)
         if find_spec("pandas") is not None:
-            return import_module("pandas").read_csv(path)
-        with open(path, newline="") as file:
-            rows = [{name: float(value) for name, value in row.items() if value} for row in csv.DictReader(file)]
-        return [{**row, "step": int(row["step"])} for row in rows]
+            return import_module("pandas").read_csv(io.StringIO(lines.text if lines.columns else "step\n"))
+        return numbers(path, lines)
 
     @property
     def task(self) -> LightningModule:

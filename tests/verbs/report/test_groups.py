@@ -249,9 +249,11 @@ def test_the_metric_is_the_monitors_on_the_test_split(tmp_path: Path) -> None:
     text = (path / "result.json").read_text()
     (path / "result.json").write_text(text.replace("test/", "other/"))
     assert report(tmp_path).metrics == ["val/loss"]
-    (path / "result.json").write_text('{"test_f1": 0.5, "val_f1": 0.6, "monitor": "val_f1"}')
+    (path / "result.json").write_text(
+        '{"steps": 1, "seconds": 1.0, "test_f1": 0.5, "val_f1": 0.6, "monitor": "val_f1"}'
+    )
     assert report(tmp_path).metrics == ["test_f1"]
-    (path / "result.json").write_text('{"objective": 0.5, "monitor": "mine"}')
+    (path / "result.json").write_text('{"steps": 1, "seconds": 1.0, "objective": 0.5, "monitor": "mine"}')
     assert report(tmp_path).metrics == ["objective"]
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from lathe.errors import UserError
+from lathe.files import NotPlain, open_plain
 from lathe.launch.sweep.child import fork
 from lathe.launch.sweep.devices import Slot
 from lathe.launch.sweep.place import Job, SweepDir
@@ -138,8 +140,12 @@ class Jobs:
         log = self.folder.log(job.number)
         if job.run_dir is None or not Path(job.run_dir).is_dir() or not log.exists():
             return
-        with open(Path(job.run_dir, "output.log"), "ab") as file:
-            file.write(log.read_bytes())
+        try:
+            with open_plain(Path(job.run_dir, "output.log"), "ab") as file:
+                file.write(log.read_bytes())
+        except NotPlain as error:
+            print(f"Note: {str(error).rstrip('.')}; what the job printed stays at {log}.", file=sys.stderr)
+            return
         log.unlink()
 
 

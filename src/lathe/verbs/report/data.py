@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from lathe.files import open_plain
 from lathe.runs.metric_names import bare, is_curve, split_of
 from lathe.verbs.report.assemble import Report
 from lathe.verbs.report.collect import Run
@@ -146,7 +147,7 @@ def curves(path: Path) -> dict[str, Curve]:
     """The metrics of the validation split and the training loss in a metrics.csv as steps and values, thinned; where it
     has neither, every metric, the first `MOST` of them. {} where it can't be read."""
     found: dict[str, Curve] = {}
-    with suppress(OSError, UnicodeDecodeError, csv.Error), open(path, newline="", encoding="utf-8") as file:
+    with suppress(OSError, UnicodeDecodeError, csv.Error), open_plain(path, newline="", encoding="utf-8-sig") as file:
         lines = csv.reader(file)
         names = next(lines, [])
         kept = _drawn(names)

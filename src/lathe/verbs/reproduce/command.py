@@ -13,6 +13,7 @@ from lathe.config.composed import data_at
 from lathe.config.composing import as_typed
 from lathe.config.stages import methods
 from lathe.errors import UserError, require
+from lathe.loggers.lines import read_lines
 from lathe.runs import rundir
 from lathe.runs.environment import describe_environment
 from lathe.runs.rundir import RunDir
@@ -57,6 +58,7 @@ def check(run: RunDir, where: str) -> None:
         "pruned" not in run.result,
         f"{where} was ended early by its search, which a run by itself does not know of: take a complete one.",
     )
+    read_lines(run.path / "metrics.csv")  # damage is told here, not after training
     nodes = config["trainer"].get("num_nodes", 1)
     require(nodes == 1, f"{where} was trained on {nodes} machines (trainer.num_nodes), and this is one.")
     for key, path in _started_from(config):

@@ -2,12 +2,14 @@
 
 import csv
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from lathe.config.composed import flatten
 from lathe.errors import require
+from lathe.files import open_plain
 from lathe.runs.metric_names import is_curve
 from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.runs.places import differing_environments
@@ -99,8 +101,8 @@ def _logged(path: Path) -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = {}
     if not (path / "metrics.csv").is_file():
         return found
-    with open(path / "metrics.csv", newline="", errors="replace") as file:
-        for row in csv.DictReader(file):
+    with open_plain(path / "metrics.csv", newline="", encoding="utf-8-sig", errors="replace") as file:
+        for row in _whole(csv.DictReader(file)):
             for name, text in row.items():
                 if name and text and isinstance(text, str) and is_curve(name):
                     try:
@@ -108,6 +110,12 @@ def _logged(path: Path) -> dict[str, dict[int, float]]:
                     except (ValueError, KeyError, TypeError):  # a line that a kill has cut, or words
                         continue
     return found
+
+
+def _whole(rows: Iterator[dict[str, str]]) -> Iterator[dict[str, str]]:
+    """The rows as far as they can be read."""
+    with suppress(csv.Error):
+        yield from rows
 
 
 def _is_number(value: Any) -> bool:

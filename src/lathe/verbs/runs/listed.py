@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lathe.config.composed import flatten
+from lathe.files import open_plain
 from lathe.runs.metric_names import split_of
 from lathe.runs.places import STAMP
 from lathe.runs.rundir import RunDir
@@ -128,11 +129,12 @@ class Listed:
 
     @property
     def _last_step(self) -> int | None:
-        with suppress(OSError, ValueError, IndexError), open(self.run.path / "metrics.csv", "rb") as file:
-            at = next(csv.reader([file.readline().decode()])).index("step")
+        place, damaged = self.run.path / "metrics.csv", (OSError, ValueError, IndexError, StopIteration, csv.Error)
+        with suppress(*damaged), open_plain(place, "rb") as file:
+            at = next(csv.reader([file.readline(65536).decode("utf-8-sig")])).index("step")
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 65536))
-            lines = [line for line in file.read().decode(errors="replace").splitlines() if line.strip()]
+            lines = [line for line in file.read().rstrip(b"\0").decode(errors="replace").splitlines() if line.strip()]
             return int(next(csv.reader([lines[-1]]))[at])
         return None
 

@@ -1,0 +1,289 @@
+"""Every file of a run directory in every odd shape: whoever opens it says one sentence or goes on, waits for nothing
+and writes nothing outside.
+"""
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import in_process
+from support.hostile_runs import copied, harmless
+
+from lathe.errors import UserError
+from lathe.launch.telling import sentence_for
+from lathe.loggers import CSVLogger, run_log
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.places import Place
+from lathe.runs.rundir import RunDir, open_run
+from lathe.runs.score import open_run_net
+from lathe.verbs.load import load
+from lathe.verbs.report.collect import read_run
+from lathe.verbs.report.data import curves
+from lathe.verbs.reproduce.command import check
+from lathe.verbs.runs.compare import _logged
+from lathe.verbs.runs.listed import Listed
+
+
+def linked(target: str) -> Callable[[Path], None]:
+    return lambda path: path.symlink_to(target)
+
+
+def writes(change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
+    """Writes what `change` makes of the good content, which stands beside the path while it is damaged."""
+    return lambda path: path.write_bytes(change(path.with_name("good").read_bytes()))
+
+
+FILES = (
+    ".lock",
+    "run.log",
+    "metrics.csv",
+    "result.json",
+    "config.yaml",
+    "overrides.yaml",
+    "environment.json",
+    "checkpoints/last.ckpt",
+    "checkpoints/best.ckpt",
+)
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "folder": Path.mkdir,
+    "pipe": os.mkfifo,
+    "nowhere": linked("../outside/target"),
+    "nowhere from checkpoints": linked("../../outside/target"),
+    "full": linked("/dev/full"),
+    "zero": linked("/dev/zero"),
+    "circle": lambda path: path.symlink_to(path),
+    "absent": lambda path: None,
+    "empty": writes(lambda good: b""),
+    "nulls": writes(lambda good: bytes(len(good) or 9)),
+    "nulls behind": writes(lambda good: good + bytes(300)),
+    "no UTF-8": writes(lambda good: b"\xff\xfe" + good),
+    "byte order mark": writes(lambda good: b"\xef\xbb\xbf" + good),
+    "cut": writes(lambda good: good[: len(good) // 2]),
+    "huge field": writes(lambda good: good + b"2," + b"1" * 200_000 + b"\n"),
+    "garbage": writes(lambda good: good + b"hello, world\n"),
+    "words": writes(lambda good: b"step,step\nx,y\n"),
+    "object": writes(lambda good: b"{}\n"),
+    "wrong types": writes(lambda good: b'{"steps": "x", "seconds": [], "test/accuracy": {}}\n'),
+}
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    return harmless(tmp_path_factory.mktemp("logs"))
+
+
+@pytest.fixture
+def foreign(good: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setenv("LATHE_FULL_ERROR", "0")
+    (tmp_path / "outside").mkdir()
+    return copied(good, tmp_path)
+
+
+def damage(run: RunDir, name: str, kind: str) -> None:
+    path = run.path / name
+    kept = path.with_name("good")
+    kept.write_bytes(path.read_bytes() if path.exists() else b"")
+    path.unlink(missing_ok=True)
+    DAMAGES[kind](path)
+    kept.unlink()
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """An error where what is within takes as long as waiting for ever."""
+
+    def late(*_: Any) -> None:
+        raise AssertionError("it waits, or reads without end")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(60)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def resume(path: Path) -> None:
+    """What train.py with resume opens, in the order in which it does."""
+    run = open_run(path, "resume")
+    if run.complete:
+        assert run.result["steps"] == 1
+    with run.locked(), run.reopened(run.config), run_log(run.path, {}):
+        start = read_checkpoint(run.last)["global_step"] if run.last.exists() else 0
+        logger = CSVLogger(run.path / "metrics.csv", start)
+        logger.begin()
+        logger.log_metrics({"late": 1.0}, 2)
+        logger.save()
+        run.finish({"steps": 2, "seconds": 1.0})
+
+
+def listed(path: Path) -> None:
+    run = Listed(path)
+    _ = run.state, run.steps, run.tags, run.objective, run.busy, run.age, run.size
+    _logged(path)
+
+
+def reported(path: Path) -> None:
+    run = read_run(Place(path))
+    _ = run.environment, run.receipt
+    curves(path / "metrics.csv")
+
+
+OPENING: dict[str, Callable[[Path], object]] = {
+    "runs": listed,
+    "report": reported,
+    "load": lambda path: load(path).metrics,
+    "evaluate": lambda path: open_run_net(path),
+    "resume": resume,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_file_in_every_shape(name: str, good: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outside").mkdir()
+    wrong = []
+    for kind in DAMAGES:
+        home = tmp_path / kind.replace(" ", "-")
+        home.mkdir()
+        run = copied(good, home)
+        damage(run, name, kind)
+        for verb, opened in OPENING.items():
+            sentence: str | None = ""
+            try:
+                with in_time():
+                    opened(run.path)
+            except Exception as error:
+                sentence = sentence_for(error)
+                if sentence is None or "\n" in sentence or not sentence:
+                    wrong.append(f"{kind}, {verb}: {error!r}")
+            if verb in ("runs", "report") and sentence:
+                wrong.append(f"{kind}, {verb}, which go on with the others: {sentence}")
+        if list((tmp_path / "outside").iterdir()) or {path.name for path in home.iterdir()} - {"foreign"}:
+            wrong.append(f"{kind}: something was written outside")
+    assert wrong == []
+
+
+METRICS = {
+    "folder": r"metrics\.csv is a folder, where a plain file belongs: move it away",
+    "pipe": r"metrics\.csv is a pipe, where",
+    "full": r"metrics\.csv is a device, where",
+    "no UTF-8": r"metrics\.csv, line 1, is no text in UTF-8: mend or remove that line",
+    "words": r"metrics\.csv, line 1, names the column 'step' twice: ",
+    "object": r"metrics\.csv, line 1, names no column 'step': ",
+    "garbage": r"metrics\.csv, line 3, has 'hello' for a step: mend or remove that line, or move the file away",
+    "huge field": r"metrics\.csv, line 3, can't be read \(field larger than field limit",
+}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_damaged_lines_are_told_and_the_run_stays_as_it_was(kind: str, foreign: RunDir) -> None:
+    (foreign.path / "result.json").unlink()
+    damage(foreign, "metrics.csv", kind)
+    before = sorted(foreign.path.rglob("*"))
+    with in_time(), pytest.raises((UserError, OSError)) as caught:
+        resume(foreign.path)
+    assert re.search(METRICS[kind], sentence_for(caught.value) or "")
+    assert sorted({*foreign.path.rglob("*")} - {foreign.path / ".lock", foreign.path / "run.log"}) == before
+
+
+def test_a_run_with_damaged_lines_is_not_trained_again_to_compare_them(foreign: RunDir) -> None:
+    damage(foreign, "metrics.csv", "garbage")
+    with pytest.raises(UserError, match=r"metrics\.csv, line 3, has 'hello' for a step"):
+        check(foreign, "run=foreign")
+
+
+@pytest.mark.parametrize("kind", ["nulls behind", "byte order mark"])
+def test_a_loss_of_power_and_an_editor_cost_no_line(kind: str, foreign: RunDir) -> None:
+    damage(foreign, "metrics.csv", kind)
+    resume(foreign.path)
+    assert (foreign.path / "metrics.csv").read_text() == "step,train/loss,late\n1,2.0,\n2,,1.0\n"
+
+
+@pytest.mark.parametrize("kind", ["absent", "empty", "nulls"])
+def test_lines_that_are_gone_are_told(kind: str, foreign: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    damage(foreign, "metrics.csv", kind)
+    resume(foreign.path)
+    assert capsys.readouterr().err == (
+        f"Note: {foreign.path}/metrics.csv is not there, or empty: the lines up to step 1 are gone.\n"
+    )
+
+
+@pytest.mark.parametrize("kind", ["pipe", "zero"])
+def test_a_checkpoint_that_is_no_file_is_not_said_to_be_absent(kind: str, foreign: RunDir) -> None:
+    damage(foreign, "checkpoints/last.ckpt", kind)
+    with pytest.raises(UserError, match=r"last\.ckpt is a device, a pipe or a socket, and no file: take another\."):
+        resume(foreign.path)
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [("word", "at step 1 stands what is no number"), ("0.5", None)],
+)
+def test_values_are_read_without_pandas(
+    value: str, told: str | None, foreign: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lathe.verbs.load.find_spec", lambda name: None)
+    (foreign.path / "metrics.csv").write_text(f"step,a,b\n1,{value},\n")
+    if told is None:
+        assert load(foreign.path).metrics == [{"step": 1, "a": 0.5}]
+        return
+    with pytest.raises(UserError, match=told):
+        _ = load(foreign.path).metrics
+
+
+RESULTS: dict[str, tuple[Any, str]] = {
+    "empty": ({}, "is empty, as no run leaves it"),
+    "no steps": ({"seconds": 1.0}, "has no `steps`, which every run writes at its end"),
+    "steps": ({"steps": "x", "seconds": 1.0}, "has 'x' for 'steps', which is no whole number"),
+    "flag": ({"steps": True, "seconds": 1.0}, "has True for 'steps', which is no whole number"),
+    "seconds": ({"steps": 1, "seconds": []}, "has [] for 'seconds', which is no number"),
+    "metric": ({"steps": 1, "seconds": 1.0, "test/accuracy": {}}, "has {} for 'test/accuracy', which is no number"),
+    "objective": ({"steps": 1, "seconds": 1.0, "objective": "x"}, "has 'x' for 'objective', which is no number"),
+}
+
+
+@pytest.mark.parametrize("case", RESULTS)
+def test_a_result_that_no_run_leaves_makes_no_run_complete(case: str, foreign: RunDir) -> None:
+    content, words = RESULTS[case]
+    (foreign.path / "result.json").write_text(json.dumps(content))
+    with pytest.raises(UserError) as caught:
+        resume(foreign.path)
+    assert str(caught.value) == (
+        f"resume={foreign.path}: its result.json {words}: move it away, and train.py with resume brings the run to its "
+        "end."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "words"),
+    [
+        ("metrics.csv", "pipe", "metrics.csv is a pipe, where a plain file belongs: move it away."),
+        ("metrics.csv", "garbage", "metrics.csv, line 3, has 'hello' for a step: mend or remove that line"),
+        (".lock", "nowhere", ".lock is a link, where a plain file belongs: move it away."),
+        ("run.log", "full", "run.log is a link, where a plain file belongs: move it away."),
+        ("result.json", "folder", "result.json is a folder, where a plain file belongs: move it away."),
+        ("result.json", "object", "its result.json is empty, as no run leaves it"),
+    ],
+)
+def test_the_command_says_one_sentence(
+    name: str, kind: str, words: str, foreign: RunDir, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (foreign.path / "result.json").unlink()
+    damage(foreign, name, kind)
+    with in_time():
+        code = in_process("train.py", f"resume={foreign.path}")
+    told = [line for line in capfd.readouterr().err.splitlines() if line]
+    assert code == 1
+    assert [line.startswith("Error: ") for line in told] == [True]
+    assert words in told[0]
+    assert list(Path("outside").iterdir()) == []
