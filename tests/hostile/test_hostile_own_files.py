@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from support.commands import in_process
 from support.hostile_runs import copied, harmless
 
 from lathe.errors import UserError
+from lathe.launch.sweep.jobs import Jobs
 from lathe.launch.telling import sentence_for
 from lathe.loggers import CSVLogger, run_log
 from lathe.runs.checkpoints import read_checkpoint
@@ -89,8 +91,7 @@ def foreign(good: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ru
 
 def damage(run: RunDir, name: str, kind: str) -> None:
     path = run.path / name
-    kept = path.with_name("good")
-    kept.write_bytes(path.read_bytes() if path.exists() else b"")
+    (kept := path.with_name("good")).write_bytes(path.read_bytes() if path.exists() else b"")
     path.unlink(missing_ok=True)
     DAMAGES[kind](path)
     kept.unlink()
@@ -133,8 +134,7 @@ def listed(path: Path) -> None:
 
 
 def reported(path: Path) -> None:
-    run = read_run(Place(path))
-    _ = run.environment, run.receipt
+    _ = (run := read_run(Place(path))).environment, run.receipt
     curves(path / "metrics.csv")
 
 
@@ -202,6 +202,24 @@ def test_a_run_with_damaged_lines_is_not_trained_again_to_compare_them(foreign: 
         check(foreign, "run=foreign")
 
 
+def test_what_a_job_printed_goes_through_no_link(foreign: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    log = Path("job.log").absolute()
+    log.write_text("said")
+    job: Any = SimpleNamespace(run_dir=str(foreign.path), number=0)
+    folder: Any = SimpleNamespace(log=lambda number: log)
+    damage(foreign, "output.log", "nowhere")
+    Jobs(folder, [], lambda job: lambda: None, None)._keep_output(job)
+    assert list(Path("outside").iterdir()) == []
+    assert log.read_text() == "said"
+    assert capsys.readouterr().err == (
+        f"Note: {foreign.path}/output.log is a link, where a plain file belongs: move it away; what the job printed "
+        f"stays at {log}.\n"
+    )
+    (foreign.path / "output.log").unlink()
+    Jobs(folder, [], lambda job: lambda: None, None)._keep_output(job)
+    assert (foreign.path / "output.log").read_text() == "said"
+
+
 @pytest.mark.parametrize("kind", ["nulls behind", "byte order mark"])
 def test_a_loss_of_power_and_an_editor_cost_no_line(kind: str, foreign: RunDir) -> None:
     damage(foreign, "metrics.csv", kind)
@@ -225,19 +243,12 @@ def test_a_checkpoint_that_is_no_file_is_not_said_to_be_absent(kind: str, foreig
         resume(foreign.path)
 
 
-@pytest.mark.parametrize(
-    ("value", "told"),
-    [("word", "at step 1 stands what is no number"), ("0.5", None)],
-)
-def test_values_are_read_without_pandas(
-    value: str, told: str | None, foreign: RunDir, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_values_are_read_without_pandas(foreign: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lathe.verbs.load.find_spec", lambda name: None)
-    (foreign.path / "metrics.csv").write_text(f"step,a,b\n1,{value},\n")
-    if told is None:
-        assert load(foreign.path).metrics == [{"step": 1, "a": 0.5}]
-        return
-    with pytest.raises(UserError, match=told):
+    (foreign.path / "metrics.csv").write_text("step,a,b\n1,0.5,\n")
+    assert load(foreign.path).metrics == [{"step": 1, "a": 0.5}]
+    (foreign.path / "metrics.csv").write_text("step,a,b\n1,word,\n")
+    with pytest.raises(UserError, match="at step 1 stands what is no number"):
         _ = load(foreign.path).metrics
 
 
@@ -282,8 +293,8 @@ def test_the_command_says_one_sentence(
     damage(foreign, name, kind)
     with in_time():
         code = in_process("train.py", f"resume={foreign.path}")
-    told = [line for line in capfd.readouterr().err.splitlines() if line]
     assert code == 1
-    assert [line.startswith("Error: ") for line in told] == [True]
-    assert words in told[0]
+    (told,) = capfd.readouterr().err.splitlines()
+    assert told.startswith("Error: ")
+    assert words in told
     assert list(Path("outside").iterdir()) == []

@@ -90,3 +90,14 @@ def test_a_continued_run_goes_on_in_it(
     assert mine[-1] == "WARNING mine: epoch 1"
     assert sum("begins" in line for line in lines) == 2
     assert lines[-1].endswith("has ended")
+
+
+def test_a_full_disk_below_run_log_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = Path("/dev/full").open("a")  # noqa: SIM115 - the log closes it
+    monkeypatch.setattr(sys.modules["lathe.loggers.run_log"], "open_plain", lambda *_, **__: full)
+    with run_log(tmp_path, {}):
+        logging.getLogger("mine").info("and on")
+    told = capsys.readouterr().err
+    assert told == f"Note: {tmp_path}/run.log can't be written ([Errno 28] No space left on device): it ends here.\n"

@@ -68,7 +68,7 @@ def echo(cfg: dict[str, Any]) -> dict[str, Any]:
     """A run that begins, and ends with its seed as its objective."""
     run_dir = Path(cfg["paths"]["run_dir"])
     (run_dir / "metrics.csv").write_text("step\n")
-    (run_dir / "result.json").write_text(json.dumps({"steps": 1, "seconds": 1.0, "objective": cfg["seed"]}))
+    (run_dir / "result.json").write_text(json.dumps({"steps": 0, "seconds": 1.0, "objective": cfg["seed"]}))
     return {"objective": cfg["seed"], "cfg": cfg}
 
 
