@@ -6,14 +6,17 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from support.run_directories import write_run, write_sweep
 from support.run_folders import Cli, refused
+from support.runs import ROOT
 
 from lathe.runs.state import without_run
 from lathe.verbs.report.collect import Run, collect
-from lathe.verbs.runs.command import show_list
+from lathe.verbs.runs.command import runs, show_list
 from lathe.verbs.runs.find import find
 from lathe.verbs.runs.listed import Listed
 from lathe.verbs.runs.table import unread
@@ -143,6 +146,31 @@ def test_failed_jobs_are_listed_though_their_directories_are_gone(log_dir: Path)
     told, _ = collect([str(sweep)])
     assert sorted(run.state for run in told) == ["complete", "failed", "failed", "gone", "running"]
     assert len(collect(["logs", str(sweep), "logs"])[0]) == 5  # no job twice, however it is named
+
+
+def test_jobs_without_a_run_directory_are_counted_and_can_not_be_deleted(
+    log_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(log_dir, 0, 0.9)
+    sweep = write_sweep(log_dir, [{"state": "failed", "sentence": "no"}, {"state": "refused"}, {"state": "pruned"}])
+    usual = yaml.safe_load((ROOT / "configs" / "runs.yaml").read_text()) | {"paths": {"log_dir": log_dir}}
+
+    def told(**words: Any) -> list[str]:
+        runs({**usual, **words})
+        return capsys.readouterr().out.splitlines()
+
+    counted = "3 runs (1 pruned, 2 failed), 0 B. 3 of them are jobs without a run directory."
+    assert told(runs=str(sweep))[-1] == counted
+    first = f"logs/sweeps/{sweep.name}/jobs/00000.json"
+    assert told(delete="failed", yes=True) == [
+        "2 failed jobs of a sweep have no run directory, so there is nothing to remove: why they are failed stands in "
+        f"their files (the first of them {first}).",
+        "No other of 4 runs is failed: nothing was removed.",
+    ]
+    assert told(delete="pruned", yes=True, runs=str(sweep))[0] == (
+        "1 pruned job of a sweep has no run directory, so there is nothing to remove: why it is pruned stands in "
+        f"{first.replace('00000', '00002')}."
+    )
 
 
 @pytest.mark.parametrize("named", ["/", "logs/mystuff", ".", "", "logs/train", "\0", "logs/file", "/dev"])

@@ -26,6 +26,13 @@ class Place:
     file: Path | None = None
 
 
+def shown(path: Path) -> str:
+    """A path as lists of runs have it: from the working directory if it is below that."""
+    with suppress(ValueError):
+        return str(path.resolve().relative_to(Path.cwd()))
+    return str(path)
+
+
 def is_run(path: Path) -> bool:
     """Whether a run directory lies at `path`. One that has lost its config.yaml or environment.json is known by its
     name and by what else a run leaves."""

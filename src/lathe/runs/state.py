@@ -43,14 +43,16 @@ def standing(run: RunDir, job: Mapping[str, Any], known: dict[str, Any] | None =
 
 
 def without_run(path: Path | None, job: Mapping[str, Any]) -> Standing:
-    """A job without a run directory: it never made one, or nothing is at its `path` any more."""
+    """A job without a run directory: it never made one, or nothing is at its `path` any more. `pruned` without a path
+    is one that a search has not begun."""
     state, sentence = job.get("state"), _sentence(job)
     if path is not None and state not in ("failed", "refused"):
         ended = f", which was {state}," if state in ("complete", "pruned") else ""
         return Standing("gone", f"the run{ended} was moved or removed: nothing is at {path}.")
     if path is None and isinstance(job.get("run_dir"), str):
         sentence = sentence or f"it names {job['run_dir']!r}, which is no run directory."
-    return Standing("running" if state == "running" else "failed", sentence)
+    early = state == "pruned" and job.get("run_dir") is None
+    return Standing("pruned" if early else "running" if state == "running" else "failed", sentence)
 
 
 def busy(path: Path) -> bool:

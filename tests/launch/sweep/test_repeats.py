@@ -66,7 +66,7 @@ def test_a_trial_that_falls_behind_is_cut_short(tmp_path: Path) -> None:
     assert f"pruned, {sentence}" in done.stdout
     assert len(runs(tmp_path / "logs")) == 4 + ran
     found, waiting = collect([str(sweep)])
-    assert ([item.state for item in found], waiting) == (["complete"] * (4 + ran), 0)
+    assert ([item.state for item in found], waiting) == (["complete"] * (4 + ran) + ["pruned"] * 2, 0)
 
 
 def test_a_run_that_fails_costs_its_trial(tmp_path: Path) -> None:

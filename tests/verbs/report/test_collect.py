@@ -99,7 +99,11 @@ def test_a_sweep_is_its_jobs_with_those_that_left_nothing(tmp_path: Path) -> Non
         f"the run, which was complete, was moved or removed: nothing is at {tmp_path / 'train' / 'gone'}."
     )
     assert runs[4].sentence == "out of memory"  # why it failed is more than that it is gone
-    assert (runs[5].name, runs[5].seed, runs[5].sentence) == ("job 3", "7", "optimizer.lr=-1: no")
+    assert (runs[5].name, runs[5].seed, runs[5].sentence) == (
+        f"sweeps/{sweep.name}/jobs/00003.json",
+        "7",
+        "optimizer.lr=-1: no",
+    )
     assert runs[5].command() == "python train.py optimizer.lr=-1 seed=7"
     assert len(collect([str(tmp_path)])[0]) == 6  # the folder of both: no run twice
 

@@ -66,7 +66,12 @@ def test_a_sweep_as_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert runs[3]["samples"] == "../../train/2026-11-23_00-00-03_a1b2c3/samples/val.html"
     assert runs[0]["cost"] == {"bytes": None, "macs": None, "latency_ms": None}
     lost = runs[4]
-    assert (lost["path"], lost["name"], lost["state"], lost["sentence"]) == (None, "job 4", "failed", "out of memory")
+    assert (lost["path"], lost["name"], lost["state"], lost["sentence"]) == (
+        None,
+        "sweeps/2026-11-23_10-00-00_abc123/jobs/00004.json",
+        "failed",
+        "out of memory",
+    )
     assert lost["command"] == "python train.py model.net.width=8 seed=3"
     assert (lost["metrics"], lost["curves"], lost["seed"]) == ({}, {}, "3")
 

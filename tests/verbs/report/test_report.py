@@ -21,6 +21,7 @@ from lathe.verbs.report.latex import escaped, latex
 from lathe.verbs.report.markdown import markdown
 from lathe.verbs.report.screen import show
 from lathe.verbs.report.tables import number
+from lathe.verbs.runs.find import find
 
 Cli = Callable[..., tuple[int, str]]
 TEXTS = "formats=[markdown,csv,latex]"
@@ -269,13 +270,23 @@ def test_a_sweep_with_jobs_that_left_nothing(cli: Cli, tmp_path: Path, capfd: py
         },
         {"state": "waiting"},
         {"run_dir": str(tmp_path / "logs" / "train" / "lost"), "state": "pruned", "overrides": ["optimizer.lr=0.2"]},
+        {"state": "pruned", "overrides": ["optimizer.lr=0.3"], "sentence": "not run, as trial 1 fell behind."},
+        {"run_dir": str(tmp_path / "logs" / "train" / "none"), "state": "failed", "sentence": "out of memory"},
     ]
     sweep = write_sweep(tmp_path / "logs", jobs)
     code, errors = cli(f"runs={sweep}", TEXTS, script="scripts/report.py")
     assert (code, errors) == (0, "")
     page = (sweep / "report" / "report.md").read_text()
-    assert "3 runs (1 complete, 1 failed, 1 gone) in one group" in page
-    assert "- gone: train/lost: the run, which was pruned, was moved or removed: nothing is at " in page
-    assert [row["state"] for row in lines(sweep / "report" / "runs.csv")] == ["complete", "gone", "failed"]
-    assert "- failed: job 1: optimizer.lr=-1: expected a number from 0." in page
+    assert "5 runs (1 complete, 1 pruned, 2 failed, 1 gone) in one group" in page
+    where = {at: f"logs/sweeps/{sweep.name}/jobs/{at:05}.json" for at in (1, 3, 4, 5)}
+    table = {row["run"]: row["state"] for row in lines(sweep / "report" / "runs.csv")}
+    jobs_alone = {where[1]: "failed", where[3]: "gone", where[4]: "pruned", where[5]: "failed"}
+    assert table == {str(done): "complete", **jobs_alone}
+    shown = page.replace("\\_", "_")
+    assert f"- gone: {where[3]}: the run, which was pruned, was moved or removed: nothing is at " in shown
+    assert f"- failed: {where[1]}: optimizer.lr=-1: expected a number from 0." in shown
+    assert f"- pruned: {where[4]}: not run, as trial 1 fell behind." in shown
+    assert f"- failed: {where[5]}: out of memory" in shown
+    listed = {one.where: one.state for one in find(str(sweep), tmp_path / "logs")}
+    assert listed == {f"logs/train/{done.name}": "complete", **{at: s for at, s in jobs_alone.items() if s != "gone"}}
     assert "- 1 job of the sweep has not begun" in page

@@ -14,7 +14,7 @@ from lathe.config.composed import BEFORE, flatten
 from lathe.config.schema import current
 from lathe.config.words import key_of
 from lathe.errors import UserError
-from lathe.runs.places import Place
+from lathe.runs.places import Place, shown
 from lathe.runs.rundir import RunDir
 from lathe.runs.state import standing, without_run
 from lathe.runs.summary import retyped, without
@@ -40,10 +40,10 @@ def finite(value: Any) -> float | None:
 
 @dataclass
 class Run:
-    """A run, or a job of a sweep that has left none (`path` is None then). `gone` is a job that has ended and whose run
-    directory is no longer there. `leaves` is its configuration by dotted key,
-    empty where it can't be read; `sentence` says why it did not come to an end; `told` is what the directory `sweep`
-    says of it as its job."""
+    """A run, or a job of a sweep without a run directory: `path` is None then, and `file` its page. `gone` is a job
+    that has ended and whose run directory is no longer there. `leaves` is its configuration by dotted key, empty where
+    it can't be read; `sentence` says why it did not come to an end; `told` is what the directory `sweep` says of it as
+    its job."""
 
     path: Path | None
     state: str
@@ -54,11 +54,14 @@ class Run:
     job: int | None = None
     sweep: Path | None = None
     told: dict[str, Any] = field(default_factory=dict)
+    file: Path | None = None
 
     @property
     def name(self) -> str:
-        """What a reader finds it by."""
-        return f"job {self.job}" if self.path is None else harmless(f"{self.path.parent.name}/{self.path.name}")
+        """What a reader finds it by: of a job without a run directory its file, as scripts/runs.py lists it."""
+        if self.path is not None:
+            return harmless(f"{self.path.parent.name}/{self.path.name}")
+        return f"job {self.job}" if self.file is None else harmless(shown(self.file))
 
     @property
     def seed(self) -> Any:
@@ -125,10 +128,9 @@ def collect(named: list[str]) -> tuple[list[Run], int]:
         UserError: a path leads nowhere, there is no run below it, or the runs are of several tasks.
     """
     found = find_places(named)
-    places = [place for place in found if place.path is not None or place.job.get("state") != "pruned"]  # never run
-    begun = [place for place in places if place.path is not None or place.job.get("state") != "waiting"]
+    begun = [place for place in found if place.path is not None or place.job.get("state") != "waiting"]
     known: dict[str, Any] = {}
-    return [read_run(place, known) for place in begun], len(places) - len(begun)
+    return [read_run(place, known) for place in begun], len(found) - len(begun)
 
 
 def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
@@ -141,7 +143,8 @@ def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
     if place.path is None or not place.path.is_dir():
         stands = without_run(place.path, job)
         sentence = _harmless(stands.sentence)
-        return Run(place.path, stands.state, words, sentence=sentence, job=_job(job), told=job, sweep=where)
+        told = {"job": _job(job), "told": job, "sweep": where, "file": place.file}
+        return Run(None, stands.state, words, sentence=sentence, **told)
     directory = RunDir(place.path)
     stands = standing(directory, job, known)
     sentence, typed = _harmless(stands.sentence), stands.overrides or words

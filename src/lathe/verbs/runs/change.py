@@ -100,8 +100,11 @@ def delete(runs: Sequence[Listed], log_dir: Path, state: str, sure: bool) -> Non
     lost = table.unread([run for run in runs if run.state == state])
     if lost is not None:
         print(f"{lost} What can't be read is not removed: look at it, and remove it by hand.")
+    jobs = [run for run in runs if run.state == state and run.path is None]
+    if jobs:
+        print(_without_directory(jobs, state))
     if not gone:
-        print(f"None of {many(len(runs), 'run')} is {state}: nothing was removed.")
+        print(f"{'No other' if jobs else 'None'} of {many(len(runs), 'run')} is {state}: nothing was removed.")
         return
     refuse([*_in_the_way(gone, log_dir), *_needed(gone, log_dir)])
     for run in gone[:NAMED]:
@@ -120,6 +123,16 @@ def delete(runs: Sequence[Listed], log_dir: Path, state: str, sure: bool) -> Non
         count += _deleted(run, state)
     _mend_latest(log_dir)
     print(f"{count} of {many(len(gone), 'run')} removed.")
+
+
+def _without_directory(jobs: Sequence[Listed], state: str) -> str:
+    """Why nothing of these jobs can be removed, and where they are explained."""
+    if len(jobs) == 1:
+        has, why = "has", f"it is {state} stands in {jobs[0].where}"
+    else:
+        has, why = "have", f"they are {state} stands in their files (the first of them {jobs[0].where})"
+    nothing = "no run directory, so there is nothing to remove"
+    return f"{many(len(jobs), f'{state} job')} of a sweep {has} {nothing}: why {why}."
 
 
 def _agreed(question: str) -> bool:

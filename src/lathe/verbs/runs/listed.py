@@ -13,7 +13,7 @@ from typing import Any
 from lathe.config.composed import flatten
 from lathe.files import open_plain
 from lathe.runs.metric_names import split_of
-from lathe.runs.places import STAMP
+from lathe.runs.places import STAMP, shown
 from lathe.runs.rundir import RunDir
 from lathe.runs.state import Standing, age, busy, held, standing, without_run
 
@@ -36,9 +36,7 @@ class Listed:
     @property
     def where(self) -> str:
         """Where it lies, from the working directory if it is below that; of a job without a run, its file."""
-        with suppress(ValueError):
-            return str(Path(str(self._where)).relative_to(Path.cwd()))
-        return str(self._where)
+        return shown(Path(str(self._where)))
 
     @property
     def name(self) -> str:

@@ -56,7 +56,9 @@ def summary(runs: Sequence[Listed], shown: int) -> str:
     parts = ", ".join(f"{states[state]} {state}" for state in STATES if states[state])
     last = "the last is shown" if shown == 1 else f"the last {shown} are shown"
     more = f"; {last}, limit=null shows all" if shown < len(runs) else ""
-    return f"{many(len(runs), 'run')} ({parts}), {size(sum(run.size for run in runs))}{more}."
+    jobs = sum(run.path is None for run in runs)
+    none = f" {jobs} of them {'is a job' if jobs == 1 else 'are jobs'} without a run directory." if jobs else ""
+    return f"{many(len(runs), 'run')} ({parts}), {size(sum(run.size for run in runs))}{more}.{none}"
 
 
 def unread(runs: Sequence[Listed]) -> str | None:
