@@ -13,7 +13,7 @@ from support.run_directories import write_run, write_sweep
 from lathe.launch.sweep.space import all_values
 from lathe.verbs.report.assemble import Report, assemble
 from lathe.verbs.report.latex import latex
-from lathe.verbs.report.markdown import markdown
+from lathe.verbs.report.markdown import found, markdown
 from lathe.verbs.report.screen import show
 from lathe.verbs.report.tables import columns, groups_csv
 
@@ -47,6 +47,7 @@ def test_the_best_trial_is_the_first_row_and_is_named_with_its_objective(search:
     assert [group.label for group in told.listed] == ["optimizer.lr=0.3", "optimizer.lr=0.5", "optimizer.lr=0.1"]
     assert told.groups[-1].label == "optimizer.lr=0.2"  # which has no complete run
     assert told.baseline == 0
+    assert " in 4 groups over seeds and folds, 1 of them without a complete run and so without a row; " in found(told)
     assert told.marks[:2] == [
         "A search by val/accuracy (higher is better): of 3 complete trials it chose 1, 0.91: "
         "optimizer.lr=0.3; rows are ordered by test/accuracy.",

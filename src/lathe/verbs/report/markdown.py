@@ -29,6 +29,8 @@ def found(report: Report) -> str:
     states = ", ".join(f"{count} {state}" for state, count in counts(report.runs).items() if count)
     kind = "Student's t" if report.how.kind == "t" else "bootstrap percentiles"
     over = f"{len(report.groups)} groups over seeds and folds" if len(report.groups) > 1 else "one group"
+    without = len(report.groups) - len(report.listed)
+    over += f", {without} of them without a complete run and so without a row" if without else ""
     baseline = f"; differences are from {report.groups[report.baseline].label}" if len(report.groups) > 1 else ""
     return (
         f"{many(len(report.runs), 'run')} ({states}) in {over}; intervals of {report.how.percent} by {kind}{baseline}."
