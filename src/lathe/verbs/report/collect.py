@@ -143,8 +143,9 @@ def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
     if place.path is None or not place.path.is_dir():
         stands = without_run(place.path, job)
         sentence = _harmless(stands.sentence)
-        told = {"job": _job(job), "told": job, "sweep": where, "file": place.file}
-        return Run(None, stands.state, words, sentence=sentence, **told)
+        run = Run(None, stands.state, words, sentence=sentence, job=_job(job), told=job, sweep=where)
+        run.file = place.file
+        return run
     directory = RunDir(place.path)
     stands = standing(directory, job, known)
     sentence, typed = _harmless(stands.sentence), stands.overrides or words
