@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
-from support.interruptions import NEVER, Interrupted, Interruption, interruption
+from support.interruptions import Interruption, interruption, train_through
 from support.ranks import on_ranks
 from support.runs import new_run, rows
 
@@ -73,19 +73,6 @@ def lines(directory: Path) -> dict[str, dict[str, str | None]]:
             {key: None if key.startswith(MEASURED) else value for key, value in row.items() if value}
         )
     return found
-
-
-def train_through(cfg: dict[str, Any], deaths: list[tuple[str, int]], interruption: Interruption) -> Path:
-    """Trains, dies at each of `deaths` (or goes past it, if a continued run does not meet it again), and trains to the
-    end.
-    """
-    for interruption.hook, interruption.step in [*deaths, ("", NEVER)]:
-        try:
-            lathe.verbs.train.train(dict(cfg))
-            break
-        except Interrupted:
-            continue
-    return Path(cfg["paths"]["run_dir"])
 
 
 def moments(seed: object, steps: int) -> list[tuple[str, int]]:

@@ -65,6 +65,19 @@ def interruption(monkeypatch: pytest.MonkeyPatch) -> Interruption:
     return callback
 
 
+def train_through(cfg: dict[str, Any], deaths: list[tuple[str, int]], interruption: Interruption) -> Path:
+    """Trains, dies at each of `deaths` (or goes past it, if a continued run does not meet it again), and trains to the
+    end.
+    """
+    for interruption.hook, interruption.step in [*deaths, ("", NEVER)]:
+        try:
+            lathe.verbs.train.train(dict(cfg))
+            break
+        except Interrupted:
+            continue
+    return Path(cfg["paths"]["run_dir"])
+
+
 def kill_when(directory_of: Path, lines: int, *arguments: str) -> Path:
     """Starts the real command and sends SIGKILL to its whole process group once metrics.csv has so many lines."""
     process = start(command(*arguments), directory_of.parent, session=True, fork_ranks=True)

@@ -122,7 +122,7 @@ class Checkpoint(CheckpointBase):
             return
         if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
             return  # the end of the epoch is a moment later, and writes it
-        if _validation_follows(trainer):
+        if validation_follows(trainer):
             self._due = True
         else:
             self.save_last(trainer)
@@ -132,12 +132,12 @@ class Checkpoint(CheckpointBase):
             return
         self._validated_step, self._validated = trainer.global_step, _reported(trainer)
         self._keep_best(trainer, self._validated)
-        if self._due:
+        if self._due and not stop_is_due(trainer):  # the epoch's end, which keeps that it stopped, is a moment later
             self.save_last(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epoch = trainer.current_epoch + 1
-        stopped = trainer.should_stop and trainer.fit_loop._can_stop_early
+        stopped = stop_is_due(trainer)
         last_epoch = epoch == trainer.max_epochs or stopped or 0 <= trainer.max_steps <= trainer.global_step
         reported, fresh = _reported(trainer), self._validated_step == trainer.global_step
         every = {**self._validated, **reported}
@@ -245,7 +245,12 @@ def _ends(trainer: Trainer) -> list[float | None]:
     return [trainer.max_epochs, trainer.max_steps, *timers]
 
 
-def _validation_follows(trainer: Trainer) -> bool:
+def stop_is_due(trainer: Trainer) -> bool:
+    """Whether the run ends with this step's epoch because somebody has asked for it."""
+    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
+
+
+def validation_follows(trainer: Trainer) -> bool:
     """Whether Lightning validates right after the batch that has just ended."""
     loop = trainer.fit_loop.epoch_loop
     fetcher = trainer.fit_loop._data_fetcher

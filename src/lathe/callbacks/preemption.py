@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lathe.callbacks.checkpoint import Checkpoint
+from lathe.callbacks.checkpoint import Checkpoint, validation_follows
 from lathe.config.schema.held import held
 from lathe.data.steps import reached
 
@@ -35,7 +35,7 @@ class Preemption(Callback):
         self.every_n_steps = every_n_steps
         self.received: str | None = None
         self._before: dict[int, Any] = {}
-        self._agreed = self._alone = False
+        self._agreed = self._alone = self._waits = False
 
     def quiet_steps(self, trainer: Trainer) -> float:
         """As many as there are, for one process that was not signalled: the others agree at every n-th."""
@@ -64,9 +64,19 @@ class Preemption(Callback):
                 return
             self._agreed = self._any_rank(trainer)
         if self._agreed and not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:
-            trainer._signal_connector.received_sigterm = (
-                True  # Lightning raises SIGTERMException at the end of this step
-            )
+            # Told within a validation, Lightning would stop between two of its batches, and a continued run would lack
+            # it. One that was waited for and did not come has no batches.
+            self._waits = validation_follows(trainer) and not self._waits
+            self._stop_after_this_step(trainer, not self._waits)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._waits:
+            self._waits = False
+            self._stop_after_this_step(trainer, True)
+
+    def _stop_after_this_step(self, trainer: Trainer, stop: bool) -> None:
+        # Lightning raises SIGTERMException at its end
+        trainer._signal_connector.received_sigterm = stop
 
     def _any_rank(self, trainer: Trainer) -> bool:
         stop = self.received is not None

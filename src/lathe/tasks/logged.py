@@ -27,7 +27,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lathe.data.steps import reached
-from lathe.tasks.loops import EvaluationLoop, StepLoop
+from lathe.tasks.loops import EvaluationLoop, FitLoop, StepLoop
 from lathe.tasks.manual import Rates
 
 FIELDS = (
@@ -48,6 +48,7 @@ def install(trainer: Trainer) -> None:
     if isinstance(trainer._logger_connector, _Steps):
         return
     trainer._logger_connector = _Steps(trainer)
+    trainer.fit_loop.__class__ = FitLoop
     loop = trainer.fit_loop.epoch_loop
     loop.__class__ = _EpochLoop  # a new one would not know the data, which are attached by now
     loop._results = _Results(training=True)
@@ -162,7 +163,8 @@ def _tell_last(names: Iterable[str]) -> None:
 
 
 def _equal(left: Any, right: Any) -> bool:
-    return isinstance(left, Tensor) and isinstance(right, Tensor) and torch.equal(left, right)
+    both = isinstance(left, Tensor) and isinstance(right, Tensor) and left.device == right.device
+    return both and torch.equal(left, right)
 
 
 class _Results(_ResultCollection):
@@ -206,7 +208,10 @@ def states(trainer: Trainer, task: LightningModule) -> dict[str, Any]:
     epoch_ends = trainer.training and connector._first_loop_iter is None
     entries = {} if epoch_ends else {key: item for key, item in results.items() if not item.has_reset}
     reset_soon = {id(item.value) for item in results.values() if not item.is_tensor} if epoch_ends else set()
+    step, written = getattr(connector, "_written", (-1, {}))
     return {
+        # a validation amid accumulation comes at the step of the one before, and says the same of the same weights
+        "written": [step, {name: value.cpu() for name, value in written.items() if isinstance(value, Tensor)}],
         "entries": {key: _entry(item) for key, item in entries.items()},
         "metrics": {name: state_of(metric) for name, metric in _metrics(task).items() if id(metric) not in reset_soon},
     }
@@ -227,6 +232,10 @@ def _entry(item: _ResultMetric) -> dict[str, Any]:
 
 def restore(trainer: Trainer, task: LightningModule, saved: dict[str, Any]) -> None:
     """Puts back what `states` gave, at the start of training."""
+    connector = trainer._logger_connector
+    if isinstance(connector, _Steps) and "written" in saved:  # not in checkpoints of earlier versions
+        step, written = saved["written"]
+        connector._written = (step, {name: value.to(task.device) for name, value in written.items()})
     metrics = _metrics(task)
     for name, state in saved["metrics"].items():
         if name in metrics:
@@ -246,7 +255,7 @@ def restore(trainer: Trainer, task: LightningModule, saved: dict[str, Any]) -> N
         item._update_count = 1
         results[key] = item
         results._restored.add(key)
-    trainer._logger_connector._first_loop_iter = False  # the epoch goes on: its first batch here is not its first
+    connector._first_loop_iter = False  # the epoch goes on: its first batch here is not its first
 
 
 def _metrics(task: LightningModule) -> dict[str, Metric]:

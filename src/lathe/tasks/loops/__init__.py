@@ -8,7 +8,8 @@ epoch, a stop.
 """
 
 from lathe.tasks.loops.evaluation import EvaluationLoop
+from lathe.tasks.loops.fit import FitLoop
 from lathe.tasks.loops.quiet import until
 from lathe.tasks.loops.training import StepLoop
 
-__all__ = ["EvaluationLoop", "StepLoop", "until"]
+__all__ = ["EvaluationLoop", "FitLoop", "StepLoop", "until"]

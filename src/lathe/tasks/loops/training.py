@@ -24,6 +24,14 @@ class StepLoop(_TrainingEpochLoop):
         """Steps of schedulers that wait for a metric."""
         return Plateaus(self)
 
+    @property
+    def _is_training_done(self) -> bool:
+        """Also where a stop is due: with a signal in the same step, Lightning would leave before the epoch is ended,
+        and a continued run would not know of the stop.
+        """
+        trainer = self.trainer
+        return super()._is_training_done or bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
+
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
         self._steps = None if self.steps_per_call == 1 else Steps.found(self, data_fetcher)

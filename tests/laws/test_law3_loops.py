@@ -1,0 +1,165 @@
+"""Law 3 where Lightning's loops are: whatever ends a run, whenever it validates and wherever its checkpoint was
+written, a continued run has the weights, the lines and the counts of the one that was left alone.
+"""
+
+import itertools
+import json
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning.pytorch.callbacks import LambdaCallback
+from support.interruptions import Interruption, interruption, same, train_through
+from support.runs import new_run
+
+import lathe.verbs.train
+from lathe.errors import Stopped
+
+__all__ = ["interruption"]  # a fixture
+
+SEED = os.environ.get("LATHE_KILL_SEED", "1")
+BASE = (
+    "model=mlp",
+    "model.net.width=8",
+    "model.net.depth=1",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.log_every_n_steps=1",
+    "data.batch_size=256",
+    "callbacks.throughput=null",
+    "test=false",
+)
+BATCHES = 6  # 1300 samples in batches of 256
+HOOKS = (
+    "on_train_batch_start",
+    "on_train_batch_start",
+    "on_validation_start",
+    "on_validation_end",
+    "on_train_epoch_end",
+)
+Deaths = list[tuple[str, int]]
+
+
+def drawn(seed: object) -> tuple[tuple[str, ...], list[Deaths]]:
+    """What ends a run, when it validates and when it writes; and deaths, one of them right behind an epoch's end."""
+    chance = random.Random(f"{SEED} {seed}")
+    accumulate, epochs = chance.choice((1, 1, 2, 3)), chance.choice((-1, 3, 9))
+    each = -(-BATCHES // accumulate)
+    steps = chance.choice((-1, 2 * each, 3 * each - 1)) if epochs == 3 else chance.choice((3 * each - 1, 3 * each))
+    counted = chance.choice(("1", "2", "null"))
+    every = chance.choice(("2", "4", "5", *(("8", "13") if counted == "null" else ("0.5", "0.34", "1.0"))))
+    options = (
+        f"trainer.max_epochs={epochs}",
+        f"trainer.max_steps={steps}",
+        f"trainer.check_val_every_n_epoch={counted}",
+        f"trainer.val_check_interval={every}",
+        f"trainer.accumulate_grad_batches={accumulate}",
+        f"trainer.steps_per_call={chance.choice(('1', 'null'))}",
+        f"callbacks.checkpoint.every_n_train_steps={chance.choice(('null', '1', '2', '3'))}",
+        f"callbacks.checkpoint.every_n_epochs={chance.choice((1, 1, 2))}",
+    )
+    anywhere = (chance.choice(HOOKS), chance.randrange(1, 2 * each))
+    return options, [[("on_train_batch_start", each)], [anywhere, ("on_train_batch_start", 2 * each)]]
+
+
+# validations counted across epochs, and no upper limit of epochs: an epoch of one step came behind a continuation
+ACROSS = tuple(
+    f"trainer.{word}"
+    for word in ("max_epochs=-1", "max_steps=18", "check_val_every_n_epoch=null", "val_check_interval=4")
+)
+AT_ENDS: list[Deaths] = [[("on_train_batch_start", 6)], [("on_train_batch_start", 7), ("on_train_epoch_end", 12)]]
+
+
+def equal(left: Path, right: Path) -> None:
+    same(left, right)
+    ours, theirs = (json.loads((path / "result.json").read_text()) for path in (left, right))
+    assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
+
+
+def hold(folder: Path, interruption: Interruption, options: tuple[str, ...], cases: list[Deaths]) -> None:
+    def trained(name: str, deaths: Deaths) -> Path:
+        return train_through(new_run(folder / name, *BASE, *options), deaths, interruption)
+
+    alone = trained("alone", [])
+    for number, deaths in enumerate(cases):
+        print(f"LATHE_KILL_SEED={SEED}, {' '.join(options)}: {deaths}")  # shown if the test fails
+        equal(alone, trained(str(number), deaths))
+
+
+def test_at_the_end_of_an_epoch(tmp_path: Path, interruption: Interruption) -> None:
+    hold(tmp_path, interruption, ACROSS, AT_ENDS)
+
+
+def test_a_validation_amid_accumulation(tmp_path: Path, interruption: Interruption) -> None:
+    """The first of an epoch comes before its first step, so that it is one of the step before."""
+    options = ("trainer.max_epochs=2", "trainer.val_check_interval=2", "trainer.accumulate_grad_batches=3")
+    hold(tmp_path, interruption, options, [[("on_train_batch_start", 3)]])
+
+
+def test_drawn_runs(tmp_path: Path, interruption: Interruption) -> None:
+    for case in range(3):
+        hold(tmp_path / str(case), interruption, *drawn(case))
+
+
+@pytest.mark.slow
+def test_many_drawn_runs(tmp_path: Path, interruption: Interruption) -> None:
+    for case in range(3, 40):
+        hold(tmp_path / str(case), interruption, *drawn(case))
+
+
+def through_signals(cfg: dict[str, Any], steps: list[int], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Trains, is told to stop within each of `steps`, and trains to the end."""
+    left = list(steps)
+
+    def tell(trainer: Any, *_: Any) -> None:
+        if left and trainer.global_step >= left[0] - 1:
+            left.pop(0)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    make = lathe.verbs.train.make_callbacks
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            lathe.verbs.train, "make_callbacks", lambda *args: [*make(*args), LambdaCallback(on_train_batch_start=tell)]
+        )
+        for _ in steps:
+            with pytest.raises(Stopped):
+                lathe.verbs.train.train(dict(cfg))
+    lathe.verbs.train.train(dict(cfg))
+    return Path(cfg["paths"]["run_dir"])
+
+
+SIGNALLED = {
+    "accumulate": ("trainer.accumulate_grad_batches=2", "trainer.val_check_interval=0.5"),
+    "across": ("trainer.check_val_every_n_epoch=null", "trainer.val_check_interval=4", "trainer.steps_per_call=1"),
+    # which ends the run within an epoch: no validation may be lost, nor the stop that is due after it
+    "stopped": ("trainer.val_check_interval=2", "callbacks.early_stopping.patience=1", "optimizer.lr=1e-12"),
+}
+
+
+@pytest.mark.parametrize("name", SIGNALLED)
+def test_a_signal_within_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Where a validation is due after the step it is made, and whole, before the run stops."""
+    options = (
+        *BASE,
+        "trainer.max_epochs=2",
+        "data.eval_batch_size=100",  # so that a validation has more batches than one
+        "callbacks=[default,early_stopping]",
+        "callbacks.checkpoint.every_n_train_steps=3",
+        "callbacks.checkpoint.save_top_k=3",
+        *SIGNALLED[name],
+    )
+    alone = through_signals(new_run(tmp_path / "alone", *options), [], monkeypatch)
+    for step in range(1, json.loads((alone / "result.json").read_text())["steps"] + 1):
+        print(f"told within step {step}")  # shown if the test fails
+        equal(alone, through_signals(new_run(tmp_path / str(step), *options), [step], monkeypatch))
+
+
+def test_the_draws_reach_what_they_are_for() -> None:
+    options = [drawn(case)[0] for case in range(40)]
+    for word in ("max_epochs=-1", "max_steps=-1", "check_val_every_n_epoch=null", "val_check_interval=0.5"):
+        assert any(f"trainer.{word}" in found for found in options), word
+    assert len(set(itertools.chain(*options))) > 20
