@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from lightning.pytorch.callbacks import LambdaCallback
-from support.interruptions import Interruption, interruption, same, train_through
+from support.interruptions import QUICK, SEED, Interruption, equal, interruption, train_through
 from support.runs import new_run
 
 import lathe.verbs.train
@@ -20,19 +20,6 @@ from lathe.errors import Stopped
 
 __all__ = ["interruption"]  # a fixture
 
-SEED = os.environ.get("LATHE_KILL_SEED", "1")
-BASE = (
-    "model=mlp",
-    "model.net.width=8",
-    "model.net.depth=1",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
-    "trainer.log_every_n_steps=1",
-    "data.batch_size=256",
-    "callbacks.throughput=null",
-    "test=false",
-)
 BATCHES = 6  # 1300 samples in batches of 256
 HOOKS = (
     "on_train_batch_start",
@@ -74,15 +61,9 @@ ACROSS = tuple(
 AT_ENDS: list[Deaths] = [[("on_train_batch_start", 6)], [("on_train_batch_start", 7), ("on_train_epoch_end", 12)]]
 
 
-def equal(left: Path, right: Path) -> None:
-    same(left, right)
-    ours, theirs = (json.loads((path / "result.json").read_text()) for path in (left, right))
-    assert {**ours, "seconds": 0} == {**theirs, "seconds": 0}
-
-
 def hold(folder: Path, interruption: Interruption, options: tuple[str, ...], cases: list[Deaths]) -> None:
     def trained(name: str, deaths: Deaths) -> Path:
-        return train_through(new_run(folder / name, *BASE, *options), deaths, interruption)
+        return train_through(new_run(folder / name, *QUICK, *options), deaths, interruption)
 
     alone = trained("alone", [])
     for number, deaths in enumerate(cases):
@@ -144,7 +125,7 @@ SIGNALLED = {
 def test_a_signal_within_each_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Where a validation is due after the step it is made, and whole, before the run stops."""
     options = (
-        *BASE,
+        *QUICK,
         "trainer.max_epochs=2",
         "data.eval_batch_size=100",  # so that a validation has more batches than one
         "callbacks=[default,early_stopping]",

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from torch import Tensor
 
+from lathe.errors import UserError, require
 from lathe.measure.processes import everyones
 
 
@@ -42,7 +43,13 @@ class ExactResume(Callback):
             iter(loop._data_fetcher)  # its iterator was made before the position was known
         states, self._states = self._states, None
         if states is not None and len(states) == trainer.world_size:
-            _set_state(states[trainer.global_rank])
+            try:
+                _set_state(states[trainer.global_rank])
+            except Exception as error:  # of which an edited file can make any
+                raise UserError(
+                    f"The checkpoint's `random_state` is none that can be put back ({type(error).__name__}): go on "
+                    "from another checkpoint, or start a new run from its weights with ckpt_path."
+                ) from error
         else:
             sharing = trainer.distributed_sampler_kwargs
             replica = sharing["rank"] if sharing else trainer.global_rank
@@ -56,7 +63,13 @@ class ExactResume(Callback):
         checkpoint["random_state"] = everyones(_get_state())
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self._states = checkpoint.get("random_state")
+        states = checkpoint.get("random_state")  # Lightning's own checkpoints have none
+        require(
+            states is None or isinstance(states, list),
+            f"The checkpoint's `random_state` is of type {type(states).__name__}, expected one of each process: go on "
+            "from another checkpoint, or start a new run from its weights with ckpt_path.",
+        )
+        self._states = states
 
 
 def _get_state() -> dict[str, Any]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lathe.data.random import epoch_permutation
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 Batch = tuple[Tensor, Tensor]
 
@@ -98,7 +98,18 @@ class EpochLoader(ABC):
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         """The next iteration continues after the state's batch; after the epoch's last one (see `limit`), with the next
         epoch.
+
+        Raises:
+            UserError: it has none, or numbers that no position is of.
         """
+        found = [state_dict.get(name) for name in ("epoch", "batch")]
+        # an epoch before the first, where none was begun
+        fits = all(isinstance(value, int) and value >= least for value, least in zip(found, (-1, 0), strict=True))
+        require(
+            fits,
+            f"The checkpoint's position in the data, epoch {found[0]!a} and batch {found[1]!a}, is none: go on from "
+            "another checkpoint, or start a new run from its weights with ckpt_path.",
+        )
         self._epoch, self._batch, self._fresh = state_dict["epoch"], state_dict["batch"], True
 
     def __iter__(self) -> Iterator[Batch]:

@@ -18,6 +18,7 @@ from torch import nn
 
 from lathe.callbacks import AtomicCheckpointIO
 from lathe.errors import under
+from lathe.runs import restoring
 from lathe.runs.build import call_factory, make, make_part
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies import DDP, SyncBatchNorm, precision_plugin
@@ -84,6 +85,7 @@ def make_trainer(
         logger=loggers or False,
         default_root_dir=str(directory),
     )
+    restoring.install(trainer)
     per_call = cfg["trainer"].get("steps_per_call", "auto")
     trainer.fit_loop.epoch_loop.steps_per_call = None if per_call == "auto" else per_call  # type: ignore[attr-defined]
     return trainer

@@ -1,0 +1,122 @@
+"""Law 4 and law 7 together: a last.ckpt that somebody has edited, part by part, is refused in one sentence, or the run
+ends as if nobody had.
+"""
+
+import copy
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.interruptions import QUICK, SEED, Interrupted, Interruption, equal, interruption, train_through
+from support.runs import new_run
+
+import lathe.verbs.train
+from lathe.errors import UserError
+
+__all__ = ["interruption"]  # a fixture
+
+pytestmark = pytest.mark.law7
+
+OPTIONS = (
+    *QUICK,
+    "model.net.dropout=0.2",
+    "trainer.max_epochs=2",
+    "callbacks=[default,early_stopping]",
+    "callbacks.checkpoint.every_n_train_steps=1",
+)
+ABSENT = object()
+WRONG = (ABSENT, 5, "word", [], [5], {}, {"a": 1}, -3)
+OPEN = (("state",), ("best_metrics",))
+Part = tuple[Any, ...]
+MUST: dict[Part, Any] = {
+    ("loops",): ABSENT,
+    ("global_step",): -5,
+    ("epoch",): -3,
+    ("optimizer_states",): [{"state": 5}],
+    ("callbacks",): {"EarlyStopping": "word"},
+    ("lr_schedulers",): [{"last_epoch": "x"}],
+    ("random_state",): ABSENT,
+}
+
+
+def changed(state: dict[str, Any], part: Part, value: Any) -> dict[str, Any]:
+    tree = node = copy.deepcopy(state)
+    for name in part[:-1]:
+        node = node[name]
+    if value is ABSENT:
+        del node[part[-1]]
+    else:
+        node[part[-1]] = value
+    return tree
+
+
+def parts(tree: Any, above: Part = ()) -> Iterator[tuple[Part, Any]]:
+    """What lies in the parts from which a run goes on, and where."""
+    for name, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
+        yield (*above, name), value
+        if isinstance(value, dict) or (isinstance(value, list) and value and isinstance(value[0], dict)):
+            yield from parts(value, (*above, name))
+
+
+@pytest.fixture
+def attempt(tmp_path: Path, interruption: Interruption) -> Callable[[Part, Any], str]:
+    """Continues a run that died in the middle of an epoch from its last.ckpt with a part changed: what was refused, or
+    "" if it ended as the run that was left alone."""
+    alone = train_through(new_run(tmp_path / "alone", *OPTIONS), [], interruption)
+    cfg = new_run(tmp_path / "died", *OPTIONS)
+    interruption.hook, interruption.step = "on_train_batch_start", 8
+    with pytest.raises(Interrupted):
+        lathe.verbs.train.train(dict(cfg))
+    died = Path(cfg["paths"]["run_dir"])
+    shutil.copytree(died, tmp_path / "kept")
+    state = torch.load(died / "checkpoints" / "last.ckpt", weights_only=True)
+
+    def through(part: Part, value: Any) -> str:
+        shutil.rmtree(died)
+        shutil.copytree(tmp_path / "kept", died)
+        torch.save(changed(state, part, value), died / "checkpoints" / "last.ckpt")
+        before = (died / "metrics.csv").read_text()
+        print(f"LATHE_KILL_SEED={SEED}: {part} {value}")  # shown if the test fails
+        try:
+            train_through(cfg, [], interruption)
+        except UserError as error:
+            assert (died / "metrics.csv").read_text() == before
+            return str(error)
+        equal(alone, died)
+        return ""
+
+    through.parts = {part: found for part, found in parts(state) if part[0] != "state_dict"}  # type: ignore[attr-defined]
+    return through
+
+
+def test_what_is_not_there_or_can_not_be(attempt: Callable[[Part, Any], str]) -> None:
+    for part, value in MUST.items():
+        sentence = attempt(part, value)
+        assert part[0] in sentence, sentence
+        assert "last.ckpt" in sentence
+        assert "\n" not in sentence
+
+
+def wrong_for(part: Part, found: Any) -> list[Any]:
+    """Values of another kind. What may be absent: of a parameter without a gradient, of a metric."""
+    kinds: tuple[Any, ...] = ((int, float), str, list, dict)
+    values = [value for value in WRONG if not any(isinstance(value, k) and isinstance(found, k) for k in kinds)]
+    return [value for value in values if value is not ABSENT or part[2:3] not in OPEN]
+
+
+@pytest.mark.slow
+def test_edited_parts(attempt: Any) -> None:
+    chance = random.Random(f"{SEED} parts")
+    wrong = []
+    for part, found in attempt.parts.items():
+        value = chance.choice(wrong_for(part, found))
+        try:
+            assert "\n" not in attempt(part, value)
+        except Exception as error:
+            shown = "absent" if value is ABSENT else value
+            wrong.append((part, shown, type(error).__name__, str(error)[:100]))
+    assert not wrong, "\n".join(map(str, wrong))
