@@ -53,7 +53,7 @@ def make_trainer(
         UserError: an argument that the Trainer does not take, or a combination that it refuses.
     """
     options = _without(cfg["trainer"], *OURS)
-    if not options.get("gradient_clip_val"):
+    if not options.get("gradient_clip_val") and options.get("gradient_clip_algorithm") == "norm":
         options["gradient_clip_algorithm"] = None  # with any, a module could not clip by another itself
     kinds = {
         "enable_checkpointing": CheckpointBase,
