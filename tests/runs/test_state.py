@@ -206,5 +206,5 @@ def test_a_run_of_an_earlier_version_is_one_of_any(tmp_path: Path) -> None:
     write_run(tmp_path, 1, 0.9, seed=2)
     found, _ = collect([str(tmp_path / "train")])
     assert [run.state for run in found] == ["complete", "complete"]
-    assert found[0].config.keys() == found[1].config.keys()
-    assert found[0].config["task"] == found[1].config["task"]
+    assert found[0].leaves.keys() == found[1].leaves.keys()
+    assert found[0].leaves["task._target_"] == found[1].leaves["task._target_"]
