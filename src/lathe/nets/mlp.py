@@ -18,8 +18,8 @@ class HiddenLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.relu(self.linear(x))
-        return self.dropout(out) if self.dropout.p else out
+        out: Tensor = self.dropout(self.relu(self.linear(x)))
+        return out
 
 
 class Stack(nn.Module):
