@@ -56,7 +56,8 @@ def batch_find(cfg: dict[str, Any]) -> dict[str, Any]:
     def attempt(size: int) -> Try:
         found = tried(cfg, size, device)
         said = found.get("bound") or f"{found['seconds']:.3g} s a step"
-        print(f"{key}={size}: {found['peak'] / GB:.2f} GB, {said}", flush=True)
+        took = f"{found['peak'] / GB:.2f} GB, " if found["peak"] else "not tried: "  # there are fewer samples
+        print(f"{key}={size}: {took}{said}", flush=True)
         return found
 
     tries = search(attempt, find["start"], find["most"] or max(LARGEST, find["start"]))

@@ -8,6 +8,7 @@ from support.run_directories import write_run
 
 from lathe.verbs.report.assemble import assemble
 from lathe.verbs.report.data import page_data
+from lathe.verbs.report.factors import titles, value_text
 
 
 def test_classes_are_told_by_as_few_parts_as_tell_them_apart(tmp_path: Path) -> None:
@@ -30,3 +31,10 @@ def test_classes_are_told_by_as_few_parts_as_tell_them_apart(tmp_path: Path) -> 
     for asked in ("a.nets.MLP", "model.net._target_=b.nets.MLP", "_target_=a.nets.CNN", "nets.CNN"):
         baseline = assemble({**request, "baseline": asked})
         assert baseline.groups[baseline.baseline].factors["model.net._target_"] in asked + " a.nets.CNN"
+
+
+def test_a_column_is_titled_by_the_part_and_lists_stand_as_they_are_typed() -> None:
+    assert titles(["task.loss._target_", "optimizer.lr"]) == ["loss", "lr"]
+    assert len({*titles(["task.loss", "task.loss._target_", "model.net._target_"])}) == 3
+    assert value_text(["accuracy", "top5_accuracy"]) == "[accuracy,top5_accuracy]"
+    assert value_text([0.9, [1, None]]) == "[0.9,[1,null]]"

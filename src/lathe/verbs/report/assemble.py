@@ -8,7 +8,7 @@ from typing import Any
 from lathe.errors import did_you_mean, require
 from lathe.verbs.report import marks, metrics, search
 from lathe.verbs.report.collect import Run, check_tasks, collect
-from lathe.verbs.report.factors import Differences, short_names
+from lathe.verbs.report.factors import Differences, titles
 from lathe.verbs.report.groups import Group, Pair, find_baseline, make_groups, make_pairs
 from lathe.verbs.report.statistics import Interval
 
@@ -113,7 +113,7 @@ def _columns(asked: list[str] | None, factors: list[str]) -> list[str] | None:
     for name in asked or ():
         known = [*factors, *COLUMNS]
         hint = did_you_mean(name, known, f"there are {', '.join(known)}.")
-        require(name in known or name in short_names(factors), f"columns=[{name}]: no table has this column; {hint}")
+        require(name in known or name in titles(factors), f"columns=[{name}]: no table has this column; {hint}")
     return asked
 
 

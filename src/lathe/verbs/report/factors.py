@@ -69,6 +69,8 @@ def below(key: str, names: Iterable[str]) -> bool:
 
 def value_text(value: Any) -> str:
     """A value as one would type it. Safe on a terminal, whatever it holds."""
+    if isinstance(value, list):
+        return f"[{','.join(map(value_text, value))}]"
     plain = isinstance(value, str) and (value == ABSENT or "," in value)
     return harmless(value if plain else without_noise(shown(value)))
 
@@ -86,6 +88,12 @@ def short_names(keys: Sequence[str]) -> list[str]:
         ends = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
         names.append(next((end for end in ends if sum(f".{other}".endswith(f".{end}") for other in keys) == 1), key))
     return names
+
+
+def titles(keys: Sequence[str]) -> list[str]:
+    """The keys' short names, of a class that of the part that it makes: `loss` for `task.loss._target_`."""
+    parts = [key.removesuffix("._target_") for key in keys]
+    return short_names([part if part not in keys else key for part, key in zip(parts, keys, strict=True)])
 
 
 def label(texts: Mapping[str, str]) -> str:

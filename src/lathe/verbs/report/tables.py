@@ -8,7 +8,7 @@ from lathe.runs.cells import csv_text
 from lathe.verbs.report.assemble import COLUMNS, Report
 from lathe.verbs.report.collect import Run
 from lathe.verbs.report.cost import cost, mean_cost
-from lathe.verbs.report.factors import short_names
+from lathe.verbs.report.factors import titles
 from lathe.verbs.report.groups import Group, Pair, group_of
 from lathe.verbs.report.metrics import available
 from lathe.verbs.report.statistics import Summary
@@ -73,7 +73,7 @@ def columns(report: Report, metric: str) -> list[Column]:
     there = _columns(report, metric)
     if report.columns is None:
         return [column for column in there if not column.number or (any(column.cells) and not _again(report, column))]
-    named = {column.name: column for column in there} | dict(zip(short_names(report.factors), there, strict=False))
+    named = {column.name: column for column in there} | dict(zip(titles(report.factors), there, strict=False))
     return [named[name] for name in report.columns]
 
 
@@ -84,9 +84,9 @@ def _again(report: Report, column: Column) -> bool:
 
 def _columns(report: Report, metric: str) -> list[Column]:
     told = rows(report, metric)
-    titles = dict(zip(report.factors, short_names(report.factors), strict=True))
+    title = dict(zip(report.factors, titles(report.factors), strict=True))
     differences = [_difference(row) if len(told) > 1 else ["", "", ""] for row in told]
-    found = [Column(key, titles[key], [row.group.texts[key] for row in told], False) for key in report.factors]
+    found = [Column(key, title[key], [row.group.texts[key] for row in told], False) for key in report.factors]
     found += [
         Column("n", "n", [str(row.told.n) for row in told]),
         Column("mean", "mean ± std", [_mean(row.told) for row in told]),
@@ -159,7 +159,7 @@ def _group(report: Report, metric: str, row: Row) -> dict[str, Any]:
         **{name: {name: row.group.mean_of(name)} for name in ("seconds", "parameters")},
         **{name: {name: value} for name, value in row.cost.items()},
     }
-    parts |= {name: parts[key] for name, key in zip(short_names(report.factors), report.factors, strict=True)}
+    parts |= {name: parts[key] for name, key in zip(titles(report.factors), report.factors, strict=True)}
     kept = report.columns or [name for name in parts if name in report.factors or name in COLUMNS]
     return {
         "metric": metric,
