@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.commands import in_process
-from support.hostile_runs import copied, harmless
+from support.hostile_runs import copied
 
 from lathe.errors import UserError
 from lathe.launch.sweep.jobs import Jobs
@@ -73,11 +73,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "object": writes(lambda good: b"{}\n"),
     "wrong types": writes(lambda good: b'{"steps": "x", "seconds": [], "test/accuracy": {}}\n'),
 }
-
-
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
-    return harmless(tmp_path_factory.mktemp("logs"))
 
 
 @pytest.fixture

@@ -11,6 +11,17 @@ from torch.optim import SGD
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torchmetrics.classification import MulticlassAccuracy
 
+# words of a short run of one
+QUICK = (
+    "model=lightning",
+    "trainer.accelerator=cpu",
+    "trainer.enable_progress_bar=false",
+    "trainer.enable_model_summary=false",
+    "trainer.max_epochs=2",
+    "trainer.log_every_n_steps=5",
+    "callbacks.throughput=null",
+)
+
 
 class Plain(LightningModule):
     """Without optimizers, and with attributes that tasks of Lathe use otherwise."""

@@ -6,22 +6,13 @@ from typing import Any
 import pytest
 import torch
 from support.interruptions import Interrupted, Interruption, interruption, same
+from support.own_lightning import QUICK
 from support.runs import column, new_run, rows
 
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
-
-QUICK = (
-    "model=lightning",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
-    "trainer.max_epochs=2",
-    "trainer.log_every_n_steps=5",
-    "callbacks.throughput=null",
-)
 
 
 def run(folder: Path, module: str, data: str, *words: str) -> dict[str, Any]:

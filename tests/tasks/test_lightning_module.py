@@ -8,7 +8,7 @@ import pytest
 import torch
 from lightning.pytorch import Trainer
 from support.interruptions import Interrupted, Interruption, interruption, same
-from support.own_lightning import LitNet
+from support.own_lightning import QUICK, LitNet
 from support.ranks import on_ranks
 from support.runs import column, config, new_run, rows, weights
 
@@ -20,15 +20,6 @@ from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
 
-QUICK = (
-    "model=lightning",
-    "trainer.accelerator=cpu",
-    "trainer.enable_progress_bar=false",
-    "trainer.enable_model_summary=false",
-    "trainer.max_epochs=2",
-    "trainer.log_every_n_steps=5",
-    "callbacks.throughput=null",
-)
 BEST = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=min")
 
 
