@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from lightning.fabric.utilities import registry
@@ -17,7 +18,7 @@ from omegaconf import OmegaConf
 from support import composing
 from support.commands import command, environment, start
 from support.processes import Command
-from support.runs import ROOT
+from support.runs import ROOT, config
 
 from lathe.runs import environment as recorded
 
@@ -81,6 +82,11 @@ def test_what_is_kept_is_what_hydra_composes(name: str, words: list[str]) -> Non
         found = composed(name, *words)
         assert found == alone
         found["trainer"]["max_epochs"] = "changed"  # of a copy
+    for _ in range(2):
+        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+            theirs, ours = compose(name, overrides=words), composing.compose(name, words)
+        assert nodes(ours) == nodes(theirs)
+        ours.trainer.accelerator = "changed"
 
 
 def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
@@ -96,6 +102,9 @@ def test_mistakes_are_found_each_time() -> None:
             composed("train", "model=nosuch")
         with pytest.raises(ConfigCompositionException, match="sedd"):
             composed("train", "sedd=1")
+        for words in ("sedd=1", "seed.x=1"):
+            with pytest.raises(ConfigCompositionException, match=words):
+                config(words)
 
 
 def test_what_a_launcher_left_behind_does_not_make_commands_start_anew(
@@ -113,6 +122,7 @@ def test_what_is_asked_once_is_what_would_be_answered_again() -> None:
     asked: Any = recorded._git
     for words in (("rev-parse", "HEAD"), ("diff", "HEAD")):
         assert asked(*words) == asked.__wrapped__(*words)
+    assert recorded.describe_environment()["packages"]["torch"] == torch.__version__
     group = "lightning.pytorch.callbacks_factory"
     assert list(registry.entry_points(group=group)) == list(metadata.entry_points(group=group))
 

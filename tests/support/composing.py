@@ -11,16 +11,21 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
+from hydra import version
 from hydra._internal import config_loader_impl as hydras
 from hydra._internal import defaults_list as defaults_lists
-from hydra._internal.config_repository import CachingConfigRepository, IConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
 from hydra._internal.sources_registry import SourcesRegistry
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, QuotedString
 from hydra.core.plugins import Plugins
+from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult, ConfigSource
-from omegaconf import DictConfig, ListConfig, UnionNode, _utils, base
+from hydra.types import RunMode
+from omegaconf import DictConfig, ListConfig, OmegaConf, UnionNode, _utils, base
+from omegaconf.errors import OmegaConfBaseException
 
 Loader = hydras.ConfigLoaderImpl
 Plugins.instance()  # imports the sources of files, each as a class that no import statement finds
@@ -30,15 +35,19 @@ _read_anew, _read_package_anew = Files.load_config, Packages.load_config
 _read: dict[Any, ConfigResult] = {}
 _map_anew = defaults_lists._create_interpolation_map
 _parents_anew = base.Box._re_parent
-_repository_anew = CachingConfigRepository.__init__
+_repository_anew, _load_anew = CachingConfigRepository.__init__, ConfigRepository.load_config
+_loaded: dict[Any, ConfigResult | None] = {}
 _override_anew = OverridesParser.parse_rule
 _value_anew = base.parse
 _value_once = functools.cache(_value_anew)
 _copies_anew = {kind: kind.__deepcopy__ for kind in (DictConfig, ListConfig)}
 _list_anew, _compose_anew = hydras.create_defaults_list, Loader._compose_config_from_defaults_list
 _lists: dict[Any, DefaultsList] = {}
+_seen: dict[tuple[Any, ...], int] = {}
 _composed: dict[int, tuple[DefaultsList, DictConfig]] = {}  # by the id of a list of files
 _overrides: dict[str, Override] = {}
+_trees: dict[int, DictConfig] = {}  # what _composed has, without Hydra's own part
+_version_anew, _version_once = version._get_version, functools.cache(version._get_version)
 
 
 def _copied(node: Any, memo: dict[int, Any]) -> Any:
@@ -122,6 +131,17 @@ def _read_package_once(source: ConfigSource, config_path: str) -> ConfigResult:
     return _result(_read[key])
 
 
+def _load_once(self: Any, config_path: str) -> ConfigResult | None:
+    """A file with the defaults that it lists, where `_list_once` has seen that its folders are as they were."""
+    if "seen" not in self.__dict__:
+        return _load_anew(self, config_path)  # type: ignore[no-any-return]
+    key = (self.seen, config_path)
+    if key not in _loaded:
+        _loaded[key] = _load_anew(self, config_path)
+    kept = _loaded[key]
+    return kept and _result(kept)
+
+
 def _map_where_used(overrides: Overrides, defaults: list[Any], self_added: bool) -> DictConfig | None:
     """All choices, as a configuration: only a default that names another's choice is looked up in it."""
     asked = any(default.is_interpolation() for default in defaults)
@@ -133,7 +153,10 @@ def _list_once(
 ) -> DefaultsList:
     values = Overrides(repo, overrides_list).config_overrides
     choices = tuple(word.input_line for word in overrides_list if not any(word is value for value in values))
-    key = (_files(repo), config_name, choices, prepend_hydra, skip_missing)
+    files = _files(repo)
+    if isinstance(repo, CachingConfigRepository):
+        repo.delegate.seen = _seen.setdefault(files, len(_seen))  # type: ignore[attr-defined]
+    key = (files, config_name, choices, prepend_hydra, skip_missing)
     if key not in _lists:
         _lists[key] = _list_anew(repo, config_name, overrides_list, prepend_hydra, skip_missing)
     return replace(_lists[key], config_overrides=values)
@@ -145,6 +168,32 @@ def _compose_once(loader: Any, defaults: list[Any], repo: IConfigRepository) -> 
     return copy.deepcopy(_composed[id(defaults)][1])
 
 
+@functools.cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
+def compose(config_name: str, words: list[str]) -> DictConfig:
+    """What `hydra.compose` gives, which sets what Hydra says of itself, half of its time, and takes it away again."""
+    loader = GlobalHydra.instance().config_loader()
+    assert isinstance(loader, Loader)
+    try:
+        parsed = _parser().parse_overrides(words)
+        repo = CachingConfigRepository(loader.repository)
+        loader.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=False)
+        found = hydras.create_defaults_list(repo, config_name, parsed, prepend_hydra=True, skip_missing=False)
+        if id(found.defaults) not in _trees:
+            tree = loader._compose_config_from_defaults_list(found.defaults, repo)
+            del tree["hydra"]
+            _trees[id(found.defaults)] = tree
+        cfg = copy.deepcopy(_trees[id(found.defaults)])
+        OmegaConf.set_struct(cfg, True)
+        loader._apply_overrides_to_config(found.config_overrides, cfg)
+    except OmegaConfBaseException as error:
+        raise ConfigCompositionException from error
+    return cfg
+
+
 def once() -> None:
     """From now on in this process."""
     Files.load_config, Packages.load_config = _read_once, _read_package_once
@@ -152,8 +201,10 @@ def once() -> None:
     hydras.create_defaults_list = _list_once
     Loader._compose_config_from_defaults_list = _compose_once  # type: ignore[method-assign]
     CachingConfigRepository.__init__ = _repository_once  # type: ignore[method-assign]
+    ConfigRepository.load_config = _load_once  # type: ignore[method-assign]
     OverridesParser.parse_rule = _override_once  # type: ignore[method-assign]
     base.parse = _utils.parse = _value_once
+    version._get_version = _version_once
     for kind in _copies_anew:
         kind.__deepcopy__, kind._re_parent = _copied, _reparented  # type: ignore[method-assign]
 
@@ -165,7 +216,9 @@ def anew() -> None:
     hydras.create_defaults_list = _list_anew
     Loader._compose_config_from_defaults_list = _compose_anew  # type: ignore[method-assign]
     CachingConfigRepository.__init__ = _repository_anew  # type: ignore[method-assign]
+    ConfigRepository.load_config = _load_anew  # type: ignore[method-assign]
     OverridesParser.parse_rule = _override_anew  # type: ignore[method-assign]
     base.parse = _utils.parse = _value_anew
+    version._get_version = _version_anew
     for kind, copied in _copies_anew.items():
         kind.__deepcopy__, kind._re_parent = copied, _parents_anew  # type: ignore[method-assign]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from _pytest.logging import catching_logs
 from hydra.core.global_hydra import GlobalHydra
 from torch.onnx._internal.exporter import _registration
 
@@ -22,6 +23,32 @@ composing.once()
 quick.quick()
 # Each export to ONNX would list torch's operators anew, for half a second; none here adds to the list.
 _registration.ONNXRegistry.from_torchlib = staticmethod(functools.cache(_registration.ONNXRegistry.from_torchlib))
+
+
+@functools.cache
+def _apart() -> list[logging.Logger]:
+    """The loggers that hand nothing on to the root, as they are when a test begins."""
+    return [
+        logger
+        for logger in logging.root.manager.loggerDict.values()
+        if isinstance(logger, logging.Logger) and not logger.propagate
+    ]
+
+
+def _catch(self: Any) -> Any:
+    """As pytest does it, which looks through the thousands of loggers six times a test."""
+    if self.level is not None:
+        self.handler.setLevel(self.level)
+    self.attached_loggers += [logging.root, *_apart()]
+    for logger in self.attached_loggers:
+        logger.addHandler(self.handler)
+    if self.level is not None:
+        self.orig_level = logging.root.level
+        logging.root.setLevel(min(self.orig_level, self.level))
+    return self.handler
+
+
+catching_logs.__enter__ = _catch  # type: ignore[method-assign]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -51,6 +78,7 @@ def _clean_state():
     torch.set_float32_matmul_precision(matmul)
     torch.backends.cudnn.allow_tf32 = convolutions
     GlobalHydra.instance().clear()
+    _apart.cache_clear()
 
 
 @pytest.fixture

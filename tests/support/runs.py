@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from hydra import compose, initialize_config_dir
+from hydra import initialize_config_dir
 
 from lathe.config.composed import resolve
 from lathe.runs import rundir
+from support.composing import compose
 
 ROOT = Path(__file__).parents[2]
 SMALL = (
@@ -28,7 +29,7 @@ SMALL = (
 def config(*overrides: str, name: str = "train") -> dict[str, Any]:
     """The resolved configuration of these overrides, as the launch hands it to ranks."""
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return resolve(compose(name, overrides=list(overrides)))
+        return resolve(compose(name, list(overrides)))
 
 
 def new_run(log_dir: Path, *overrides: str) -> dict[str, Any]:

@@ -15,14 +15,7 @@ PACKAGES = ("lathe", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "
 
 def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
     """Versions, hardware and how it lies together, command, git commit and the diff that was not committed."""
-    from importlib import metadata  # here: its imports would weigh on every --help
-
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
+    versions = {package: _version(package) for package in PACKAGES}
     return {
         "command": sys.argv,
         "launch_id": launch_id,
@@ -32,10 +25,19 @@ def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": {name: os.environ[name] for name in THREADS if name in os.environ},
         "topology": describe_topology(),
-        "packages": versions,
+        "packages": {package: version for package, version in versions.items() if version is not None},
         "git_commit": _git("rev-parse", "HEAD"),
         "git_diff": _git("diff", "HEAD"),
     }
+
+
+def _version(package: str) -> str | None:
+    from importlib import metadata  # here: its imports would weigh on every --help
+
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu_name() -> str:
