@@ -47,6 +47,10 @@ def pytest_configure(config: pytest.Config) -> None:
         from support import fixtures
 
         config.pluginmanager.register(fixtures)
+    else:
+        from support import workers
+
+        workers.fork()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -42,10 +42,10 @@ PRELOADED = [
 ]
 
 
-def server() -> ForkServerContext:
-    """The context whose processes come from the server."""
+def server(*more: str) -> ForkServerContext:
+    """The context whose processes come from the server, which has imported `more` modules where this call starts it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
+    context.set_forkserver_preload([*more, *PRELOADED])
     _begin()
     return context
 
@@ -64,7 +64,7 @@ def _begin() -> None:
             os.environ["PYTHONPATH"] = path
 
 
-class _Handed:
+class Handed:
     """A file descriptor that goes to the new process."""
 
     def __init__(self, descriptor: int) -> None:
@@ -97,7 +97,7 @@ class Command:
         self.args = line
         out, out_end = os.pipe()
         err, err_end = os.pipe()
-        ends = (_Handed(out_end), _Handed(out_end if merged else err_end))
+        ends = (Handed(out_end), Handed(out_end if merged else err_end))
         self._process = server().Process(target=_main, args=(line[1:], str(cwd), dict(env), *ends, session, fork_ranks))
         self._process.start()
         os.close(out_end)

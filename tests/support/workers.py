@@ -1,0 +1,73 @@
+"""Workers of pytest-xdist that come from the server of `processes.py`, which has imported the heavy packages once for
+all of them, and which they share for the commands that they start.
+"""
+
+import atexit
+import multiprocessing
+import os
+import sys
+import threading
+from multiprocessing import forkserver, process
+from typing import Any
+
+from _pytest.assertion.rewrite import AssertionRewritingHook
+from execnet import gateway_io
+from execnet.gateway_base import Popen2IO
+
+from support.processes import Handed, server
+
+_create_anew = gateway_io.create_io
+# What tests import when they are collected, beside what a command needs.
+COLLECTED = ["support.fixtures"]
+
+
+class _Forked(Popen2IO):
+    """What execnet has of a worker: its pipes, and its end."""
+
+    def __init__(self, execmodel: Any) -> None:
+        words_out, words_in = os.pipe()
+        answers_out, answers_in = os.pipe()
+        self._process = server(*COLLECTED).Process(target=_serve, args=(Handed(words_out), Handed(answers_in)))
+        self._process.start()
+        os.close(words_out)
+        os.close(answers_in)
+        process._children.discard(self._process)  # type: ignore[attr-defined]  # it ends with its pipes, unwaited for
+        super().__init__(os.fdopen(words_in, "wb"), os.fdopen(answers_out, "rb"), execmodel)
+
+    def wait(self) -> int | None:
+        self._process.join()
+        return self._process.exitcode
+
+    def kill(self) -> None:
+        self._process.kill()
+
+
+def _serve(words: int, answers: int) -> None:
+    """What a fresh Python does that execnet started, in a process that is new but for what it has imported."""
+    os.dup2(words, 0)
+    os.dup2(answers, 1)
+    os.close(words)
+    os.close(answers)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    multiprocessing.set_start_method(None, force=True)
+    process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
+    # The server that it came from answers its requests too; Python would start one more.
+    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    # hydra and hypothesis bring plugins, which pytest would have liked to import itself.
+    AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
+    try:
+        exec(gateway_io.popen_bootstrapline, {"__name__": "__main__"})
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+
+
+def _create(spec: Any, execmodel: Any) -> Any:
+    """A worker of this machine that is told nothing else of its Python."""
+    return _Forked(execmodel) if spec.popen and not spec.python else _create_anew(spec, execmodel)
+
+
+def fork() -> None:
+    """From now on in this process, which hands out tests."""
+    gateway_io.create_io = _create
