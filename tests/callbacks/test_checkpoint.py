@@ -1,6 +1,8 @@
 """best.ckpt follows the monitored metric, last.ckpt is the newest state."""
 
+import errno
 import math
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from lightning.pytorch import Callback
 
 from lathe.callbacks import Checkpoint
+from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
 from lathe.errors import ArgumentError, UserError
 
 
@@ -114,6 +117,36 @@ def test_a_validation_that_is_due_comes_first(tiny: SimpleNamespace, tmp_path: P
 def test_unmonitored_best_is_the_newest(tiny: SimpleNamespace, tmp_path: Path) -> None:
     _, times = fit(tiny, tmp_path, Checkpoint(monitor=None), max_epochs=2)
     assert times.seen == {"best": [6, 12], "last": [6, 12]}
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["a second name", "a copy"])
+def test_an_unmonitored_last_is_the_best_by_another_name(
+    tiny: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, links: bool
+) -> None:
+    """Written once, and what comes later leaves the other as it is; a file system may know no second names."""
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(errno.EPERM, "no links")))
+    best, last = tmp_path / "checkpoints" / "best.ckpt", tmp_path / "checkpoints" / "last.ckpt"
+
+    class Looks(Callback):
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            if trainer.global_step == 12:
+                assert best.samefile(last) is links
+                self.kept = best.read_bytes()
+                assert last.read_bytes() == self.kept
+            if trainer.global_step == 17:
+                raise ZeroDivisionError
+
+    looks = Looks()
+    trainer = tiny.trainer(
+        Checkpoint(monitor=None, every_n_train_steps=4), looks, default_root_dir=tmp_path, max_epochs=3
+    )
+    trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+    with pytest.raises(ZeroDivisionError):
+        trainer.fit(tiny.Task(), tiny.Loader())
+    assert (step_of(best), step_of(last)) == (12, 16)
+    assert best.read_bytes() == looks.kept
+    assert list((tmp_path / "checkpoints").glob(".*")) == []
 
 
 def test_a_figure_that_never_came_ends_the_run_after_an_epoch(tiny: SimpleNamespace, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler
 
-from lathe.optim.short import MOST, short_step, short_zero_grad
+from lathe.optim.short import MOST, short_schedule, short_step, short_zero_grad
 
 
 class OwnSGD(SGD):
@@ -96,7 +97,7 @@ def test_others_keep_their_own(make: Callable[[], Optimizer]) -> None:
 
 def test_a_scheduler_knows_that_it_came_behind_a_step() -> None:
     optimizer = made()
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5**step)
+    scheduler = LambdaLR(optimizer, lambda step: 0.5**step)
     assert short_step(optimizer) != optimizer.step
     short_step(optimizer)()
     scheduler.step()  # would warn, which is an error here
@@ -136,3 +137,54 @@ def test_an_own_way_to_clear_gradients_stays() -> None:
 
     optimizer = made(Own)
     assert short_zero_grad(optimizer) == optimizer.zero_grad
+
+
+class OwnLambda(LambdaLR):
+    """A step of the user's own."""
+
+
+def scheduled(kind: Any = LambdaLR, factor: Any = lambda step: 1 / (1 + 0.1 * step), **options: Any) -> LRScheduler:
+    return kind(made(**options), factor)
+
+
+def state(scheduler: LRScheduler) -> dict[str, Any]:
+    kept = {key: value for key, value in vars(scheduler).items() if key not in ("optimizer", "lr_lambdas")}
+    return kept | {"rates": [group["lr"] for group in scheduler.optimizer.param_groups]}
+
+
+def test_a_schedule_has_torchs_rates_and_state() -> None:
+    ours, theirs = scheduled(), scheduled()
+    step = short_schedule(ours)
+    assert step != ours.step
+    for scheduler in (ours, theirs):
+        short_step(scheduler.optimizer)()
+    for _ in range(5):
+        step()
+        theirs.step()
+        assert state(ours) == state(theirs)
+    ours.load_state_dict(theirs.state_dict())
+    step()
+    theirs.step()
+    assert state(ours) == state(theirs)
+    assert ours.get_last_lr() == theirs.get_last_lr()
+
+
+def test_the_first_step_of_a_schedule_is_torchs_which_knows_a_wrong_order() -> None:
+    with pytest.warns(UserWarning, match="before `optimizer.step"):
+        short_schedule(scheduled())()
+
+
+def test_rates_that_are_tensors_stay_tensors() -> None:
+    scheduler = scheduled(factor=lambda step: torch.tensor(0.5**step))
+    step = short_schedule(scheduler)
+    short_step(scheduler.optimizer)()
+    for _ in range(3):
+        step()
+    rates = [float(rate) for rate in scheduler.get_last_lr()]
+    assert rates == pytest.approx([0.0125, 0.0125])
+    assert scheduler.last_epoch == 3
+
+
+@pytest.mark.parametrize("scheduler", [ExponentialLR(made(), 0.9), scheduled(OwnLambda)], ids=["another", "subclass"])
+def test_other_schedules_keep_their_own(scheduler: LRScheduler) -> None:
+    assert short_schedule(scheduler) == scheduler.step

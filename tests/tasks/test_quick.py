@@ -7,39 +7,13 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
-from support.runs import SMALL, column, new_run
+from support.quick_steps import STEPS, OwnThroughput, Sees, SeesEach, SeesEveryThird, quick, train
+from support.runs import column
 
-import lathe.verbs.train
-from lathe.callbacks import Throughput
 from lathe.tasks import ClassificationTask
 from lathe.tasks.loops import quick as loops_quick
-from lathe.tasks.loops import quiet
-from lathe.tasks.loops.quick import Steps
 
-STEPS = 40  # two epochs of 1300 samples in batches of 64
-
-
-class Sees(Callback):
-    """Notes the steps that it is shown."""
-
-    def __init__(self) -> None:
-        self.steps: list[int] = []
-
-    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.steps.append(trainer.global_step)
-
-
-class SeesEveryThird(Sees):
-    """Says that it can do without those between."""
-
-    def quiet_steps(self, trainer: Any) -> float:
-        return 2 - trainer.global_step % 3
-
-
-class SeesEach(SeesEveryThird):
-    """Says so, and wants one of its hooks called all the same."""
-
-    each_step = ("on_train_batch_end",)
+__all__ = ["quick"]  # a fixture
 
 
 class Hiccup(SeesEach):
@@ -57,40 +31,6 @@ class Sees2(SeesEveryThird):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         pass
-
-
-class OwnThroughput(Throughput):
-    """As a user derives one."""
-
-    seen = 0
-
-    def on_train_batch_end(self, *args: Any) -> None:
-        type(self).seen += 1
-        super().on_train_batch_end(*args)
-
-
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many steps were made at once."""
-    found: list[int] = []
-    made = Steps.quick
-
-    def counted(self: Steps, most: float) -> int:
-        count = made(self, most)
-        found.extend([count] if count else [])
-        return count
-
-    monkeypatch.setattr(Steps, "quick", counted)
-    quiet._TOLD.clear()
-    return found
-
-
-def train(folder: Path, monkeypatch: pytest.MonkeyPatch, *own: Callback, words: tuple[str, ...] = ()) -> Path:
-    make = lathe.verbs.train.make_callbacks
-    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), *own])
-    cfg = new_run(folder, *SMALL, "test=false", *words)
-    lathe.verbs.train.train(cfg)
-    return Path(cfg["paths"]["run_dir"])
 
 
 def test_a_default_run_makes_most_of_its_steps_so(

@@ -177,25 +177,18 @@ def _usual(batches: Batches, folder: Path) -> Trained:
 
 
 def _lathe(batches: Batches, folder: Path, words: Sequence[str] = ()) -> Trained:
-    """As a training run makes its parts of the configuration."""
+    """As a training run makes its parts of the configuration, around the net that all sides train: what calls its
+    layers is no cost of a step around it.
+    """
     cfg = _configured(words, folder.parent / "compiled")
     task, clock = make_task(cfg), _Clock()
-    _take(task.net, _make_net())
+    task.net = _make_net()
     callbacks = [clock, *make_callbacks(cfg, task)]
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, folder, callbacks, make_loggers(cfg, folder, 0))
     prepare(cfg, task, trainer)
     trainer.fit(task.driven, batches)
-    trained = _make_net()
-    _take(trained, task.net)
-    return clock.seconds, trained
-
-
-def _take(net: nn.Module, of: nn.Module) -> None:
-    """The weights of a net of the same layers, whose names may be others."""
-    with torch.no_grad():
-        for mine, theirs in zip(net.parameters(), of.parameters(), strict=True):
-            mine.copy_(theirs)
+    return clock.seconds, task.net
 
 
 SIDES: dict[str, Callable[[Batches, Path], Trained]] = {

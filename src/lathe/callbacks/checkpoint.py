@@ -1,6 +1,8 @@
 """best.ckpt and last.ckpt, written whole or not at all, at the moments from which a run continues bit for bit."""
 
 import math
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,13 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
-from lathe.callbacks.checkpoint_io import AsyncCheckpointIO
+from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
 from lathe.callbacks.checkpoint_top import Top
 from lathe.callbacks.methods.base import compressions
 from lathe.config.schema.held import held
 from lathe.data.steps import reached
 from lathe.errors import ArgumentError, UserError, did_you_mean
+from lathe.files import whole
 
 
 @held("lathe.callbacks.Checkpoint")
@@ -149,24 +152,33 @@ class Checkpoint(CheckpointBase):
         self.latest = every if fresh else reported
         if self.monitor not in self._validated:
             self._keep_best(trainer, self.latest)
-        if self.monitor is None:
-            self.save(trainer, "best")
-        elif last_epoch and self.best_score is None:
+        if self.monitor is not None and last_epoch and self.best_score is None:
             late = [type(method).__name__ for method in compressions(trainer) if not method.ready(trainer)]
             self.keep_newest(trainer, f"{' and '.join(late)} ended with the run" if late else "no validation ran")
         self._stopped = _ends(trainer) if stopped else None
+        if self.monitor is None:
+            self.save(trainer, "best")
         if last_epoch or (self.every_n_epochs and epoch % self.every_n_epochs == 0):
-            self.save_last(trainer)
+            self.save_last(trainer, like_best=self.monitor is None)
 
     def keep_newest(self, trainer: Trainer, reason: str) -> None:
         """Writes best.ckpt from the net as it is, which nothing has judged for this `reason`; every rank takes part."""
         self.best_score, self.best_metrics, self.unjudged = None, {}, reason
         self.save(trainer, "best")
 
-    def save_last(self, trainer: Trainer) -> None:
-        """Writes last.ckpt."""
+    def save_last(self, trainer: Trainer, like_best: bool = False) -> None:
+        """Writes last.ckpt; `like_best` where best.ckpt has just been written from the same state."""
         self._due, self._saved_step = False, trainer.global_step
-        self.save(trainer, "last")
+        best, last = self.path("best"), self.path("last")
+        alone = trainer.world_size == 1 and type(trainer.strategy.checkpoint_io) is AtomicCheckpointIO
+        if not (like_best and alone and best.is_file()) or last.is_symlink():
+            self.save(trainer, "last")
+            return
+        with whole(last) as temporary:
+            try:
+                os.link(best, temporary)
+            except OSError:  # a file system without second names
+                shutil.copyfile(best, temporary)
 
     @property
     def saved_step(self) -> int:

@@ -5,6 +5,8 @@ from typing import Any
 from lightning.pytorch import LightningModule
 from torch import nn
 
+from lathe.measure.flops import net_input
+
 
 def task_of(pl_module: nn.Module) -> Any:
     """What a run asks about the module that its Trainer drives: the task that stands for a user's own, or itself."""
@@ -15,3 +17,9 @@ def net_of(pl_module: LightningModule) -> nn.Module:
     """What is trained: a task's net; of a user's own module the whole."""
     net: nn.Module = task_of(pl_module).get_submodule("net")
     return net
+
+
+def count_units(pl_module: LightningModule, batch: Any) -> int:
+    """Samples or tokens of a batch, as the task counts them."""
+    count = getattr(task_of(pl_module), "count_units", None)
+    return int(count(batch)) if count is not None else len(net_input(batch))

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from lightning.pytorch import Trainer
+from torch.nn.parallel import DistributedDataParallel
 
 from lathe.measure.processes import everyones
 from lathe.measure.resident import peak_resident
@@ -96,3 +97,11 @@ class Epochs:
             "rank_ms_max": median(slowest) if slowest else None,
             "slowest_rank": Counter(self.slowest).most_common(1)[0][0] if self.slowest else None,
         }
+
+
+def waited_in_backward(reducer: DistributedDataParallel | None) -> float | None:
+    """Seconds that backward of DDP's newest sampled step waited for other processes; None where none was sampled."""
+    data = {} if reducer is None else reducer._get_ddp_logging_data()
+    if data.get("backward_comm_time", 0) <= 0:
+        return None
+    return max(0.0, 1e-9 * (data["backward_comm_time"] - data.get("backward_compute_comm_overlap_time", 0)))

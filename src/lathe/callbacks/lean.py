@@ -43,7 +43,10 @@ def skip_empty_hooks(callbacks: Iterable[Callback]) -> None:
     """
     for callback in callbacks:
         if type(callback) is LearningRateMonitor and not (callback.log_momentum or callback.log_weight_decay):
-            vars(callback)["_extract_stats"] = Rates(callback)
+            rates = Rates(callback)
+            vars(callback).update(
+                _extract_stats=rates, can_note=rates.can_note, note_start=rates.note_start, noted=rates.noted
+            )
         for name in EACH_BATCH:
             if getattr(type(callback), name) is getattr(Callback, name) and name not in vars(callback):
                 setattr(callback, name, None)
@@ -57,8 +60,33 @@ class Rates:
         self.interval = ""
         self.named: list[tuple[Optimizer, list[str]]] = []
         self.schedulers: list[Any] = []
+        self.newest: dict[str, float] = {}  # which `trainer.callback_metrics` lacks
 
     def __call__(self, trainer: Any, interval: str) -> dict[str, float]:
+        found = self.newest = self._read(trainer, interval)
+        self.noted(trainer)
+        return found
+
+    def can_note(self, trainer: Any) -> bool:
+        """Any step: its rates can be noted amid others (`lathe.tasks.loops.notes`)."""
+        return True
+
+    def note_start(self, trainer: Any) -> dict[str, float] | None:
+        """The rates of a logged step."""
+        if self.monitor.logging_interval == "epoch":
+            return None
+        self.newest = self._read(trainer, "step" if self.monitor.logging_interval is None else "any")
+        return self.newest
+
+    def noted(self, trainer: Any) -> None:
+        """Hands the newest rates to callbacks."""
+        device = trainer.strategy.root_device
+        if self.newest:
+            rates = {name: torch.tensor(rate, device=device) for name, rate in self.newest.items()}
+            trainer.callback_metrics.update(rates)
+            self.newest = {}
+
+    def _read(self, trainer: Any, interval: str) -> dict[str, float]:
         monitor, found = self.monitor, dict[str, float]()
         same = interval == self.interval and trainer.lr_scheduler_configs == self.schedulers
         if not same or any(len(optimizer.param_groups) != len(names) for optimizer, names in self.named):
@@ -67,8 +95,6 @@ class Rates:
             for group, name in zip(optimizer.param_groups, names, strict=True):
                 found[name] = group["lr"]
                 monitor.lrs[name].append(group["lr"])
-        device = trainer.strategy.root_device
-        trainer.callback_metrics.update({name: torch.tensor(rate, device=device) for name, rate in found.items()})
         return found
 
     def _name(self, trainer: Any, interval: str) -> None:

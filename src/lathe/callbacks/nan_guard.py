@@ -51,19 +51,13 @@ class NanGuard(Callback):
         self._losses: list[Tensor] = []
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it
         self._batch: Any = None
-        self._at_once = self._whole = False
+        self._at_once = False
 
-    each_step = ("on_train_batch_start", "on_before_backward")
+    each_step = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
 
     def quiet_steps(self, trainer: Trainer) -> float:
-        """Those before the next whose gradients are read."""
-        return self.every_n_steps - len(self._ends) - 1
-
-    def on_quiet_steps(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any], waited: float) -> None:
-        """Notes where the losses of optimizer steps end that nobody looked at."""
-        if not self._whole:  # which has noted its own
-            first, each = self._ends[-1] if self._ends else 0, int(not self._at_once)
-            self._ends.extend(first + each * number for number in range(1, len(batches) + 1))
+        """All: what it does at each step is in `each_step`."""
+        return math.inf
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._ends = [], []
@@ -86,7 +80,6 @@ class NanGuard(Callback):
 
     def on_whole_step(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         """In the place of the two before, where a step is one compiled function: its weights have followed already."""
-        self._whole = True
         self._losses.append(loss)
         self._ends.append(len(self._losses))
         if len(self._ends) >= self.every_n_steps or (self._at_once and not math.isfinite(loss.item())):

@@ -11,8 +11,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from lathe.callbacks.driven import net_of, task_of
-from lathe.callbacks.epochs import Epochs
+from lathe.callbacks.driven import count_units, net_of, task_of
+from lathe.callbacks.epochs import Epochs, waited_in_backward
 from lathe.callbacks.model_flops import compute_dtype, step_flops, without_memory
 from lathe.config.schema.held import held
 from lathe.measure.flops import net_input, peak_flops
@@ -100,8 +100,9 @@ class Throughput(Callback):
         self._cuda = device.type == "cuda"
         if self._cuda:
             torch.cuda.reset_peak_memory_stats(device)
-        self._reducer = trainer.strategy.model if isinstance(trainer.strategy.model, DistributedDataParallel) else None
-        self._timed = self._reducer is not None and device.type in TIMED
+        model = trainer.strategy.model
+        self._reducer = model if isinstance(model, DistributedDataParallel) and device.type in TIMED else None
+        self._timed = self._reducer is not None
         self._tells = trainer.is_global_zero
         self._on = self._tells or self._timed
         if not self._on:
@@ -142,11 +143,24 @@ class Throughput(Callback):
         edge = self._size - 1 - since % self._size if since >= 0 else -since + self._size - 1
         return min(edge, warm) if warm >= 0 else edge
 
+    def can_note(self, trainer: Trainer) -> bool:
+        """Whether the next that it looks at is the end of a window, which can be noted amid other steps."""
+        return self._on and not self._paused and self._twin is None and self._seen >= self.skip_steps
+
+    def note_end(self, trainer: Trainer) -> dict[str, float]:
+        """Ends a window: its line."""
+        if self._cuda:
+            torch.cuda.synchronize()
+        self._tick()
+        row = self._row(self._close())
+        self._begin_window()
+        return row
+
     def on_quiet_steps(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any], waited: float) -> None:
         """Those that nobody looked at."""
         if self._on:
             self._epochs.batches += len(batches)
-            self._units += sum(_count(pl_module, batch) for batch in batches)
+            self._units += sum(count_units(pl_module, batch) for batch in batches)
             self._seen += len(batches)
             self._batches += len(batches)
             self._waited += waited
@@ -155,7 +169,7 @@ class Throughput(Callback):
         if self._on:
             if self._twin is not None:
                 twin, self._twin = self._twin, None
-                self._flops_per_unit = step_flops(twin, net_input(batch)) / max(1, _count(pl_module, batch))
+                self._flops_per_unit = step_flops(twin, net_input(batch)) / max(1, count_units(pl_module, batch))
             now = perf_counter()
             # The last batch of an epoch has been fetched ahead: nobody asked for it.
             self._begun = self._asked or now
@@ -167,7 +181,7 @@ class Throughput(Callback):
     ) -> None:
         if not self._on:
             return
-        self._units += _count(pl_module, batch)
+        self._units += count_units(pl_module, batch)
         self._seen += 1
         self._batches += 1
         self._epochs.batches += 1
@@ -175,17 +189,23 @@ class Throughput(Callback):
         edge, warm = since > 0 and since % self._size == 0, self._seen == self.skip_steps
         if (edge or warm) and self._cuda:
             torch.cuda.synchronize()
+        self._tick()
+        if edge:
+            self._log(trainer, self._close())
+        if edge or warm:
+            self._begin_window()
+
+    def _tick(self) -> None:
+        """Adds the time up to now to training's."""
         now = perf_counter()
         self._spend(now - (self._begun if self._paused else self._mark))
         self._paused = False
         self._mark = now
-        if edge:
-            self._log(trainer, self._close())
-        if edge or warm:
-            self._seconds = self._waited = 0.0
-            self._units = self._batches = 0
-            # What was spent here is nobody's training time.
-            self._mark = perf_counter()
+
+    def _begin_window(self) -> None:
+        self._seconds = self._waited = 0.0
+        self._units = self._batches = 0
+        self._mark = perf_counter()  # what was spent on a line is nobody's training time
 
     def _pause(self) -> None:
         if self._on and not self._paused:
@@ -199,14 +219,17 @@ class Throughput(Callback):
         self._epochs.seconds += seconds
 
     def _log(self, trainer: Trainer, found: Mapping[str, float | None]) -> None:
-        metrics = {f"throughput/{name}": value for name, value in found.items() if value is not None}
-        if metrics and self._tells:
+        if metrics := self._row(found):
             for logger in trainer.loggers:
                 logger.log_metrics(metrics, step=trainer.global_step)
 
+    def _row(self, found: Mapping[str, float | None]) -> dict[str, float]:
+        named = {f"throughput/{name}": value for name, value in found.items() if value is not None}
+        return named if self._tells else {}
+
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._pause()
-        self._log(trainer, self._epochs.end(trainer, self._wait(), self._timed))
+        self._log(trainer, self._epochs.end(trainer, waited_in_backward(self._reducer), self._timed))
 
     def state_dict(self) -> dict[str, Any]:
         """The seconds of epochs so far."""
@@ -222,15 +245,8 @@ class Throughput(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self._pause()
 
-    def _wait(self) -> float | None:
-        """Seconds that backward of the newest sampled step waited for other processes; None where none was sampled."""
-        data = self._reducer._get_ddp_logging_data() if self._reducer is not None and self._timed else {}
-        if data.get("backward_comm_time", 0) <= 0:
-            return None
-        return max(0.0, 1e-9 * (data["backward_comm_time"] - data.get("backward_compute_comm_overlap_time", 0)))
-
     def _close(self) -> dict[str, float | None]:
-        batches, sync, wait = self._batches, None, self._wait()
+        batches, sync, wait = self._batches, None, waited_in_backward(self._reducer)
         if self._timed and self._seconds:
             # nan by the device, as a continued run can't know what was told before
             sync = math.nan if wait is None else min(1.0, wait / (self._seconds / batches))
@@ -281,9 +297,3 @@ class Throughput(Callback):
 
 def _is_nan(value: Any) -> bool:
     return isinstance(value, float) and math.isnan(value)
-
-
-def _count(pl_module: LightningModule, batch: Any) -> int:
-    """Samples or tokens of a batch, as the task counts them."""
-    count = getattr(task_of(pl_module), "count_units", None)
-    return int(count(batch)) if count is not None else len(net_input(batch))

@@ -1,4 +1,4 @@
-"""The update of a net so small that torch's optimizers spend more time in Python than on its weights."""
+"""The update of a net so small that torch's optimizers and schedulers spend more time in Python than on its weights."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import SGD, Optimizer
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 MOST = 2**18  # weights: of more, one tensor after the other stays in the processor's cache for all its operations
@@ -63,6 +64,27 @@ def short_zero_grad(optimizer: Optimizer) -> Callable[[], Any]:
                 parameter.grad = None
 
     return zero_grad
+
+
+def short_schedule(scheduler: LRScheduler) -> Callable[[], Any]:
+    """`scheduler.step`, or the same rates and state without what torch does around them: of a LambdaLR."""
+    if type(scheduler) is not LambdaLR or "step" in vars(scheduler):
+        return scheduler.step
+    kept: Any = scheduler
+
+    def step() -> None:
+        groups, count = kept.optimizer.param_groups, kept.last_epoch + 1
+        rates = [base * factor(count) for base, factor in zip(kept.base_lrs, kept.lr_lambdas, strict=True)]
+        known = all(type(rate) is float for rate in rates) and all(type(group["lr"]) is float for group in groups)
+        if not known or kept._step_count <= 1:  # torch's own looks at the first, whether the optimizer was before it
+            scheduler.step()
+            return
+        kept.last_epoch, kept._last_lr = count, rates
+        kept._step_count += 1
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+
+    return step
 
 
 def _tensors(group: dict[str, Any], state: Any) -> tuple[list[Tensor], list[Tensor], list[Tensor]] | None:

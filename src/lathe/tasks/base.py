@@ -64,6 +64,7 @@ class Task(Sums, Driven):
         self._restored: dict[str, list[list[float]]] = {}
         self._restored_log: list[dict[str, Any]] = []
         self.latest: dict[str, float] = {}
+        self._rows: list[tuple[dict[str, Any], int]] = []  # of logged steps, and their epochs, to be filled in
         self.fused_optimizer: bool | str = False  # auto: as one kernel where there is one
         self.schedule_repeats = 1  # how often a run goes through its schedule; who raises it starts the schedule again
 
@@ -146,7 +147,7 @@ class Task(Sums, Driven):
     def training_loss(self, outputs: Any, batch: Any) -> Tensor:
         """The loss to train on, after adding the batch's metrics."""
         found = self.objective(outputs, batch)
-        if "train" not in self._sums:
+        if not self._adding:
             written.check_losses(self, found)
         terms = list(found.values())
         loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
@@ -193,7 +194,7 @@ class Task(Sums, Driven):
         """Logs the mean since the last logged step, every `trainer.log_every_n_steps` optimizer steps."""
         trainer = self.trainer
         step, interval = trainer.global_step, trainer.log_every_n_steps
-        if step > 0 and reached(trainer, interval) and step != self._logged_step and "train" in self._sums:
+        if step > 0 and reached(trainer, interval) and step != self._logged_step and self._adding:
             self._logged_step = step
             self.latest = self._means("train", self._take("train"))
             self.write(self.latest)
@@ -205,8 +206,27 @@ class Task(Sums, Driven):
         for logger in trainer.loggers:
             logger.log_metrics(dict(row), step=step)
 
+    def can_note(self, trainer: Any) -> bool:
+        """Whether a logged step may be one of several: its line is written behind the last of them."""
+        return type(self).write is Task.write and "write" not in vars(self)
+
+    def note_end(self, trainer: Any) -> dict[str, Any]:
+        """Of a logged step amid several: what its line will hold, which `noted` fills in."""
+        self._logged_step = trainer.global_step
+        self.end_window()
+        row: dict[str, Any] = {}
+        self._rows.append((row, trainer.current_epoch))
+        return row
+
+    def noted(self, trainer: Any) -> None:
+        """Behind several steps: the lines of those that were logged."""
+        rows, self._rows = self._rows, []
+        for (row, epoch), sums in zip(rows, self.ended(), strict=True):
+            self.latest = self._means("train", sums)
+            row.update(self.latest, epoch=epoch)
+
     def on_train_epoch_end(self) -> None:
-        if "train" in self._sums:
+        if self._adding:
             self._take("train")
         if "train" in self._epoch_sums:
             means = self._means("train", self._epoch_sums.pop("train")) | self._metered("train")

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from lathe.tasks import written
 
-MOST_WAITING = 16  # batches whose sums are made together
+MOST_WAITING = 64  # batches whose sums are made together
+MOST_NUMBERS = 2**18  # and numbers in their outputs
 
 
 class Sums:
@@ -27,6 +28,9 @@ class Sums:
         self._sums: dict[str, Tensor] = {}
         self._epoch_sums: dict[str, Tensor] = {}
         self._waiting: list[tuple[Any, Any, Tensor]] = []  # outputs, targets and loss of steps not in the sums
+        self._ends: list[int] = []  # of logged windows among those that wait
+        self._ended: list[Tensor] = []  # sums of such windows
+        self._begun = False  # whether sums of training have been looked at
 
     def reduce(self, outputs: Any, batch: Any, loss: Tensor) -> Tensor:
         """See `Task`."""
@@ -55,28 +59,60 @@ class Sums:
 
     def add_training(self, outputs: Any, batch: Any, loss: Tensor) -> None:
         """Adds the metrics of a batch that is trained on; `loss` without its graph."""
-        kept = self.reduce_later(outputs, batch) if "train" in self._sums else None
+        kept = self.reduce_later(outputs, batch) if self._begun else None
         if kept is not None:
             self._wait(outputs.detach(), kept, loss)
         else:
             self._settle()
             self._add("train", self.reduce(outputs, batch, loss))
+            self._begun = True
         if self.meters is not None:
             self.meters.update("train", *self.scored(outputs.detach(), batch))
 
+    @property
+    def _adding(self) -> bool:
+        """Whether there were batches of training since the last logged step."""
+        return bool(self._waiting) or "train" in self._sums
+
     def _wait(self, outputs: Tensor, kept: Any, loss: Tensor) -> None:
-        if self._waiting and (len(self._waiting) == MOST_WAITING or self._waiting[0][0].shape != outputs.shape):
-            self._settle()
+        waiting = self._waiting
+        if waiting:
+            most = min(MOST_WAITING, MOST_NUMBERS // outputs.numel())
+            if len(waiting) >= most or waiting[0][0].shape != outputs.shape:
+                self._settle()
         self._waiting.append((outputs, kept, loss))
 
     def _settle(self) -> None:
         """Adds up what waits, one batch after the other: the same digits as if none had waited."""
-        if self._waiting:
-            rows = self.reduce_several(self._waiting)
-            self._waiting = []
-            total = self._sums["train"]
-            added = np.add.accumulate(np.concatenate((total.numpy()[None], rows)), axis=0, dtype=np.float32)
+        if not self._waiting:
+            return
+        rows, ends = self.reduce_several(self._waiting), self._ends
+        self._waiting, self._ends, begin = [], [], 0
+        for end in ends:
+            self._add_rows(rows[begin:end])
+            self._ended.append(self._pop("train"))
+            begin = end
+        self._add_rows(rows[begin:])
+
+    def _add_rows(self, rows: Any) -> None:
+        if len(rows):
+            total = self._sums.get("train")
+            before = [] if total is None else [total.numpy()[None]]
+            added = np.add.accumulate(np.concatenate((*before, rows)), axis=0, dtype=np.float32)
             self._sums["train"] = torch.from_numpy(added[-1].copy())
+
+    def end_window(self) -> None:
+        """The batches so far belong to a logged step whose sums `ended` gives."""
+        if self._waiting:
+            self._ends.append(len(self._waiting))
+        else:
+            self._ended.append(self._pop("train"))
+
+    def ended(self) -> list[Tensor]:
+        """The sums of the windows that have ended since the last call."""
+        self._settle()
+        found, self._ended = self._ended, []
+        return found
 
     def _add(self, split: str, sums: Tensor) -> None:
         total = self._sums.get(split)
@@ -102,6 +138,9 @@ class Sums:
     def _take(self, split: str) -> Tensor:
         """The sums since the last call; those of training are also added to the epoch's."""
         self._settle()
+        return self._pop(split)
+
+    def _pop(self, split: str) -> Tensor:
         sums = self._sums.pop(split)
         if split == "train":
             epoch = self._epoch_sums.get(split)

@@ -8,12 +8,13 @@ from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.profilers import PassThroughProfiler
 
 from lathe.tasks.loops.batches import is_on, overriding
+from lathe.tasks.loops.notes import Notes
 from lathe.tasks.loops.quiet import says, tell, unknown_part
 from lathe.tasks.loops.step import HOOKS, Step
 
 # those of a step that nobody looks at, for whom it has to be
 QUICK = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step", "on_train_batch_end")
-MOST_QUICK = 64  # of them at once
+MOST_QUICK = 64  # of them at once, whose batches are kept
 QUICK_SECONDS = 0.1  # that they take together: half of what lies between two draws of the bar
 
 
@@ -25,6 +26,7 @@ class Steps(Step):
         self.stopped, self._seconds = False, QUICK_SECONDS / 2
         self.quiet: list[Callable[[Any], float]] = []
         self.told: list[Callable[..., None]] = []
+        self.notes = Notes(self.trainer)
         self.quick_hooks = self._quick_hooks()
 
     @classmethod
@@ -55,7 +57,6 @@ class Steps(Step):
         if unknown is not None:
             tell(self.module, unknown)
             return ()
-        self.quiet.append(known)
         found: dict[str, list[Callable[..., Any]]] = {name: [] for name in QUICK}
         for callback in self.trainer.callbacks:
             overridden = [name for name in HOOKS if overriding([callback], name)]
@@ -66,29 +67,35 @@ class Steps(Step):
             if quiet is None or not set(each) <= set(QUICK):
                 tell(callback, overridden[0])
                 return ()
-            self.quiet.append(quiet)
+            if not self.notes.add(callback, quiet):
+                self.quiet.append(quiet)
             for name in each:
                 found[name].append(getattr(callback, name))
             if (told := getattr(callback, "on_quiet_steps", None)) is not None:
                 self.told.append(told)
+        if not self.notes.add(self.module, known):
+            self.quiet.append(known)
         return tuple(found[name] for name in QUICK)
 
-    def _quiet_steps(self, most: float) -> int:
-        """How many of the next `most` steps nobody looks at; short ones, of which each costs more than it takes."""
-        if not self.quick_hooks or most < 1 or self.progress.current.ready == 0:
-            return 0
+    def _quiet_steps(self, most: float, seconds: float) -> tuple[int, list[Any]]:
+        """How many of the next `most` steps nobody looks at, short ones, of which each costs more than it takes, and no
+        more than last `seconds`; and who takes note of the last of them.
+        """
+        if not self.quick_hooks or most < 1 or seconds <= 0 or self.progress.current.ready == 0:
+            return 0, []
         fetcher: Any = self.fetcher
         loop = self.loop
         most = min(most, MOST_QUICK, fetcher.length - fetcher.fetched - 1)
-        if self._seconds * most > QUICK_SECONDS:
-            most = int(QUICK_SECONDS / self._seconds)
+        if self._seconds * most > seconds:
+            most = int(seconds / self._seconds)
         if loop.max_steps >= 0:
             most = min(most, loop.max_steps - loop.global_step - 1)
         for ask in self.quiet:
             if most < 1:
-                return 0
+                return 0, []
             most = min(most, ask(self.trainer))
-        return max(0, int(most))
+        most, noting = self.notes.next(most)
+        return max(0, int(most)), noting
 
     def step(self) -> None:
         began = perf_counter()
@@ -97,12 +104,26 @@ class Steps(Step):
         self._seconds = min(self._seconds, perf_counter() - began)
 
     def quick(self, most: float) -> int:
-        """Makes up to `most` steps of which nobody but each step's own hooks takes notice; how many. `stopped` is
-        whether one of those wants Lightning to look."""
+        """Makes up to `most` steps of which nobody but each step's own hooks takes notice, but for what is written down
+        of some; how many. `stopped` is whether one of those wants Lightning to look.
+        """
         self.stopped = False
-        count = self._quiet_steps(most)
-        if not count:
-            return 0
+        done, began, left = 0, perf_counter(), QUICK_SECONDS
+        count, noting = self._quiet_steps(most, left)
+        try:
+            while count and not self.stopped:
+                made = self._several(count, noting)
+                done += made
+                if made < count or not noting:
+                    break
+                left = QUICK_SECONDS - (perf_counter() - began)
+                count, noting = self._quiet_steps(most - done, left)
+        finally:
+            self.notes.write()
+        return done
+
+    def _several(self, count: int, noting: list[Any]) -> int:
+        """`count` steps, of the last of which these take note."""
         module, optimizer, whole, device = self.module, self.optimizer, self.whole, self.device
         done, first, waited = 0, self.progress.current.ready, 0.0
         stepped, zeroed = self.optimization.optim_progress.optimizer.step, 0
@@ -126,6 +147,8 @@ class Steps(Step):
                 index = first + done
                 for hook in start:
                     hook(trainer, module, batch, index)
+                if done + 1 == count and noting:
+                    self.notes.start(noting)
                 stepped.total.ready += 1
                 stepped.current.ready += 1
                 if whole is not None:
@@ -162,6 +185,8 @@ class Steps(Step):
         self._seconds = min((perf_counter() - began) / max(done, 1), 2 * self._seconds)
         for told in self.told:
             told(trainer, module, batches, waited)
+        if noting and done == count:
+            self.notes.end(noting)
         return done
 
     def _count(self, done: int, fetched: int, zeroed: int) -> None:

@@ -1,6 +1,7 @@
 """An optimizer step as Lightning makes it, without what it does around it."""
 
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -17,7 +18,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from lathe.errors import require
-from lathe.optim.short import short_step, short_zero_grad
+from lathe.optim.short import short_schedule, short_step, short_zero_grad
 from lathe.tasks.loops.batches import Batches, overrides
 
 HOOKS = (
@@ -63,8 +64,10 @@ class Step(Batches):
             self.after_whole = [hook for hook in hooks if hook is not None]
         self.needs_closure = _needs_closure(self.optimizer)
         self.update, self.zero_grad = short_step(self.optimizer), short_zero_grad(self.optimizer)
-        self.schedules: list[Any] = [
-            one for one in trainer.lr_scheduler_configs if one.interval == "step" and not one.reduce_on_plateau
+        self.schedules: list[tuple[Any, Callable[[], Any]]] = [
+            (one, short_schedule(one.scheduler))
+            for one in trainer.lr_scheduler_configs
+            if one.interval == "step" and not one.reduce_on_plateau
         ]
         self.own_schedule = overrides(module, "lr_scheduler_step", LightningModule)
 
@@ -133,14 +136,14 @@ class Step(Batches):
 
     def _step_schedules(self, index: int) -> None:
         loop = self.loop
-        for one in self.schedules:
+        for one, step in self.schedules:
             if (index + 1) % one.frequency:
                 continue
             loop.scheduler_progress.increment_ready()
             if self.own_schedule:
                 call._call_lightning_module_hook(self.trainer, "lr_scheduler_step", one.scheduler, None)
             else:
-                one.scheduler.step()
+                step()
             loop.scheduler_progress.increment_completed()
 
     def _schedule(self, index: int) -> None:
