@@ -11,8 +11,7 @@ from support.runs import SMALL, new_run
 from support.wandb_file import read_wandb
 
 from lathe.config.composed import flatten
-from lathe.errors import UserError
-from lathe.loggers import mlflow, run_facts, wandb
+from lathe.loggers import run_facts
 from lathe.verbs.train import train
 
 __all__ = ["interruption"]  # a fixture
@@ -141,31 +140,6 @@ def test_mlflow_has_the_configuration_and_a_longer_continuation_does_not_contrad
     assert run.data.tags["tags"] == "baseline,seed test"
     changed = {key: value for key, value in run.data.tags.items() if key.startswith("changed.")}
     assert changed == {"changed.trainer.max_epochs": "2"}
-
-
-@pytest.mark.parametrize("address", ["nonsense", "foo://bar", "sqlite:/x", "http//x", "http://me:hush@127.0.0.1:9"])
-@quiet
-def test_an_address_that_cant_be_used_is_one_sentence_without_its_login(tmp_path: Path, address: str) -> None:
-    with pytest.raises(
-        UserError, match=r"^logger\.mlflow\.tracking_uri=.* can't be used \(.*\): give a database file such as"
-    ) as caught:
-        mlflow(tmp_path, 0, tracking_uri=address)
-    assert "hush" not in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_second_job_in_this_process_has_a_wandb_run_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import wandb as package
-
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    names = []
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        names.append(wandb(tmp_path / name, 0).experiment.id)  # type: ignore[attr-defined]
-    assert names == ["one", "two"]
-    package.finish()
 
 
 def test_secrets_are_hidden() -> None:

@@ -1,4 +1,5 @@
-"""Real TensorBoard, Weights & Biases (offline) and MLflow (SQLite) runs."""
+"""Real TensorBoard, Weights & Biases (offline) and MLflow (SQLite) runs. What imports the last two stands in this file:
+each takes seconds to, once in each process of the tests that has to."""
 
 import builtins
 import sys
@@ -70,12 +71,30 @@ def test_wandb_writes_a_run_offline_without_an_account(tmp_path: Path, monkeypat
     assert b"train/loss" in file.read_bytes()
 
 
+def test_a_second_job_in_this_process_has_a_wandb_run_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import wandb as package
+
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    names = []
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        names.append(wandb(tmp_path / name, 0).experiment.id)  # type: ignore[attr-defined]
+    assert names == ["one", "two"]
+    package.finish()
+
+
 # mlflow
 
+# MLflow 3.17 asks SQLAlchemy 2.1 for a loader that it deprecates
+quiet = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
 
-@pytest.fixture
-def store(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/mlflow.db"
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of one database, which takes MLflow a second to begin: each test has an experiment of its own."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store')}/mlflow.db"
 
 
 def history(store: str, experiment: str) -> list[tuple[str, dict[str, str], list[tuple[int, float]]]]:
@@ -95,8 +114,7 @@ def history(store: str, experiment: str) -> list[tuple[str, dict[str, str], list
     ]
 
 
-# MLflow 3.17 asks SQLAlchemy 2.1 for a loader that it deprecates
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+@quiet
 def test_mlflow_writes_a_run_and_a_continued_run_goes_on_in_it(tmp_path: Path, store: str) -> None:
     run_dir = tmp_path / "2026-01-01_00-00-00_abcdef"
     first = mlflow(run_dir, 0, experiment_name="trial", tracking_uri=store)
@@ -117,13 +135,24 @@ def test_mlflow_writes_a_run_and_a_continued_run_goes_on_in_it(tmp_path: Path, s
     }
 
 
-@pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy:DeprecationWarning")
+@quiet
 def test_mlflow_without_an_address_takes_its_own(tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    logger = mlflow(tmp_path / "2026-01-01_00-00-02_aaaaaa", 0, experiment_name="trial", tracking_uri=None)
+    logger = mlflow(tmp_path / "2026-01-01_00-00-02_aaaaaa", 0, experiment_name="unsaid", tracking_uri=None)
     logger.log_metrics({"train/loss": 0.5}, step=1)
     logger.finalize("success")
-    assert [points for _, _, points in history(store, "trial")] == [[(1, 0.5)]]
+    assert [points for _, _, points in history(store, "unsaid")] == [[(1, 0.5)]]
+
+
+@pytest.mark.parametrize("address", ["nonsense", "foo://bar", "sqlite:/x", "http//x", "http://me:hush@127.0.0.1:9"])
+@quiet
+def test_an_address_that_cant_be_used_is_one_sentence_without_its_login(tmp_path: Path, address: str) -> None:
+    with pytest.raises(
+        UserError, match=r"^logger\.mlflow\.tracking_uri=.* can't be used \(.*\): give a database file such as"
+    ) as caught:
+        mlflow(tmp_path, 0, tracking_uri=address)
+    assert "hush" not in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
 # what is not installed
