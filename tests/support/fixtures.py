@@ -13,6 +13,7 @@ import pytest
 import torch
 from _pytest.logging import catching_logs
 from hydra.core.global_hydra import GlobalHydra
+from torch._export import utils as export_utils
 from torch.onnx._internal.exporter import _registration
 
 from support import composing, quick, timm_here
@@ -23,6 +24,18 @@ composing.once()
 quick.quick()
 # Each export to ONNX would list torch's operators anew, for half a second; none here adds to the list.
 _registration.ONNXRegistry.from_torchlib = staticmethod(functools.cache(_registration.ONNXRegistry.from_torchlib))
+_materialize_anew, _materialized = export_utils._materialize_cpp_cia_ops, []
+
+
+def _materialize_once() -> None:
+    """Each export lists torch's operators thirty times and more; only one that is new has to be made."""
+    found = torch._C._dispatch_get_registrations_for_dispatch_key("CompositeImplicitAutograd")
+    if found != _materialized:
+        _materialize_anew()
+        _materialized[:] = found
+
+
+export_utils._materialize_cpp_cia_ops = _materialize_once
 
 
 @functools.cache

@@ -17,8 +17,8 @@ from execnet.gateway_base import Popen2IO
 from support.processes import Handed, server
 
 _create_anew = gateway_io.create_io
-# What tests import when they are collected, beside what a command needs.
-COLLECTED = ["support.fixtures"]
+# What tests import when they are collected and later, beside what a command needs.
+COLLECTED = ["support.shared"]
 
 
 class _Forked(Popen2IO):
