@@ -1,6 +1,7 @@
 """What each of ZeRO's stages holds, how it rounds, and what it refuses."""
 
 import importlib.util
+import sys
 from typing import Any
 
 import pytest
@@ -96,6 +97,7 @@ def smaller_things(rank: int) -> dict[str, Any]:
         fit(strategy, "sgd", rank, accumulate_grad_batches=3, max_epochs=3)[1].seen
         for strategy in ("ddp", DeepSpeed(stage=2))
     ]
+    found["imported"] = [name for name in ("mlflow", "torch._inductor.compile_fx") if name in sys.modules]
     found["refused"] = {}
     for name, optimizer, arguments in (
         ("muon", "muon", {}),
@@ -117,6 +119,10 @@ def test_each_stage_holds_less(small: dict[str, Any]) -> None:
     dense, one, two_, three = (small["bytes"][key] for key in ("ddp", 1, 2, 3))
     assert three <= 0.60 * dense
     assert three < one == two_ < dense
+
+
+def test_it_starts_without_what_only_its_autotuner_and_its_muon_need(small: dict[str, Any]) -> None:
+    assert small["imported"] == []
 
 
 def test_bf16_mixed_is_that_of_ddp(small: dict[str, Any]) -> None:

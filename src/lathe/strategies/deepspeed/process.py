@@ -2,20 +2,44 @@
 
 import importlib
 import os
+import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 
+@contextmanager
+def _absent(package: str) -> Iterator[None]:
+    """Whoever imports the package meanwhile finds that it is not installed, unless it is imported already."""
+    there = package in sys.modules
+    if not there:
+        sys.modules[package] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        if not there:
+            del sys.modules[package]
+
+
 def import_deepspeed(level: int) -> None:
     """Imports DeepSpeed without its chatter: it warns about a missing GPU, and logs to stdout through a logger of its
-    own.
+    own. And without what takes nine tenths of the time and no strategy here uses: mlflow, for its autotuner, and
+    Inductor, which its Muon is compiled by, and which optimizers are told from.
     """
     os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _absent("mlflow"):
         warnings.simplefilter("ignore")
         import deepspeed
+        from deepspeed.runtime import compiler
+
+        compile_, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
+        try:
+            importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+        finally:
+            compiler.compile = compile_
     # DeepSpeed 0.19 calls torch's collectives by names that torch 2.13 deprecates.
     warnings.filterwarnings(
         "ignore",
