@@ -3,12 +3,16 @@ find its files read, and puts all that it knows where their collections of garba
 forked process writes to is copied.
 """
 
+import atexit
 import gc
 import os
 import sys
+import weakref
 
+import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from torch._dynamo.utils import dump_compile_times
 
 from lathe.config.composed import resolve
 from lathe.runs.build import make_task
@@ -31,8 +35,18 @@ def _forget_the_way_here() -> None:
     )
 
 
+def _leave_at_once() -> None:
+    """At each end torch takes its operators out of a dispatcher that ends as well, and adds up, for a log that nobody
+    hears, what it compiled: a tenth of a short command."""
+    atexit.unregister(dump_compile_times)
+    for finalizer, kept in weakref.finalize._registry.items():  # type: ignore[attr-defined]
+        if kept.func is torch.library._del_library:
+            finalizer.atexit = False
+
+
 composing.once()
 quick.quick()
+_leave_at_once()
 _compose_and_build()
 _forget_the_way_here()
 gc.collect()

@@ -38,6 +38,8 @@ PRELOADED = [
     "lathe.strategies",
     "lathe.tasks",
     "torchmetrics",
+    "optuna.storages",
+    "rich._emoji_codes",
     "support.ahead",
 ]
 
