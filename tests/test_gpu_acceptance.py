@@ -6,14 +6,13 @@ import json
 import re
 import runpy
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support.commands import environment
+from support.commands import run
 from support.gpu import NO_GPU, Record
 from support.gpu_bodies import BODIES, FEW
 from support.runs import ROOT
@@ -42,8 +41,9 @@ FACTS: dict[str, Any] = {
 
 
 def acceptance(*words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
-    return subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout)
+    """What `python -m pytest` does, in a process that has imported torch already where there is no GPU."""
+    script = str(ROOT / "tests" / "support" / "pytest_forked.py")
+    return run("-q", "-p", "no:cacheprovider", *words, cwd=ROOT, script=script, timeout=timeout)
 
 
 def test_the_table_has_every_body_and_without_a_gpu_all_are_skipped_in_one_line() -> None:

@@ -132,10 +132,14 @@ def test_a_killed_worker_is_one_sentence(cfg: dict[str, Any]) -> None:
     )
 
 
-def test_a_killed_worker_is_started_again(
-    cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("forked")
+def test_a_killed_worker_is_started_again_with_the_other(cfg: dict[str, Any], tmp_path: Path) -> None:
     assert execute("support.agent_jobs:killed", {**cfg, "deaths": 1}, 2, options(restarts=2)) == "start 2"
+    assert (tmp_path / "starts").read_text() == "xx"
+
+
+def test_a_restart_is_told(cfg: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert execute("support.agent_jobs:killed", {**cfg, "deaths": 1}, 1, options(restarts=2)) == "start 2"
     assert (tmp_path / "starts").read_text() == "xx"
     assert "A worker died: restart 1 of 2, from the last checkpoint." in capfd.readouterr().out
 

@@ -25,15 +25,15 @@ STEPPED = (
     "trainer.enable_progress_bar=false",
     "trainer.enable_model_summary=false",
     "trainer.max_epochs=3",
-    "data.batch_size=64",
+    "data.batch_size=128",
     "trainer.log_every_n_steps=1",
-    "trainer.val_check_interval=7",
+    "trainer.val_check_interval=4",
     "callbacks.checkpoint.every_n_train_steps=3",
     "callbacks.throughput=null",
 )
 MLP = ("model=mlp", "model.net.width=16", "model.net.depth=1", "model.net.dropout=0.2")
 TRAIN = (*STEPPED, *MLP)
-STEPS = 60  # 1300 samples, 20 batches of 64 in each of 3 epochs
+STEPS = 30  # 1300 samples, 10 batches of 128 in each of 3 epochs
 
 
 def _train_through(folder: Path, interruption: Interruption, hook: str, step: int, *extra: str) -> Path:
@@ -54,11 +54,11 @@ def _train_through(folder: Path, interruption: Interruption, hook: str, step: in
 MOMENTS = [
     (hook, step)
     for hook, steps in {
-        "on_train_batch_start": (0, 1, 3, 4, 7, 8, 14, 19, 20, 21, 39, 40, 59),
-        "on_validation_start": (7, 14, 27),
-        "on_validation_end": (7, 21, 54),
-        "on_train_epoch_end": (20, 40, 60),
-        "on_test_start": (60,),
+        "on_train_batch_start": (0, 1, 3, 4, 5, 8, 9, 10, 11, 12, 19, 20, 29),
+        "on_validation_start": (4, 8, 18),
+        "on_validation_end": (4, 11, 24),
+        "on_train_epoch_end": (10, 20, 30),
+        "on_test_start": (30,),
     }.items()
     for step in steps
 ]
@@ -77,7 +77,13 @@ def test_every_kind_of_moment(tmp_path: Path, interruption: Interruption) -> Non
     "parts",
     [
         (*MLP, "callbacks=[default,ema]"),
-        (*MLP, "trainer.accumulate_grad_batches=2", "trainer.gradient_clip_val=0.1", "trainer.log_every_n_steps=2"),
+        (
+            *MLP,
+            "data.batch_size=64",
+            "trainer.accumulate_grad_batches=2",
+            "trainer.gradient_clip_val=0.1",
+            "trainer.log_every_n_steps=2",
+        ),
         ("model=resnet20", "model.net.width=4", "model.net.depth=8", "precision=bf16-mixed", "optimizer=adamw"),
         (*MLP, "optimizer=muon", "model.net.depth=3", "scheduler=one_cycle", "data.augment.mixup=0.5"),
         (*MLP, "data.loader=workers", "data.num_workers=0", "scheduler=cosine_restarts"),
@@ -128,8 +134,8 @@ def test_the_comparison_can_fail(tmp_path: Path, interruption: Interruption) -> 
         same(one, other)
 
 
-# Slowed down, so that a kill can fall anywhere: a wider net, and every step written.
-KILLED = (*TRAIN, "model.net.width=1024", "model.net.depth=3")
+# Slowed down, so that a kill can fall anywhere: a wider net, more steps, and every step written.
+KILLED = (*TRAIN, "data.batch_size=64", "trainer.val_check_interval=7", "model.net.width=1024", "model.net.depth=3")
 
 
 def _left_alone(folder: Path, *extra: str) -> Path:

@@ -54,13 +54,17 @@ def _serve(words: int, answers: int) -> None:
     process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
     # The server that it came from answers its requests too; Python would start one more.
     forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
-    # hydra and hypothesis bring plugins, which pytest would have liked to import itself.
-    AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
+    let_plugins_be_imported()
     try:
         exec(gateway_io.popen_bootstrapline, {"__name__": "__main__"})
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
+
+
+def let_plugins_be_imported() -> None:
+    """hydra and hypothesis bring plugins, which pytest would have liked to import itself."""
+    AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
 
 
 def _create(spec: Any, execmodel: Any) -> Any:

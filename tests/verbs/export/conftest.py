@@ -11,13 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.commands import start
 from support.exports import made
-from support.runs import SMALL
+from support.runs import ROOT, SMALL
 from torch import Tensor, nn
 
 from lathe.export.targets import onnx
 from lathe.runs.rundir import RunDir
 from lathe.verbs.export import parity
+from lathe.verbs.export.compare import RELOAD
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +41,24 @@ def here(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def run(words: list[str]) -> None:
         importlib.import_module(words[2]).main(Path(words[3]))
+
+    monkeypatch.setattr(parity, "_run", run)
+
+
+@pytest.fixture
+def reloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of weights alone are opened in processes of their own that have imported torch and Lightning already; the
+    other files are run by Python anew.
+    """
+    anew = parity._run
+
+    def run(words: list[str]) -> None:
+        if words[2] != RELOAD:
+            anew(words)
+        else:
+            process = start([words[0], str(ROOT / "src/lathe/verbs/export/reload.py"), *words[3:]], ROOT)
+            out, errors = process.communicate(timeout=60)
+            assert process.returncode == 0, out + errors
 
     monkeypatch.setattr(parity, "_run", run)
 

@@ -21,6 +21,7 @@ from lathe.verbs.export.ship import show
 pytestmark = pytest.mark.law6
 
 
+@pytest.mark.usefixtures("reloaded")
 def test_an_export_and_its_proof(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     reports = ship(request(run, "target=[onnx,weights]"))
     assert left(run) == [*WHOLE, "weights", "weights/manifest.json", "weights/model.pt", "weights/parity.json"]
