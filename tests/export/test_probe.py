@@ -14,10 +14,9 @@ from lathe import export
 from lathe.export import manifest
 
 
-def probe(job: Path) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [sys.executable, "-m", "lathe.export.probe", str(job)], capture_output=True, text=True, env=environment()
-    )
+def probe(job: Path, **extra: str) -> "subprocess.CompletedProcess[str]":
+    line = [sys.executable, "-m", "lathe.export.probe", str(job)]
+    return subprocess.run(line, capture_output=True, text=True, env=environment(**extra))
 
 
 def test_it_answers_each_input(tmp_path: Path) -> None:
@@ -39,8 +38,10 @@ def test_it_answers_each_input(tmp_path: Path) -> None:
     inputs = [torch.randn(n, 3) for n in range(1, 12)]  # more than ten: names of files are no numbers
     for number, x in enumerate(inputs):
         np.save(job / f"in_{number}.npy", x.numpy())
-    done = probe(job)
+    done = probe(job, PYTHONPROFILEIMPORTTIME="1")  # which lists what is imported
     assert done.returncode == 0, done.stderr
+    assert "onnxruntime" in done.stderr
+    assert "lightning" not in done.stderr  # seconds of each start
     for number, x in enumerate(inputs):
         torch.testing.assert_close(
             torch.from_numpy(np.load(job / f"out_{number}.npy")), net(x).detach(), rtol=0, atol=1e-6

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lathe.data.normalize import Normalizer
 from lathe.errors import UserError
 
 ANY = "any"
@@ -41,6 +40,9 @@ class Preprocess(nn.Module):
         input_size: Sequence[int] | str | None = None,
     ) -> None:
         super().__init__()
+        # With Lightning, seconds of a start: a process that runs a file, such as a server, does without.
+        from lathe.data.normalize import Normalizer
+
         normalizer = Normalizer(mean, std, len(mean))
         self.register_buffer("scale", normalizer.scale)
         self.register_buffer("shift", normalizer.shift)
