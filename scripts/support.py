@@ -22,6 +22,7 @@ from lathe.launch.agent import execute
 from lathe.launch.start import check_typed, one_sentence
 from lathe.runs import rundir
 from lathe.verbs.evaluate import evaluate
+from lathe.verbs.support import chosen, graphs
 
 SHORT = (
     "trainer.accelerator=cpu",
@@ -56,6 +57,7 @@ def main(cfg: DictConfig) -> None:
         request["processes"] >= 2,
         f"processes={request['processes']}: give at least 2, one is what they are compared with.",
     )
+    request["models"] = chosen(request["models"], compose("support")["models"])
     Path(request["paths"]["log_dir"]).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=request["paths"]["log_dir"], prefix="support-") as folder:
         cases = all_cases(request)
@@ -120,6 +122,8 @@ def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -
         overrides.append("compile.backend=aot_eager")
     if case["strategy"] in REGIONAL and case["compile"] != "none":
         overrides.append("compile.regional=true")
+    if case["compile"] != "none":
+        overrides.append("+callbacks.graphs._target_=lathe.verbs.support.Graphs")
     if case["strategy"] == "model_split":
         overrides.append("strategy.devices=[cpu:0,cpu:0]")
     resolved = resolve(compose("train", overrides=overrides))
@@ -155,7 +159,7 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
         begun = [line["case"] for line in lines if "began" in line]
         for line in lines:
             if "refused" in line:
-                by_number[line["case"]]["refused"] = line["refused"]
+                by_number[line["case"]] |= {name: line[name] for name in ("refused", "breaks", "anew")}
         ended = {line["case"] for line in lines if "refused" in line}
         for number in set(begun) - ended:
             by_number[number].setdefault("broke", broke or "ended without a word")
@@ -238,7 +242,7 @@ def explanation(part: str, cases: list[dict[str, Any]], request: dict[str, Any])
             "differentiates the same\n"
             f"graphs and leaves out the kernels, in the other formats; {' and '.join(REGIONAL)} compile block by "
             "block\n"
-            f"(`compile.regional=true`). {metrics}"
+            f"(`compile.regional=true`). {metrics}\n{graphs(works)}"
         )
     tensor = "`tensor` cuts no ResNet; of nets with a tensor plan it takes masks and distillation, as tests show."
     return (

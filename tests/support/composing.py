@@ -11,6 +11,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import Any
 
+from hydra import compose as hydras_compose
 from hydra import version
 from hydra._internal import config_loader_impl as hydras
 from hydra._internal import defaults_list as defaults_lists
@@ -175,6 +176,8 @@ def _parser() -> OverridesParser:
 
 def compose(config_name: str, words: list[str]) -> DictConfig:
     """What `hydra.compose` gives, which sets what Hydra says of itself, half of its time, and takes it away again."""
+    if any(word.lstrip("+~").startswith("hydra") for word in words):  # a key of that part
+        return hydras_compose(config_name, words)
     loader = GlobalHydra.instance().config_loader()
     assert isinstance(loader, Loader)
     try:

@@ -4,29 +4,50 @@ import contextlib
 import io
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch._dynamo.utils import counters
 
 from lathe.config.composed import check
 from lathe.config.stages import check_compression
-from lathe.errors import UserError, refuse
+from lathe.errors import UserError, refuse, require
 from lathe.verbs.train import train
+
+
+class Graphs(Callback):
+    """Counts the graphs that the compiler makes in training after the first optimizer step: each is one too many, as
+    all batches have one size.
+    """
+
+    anew = 0
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        made = counters["stats"]["unique_graphs"]
+        if trainer.global_step <= 1:
+            self.first = made
+        type(self).anew = made - self.first
 
 
 def run_cases(cfg: dict[str, Any]) -> None:
     """Trains each of `cfg["cases"]`, resolved configurations with a run directory, one after the other in the same
     ranks.
 
-    Rank 0 adds a line to the file `cfg["notes"]` before and after each: {"case", "began"} and {"case", "refused"},
-    where `refused` is the sentence or null. What is no sentence is raised: the ranks may then stand in different
-    places, so the launch has to end.
+    Rank 0 adds a line to the file `cfg["notes"]` before and after each: {"case", "began"} and {"case", "refused",
+    "breaks", "anew"}, where `refused` is the sentence or null, `breaks` counts by reason where a graph was given up,
+    and `anew` the graphs that were made once training was under way. What is no sentence is raised: the ranks may then
+    stand in different places, so the launch has to end.
     """
     for case in cfg["cases"]:
         number = case["case"]
         _note(cfg["notes"], {"case": number, "began": True})
         refused = None
+        counters.clear()
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 fresh = {**case, "paths": {**case["paths"], "run_dir": None}}
@@ -36,7 +57,8 @@ def run_cases(cfg: dict[str, Any]) -> None:
             refused = str(error)
         finally:
             torch.compiler.reset()
-        _note(cfg["notes"], {"case": number, "refused": refused})
+        breaks = dict(counters["graph_break"])
+        _note(cfg["notes"], {"case": number, "refused": refused, "breaks": breaks, "anew": Graphs.anew})
 
 
 def _note(path: str, words: dict[str, Any]) -> None:
@@ -46,3 +68,29 @@ def _note(path: str, words: dict[str, Any]) -> None:
         print(f"case {words['case']}", file=sys.stderr, flush=True)
     with Path(path).open("a") as file:
         file.write(json.dumps(words) + "\n")
+
+
+def chosen(asked: Any, known: Any) -> dict[str, Any]:
+    """Nets by title: as they were given, or of a list of titles those that are known."""
+    if isinstance(asked, dict):
+        return asked
+    wrong = [str(title) for title in asked if title not in known]
+    require(not wrong, f"models=[{', '.join(wrong)}]: expected some of {', '.join(known)}.")
+    return {title: known[title] for title in asked}
+
+
+def graphs(works: list[dict[str, Any]]) -> str:
+    """What the compiler gave up or made again in the compiled cells, by strategy."""
+    compiled = [case for case in works if case["compile"] != "none"]
+    breaks, anew = Counter[str](), Counter[str]()
+    for case in compiled:
+        breaks[case["strategy"]] += sum(case["breaks"].values())
+        anew[case["strategy"]] += case["anew"]
+    told = [
+        ", ".join(f"{count} in {strategy}" for strategy, count in (+counts).items()) or "none"
+        for counts in (breaks, anew)
+    ]
+    return (
+        f"{len(compiled)} compiled cells; places where a graph was given up: {told[0]}; graphs made in training after\n"
+        f"the first optimizer step: {told[1]}."
+    )

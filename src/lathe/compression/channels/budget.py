@@ -113,14 +113,14 @@ def cost_function(budget: str, dense: nn.Module, example: Tensor) -> tuple[nn.Mo
 
 
 def skeleton(net: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
-    """A copy of a net and one sample as shapes without values, on the meta device. Its BatchNorms hand on what they get:
-    they count no multiply-adds and change no shape, and torch takes most of the time for what it does with their
+    """A copy of a net and one sample as shapes without values, on the meta device. Its BatchNorms hand on what they
+    get: they count no multiply-adds and change no shape, and torch takes most of the time for what it does with their
     shapes.
     """
     bare = copy.deepcopy(net).to("meta")
     for module in bare.modules():
         if isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward:
-            module.forward = _unchanged  # type: ignore[method-assign]
+            module.forward = _unchanged  # type: ignore[method-assign,assignment]
     return bare, example[:1].detach().to("meta")
 
 
