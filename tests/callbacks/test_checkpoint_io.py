@@ -4,7 +4,6 @@ import errno
 import io
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import Callback
+from support.commands import start
 
 from lathe.callbacks import Checkpoint, checkpoint_io
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
@@ -245,22 +245,23 @@ for step in range(100000):
 
 def test_kill_9_while_writing_leaves_a_whole_file(tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    process = subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    for kill in range(8):
-        while process.stdout.readline().strip() != str(3 + kill):
-            assert process.poll() is None
-        time.sleep(0.0007 * kill)
-        process.send_signal(signal.SIGSTOP)  # as dead as after SIGKILL, for the files
-        if path.exists():
-            state = torch.load(path, weights_only=True)
-            assert torch.equal(state["state_dict"]["weight"], torch.full((500_000,), float(state["global_step"])))
-        process.send_signal(signal.SIGCONT)
-    process.kill()
-    process.wait()
-    state = torch.load(path, weights_only=True)
-    assert torch.equal(state["state_dict"]["weight"], torch.full((500_000,), float(state["global_step"])))
-    process.stdout.close()
+    (script := tmp_path / "writer.py").write_text(WRITER)
+
+    def whole() -> None:
+        state = torch.load(path, weights_only=True)
+        assert torch.equal(state["state_dict"]["weight"], torch.full((500_000,), float(state["global_step"])))
+
+    with start([sys.executable, str(script), str(path)], tmp_path) as process:
+        for kill in range(8):
+            while process.stdout.readline().strip() != str(3 + kill):
+                assert process.poll() is None
+            time.sleep(0.0007 * kill)
+            process.send_signal(signal.SIGSTOP)  # as dead as after SIGKILL, for the files
+            if path.exists():
+                whole()
+            process.send_signal(signal.SIGCONT)
+        process.kill()
+    whole()
 
 
 @pytest.fixture

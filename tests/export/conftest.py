@@ -29,7 +29,7 @@ def shaken(net: nn.Module) -> nn.Module:
     return net.eval()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def quantized() -> Callable[..., nn.Module]:
     """A function that quantizes a net in place, with ranges calibrated on inputs."""
 
@@ -42,12 +42,17 @@ def quantized() -> Callable[..., nn.Module]:
     return make
 
 
-@pytest.fixture
-def images() -> Tensor:
-    return torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(1))
+@pytest.fixture(scope="session")
+def make_images() -> Callable[[], Tensor]:
+    return lambda: torch.randn(64, 3, 16, 16, generator=torch.Generator().manual_seed(1))
 
 
 @pytest.fixture
+def images(make_images: Callable[[], Tensor]) -> Tensor:
+    return make_images()
+
+
+@pytest.fixture(scope="session")
 def make_resnet() -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         torch.manual_seed(0)
@@ -56,7 +61,7 @@ def make_resnet() -> Callable[[], nn.Module]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_mlp() -> Callable[[], nn.Module]:
     def make() -> nn.Module:
         torch.manual_seed(0)

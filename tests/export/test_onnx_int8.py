@@ -36,16 +36,22 @@ def agreement(net: nn.Module, path: Path, inputs: Tensor) -> tuple[float, float]
     return float((got.argmax(-1) == want.argmax(-1)).mean()), float(np.abs(got - want).max() / want.std())
 
 
-def test_a_resnet_runs_in_integers_from_end_to_end(
-    make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized
-) -> None:
-    net, path = make_resnet(), tmp_path / "net.onnx"
+@pytest.fixture(scope="module")
+def exported(
+    make_resnet: Make, quantized: Quantized, make_images: Callable[[], Tensor], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    """A quantized residual net, and its file in a folder of its own."""
+    net, path, images = make_resnet(), tmp_path_factory.mktemp("resnet") / "net.onnx", make_images()
     with torch.no_grad():
         net.blocks[1].conv1.weight[net.blocks[1].conv1.weight.abs() < 0.05] = 0  # as pruning leaves it
     quantized(net, images)
     get("onnx_int8").export(net, images[:1], path)
-    assert os.listdir(tmp_path) == ["net.onnx"]
+    assert os.listdir(path.parent) == ["net.onnx"]
+    return net, path
 
+
+def test_a_resnet_runs_in_integers_from_end_to_end(exported: tuple[Any, Path], images: Tensor) -> None:
+    net, path = exported
     found = operators(path)
     assert found["QLinearConv"] == 9
     assert found["QGemm"] == 1
@@ -75,10 +81,9 @@ def zero_points(path: Path) -> list[str]:
     return [node.input[2] for node in graph.node if node.op_type == "DequantizeLinear" and node.input[2] in kept]
 
 
-def test_layers_share_no_zero_point(make_resnet: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:
+def test_layers_share_no_zero_point(exported: tuple[Any, Path]) -> None:
     """ONNX Runtime can't read them where it sums exactly on a processor without VNNI."""
-    get("onnx_int8").export(quantized(make_resnet(), images), images[:1], tmp_path / "net.onnx")
-    names = zero_points(tmp_path / "net.onnx")
+    names = zero_points(exported[1])
     assert len(names) == len(set(names)) == 10
 
 

@@ -7,8 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
+from lathe.trust.document import as_yaml
 from support.runs import SMALL, config
 
 ENVIRONMENT = {
@@ -55,9 +54,9 @@ def write_run(
     cfg["paths"] |= {"log_dir": str(log_dir), "run_dir": str(path)}
     path.mkdir(parents=True)
     (path / ".lock").touch()
-    (path / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(cfg)))
+    (path / "config.yaml").write_text(as_yaml(cfg))
     typed = [*SMALL, *words, f"seed={seed}"]
-    (path / "overrides.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(typed)))
+    (path / "overrides.yaml").write_text(as_yaml(typed))
     (path / "environment.json").write_text(json.dumps(ENVIRONMENT | (environment or {})))
     rows = ["step,train/loss,val/accuracy", *(f"{step},{2 / step},{'' if step % 2 else step / 100}" for step in (1, 2))]
     (path / "metrics.csv").write_text("\n".join(rows) + "\n")
@@ -72,7 +71,7 @@ def write_sweep(log_dir: Path, jobs: Sequence[dict[str, Any]], name: str = "2026
     """Writes the directory of a sweep with these jobs, and returns it."""
     path = log_dir / "sweeps" / name
     (path / "jobs").mkdir(parents=True)
-    (path / "sweep.yaml").write_text(OmegaConf.to_yaml({"format": 1, "words": [], "sweep": {}, "name": "train"}))
+    (path / "sweep.yaml").write_text(as_yaml({"format": 1, "words": [], "sweep": {}, "name": "train"}))
     usual = {"state": "complete", "run_dir": None, "objective": None, "tries": 1, "seconds": 1.0, "sentence": None}
     for number, job in enumerate(jobs):
         told = {"number": number, "overrides": [], **usual, **job}

@@ -97,13 +97,14 @@ def test_an_interruption_changes_nothing(
     same(directory(cut), directory(whole))
 
 
-# options of a schedule that waits, and its steps before the last checkpoint, which comes before that of the last epoch
+# options of a schedule that waits, and its steps before the last checkpoint, which comes before that of the last epoch,
+# in three epochs of five steps
 WAITS: dict[str, tuple[dict[str, Any], int]] = {
     "epoch": ({}, 2),
     "second epoch": ({"frequency": 2}, 1),
     "metric of training": ({"waits_for": "train_loss_epoch"}, 2),
-    "third step": ({"interval": "step", "frequency": 3, "waits_for": "train_loss_step"}, 12),
-    "each step": ({"interval": "step", "waits_for": "train_loss_step"}, 39),
+    "third step": ({"interval": "step", "frequency": 3, "waits_for": "train_loss_step"}, 3),
+    "each step": ({"interval": "step", "waits_for": "train_loss_step"}, 15),
 }
 
 
@@ -114,7 +115,7 @@ def test_a_scheduler_that_waits_lacks_no_step_after_a_death(
     """Lightning leaves one out in the first epoch of a run that goes on."""
 
     def made(name: str, every: str = "null") -> dict[str, Any]:
-        words = ("trainer.max_epochs=3", f"callbacks.checkpoint.every_n_train_steps={every}")
+        words = ("data.batch_size=260", "trainer.max_epochs=3", f"callbacks.checkpoint.every_n_train_steps={every}")
         cfg = run(tmp_path / name, *words, module="Waits")
         cfg["model"]["net"].update(options)
         return cfg
@@ -128,7 +129,7 @@ def test_a_scheduler_that_waits_lacks_no_step_after_a_death(
         hook = rng.choice(("on_train_batch_start", "on_validation_start", "on_validation_end", "on_train_epoch_end"))
         every = rng.choice(("null", "1", "3"))
         cut = made(str(number), every)
-        interruption.hook, interruption.step = hook, rng.randint(14 if every == "null" else 4, 38)
+        interruption.hook, interruption.step = hook, rng.randint(6 if every == "null" else 4, 14)
         with pytest.raises(Interrupted):
             train(cut)
         where = f"{hook} at {interruption.step}, every {every}"

@@ -11,6 +11,7 @@ import yaml
 from lathe.config.schema.check import GLOBAL
 from lathe.config.schema.names import canonical
 
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml's is ten times as fast
 NOT_GROUPS = ("hydra", "local")  # Hydra's own keys, and files that no clone has
 
 
@@ -66,7 +67,7 @@ def _keys_of(text: str, file: str, group: str) -> Iterator[Written]:
                 if isinstance(item, yaml.MappingNode):
                     yield from visit(item, f"{prefix}{name}[{number}].")
 
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    root = yaml.compose(text, Loader=_Loader)
     if isinstance(root, yaml.MappingNode):
         yield from visit(root, "" if not group or text.startswith(GLOBAL) else f"{group}.")
 
