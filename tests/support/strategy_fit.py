@@ -77,7 +77,7 @@ def fit(
     *,
     world: int = 1,
     part: tuple[int, int] = (0, 1),
-    steps: int = 3,
+    steps: int = 2,
     begin: int = 0,
     save: Path | None = None,
     resume: Path | None = None,
