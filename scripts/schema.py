@@ -110,7 +110,8 @@ def unsaid(page: str) -> list[str]:
     lost = []
     for heading in re.findall(r"^### `(.*?)`", page.partition(BEGIN)[0], flags=re.MULTILINE):
         pieces = " ".join(heading.split()).split("…")
-        near = [sentence for sentence in sentences if max(pieces, key=len) in sentence]
+        longest = max(pieces, key=len)
+        near = [sentence for sentence in sentences if longest in sentence]
         if not any(re.search(".*".join(map(re.escape, pieces)), sentence) for sentence in near):
             lost.append(heading)
     return lost

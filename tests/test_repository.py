@@ -2,6 +2,7 @@
 
 import ast
 import fcntl
+import functools
 import os
 import re
 import runpy
@@ -62,6 +63,13 @@ def test_everything_is_formatted() -> None:
     run(sys.executable, "-m", "ruff", "format", "--check", "--quiet", ".")
 
 
+@functools.cache
+def statements(path: Path) -> list[ast.stmt]:
+    """What a source imports and raises, anywhere in it."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom | ast.Raise)]
+
+
 def test_types_hold() -> None:
     """What mypy has read of the packages is kept for all checkouts, of which one uses it at a time."""
     kept = Path(os.environ["XDG_STATE_HOME"], "mypy")
@@ -78,7 +86,7 @@ def test_what_mypy_skips_is_imported_nowhere() -> None:
     sources = [
         path for path in repository_files() if path.suffix == ".py" and "tests" not in path.relative_to(ROOT).parts
     ]
-    nodes = [node for path in sources for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    nodes = [node for path in sources for node in statements(path)]
     used = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     froms = [node for node in nodes if isinstance(node, ast.ImportFrom) and node.module is not None]
     used |= {f"{node.module}.{alias.name}" for node in froms for alias in node.names}
@@ -236,7 +244,7 @@ def test_the_page_of_errors_lists_every_refusal() -> None:
     pieces = {
         " ".join(piece.value.split())
         for path in (ROOT / "src" / "lathe").rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in statements(path)
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)
         for argument in node.exc.args
         for piece in ast.walk(argument)
