@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from support.commands import command, start
 from support.runs import ROOT
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
@@ -232,6 +233,31 @@ def test_ctrl_c_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     with pytest.raises(SystemExit) as ended:
         one_sentence(main)()
     assert (ended.value.code, capsys.readouterr().err) == (130, "Error: stopped by Ctrl-C.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--help",), 0),
+        (("--cfg", "job"), 1),
+        (("model=mlp", "trainer.max_epochs=1", "trainer.enable_model_summary=false"), 1),
+        (("model=mlp", "trainer.max_epochs=1"), 1),  # rich writes first, which leaves by itself
+    ],
+    ids=["help", "configuration", "line", "table"],
+)
+def test_output_that_nobody_reads_ends_a_command_in_one_sentence(
+    words: tuple[str, ...], told: int, tmp_path: Path
+) -> None:
+    """As behind `| head`: exit code 141, which a shell gives for it; of a page of help nothing more is said."""
+    process = start(command(*words), tmp_path)
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr as stderr:
+        err = stderr.read()
+    assert process.wait(60) == 128 + signal.SIGPIPE, err
+    assert err.count("Error: nobody reads standard output any more") == told
+    assert "Traceback" not in err
 
 
 def test_a_file_of_variables_is_read_and_named_without_its_values(

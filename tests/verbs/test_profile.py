@@ -1,5 +1,6 @@
 """Where a step goes: parts that add up, modules that own their operations, memory that is counted, a page by itself."""
 
+import errno
 import json
 import re
 import subprocess
@@ -17,7 +18,7 @@ from lathe import trust
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.verbs.profile.command import profile
-from lathe.verbs.profile.memory import thinned
+from lathe.verbs.profile.memory import thinned, write_snapshot
 from lathe.verbs.profile.modules import marked, module_times
 from lathe.verbs.profile.page import page_of
 from lathe.verbs.profile.parts import medians
@@ -165,3 +166,25 @@ def test_pythons_own_profile_is_found_behind_the_script() -> None:
     path = {"PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT / 'src'}", "PATH": "/usr/bin:/bin"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=path)
     assert (done.stdout, done.returncode) == ("profile False run\n", 0), done.stderr
+
+
+def test_the_allocators_record_is_written_whole_and_recording_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU's allocator does is torch's; here its two functions are played."""
+    ended: list[Any] = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: ended.append(options))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda path: Path(path).write_bytes(b"record"))
+    name = write_snapshot(tmp_path)
+    assert (tmp_path / name).read_bytes() == b"record"
+
+    def fills(path: str) -> None:
+        Path(path).write_bytes(b"rec")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", fills)
+    with pytest.raises(OSError, match=name):
+        write_snapshot(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_bytes() == b"record"
+    assert ended == [{"enabled": None}] * 2

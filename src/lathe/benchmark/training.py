@@ -58,13 +58,14 @@ SIZES: dict[str, dict[str, dict[str, Any]]] = {
     "compile": {
         "cpu": {
             "own": (
-                "model=deep_mlp",
-                "model.net.width=160",
+                "model=gpt_nano",
+                "model.net.width=64",
                 "model.net.depth=12",
-                "data=synthetic",
+                "data=synthetic_tokens",
+                "data.length=64",
                 "optimizer=adamw",
             ),
-            "batch_size": 256,
+            "batch_size": 16,
             "rounds": 1,
             "warmup": 5,
             "steps": 60,

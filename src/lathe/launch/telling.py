@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import re
+import select
 import signal
 import sys
 import threading
@@ -45,13 +46,19 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
         sys.argv[1:] = [word for word in sys.argv[1:] if word != "--trust"]
         if {"-h", "--help"} & set(sys.argv[1:]):
             try:
-                print(help_text([word for word in sys.argv[1:] if word not in ("-h", "--help")]))
+                print(help_text([word for word in sys.argv[1:] if word not in ("-h", "--help")]), flush=True)
+            except BrokenPipeError:  # `| head`, which has what it wants
+                sys.exit(leave_unread())
             except Exception as error:
                 sys.exit(tell(error))
             return
         try:
             sys.argv[1:] = translate(sys.argv[1:], root_names())
             main()
+            sys.stdout.flush()
+        except SystemExit as stop:
+            silent = isinstance(stop.__context__, BrokenPipeError) and stop.code == 1  # as rich leaves
+            sys.exit(_tell_unread() if silent else stop.code)
         except KeyboardInterrupt:  # where no job answers for its signals
             print("Error: stopped by Ctrl-C.", file=sys.stderr, flush=True)
             leave_at_the_next(signal.SIGINT)
@@ -83,6 +90,8 @@ def tell(error: Exception) -> int:
     """Prints what went wrong, a line for each mistake, and returns the exit code."""
     if _silent() and isinstance(error, UserError):
         return 1
+    if isinstance(error, BrokenPipeError) and _is_unread():
+        return _tell_unread()
     sentence = sentence_for(error) or own_sentence(error)
     if sentence is None or full_error():
         traceback.print_exception(error)
@@ -91,6 +100,30 @@ def tell(error: Exception) -> int:
     if isinstance(error, Stopped):
         leave_at_the_next(signal.SIGINT)
     return error.code if isinstance(error, Stopped) else 1
+
+
+def _tell_unread() -> int:
+    words = "nobody reads standard output any more (a command such as head has ended), so this one ends too."
+    print(f"Error: {words}", file=sys.stderr, flush=True)
+    return leave_unread()
+
+
+def _is_unread() -> bool:
+    """Whether standard output is a pipe without a reader; false where the system can't tell."""
+    if not hasattr(select, "poll"):
+        return False
+    poll = select.poll()
+    poll.register(1, 0)  # errors are told unasked
+    return any(event & select.POLLERR for _, event in poll.poll(0))
+
+
+def leave_unread() -> int:
+    """Lets what is left of the output go nowhere, so that Python does not complain of it on its way out; the exit code
+    that a shell gives for it.
+    """
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 1)
+    return 128 + signal.SIGPIPE
 
 
 def leave_at_the_next(number: int) -> None:

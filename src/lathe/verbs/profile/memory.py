@@ -88,9 +88,11 @@ class StepMemory(Callback):
 
 def write_snapshot(folder: Path) -> str:
     """The record of the GPU's allocator, for https://pytorch.org/memory_viz; its file's name."""
-    with whole(folder / SNAPSHOT) as temporary:
-        torch.cuda.memory._dump_snapshot(str(temporary))
-    torch.cuda.memory._record_memory_history(enabled=None)
+    try:
+        with whole(folder / SNAPSHOT) as temporary:
+            torch.cuda.memory._dump_snapshot(str(temporary))
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
     return SNAPSHOT
 
 
