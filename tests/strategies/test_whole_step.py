@@ -102,12 +102,13 @@ def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Inter
 def test_what_is_compiled_is_kept_beside_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # which the run's own takes the place of, until the end
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    trained(tmp_path, *STEP, f"paths.data_dir={tmp_path / 'mine'}")
+    words = (*STEP, f"paths.data_dir={tmp_path / 'mine'}", "trainer.max_epochs=1", "trainer.limit_val_batches=0")
+    trained(tmp_path, *words)
     made = list((tmp_path / "mine" / "compiled").rglob("*.so"))
     assert made
     counters.clear()
     torch.compiler.reset()
-    trained(tmp_path, *STEP, f"paths.data_dir={tmp_path / 'mine'}")
+    trained(tmp_path, *words)
     assert counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"] > 0
     assert list((tmp_path / "mine" / "compiled").rglob("*.so")) == made
 
