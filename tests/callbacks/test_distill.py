@@ -32,8 +32,8 @@ def resnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     better = (
         "model.net.width=8",
         "model.net.depth=14",
-        "trainer.max_epochs=5",
-        "trainer.limit_train_batches=20",
+        "trainer.max_epochs=4",
+        "trainer.limit_train_batches=16",
         "optimizer.lr=0.05",
     )
     return run_of(tmp_path_factory.mktemp("resnet"), *RESNET, *better)
@@ -232,6 +232,7 @@ def test_language_models_are_taught_token_by_token(tmp_path: Path) -> None:
         "model=gpt_nano",
         "model.net.width=16",
         "model.net.depth=2",
+        "data.length=16",
         "optimizer=adamw",
         "optimizer.lr=0.01",
         "data.source.train_size=256",

@@ -101,7 +101,7 @@ def on_two(rank: int, folder: str) -> dict[str, Any]:
                     accelerator="cpu",
                     devices=2,
                     strategy=spread,
-                    max_epochs=3,
+                    max_epochs=2,
                     logger=False,
                     enable_checkpointing=False,
                     enable_progress_bar=False,

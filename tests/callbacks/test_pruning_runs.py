@@ -75,6 +75,12 @@ def on_a_rank(rank: int, folder: str, criterion: str, strategy: str, resume: str
     return watch.seen[24], prune.masks, watch.zeros
 
 
+def twice_on_a_rank(rank: int, folder: str, criterion: str, strategy: str) -> list[Any]:
+    """A run alone, and one that goes on from its checkpoint."""
+    whole = on_a_rank(rank, f"{folder}/two", criterion, strategy, None)
+    return [whole, on_a_rank(rank, f"{folder}/again", criterion, strategy, f"{folder}/two/step=11.ckpt")]
+
+
 @pytest.mark.parametrize(
     ("strategy", "criterion"),
     [
@@ -89,9 +95,8 @@ def on_a_rank(rank: int, folder: str, criterion: str, strategy: str, resume: str
 def test_two_processes_hold_the_masks_of_one_and_resume(tmp_path: Path, strategy: str, criterion: str) -> None:
     alone, masks, zeros = on_a_rank(0, str(tmp_path), criterion, "auto", None)
     (tmp_path / "two").mkdir()
-    first = on_ranks(on_a_rank, str(tmp_path / "two"), criterion, strategy, None)
     (tmp_path / "again").mkdir()
-    again = on_ranks(on_a_rank, str(tmp_path / "again"), criterion, strategy, str(tmp_path / "two" / "step=11.ckpt"))
+    first, again = zip(*on_ranks(twice_on_a_rank, str(tmp_path), criterion, strategy), strict=True)
     for weights, own, counts in first:
         assert counts == zeros
         assert all(torch.equal(own[name], masks[name]) for name in masks)

@@ -88,17 +88,17 @@ def test_every_value_is_in_the_row_of_its_optimizer_step(tmp_path: Path, accumul
 @pytest.mark.parametrize(
     ("hook", "step", "options"),
     [
-        ("on_train_batch_start", 13, ("callbacks.checkpoint.every_n_train_steps=4",)),
-        ("on_train_batch_start", 12, ("callbacks.checkpoint.every_n_train_steps=10", "trainer.val_check_interval=0.5")),
-        ("on_train_batch_start", 22, ()),
-        ("on_validation_start", 20, ("callbacks.checkpoint.every_n_train_steps=7",)),
+        ("on_train_batch_start", 7, ("callbacks.checkpoint.every_n_train_steps=2",)),
+        ("on_train_batch_start", 6, ("callbacks.checkpoint.every_n_train_steps=5", "trainer.val_check_interval=0.5")),
+        ("on_train_batch_start", 12, ()),
+        ("on_validation_start", 10, ("callbacks.checkpoint.every_n_train_steps=4",)),
         ("on_test_start", 0, ()),
     ],
 )
 def test_an_interrupted_run_writes_the_same_rows(
     tmp_path: Path, interruption: Interruption, hook: str, step: int, options: tuple[str, ...]
 ) -> None:
-    options = (*SMALL, *OWN, "callbacks.throughput=null", *options)
+    options = (*SMALL, *OWN, "data.batch_size=128", "callbacks.throughput=null", *options)  # ten steps an epoch
     whole = new_run(tmp_path / "whole", *options)
     train(whole)
     cfg = new_run(tmp_path / "cut", *options)

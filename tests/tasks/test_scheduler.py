@@ -32,17 +32,17 @@ FORMS: dict[str, dict[str, Any]] = {
     "by epoch": {**STEP, "interval": "epoch"},
     "Lightning's, by epoch": {"scheduler": STEP},
     "every other epoch": {**STEP, "interval": "epoch", "frequency": 2},
-    "every tenth step": {**STEP, "interval": "step", "frequency": 10},
+    "every fifth step": {**STEP, "interval": "step", "frequency": 5},
     "one after the other": {**node("SequentialLR", schedulers=[WARM, STEP], milestones=[2]), "interval": "epoch"},
     "chained": {**node("ChainedScheduler", schedulers=[WARM, STEP]), "interval": "epoch"},
     "planned for epochs": {"_target_": "lathe.optim.step", "_partial_": True, "milestones": [0.5], "interval": "epoch"},
     "on a plateau": node("ReduceLROnPlateau", monitor="val/loss", patience=0, threshold=10.0, threshold_mode="abs"),
 }
-RATES = {  # of the four epochs, 20 optimizer steps each
+RATES = {  # of the four epochs, ten optimizer steps each
     "by epoch": [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125],
     "Lightning's, by epoch": [1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125],
     "every other epoch": [1, 1, 1, 1, 0.5, 0.5, 0.5, 0.5],
-    "every tenth step": [0.5**k for k in range(8)],
+    "every fifth step": [0.5**k for k in range(8)],
     "one after the other": [0.5, 0.5, 0.75, 0.75, 1, 1, 0.5, 0.5],
     "chained": [0.5, 0.5, 0.375, 0.375, 0.25, 0.25, 0.125, 0.125],
     "planned for epochs": [1, 1, 1, 1, 0.1, 0.1, 0.1, 0.1],
@@ -51,7 +51,7 @@ RATES = {  # of the four epochs, 20 optimizer steps each
 
 
 def run_of(folder: Path, form: dict[str, Any], *overrides: str) -> dict[str, Any]:
-    cfg = new_run(folder, *PARTS, "trainer.max_epochs=4", "trainer.log_every_n_steps=10", *overrides)
+    cfg = new_run(folder, *PARTS, "data.batch_size=128", "trainer.max_epochs=4", *overrides)
     cfg["scheduler"] = form
     refuse(check(config() | {"scheduler": form}))
     return cfg
@@ -68,11 +68,11 @@ def test_rates_are_the_same_alone_and_after_deaths(name: str, tmp_path: Path, in
         return  # stepped like "by epoch"
     cfg = run_of(tmp_path / "died", FORMS[name], "callbacks.lr_monitor.logging_interval=step")
     for hook, step in (
-        ("on_train_epoch_end", 20),
-        ("on_train_batch_start", 33),
-        ("on_validation_end", 40),
-        ("on_validation_start", 60),
-        ("on_train_batch_start", 60),
+        ("on_train_epoch_end", 10),
+        ("on_train_batch_start", 17),
+        ("on_validation_end", 20),
+        ("on_validation_start", 30),
+        ("on_train_batch_start", 30),
     ):
         interruption.hook, interruption.step = hook, step
         with pytest.raises(Interrupted):
