@@ -24,6 +24,7 @@ AIRBENCH = (
     "optimizer.rest=sgd",
     "scheduler=linear",
     "trainer.max_epochs=1",
+    "trainer.limit_train_batches=5",
     "test=false",
 )
 

@@ -16,6 +16,7 @@ from lathe.runs.build import make_task
 from lathe.verbs.train import train
 
 RESNET = [word for word in SMALL if "model" not in word] + ["model=resnet20", "model.net.depth=8", "model.net.width=4"]
+RESNET.append("trainer.limit_train_batches=10")
 FROZEN = "freeze=[conv.*,bn.*,blocks.0.*]"
 
 
