@@ -5,7 +5,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -24,6 +24,16 @@ def _absent(package: str) -> Iterator[None]:
             del sys.modules[package]
 
 
+def _import_muon() -> None:
+    from deepspeed.runtime import compiler
+
+    compile_, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
+    try:
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+    finally:
+        compiler.compile = compile_
+
+
 def import_deepspeed(level: int) -> None:
     """Imports DeepSpeed without its chatter: it warns about a missing GPU, and logs to stdout through a logger of its
     own. And without what takes nine tenths of the time and no strategy here uses: mlflow, for its autotuner, and
@@ -33,13 +43,9 @@ def import_deepspeed(level: int) -> None:
     with warnings.catch_warnings(), _absent("mlflow"):
         warnings.simplefilter("ignore")
         import deepspeed
-        from deepspeed.runtime import compiler
 
-        compile_, compiler.compile = compiler.compile, lambda: compiler.dummy_decorator
-        try:
-            importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-        finally:
-            compiler.compile = compile_
+        with suppress(ImportError, AttributeError):  # another version may have it elsewhere, and takes its time
+            _import_muon()
     # DeepSpeed 0.19 calls torch's collectives by names that torch 2.13 deprecates.
     warnings.filterwarnings(
         "ignore",
