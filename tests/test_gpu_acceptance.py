@@ -6,13 +6,14 @@ import json
 import re
 import runpy
 import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from support.commands import run
+from support.commands import environment, run
 from support.gpu import NO_GPU, Record
 from support.gpu_bodies import BODIES, FEW
 from support.runs import ROOT
@@ -41,15 +42,20 @@ FACTS: dict[str, Any] = {
 
 
 def acceptance(*words: str, timeout: float = 600) -> subprocess.CompletedProcess[str]:
-    """What `python -m pytest` does, in a process that has imported torch already where there is no GPU."""
+    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *words]
+    return subprocess.run(line, cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=timeout)
+
+
+def listed(*words: str) -> subprocess.CompletedProcess[str]:
+    """The same where no body runs, in a process that has imported torch already."""
     script = str(ROOT / "tests" / "support" / "pytest_forked.py")
-    return run("-q", "-p", "no:cacheprovider", *words, cwd=ROOT, script=script, timeout=timeout)
+    return run("-q", "-p", "no:cacheprovider", *words, cwd=ROOT, script=script)
 
 
 def test_the_table_has_every_body_and_without_a_gpu_all_are_skipped_in_one_line() -> None:
     """Listed as `--collect-only` lists them."""
     here = torch.cuda.is_available()
-    done = acceptance("tests/gpu", "-m", "gpu", "-rs", "-vv", *(["--collect-only"] if here else []))
+    done = listed("tests/gpu", "-m", "gpu", "-rs", "-vv", *(["--collect-only"] if here else []))
     assert done.returncode == 0, done.stdout
     names = re.findall(r"^tests/gpu/(test_gpu_\w+\.py::\w+)(?:\[([^\]]*)\])?", done.stdout, flags=re.MULTILINE)
     assert {body for body, _ in names} == set(BODIES), done.stdout
