@@ -2,6 +2,7 @@
 run that was interrupted under one number goes on under another.
 """
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,43 @@ def test_the_same_run(recipe: str, tmp_path: Path) -> None:
     expected = trained(tmp_path / "one", *RECIPES[recipe], "trainer.steps_per_call=1")
     for per_call in ("auto", "7"):
         same(trained(tmp_path / per_call, *RECIPES[recipe], f"trainer.steps_per_call={per_call}"), expected)
+
+
+# of each, one is drawn or none: what looks at steps, and at which
+DRAWN = {
+    "trainer.log_every_n_steps": (1, 2, 3, 5, 7, 50),
+    "callbacks.throughput.skip_steps": (1, 2, 4, 10),
+    "callbacks.throughput.window": (1, 2, 4, 6),
+    "callbacks.nan_guard.every_n_steps": (1, 3, 50),
+    "callbacks.checkpoint.every_n_train_steps": (1, 4, 9),
+    "callbacks.checkpoint.monitor": ("null",),
+    "callbacks.lr_monitor.logging_interval": ("step", "epoch"),
+    "trainer.val_check_interval": (3, 7),
+    "trainer.max_steps": (1, 13, 27),
+    "trainer.limit_train_batches": (8, 11),
+    "trainer.gradient_clip_val": (0.2,),
+    "scheduler": ("constant", "one_cycle"),
+    "optimizer": ("sgd", "adamw"),
+    "data.batch_size": (37,),
+}
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_drawn_runs_have_the_same_lines_at_the_same_steps(number: int, tmp_path: Path) -> None:
+    draw = random.Random(number)
+    words = [f"{key}={draw.choice(values)}" for key, values in DRAWN.items() if draw.random() < 0.5]
+    expected = trained(tmp_path / "one", *words, "trainer.steps_per_call=1")
+    for per_call in ("auto", "5"):
+        found = trained(tmp_path / per_call, *words, f"trainer.steps_per_call={per_call}")
+        same(found, expected)
+        assert measured(found) == measured(expected)
+
+
+def measured(run: Path) -> list[tuple[str, list[str]]]:
+    """At which steps throughput has a line, and of what."""
+    return [
+        (row["step"], sorted(key for key in row if key.startswith("throughput/") and row[key])) for row in rows(run)
+    ]
 
 
 @pytest.mark.parametrize(("before", "after"), [("auto", "1"), ("1", "7"), ("7", "auto")])
