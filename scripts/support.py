@@ -123,7 +123,7 @@ def configuration(case: dict[str, Any], request: dict[str, Any], folder: Path) -
     if case["strategy"] in REGIONAL and case["compile"] != "none":
         overrides.append("compile.regional=true")
     if case["compile"] != "none":
-        overrides.append("+callbacks.graphs._target_=lathe.verbs.support.Graphs")
+        overrides.append("+callbacks.graphs._target_=lathe.callbacks.Graphs")
     if case["strategy"] == "model_split":
         overrides.append("strategy.devices=[cpu:0,cpu:0]")
     resolved = resolve(compose("train", overrides=overrides))

@@ -8,7 +8,7 @@ from support.commands import check, run
 from torch import nn
 from torch._dynamo.utils import counters
 
-from lathe.verbs.support import Graphs
+from lathe.callbacks import Graphs
 
 
 @pytest.mark.slow

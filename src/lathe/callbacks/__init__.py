@@ -8,6 +8,7 @@ from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
 from lathe.callbacks.device_stats import DeviceStats
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.frozen import FrozenStatistics
+from lathe.callbacks.graphs import Graphs
 from lathe.callbacks.lean import skip_empty_hooks
 from lathe.callbacks.methods.base import Compression, compressions
 from lathe.callbacks.model_summary import ModelSummary
@@ -61,6 +62,7 @@ __all__ = [
     "Distill",
     "ExactResume",
     "FrozenStatistics",
+    "Graphs",
     "Lottery",
     "ModelSummary",
     "NanGuard",
