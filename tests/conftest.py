@@ -51,6 +51,7 @@ def pytest_configure(config: pytest.Config) -> None:
         from support import workers
 
         workers.fork()
+        workers.rewrite_ahead(config, Path(__file__).parent)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -8,9 +8,11 @@ import os
 import sys
 import threading
 from multiprocessing import forkserver, process
+from pathlib import Path
 from typing import Any
 
-from _pytest.assertion.rewrite import AssertionRewritingHook
+import pytest
+from _pytest.assertion import rewrite
 from execnet import gateway_io
 from execnet.gateway_base import Popen2IO
 
@@ -64,7 +66,7 @@ def _serve(words: int, answers: int) -> None:
 
 def let_plugins_be_imported() -> None:
     """hydra and hypothesis bring plugins, which pytest would have liked to import itself."""
-    AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
+    rewrite.AssertionRewritingHook._warn_already_imported = lambda *_: None  # type: ignore[method-assign]
 
 
 def _create(spec: Any, execmodel: Any) -> Any:
@@ -75,3 +77,16 @@ def _create(spec: Any, execmodel: Any) -> Any:
 def fork() -> None:
     """From now on in this process, which hands out tests."""
     gateway_io.create_io = _create
+
+
+def rewrite_ahead(config: pytest.Config, tests: Path) -> None:
+    """Keeps what pytest makes of each file of tests beside it, which on a fresh checkout each worker would do for
+    itself; the server imports meanwhile.
+    """
+    server(*COLLECTED)
+    for file in tests.rglob("test_*.py"):
+        folder = rewrite.get_cache_dir(file)
+        kept = folder / (file.stem + rewrite.PYC_TAIL)
+        if rewrite.try_makedirs(folder) and rewrite._read_pyc(file, kept) is None:
+            stamp, code = rewrite._rewrite_test(file, config)
+            rewrite._write_pyc(config.stash[rewrite.assertstate_key], code, stamp, kept)
