@@ -50,3 +50,24 @@ def test_with_momentum_it_stays_lightnings() -> None:
     monitor = LearningRateMonitor(log_momentum=True)
     skip_empty_hooks([monitor])
     assert "_extract_stats" not in vars(monitor)
+
+
+def test_a_rate_that_is_a_tensor_is_noted_as_it_was() -> None:
+    """It changes in place before the line of its step is written."""
+    monitor = LearningRateMonitor(logging_interval="step")
+    skip_empty_hooks([monitor])
+    rate = torch.tensor(0.5)
+    optimizer = SGD([nn.Parameter(torch.zeros(2))], lr=rate)
+    trainer: Any = SimpleNamespace(
+        lr_scheduler_configs=[],
+        optimizers=[optimizer],
+        strategy=SimpleNamespace(root_device=torch.device("cpu")),
+        callback_metrics={},
+    )
+    rows = [monitor.note_start(trainer)]
+    optimizer.param_groups[0]["lr"].fill_(0.25)
+    rows.append(monitor.note_start(trainer))
+    monitor.noted(trainer)
+    optimizer.param_groups[0]["lr"].fill_(0.125)
+    assert [float(row["lr-SGD"]) for row in rows] == [0.5, 0.25]
+    assert float(trainer.callback_metrics["lr-SGD"]) == 0.25

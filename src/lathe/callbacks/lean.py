@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.callbacks import Callback, LearningRateMonitor
+from torch import Tensor
 from torch.optim import Optimizer
 
 EACH_BATCH = (
@@ -82,19 +83,21 @@ class Rates:
         """Hands the newest rates to callbacks."""
         device = trainer.strategy.root_device
         if self.newest:
-            rates = {name: torch.tensor(rate, device=device) for name, rate in self.newest.items()}
+            rates = {name: torch.as_tensor(rate, device=device) for name, rate in self.newest.items()}
             trainer.callback_metrics.update(rates)
             self.newest = {}
 
     def _read(self, trainer: Any, interval: str) -> dict[str, float]:
-        monitor, found = self.monitor, dict[str, float]()
+        monitor, found = self.monitor, dict[str, Any]()
         same = interval == self.interval and trainer.lr_scheduler_configs == self.schedulers
         if not same or any(len(optimizer.param_groups) != len(names) for optimizer, names in self.named):
             self._name(trainer, interval)
         for optimizer, names in self.named:
             for group, name in zip(optimizer.param_groups, names, strict=True):
-                found[name] = group["lr"]
-                monitor.lrs[name].append(group["lr"])
+                rate = group["lr"]
+                # one that is a tensor goes on changing before its line is written
+                found[name] = rate.detach().clone() if isinstance(rate, Tensor) else rate
+                monitor.lrs[name].append(found[name])
         return found
 
     def _name(self, trainer: Any, interval: str) -> None:
