@@ -159,7 +159,7 @@ def run_strategy(cases: list[dict[str, Any]], request: dict[str, Any], folder: P
         begun = [line["case"] for line in lines if "began" in line]
         for line in lines:
             if "refused" in line:
-                by_number[line["case"]] |= {name: line[name] for name in ("refused", "breaks", "anew")}
+                by_number[line["case"]] |= {name: line[name] for name in ("refused", "breaks", "made", "anew")}
         ended = {line["case"] for line in lines if "refused" in line}
         for number in set(begun) - ended:
             by_number[number].setdefault("broke", broke or "ended without a word")

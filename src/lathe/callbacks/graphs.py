@@ -7,16 +7,21 @@ from torch._dynamo.utils import counters
 
 
 class Graphs(Callback):
-    """Counts the graphs that the compiler makes in training after the first optimizer step: each is one too many, as
-    all batches have one size.
+    """Counts the graphs that the compiler makes in training: all, and those after the first optimizer step, where each
+    is one too many, as all batches have one size. `made` and `anew` are of the newest fit in this process.
     """
 
-    anew = 0
+    made = anew = 0
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        type(self).made = type(self).anew = 0
+        self._before, self._first = counters["stats"]["unique_graphs"], -1
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        made = counters["stats"]["unique_graphs"]
-        if trainer.global_step <= 1:
-            self.first = made
-        type(self).anew = made - self.first
+        type(self).made = counters["stats"]["unique_graphs"] - self._before
+        if self._first < 0 and trainer.global_step > 0:
+            self._first = self.made
+        if self._first >= 0:
+            type(self).anew = self.made - self._first

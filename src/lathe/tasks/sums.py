@@ -77,7 +77,7 @@ class Sums:
     def _wait(self, outputs: Tensor, kept: Any, loss: Tensor) -> None:
         waiting = self._waiting
         if waiting:
-            most = min(MOST_WAITING, MOST_NUMBERS // outputs.numel())
+            most = min(MOST_WAITING, MOST_NUMBERS // max(1, outputs.numel()))
             if len(waiting) >= most or waiting[0][0].shape != outputs.shape:
                 self._settle()
         self._waiting.append((outputs, kept, loss))

@@ -23,15 +23,16 @@ def run_cases(cfg: dict[str, Any]) -> None:
     ranks.
 
     Rank 0 adds a line to the file `cfg["notes"]` before and after each: {"case", "began"} and {"case", "refused",
-    "breaks", "anew"}, where `refused` is the sentence or null, `breaks` counts by reason where a graph was given up,
-    and `anew` the graphs that were made once training was under way. What is no sentence is raised: the ranks may then
-    stand in different places, so the launch has to end.
+    "breaks", "made", "anew"}, where `refused` is the sentence or null, `breaks` counts by reason where a graph was
+    given up, and of the graphs that training `made`, `anew` are those after its first step. What is no sentence is
+    raised: the ranks may then stand in different places, so the launch has to end.
     """
     for case in cfg["cases"]:
         number = case["case"]
         _note(cfg["notes"], {"case": number, "began": True})
         refused = None
         counters.clear()
+        Graphs.made = Graphs.anew = 0
         try:
             with contextlib.redirect_stdout(io.StringIO()):
                 fresh = {**case, "paths": {**case["paths"], "run_dir": None}}
@@ -42,7 +43,8 @@ def run_cases(cfg: dict[str, Any]) -> None:
         finally:
             torch.compiler.reset()
         breaks = dict(counters["graph_break"])
-        _note(cfg["notes"], {"case": number, "refused": refused, "breaks": breaks, "anew": Graphs.anew})
+        found = {"breaks": breaks, "made": Graphs.made, "anew": Graphs.anew}
+        _note(cfg["notes"], {"case": number, "refused": refused, **found})
 
 
 def _note(path: str, words: dict[str, Any]) -> None:
@@ -66,15 +68,16 @@ def chosen(asked: Any, known: Any) -> dict[str, Any]:
 def graphs(works: list[dict[str, Any]]) -> str:
     """What the compiler gave up or made again in the compiled cells, by strategy."""
     compiled = [case for case in works if case["compile"] != "none"]
-    breaks, anew = Counter[str](), Counter[str]()
+    breaks, anew, none = Counter[str](), Counter[str](), Counter[str]()
     for case in compiled:
         breaks[case["strategy"]] += sum(case["breaks"].values())
         anew[case["strategy"]] += case["anew"]
+        none[case["strategy"]] += not case["made"]
     told = [
         ", ".join(f"{count} in {strategy}" for strategy, count in (+counts).items()) or "none"
-        for counts in (breaks, anew)
+        for counts in (breaks, anew, none)
     ]
     return (
         f"{len(compiled)} compiled cells; places where a graph was given up: {told[0]}; graphs made in training after\n"
-        f"the first optimizer step: {told[1]}."
+        f"the first optimizer step: {told[1]}; cells without any graph: {told[2]}."
     )
