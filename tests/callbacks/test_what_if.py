@@ -2,7 +2,9 @@
 
 import copy
 import json
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -35,7 +37,7 @@ def ratios(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[bool, bool, bool], lis
     """How many times as fast each change is, by whether it has bf16, channels last and a fused optimizer."""
     given: dict[tuple[bool, bool, bool], list[float]] = {}
 
-    def ratios(self: WhatIf, own: Step, other: Step) -> list[float]:
+    def ratios(self: WhatIf, own: Step, other: Step, batch: Any) -> list[float]:
         return given[other.format is not own.format, other.last, other.kernels is None]
 
     monkeypatch.setattr(WhatIf, "_ratios", ratios)
@@ -98,6 +100,39 @@ def test_what_a_run_has_is_not_tried(
     assert said(capsys) == "the run has all of bf16, channels_last, fused optimizer that there are for it."
 
 
+def test_a_long_run_tells_what_is_faster_and_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ratios: dict[tuple[bool, bool, bool], list[float]]
+) -> None:
+    """The default set measures from callbacks.what_if.min_steps on."""
+
+    def lines(name: str, least: int, *words: str) -> list[str]:
+        run(tmp_path / name, f"callbacks.what_if.min_steps={least}", "test=false", *words)
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("callbacks.what_if: ")]
+
+    steps = run(tmp_path / "default", "test=false")[1]["steps"]
+    assert not [line for line in capsys.readouterr().out.splitlines() if line.startswith("callbacks.what_if: ")]
+    ratios |= {(True, False, False): [2.0, 2.1], (False, False, True): [1.0, 1.0], (True, False, True): [1.0, 3.0]}
+    assert lines("at", steps) == [
+        "callbacks.what_if: bf16 would have been 2.0 x as fast here (measured on 5 steps, 2.0 to 2.1): "
+        "precision=bf16-mixed."
+    ]
+    assert lines("below", steps + 1) == []
+    assert lines("unrepeatable", steps // 2, "trainer.accumulate_grad_batches=2") == []
+    ratios[True, False, False] = [1.0, 1.0]
+    assert lines("slower", steps) == []
+
+
+def test_the_steps_before_the_one_whose_batch_is_kept_are_no_concern(tmp_path: Path) -> None:
+    part, trainer = WhatIf(min_steps=8), SimpleNamespace(global_step=3)
+    part.on_train_start(trainer, None)  # type: ignore[arg-type]
+    asked = []
+    for _ in range(10):
+        asked.append(part.quiet_steps(trainer))  # type: ignore[arg-type]
+        part.on_train_batch_start(trainer, None, (torch.ones(2), "name"), 0)  # type: ignore[arg-type]
+        trainer.global_step += 1
+    assert asked == [7, 6, 5, 4, 3, 2, 1, 0, math.inf, math.inf]
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -122,6 +157,14 @@ def test_a_step_of_the_users_own_is_left_alone(
     monkeypatch.setattr(ClassificationTask, "training_step", training_step)
     run(tmp_path, *ASKED, "test=false")
     assert said(capsys) == "nothing was measured: ClassificationTask makes its steps in its own way."
+
+
+def test_no_copies_are_made_without_room_for_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1210 * 4 * 10 - 1))
+    run(tmp_path, *ASKED, "test=false")
+    assert said(capsys) == ("nothing was measured: copies of the net may take 0.0 GiB, and 0.0 GiB of memory are free.")
 
 
 def test_a_net_that_can_not_be_copied_ends_its_run_as_ever(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+import psutil
 import torch
 from lightning.fabric.utilities.seed import _collect_rng_states, _set_rng_states
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -21,6 +22,7 @@ from lathe.callbacks.driven import task_of
 from lathe.config.schema.held import held
 
 WARMUP = 2  # steps of each that are not timed
+COPIES = 10  # times the weights: two nets, their gradients, two states of each in their optimizers, and room
 # what to type for each
 TYPED = {
     "bf16": "precision=bf16-mixed",
@@ -34,79 +36,88 @@ class WhatIf(Callback):
     """After training, time steps of copies of the net in the run's own settings and in others, one of each in turn, and
     print those that would have been faster: bfloat16, channels last, a fused optimizer, and all of these together.
 
-    Batches are the first ones of the fit. A timed step is forward, loss, backward, clipping and update, without the
-    loop around them. Weights, metrics, checkpoints and random numbers of the run are what they would be without. It is
-    told where a step can't be repeated outside the run: several devices, a compiled net, accumulated gradients, float16
-    with its scaler, a loss that compression has wrapped, a `training_step` of the user's own.
+    The batch is one that the run trained with. A timed step is forward, loss, backward, clipping and update, without
+    the loop around them. Weights, metrics, checkpoints and random numbers of the run are what they would be without. A
+    step can't be repeated outside the run with several devices, a compiled net, accumulated gradients, float16 with its
+    scaler, a loss that compression has wrapped, or a `training_step` of the user's own.
 
     Args:
         steps: that are timed of each.
         at_least: how many times as fast something has to be to be worth a line.
+        min_steps: optimizer steps that a fit must have made to be measured. With 0 there is a line for every fit, also
+            for one that could not be measured, or whose settings were the quickest.
     """
 
-    def __init__(self, steps: int = 5, at_least: float = 1.1) -> None:
-        self.steps, self.at_least = steps, at_least
+    def __init__(self, steps: int = 5, at_least: float = 1.1, min_steps: int = 0) -> None:
+        self.steps, self.at_least, self.min_steps = steps, at_least, min_steps
         self.line = ""  # what was said
-        self._batches: list[Any] = []
+        self._batch: Any = None
+        self._began = 0
 
     def quiet_steps(self, trainer: Trainer) -> float:
-        """None while batches are kept, then all."""
-        return math.inf if len(self._batches) >= self.steps else 0
+        """Those before the step whose batch is kept, and all behind it."""
+        if self._batch is not None:
+            return math.inf
+        return max(0, self.min_steps - 1 - (trainer.global_step - self._began))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._batches = []
+        self._batch, self._began, self.line = None, trainer.global_step, ""
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        if len(self._batches) < self.steps:
-            self._batches.append(
-                tree_map(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, batch)
+        if self._batch is None and trainer.global_step - self._began >= self.min_steps - 1:
+            # in the machine's memory: the device's may be full
+            self._batch = tree_map(
+                lambda leaf: leaf.detach().to("cpu", copy=True) if isinstance(leaf, Tensor) else leaf, batch
             )
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._batches or not trainer.is_global_zero:
+        if self._batch is None or not trainer.is_global_zero:
             return
         states = _collect_rng_states()
+        faster: dict[str, list[float]] = {}
         try:
-            self.line = self._said(trainer, task_of(pl_module))
+            faster, otherwise = self._faster(trainer, task_of(pl_module))
         except Exception as error:  # the run is done: nothing that a copy of a user's net does may take its end away
-            self.line = f"nothing was measured ({type(error).__name__}: {' '.join(str(error).split()):.200})."
+            otherwise = f"nothing was measured ({type(error).__name__}: {' '.join(str(error).split()):.200})."
         finally:
             _set_rng_states(states)
-            self._batches = []
-        print(f"callbacks.what_if: {self.line}", flush=True)
+            self._batch = None
+        told = [
+            f"{name} would have been {_middle(ratios):.1f} x as fast here (measured on {self.steps} steps, "
+            f"{min(ratios):.1f} to {max(ratios):.1f}){f': {TYPED[name]}' if name in TYPED else ''}"
+            for name, ratios in sorted(faster.items(), key=lambda pair: -_middle(pair[1]))
+        ]
+        self.line = f"{'; '.join(told)}." if told else "" if self.min_steps else otherwise
+        if self.line:
+            print(f"callbacks.what_if: {self.line}", flush=True)
 
-    def _said(self, trainer: Trainer, task: Any) -> str:
+    def _faster(self, trainer: Trainer, task: Any) -> tuple[dict[str, list[float]], str]:
+        """What was faster in each pair of steps, with how many times as fast; what to say where there is nothing."""
         reason = _unrepeatable(trainer, task)
         if reason is not None:
-            return f"nothing was measured: {reason}."
+            return {}, f"nothing was measured: {reason}."
         own = Step(trainer, task)
         others = {name: own.changed(name) for name in TYPED if own.has(name)}
         if not others:
-            return f"the run has all of {', '.join(TYPED)} that there are for it."
+            return {}, f"the run has all of {', '.join(TYPED)} that there are for it."
         if len(others) > 1:
             together = own
             for name in others:
                 together = together.changed(name)
             others["all of these"] = together
-        found = {name: self._ratios(own, other) for name, other in others.items()}
-        faster = {name: some for name, some in found.items() if min(some) > 1 and _middle(some) >= self.at_least}
-        measured = f"measured on {self.steps} steps"
-        if not faster:
-            tried = ", ".join(found)
-            return f"nothing of {tried} would have been {self.at_least:g} x as fast here ({measured} of each)."
-        told = [
-            f"{name} would have been {_middle(ratios):.1f} x as fast here ({measured}, {min(ratios):.1f} to "
-            f"{max(ratios):.1f}){f': {TYPED[name]}' if name in TYPED else ''}"
-            for name, ratios in sorted(faster.items(), key=lambda pair: -_middle(pair[1]))
-        ]
-        return f"{'; '.join(told)}."
+        batch = tree_map(lambda leaf: leaf.to(own.device) if isinstance(leaf, Tensor) else leaf, self._batch)
+        found = {name: self._ratios(own, other, batch) for name, other in others.items()}
+        return (
+            {name: some for name, some in found.items() if min(some) > 1 and _middle(some) >= self.at_least},
+            f"nothing of {', '.join(found)} would have been {self.at_least:g} x as fast here (measured on "
+            f"{self.steps} steps of each).",
+        )
 
-    def _ratios(self, own: "Step", other: "Step") -> list[float]:
+    def _ratios(self, own: "Step", other: "Step", batch: Any) -> list[float]:
         """How many times as fast `other` was in each pair of steps."""
         left, right = own.ready(), other.ready()
         pairs = []
         for number in range(WARMUP + self.steps):
-            batch = self._batches[number % len(self._batches)]
             first, second = (left, right) if number % 2 else (right, left)  # neither always runs behind the other
             times = {id(one): one(batch) for one in (first, second)}
             pairs.append(times[id(left)] / times[id(right)])
@@ -129,6 +140,10 @@ def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
         return f"trainer.accumulate_grad_batches={trainer.accumulate_grad_batches} makes a step of several batches"
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         return "the steps of precision=16-mixed depend on what its scaler finds"
+    needed = COPIES * sum(weight.nbytes for weight in module.parameters())
+    free = psutil.virtual_memory().available
+    if trainer.strategy.root_device.type == "cpu" and free < needed:  # a GPU says so itself, and nobody is ended
+        return f"copies of the net may take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free"
     kind = type(task)
     if task is not module or any(
         not getattr(kind, name).__module__.startswith("lathe.") for name in ("training_step", "training_loss")

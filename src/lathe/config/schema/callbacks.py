@@ -61,7 +61,11 @@ CALLBACKS: dict[str, dict[str, Rule]] = {
         "profile_memory": flag,
         "with_stack": flag,
     },
-    "lathe.callbacks.WhatIf": {"steps": whole(2, 1000).of("steps"), "at_least": number(1)},
+    "lathe.callbacks.WhatIf": {
+        "steps": whole(2, 1000).of("steps"),
+        "at_least": number(1),
+        "min_steps": whole(0).of("steps"),
+    },
     "lightning.EarlyStopping": {
         "monitor": _metric,
         "mode": word("auto", "min", "max"),
