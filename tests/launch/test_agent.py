@@ -1,8 +1,10 @@
 """Jobs in this process or in real workers under torch's elastic agent; what a worker meets arrives as one sentence."""
 
+import gc
 import os
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,31 @@ def options(restarts: int = 0, **others: Any) -> dict[str, Any]:
         "numa": "none",
         **others,
     }
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("works", [True, False])
+def test_garbage_is_not_looked_for_while_a_job_is_imported(
+    enabled: bool, works: bool, cfg: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"job_{enabled}_{works}"
+    (tmp_path / f"{name}.py").write_text(
+        f"import gc\nseen = gc.isenabled()\n1 / {works:d}\ndef job(cfg): return seen, gc.isenabled()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = gc.get_freeze_count()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with nullcontext() if works else pytest.raises(ZeroDivisionError):
+            assert call(f"{name}:job", {}) == (False, enabled)
+        assert gc.isenabled() is enabled
+        assert (gc.get_freeze_count() > before) is enabled
+        call("support.agent_jobs:describe", cfg)  # what is there is not imported again, and what it makes not frozen
+        made = gc.get_freeze_count()
+        call("support.agent_jobs:describe", cfg)
+        assert gc.get_freeze_count() <= made
+    finally:
+        gc.enable()
 
 
 def test_one_process_is_this_one(cfg: dict[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """Lathe from Python: a training in this process, as the command does it, that leaves nothing behind."""
 
+import gc
 import os
 import random
 import signal
@@ -161,6 +162,21 @@ def test_trainings_in_one_process_leave_it_as_it_was(
     assert RunDir(last.dir).overrides == words
     assert len(runs(tmp_path)) == 4  # those that had begun
     capsys.readouterr()
+
+
+def test_what_a_notebook_holds_stays_garbage_one_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command freezes what it has imported (`gc.freeze`), for its process ends with it."""
+    monkeypatch.delitem(sys.modules, "lathe.verbs.inside")
+    gc.unfreeze()
+    try:
+        lathe.train([*SHORT, f"paths.log_dir={tmp_path}"])
+        assert gc.get_freeze_count() == 0
+        gc.freeze()  # by the notebook itself
+        frozen = gc.get_freeze_count()
+        lathe.train([*SHORT, f"paths.log_dir={tmp_path}"])
+        assert 0.9 * frozen < gc.get_freeze_count()
+    finally:
+        gc.freeze()
 
 
 def test_a_changed_configuration_trains_and_goes_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 torch.
 """
 
+import gc
 import os
 import random
 import signal
@@ -83,6 +84,10 @@ def _left_as_found() -> Iterator[None]:
     """What a command may change for good, since its process ends with it, is put back."""
     variables, drawn = dict(os.environ), random.getstate()  # importing Lightning draws numbers
     with ExitStack() as held:
+        if not gc.get_freeze_count():
+            held.callback(
+                gc.unfreeze
+            )  # a command's process ends with what is frozen; a notebook's may be garbage one day
         held.enter_context(warnings.catch_warnings())
         held.callback(_put_back, variables, _handlers())
         held.callback(random.setstate, drawn)

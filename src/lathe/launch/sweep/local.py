@@ -5,9 +5,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from importlib import import_module
 from typing import IO, Any, Protocol
 
+from lathe.launch.agent import imported
 from lathe.launch.sweep.context import Context, SweepStopped
 from lathe.launch.sweep.devices import Slot
 from lathe.launch.sweep.jobs import Jobs
@@ -83,7 +83,7 @@ def run_here(
     Raises:
         SweepStopped: a signal ended the sweep.
     """
-    import_module("lathe.verbs.train")  # what every job would import is there before the first of them is forked
+    imported("lathe.verbs.train")  # what every job would import is there before the first of them is forked
     sweep = _Sweep(folder, source, options["retries"])
     queue = Jobs(folder, slots, lambda job: lambda: context.run(folder, job), options["silence"])
     with _heard() as received, Screen(folder.path, len(slots), source.total, sweep.done, source.names) as screen:
