@@ -34,6 +34,7 @@ def finish(
     made = [callback for callback in callbacks if isinstance(callback, Compression)]
     checkpoint = next((c for c in callbacks if isinstance(c, Checkpoint)), None)
     looks = any(isinstance(callback, Samples) and callback.split == "val" for callback in callbacks)
+    trained = trainer
     result: dict[str, Any] = {"steps": trainer.global_step, "devices": trainer.world_size}
     # not `current_epoch`: an epoch that max_steps has cut counts as well, also when the run is only brought to its end
     # here
@@ -81,6 +82,8 @@ def finish(
         if not name.startswith("train/") or name == _objective(cfg, result)
     }
     if cfg["test"]:
+        if trainer is not trained:
+            _take_over(trainer, trained, callbacks)
         trainer.test(task.driven, datamodule=datamodule, verbose=False)
         result |= numbers(trainer.callback_metrics)
     for callback in callbacks:
@@ -90,6 +93,16 @@ def finish(
         result |= method.report()
     tags = {"tags": cfg["tags"]} if cfg.get("tags") else {}
     return {**result, "seed": cfg["seed"], "name": cfg["name"], **tags}
+
+
+def _take_over(tester: Trainer, trained: Trainer, callbacks: list[Callback]) -> None:
+    """Has a new Trainer test as the one that has trained would have: at its step, for its loggers and for the callbacks
+    of the user's own. Those of Lathe act on the net that was trained."""
+    own = [one for one in callbacks if not any(kind.__module__.startswith("lathe.") for kind in type(one).__mro__)]
+    present: list[Callback] = tester.callbacks  # type: ignore[attr-defined]  # a connector sets it
+    present[:0] = own
+    tester.loggers = trained.loggers
+    tester.fit_loop.load_state_dict(trained.fit_loop.state_dict())
 
 
 def _objective(cfg: dict[str, Any], result: dict[str, Any]) -> str | None:
