@@ -51,6 +51,23 @@ class Uneven(Both):
         return optimizers, [ExponentialLR(optimizer, 0.9) for optimizer in optimizers]
 
 
+class Gathering(LitNet):
+    """Steps with the gradients of four batches, of which an epoch has six."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        optimizer: Any = self.optimizers()
+        loss = super().training_step(batch, batch_idx)
+        self.manual_backward(loss / 4)
+        if self.trainer.fit_loop.total_batch_idx % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss
+
+
 class TwoTables(Table):
     """With two loaders for each evaluation."""
 

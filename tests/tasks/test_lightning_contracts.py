@@ -9,6 +9,7 @@ from support.interruptions import Interrupted, Interruption, interruption, same
 from support.own_lightning import QUICK
 from support.runs import column, new_run, rows
 
+from lathe.errors import UserError
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.train import train
 
@@ -62,6 +63,37 @@ def test_a_batch_of_several_steps_has_a_row_and_its_own_rate(tmp_path: Path, int
     interruption.step = 10**9
     train(cut)
     same(directory(cut), directory(whole))
+
+
+def test_gradients_that_wait_for_a_later_batch_are_kept(tmp_path: Path, interruption: Interruption) -> None:
+    """Lightning itself drops them before each validation."""
+    words = ("callbacks.checkpoint.monitor=null", "trainer.limit_val_batches=0", "trainer.max_epochs=4")
+    whole, cut = (run(tmp_path / name, "Gathering", "parts.Table", *words) for name in ("whole", "cut"))
+    train(whole)
+    interruption.hook, interruption.step = "on_train_batch_start", 2
+    with pytest.raises(Interrupted):
+        train(cut)
+    path = directory(cut) / "checkpoints" / "last.ckpt"
+    last = torch.load(path, weights_only=True)
+    assert (last["global_step"], last["epoch"]) == (1, 0)
+    assert last["gradients"].keys() == last["state_dict"].keys()
+    interruption.step = 10**9
+    torch.save({**last, "gradients": {"fc.weight": torch.ones(3)}}, path)
+    with pytest.raises(UserError, match=r"does not fit this run in `callbacks`: .*gradient of fc.weight is \[3\]"):
+        train(cut)
+    torch.save(last, path)
+    train(cut)
+    same(directory(cut), directory(whole))
+
+
+@pytest.mark.parametrize("module", ["own_lightning.Manual", "own_lightning.Turns", "own_contracts.Gathering"])
+def test_gradients_that_were_stepped_with_are_not_kept(tmp_path: Path, module: str) -> None:
+    """Two epochs of six batches have three steps of four, so nothing waits for another."""
+    net = f"model.net={{_target_: support.{module}, features: 16, classes: 2, width: 4}}"
+    cfg = new_run(tmp_path, *QUICK, net, "callbacks.checkpoint.monitor=null")
+    cfg["data"] = {"_target_": "support.own_parts.Table"}
+    train(cfg)
+    assert "gradients" not in torch.load(directory(cfg) / "checkpoints" / "last.ckpt", weights_only=True)
 
 
 def test_the_best_checkpoint_is_tested_with_the_states_it_holds(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from lathe.errors import UserError, require
 from lathe.tasks import logged, ranks
 from lathe.tasks.base import Task
 from lathe.tasks.loops import StepLoop
+from lathe.tasks.manual import KeepsGradients
 from lathe.tasks.scheduler import KEY, make_optimizers
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
@@ -112,7 +113,9 @@ class LightningTask(Task):
             return 1
 
     def own_callbacks(self) -> list[Callback]:
-        return [KeepsLog([name for name, _ in self.driven.named_parameters()])]
+        module = self.driven
+        log = KeepsLog([name for name, _ in module.named_parameters()])
+        return [log] if module.automatic_optimization else [log, KeepsGradients()]
 
 
 class KeepsLog(Callback):
