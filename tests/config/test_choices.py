@@ -132,6 +132,7 @@ def test_every_choice_composes_and_its_parts_can_be_built(request: pytest.Fixtur
     if choice == "performance=fast":
         assert (cfg["precision"]["name"], cfg["trainer"]["channels_last"]) == ("auto", "auto")
         assert (cfg["trainer"]["fused_optimizer"], cfg["launch"]["threads"]) == ("auto", "auto")
+        assert (cfg["data"]["num_workers"], cfg["trainer"]["num_workers"]) == ("auto", "auto")
     data = cfg["data"]
     images = "channels" in data
     shape = (2, data["channels"], data["image_size"], data["image_size"]) if images else (2, data["length"])

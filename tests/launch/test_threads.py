@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from lathe.config import cores as cores_of_machine
 from lathe.launch import threads
 from lathe.launch.agent import call
 
@@ -29,9 +30,10 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
             (folder / "thread_siblings_list").write_text(",".join(map(str, siblings)) + "\n")
         if quota is not None:
             (tmp_path / "cpu.max").write_text(quota)
-        monkeypatch.setattr(threads, "CPUS", tmp_path)
-        monkeypatch.setattr(threads, "QUOTA", tmp_path / "cpu.max")
-        monkeypatch.setattr(threads, "_allowed", lambda: set(range(cpus)))
+        monkeypatch.setattr(cores_of_machine, "CPUS", tmp_path)
+        monkeypatch.setattr(cores_of_machine, "QUOTA", tmp_path / "cpu.max")
+        for module in (cores_of_machine, threads):
+            monkeypatch.setattr(module, "allowed", lambda: set(range(cpus)))
         return found
 
     return has

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lathe.data.order import EpochLoader
+from lathe.data.workers import Workers
 from lathe.errors import UserError
 
 SplitData = TypeVar("SplitData")
@@ -34,6 +35,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         self.eval_batch_size = batch_size if eval_batch_size is None else eval_batch_size
         self.seed = seed
         self.test_split = "test"
+        self._workers = Workers(0)
         self.fills_up = True  # batches of an evaluation; see EpochLoader
         self._splits: dict[str, SplitData] | None = None
         self._train_loader: EpochLoader | None = None
@@ -97,6 +99,9 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         if self._splits is None:
             self.setup()
         assert self._splits is not None
+        unmeasured = self._workers.taken is None and self.trainer is not None
+        if unmeasured and name != "train" and self.trainer.state.fn == "fit":  # type: ignore[union-attr]
+            self.train_dataloader()  # whose samples say how many workers read
         replicas, rank = replicas_of(self.trainer)
         where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
         loader = self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)

@@ -1,7 +1,7 @@
 """The LightningDataModule of any torch Dataset or Hugging Face dataset."""
 
-from collections.abc import Callable, Sequence, Sized
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence, Sized
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,11 +15,12 @@ from lathe.data.item_loaders import InOrder, ItemLoader, Moved
 from lathe.data.items import Collate, Items, check_pixels, check_target, form, labels_at_hand, taken, tell_undivided
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
 from lathe.data.seeded import Rows, Seeded
+from lathe.data.shared import read_over, seeded
+from lathe.data.sized import check_kind, count_samples
 from lathe.data.source import using
 from lathe.data.splits import Labels, stratified_split
+from lathe.data.workers import Workers, batches_ahead
 from lathe.errors import ArgumentError, UserError, require
-
-MOST = 10**10  # samples; the order of an epoch is a list of them
 
 
 @held("lathe.data.DatasetDataModule")
@@ -54,7 +55,7 @@ class DatasetDataModule(ExactDataModule[Items]):
             cuts a validation set out instead, or takes `val`.
         fold: the part that validates; the others train.
         share: of the training samples, those that are trained on; above 0.
-        num_workers: reading processes.
+        num_workers: reading processes; "auto" takes as many as read quickest, see `lathe.data.workers`.
         pin_memory: page-locked batches, on a GPU.
         prefetch_factor: batches each worker reads ahead; None is torch's choice.
         persistent_workers: keep workers between epochs.
@@ -89,7 +90,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         samples: int | None = None,
         folds: int | None = None,
         fold: int | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
@@ -121,25 +122,26 @@ class DatasetDataModule(ExactDataModule[Items]):
         self.channels, self.image_size = channels, image_size
         self.mean, self.std = mean and list(mean), std and list(std)
         self.options: dict[str, Any] = {
-            "num_workers": num_workers,
             "pin_memory": pin_memory and torch.cuda.is_available(),
-            "prefetch_factor": prefetch_factor if num_workers else None,
-            "persistent_workers": persistent_workers and num_workers > 0,
+            "prefetch_factor": prefetch_factor,
+            "persistent_workers": persistent_workers,
         }
+        self._workers = Workers(num_workers)
         self.samples, self._undivided = samples, False
         for name, dataset in self.datasets.items():
             if name == "train" or dataset is not None:
-                _check_kind(name, dataset)
+                check_kind(name, dataset)
         self._check_iterable()
 
     def _check_iterable(self) -> None:
         found = {name: type(one).__name__ for name, one in self.datasets.items() if is_iterable(one)}
         for name, kind in found.items():
-            if self.options["num_workers"]:
+            if self._workers.taken:
                 raise UserError(
-                    f"data.num_workers={self.options['num_workers']}: data.{name} is iterable ({kind}) and read by one "
+                    f"data.num_workers={self._workers.taken}: data.{name} is iterable ({kind}) and read by one "
                     "process: use 0."
                 )
+            self._workers = Workers(0)
         train = self.datasets["train"]
         if "train" not in found:
             own = f"data.samples={self.samples}: data.train has a number of samples of its own: use null."
@@ -155,7 +157,7 @@ class DatasetDataModule(ExactDataModule[Items]):
                 raise UserError(
                     f"data.train: {found['train']} is iterable and has no __len__: give data.samples, an epoch's."
                 )
-            self.samples = _count("train", train)
+            self.samples = count_samples("train", train)
 
     def open(self) -> dict[str, Items]:
         """The splits, whose first samples have been read and are as declared."""
@@ -246,15 +248,35 @@ class DatasetDataModule(ExactDataModule[Items]):
             return self._stream(split, size, train, order)
         if train:
             self._check_size(size, len(split), order["world_size"])
-        reader: DataLoader[Any] = DataLoader(
+
+        def made(workers: int) -> Any:
+            reader = self._reader(split, size, train, workers)
+            return ItemLoader(reader, **order) if train else InOrder(reader, **order)
+
+        def read(workers: int, lists: Iterable[list[int]]) -> Iterable[Any]:
+            reader = self._reader(split, size, train, workers, stay=False)
+            if split.draws_nothing:
+                return read_over(reader, split, lists)  # type: ignore[arg-type]
+            return read_over(reader, seeded(reader, self.seed), (Rows(samples, 0) for samples in lists))
+
+        loader = made(self._workers.taken or 0)
+        if self._workers.taken is None and self.trainer is not None:
+            ahead = batches_ahead(self.trainer, loader.limit, train, self.options["persistent_workers"])
+            samples = loader.epoch_order(0) if train else torch.arange(len(split))
+            loader = made(self._workers.measure(read, samples, max(1, size // order["world_size"]), ahead))
+        return loader if self.trainer is not None or device.type == "cpu" else Moved(loader, device)
+
+    def _reader(self, split: Items, size: int, train: bool, workers: int, stay: bool = True) -> DataLoader[Any]:
+        return DataLoader(
             split,  # type: ignore[arg-type]  # has what torch asks for
             batch_size=size,
             drop_last=train,
             collate_fn=self._collate(split),  # type: ignore[arg-type]  # which gets the very list that is read
-            **self.options,
+            num_workers=workers,
+            pin_memory=self.options["pin_memory"],
+            prefetch_factor=self.options["prefetch_factor"] if workers else None,
+            persistent_workers=stay and self.options["persistent_workers"] and workers > 0,
         )
-        loader: Any = ItemLoader(reader, **order) if train else InOrder(reader, **order)
-        return loader if self.trainer is not None or device.type == "cpu" else Moved(loader, device)
 
     def _stream(self, split: Items, size: int, train: bool, order: dict[str, Any]) -> Any:
         if order["world_size"] > 1:
@@ -275,26 +297,3 @@ class DatasetDataModule(ExactDataModule[Items]):
             )
         if size > n:
             raise UserError(f"data.batch_size={size} cannot be filled from {n} training samples: choose 1 to {n}.")
-
-
-def _check_kind(name: str, dataset: Any) -> None:
-    if is_iterable(dataset):
-        return
-    if not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, dict)):
-        raise UserError(f"data.{name}: {form(dataset)} is no dataset: expected one with __len__ and __getitem__.")
-    if not isinstance(dataset, Sized):
-        raise UserError(
-            f"data.{name}: {type(dataset).__name__} has no __len__, so an epoch has no order: let it return the number "
-            "of samples."
-        )
-    _count(name, dataset)
-
-
-def _count(name: str, dataset: Sized) -> int:
-    with using(dataset, "counted", f"data.{name}"):
-        n = len(dataset)
-    if n > MOST:
-        raise UserError(
-            f"data.{name}: {type(dataset).__name__} has {n} samples by its __len__, expected at most {MOST}."
-        )
-    return n

@@ -39,7 +39,7 @@ class InOrder:
             rows = parts_in_order(len(dataset), loader.batch_size or 1, rank, world_size)
         except ValueError as error:
             raise UserError(f"data.eval_batch_size={loader.batch_size}: {error}, or trainer.devices=1.") from error
-        self.rows = rows
+        self.rows, self.limit = rows, len(rows)
         lists: list[Any] = rows if dataset.draws_nothing else [Rows(part, 0) for part in rows]
         self._reader = read_over(loader, dataset if dataset.draws_nothing else seeded(loader, seed), lists)
 

@@ -1,6 +1,6 @@
 """The LightningDataModule of every image data set."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from lathe.data.splits import Source, Split
 from lathe.data.stream import StreamLoader
 from lathe.data.transforms.recipe import check_folded, recipe
 from lathe.data.transforms.trial import try_out
+from lathe.data.workers import Workers, batches_ahead
 from lathe.errors import UserError
 
 
@@ -40,7 +41,7 @@ class ImageDataModule(ExactDataModule[Split]):
             none.
         normalize: "batch" or "folded", as `ResidentLoader` has it.
         loader: "resident" keeps images on the device; "workers" streams them with the DataLoader settings below.
-        num_workers: reading processes of "workers".
+        num_workers: reading processes of "workers"; "auto" takes as many as read quickest, see `lathe.data.workers`.
         pin_memory: page-locked batches of "workers", on a GPU.
         prefetch_factor: batches each worker reads ahead; None is torch's choice.
         persistent_workers: keep workers between epochs.
@@ -71,7 +72,7 @@ class ImageDataModule(ExactDataModule[Split]):
         augment: Augment | Sequence[Any] | None = None,
         normalize: Literal["batch", "folded"] = "batch",
         loader: Literal["resident", "workers"] = "resident",
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         pin_memory: bool = False,
         prefetch_factor: int | None = None,
         persistent_workers: bool = False,
@@ -105,8 +106,8 @@ class ImageDataModule(ExactDataModule[Split]):
             check_folded(self.augment)
         self.normalize = normalize
         self.loader = loader
+        self._workers = Workers(num_workers if loader == "workers" else 0)
         self.reader: dict[str, Any] = {
-            "num_workers": num_workers,
             "pin_memory": pin_memory,
             "prefetch_factor": prefetch_factor,
             "persistent_workers": persistent_workers,
@@ -166,9 +167,20 @@ class ImageDataModule(ExactDataModule[Split]):
         """
         settings = self.settings(device, order)
         if self.loader == "workers":
-            return StreamLoader(split, **self.reader, **settings)
+            return self.streamed(lambda **reader: StreamLoader(split, **reader, **settings))
         images, labels = split.read()
         return ResidentLoader(torch.from_numpy(images), torch.from_numpy(labels), normalize=self.normalize, **settings)
+
+    def streamed(self, make: Callable[..., StreamLoader]) -> StreamLoader:
+        """What `make(num_workers=..., ...)` gives, by as many workers as are to read, which a trainer's first loader
+        measures.
+        """
+        loader = make(num_workers=self._workers.taken or 0, **self.reader)
+        if self._workers.taken is not None or self.trainer is None:
+            return loader
+        ahead = batches_ahead(self.trainer, loader.limit, loader.train, self.reader["persistent_workers"])
+        self._workers.measure(loader.read, loader.rank_rows(0)[0].flatten(), loader.local_batch_size, ahead)
+        return make(num_workers=self._workers.taken, **self.reader)
 
     def settings(self, device: torch.device, order: dict[str, Any]) -> dict[str, Any]:
         """What every `ImageLoader` is made with, beside those of the `order`."""

@@ -233,4 +233,5 @@ class ShardDataModule(ImageDataModule):
         if self.loader != "workers":
             return super().build(split, device, **order)
         images: Any = split.images
-        return ShardLoader(split, images.sizes, self.window, **self.reader, **self.settings(device, order))
+        settings = self.settings(device, order)
+        return self.streamed(lambda **reader: ShardLoader(split, images.sizes, self.window, **reader, **settings))

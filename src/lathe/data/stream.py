@@ -1,6 +1,6 @@
 """Images that do not fit in device memory: rows of a memory-mapped array, read ahead by worker processes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -76,14 +76,21 @@ class StreamLoader(ImageLoader):
         channels, height, width = split.images.shape[1:]
         labels = torch.from_numpy(split.labels[split.rows])
         super().__init__((channels, height, width), labels, **settings)  # type: ignore[arg-type]
-        self._ahead = _Batches()
-        self._reader: DataLoader[Tensor] = DataLoader(
-            _Rows(split),
-            batch_sampler=self._ahead,
-            num_workers=num_workers,
-            pin_memory=pin_memory and self.device.type == "cuda",
-            prefetch_factor=prefetch_factor if num_workers else None,
-            persistent_workers=persistent_workers and num_workers > 0,
+        self.split, self._pinned, self._ahead = split, pin_memory and self.device.type == "cuda", _Batches()
+        self._prefetch_factor = prefetch_factor
+        self._reader = self.read(num_workers, self._ahead, persistent_workers)
+
+    def read(self, workers: int, lists: Iterable[list[int]], stay: bool = False) -> DataLoader[Tensor]:
+        """Raw images, uint8 [samples, channels, height, width], of lists of samples, by so many `workers`, which `stay`
+        for the next lists.
+        """
+        return DataLoader(
+            _Rows(self.split),
+            batch_sampler=lists,
+            num_workers=workers,
+            pin_memory=self._pinned,
+            prefetch_factor=self._prefetch_factor if workers else None,
+            persistent_workers=stay and workers > 0,
             collate_fn=_as_it_is,
             # a DataLoader draws a seed at each start; its own generator leaves the global one, and so the run, alone
             generator=torch.Generator(),

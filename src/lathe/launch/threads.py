@@ -4,11 +4,9 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
-CPUS = Path("/sys/devices/system/cpu")
-QUOTA = Path("/sys/fs/cgroup/cpu.max")  # microseconds of CPU time in a period of microseconds
+from lathe.config.cores import allowed, physical_cores
 
 
 @contextmanager
@@ -38,9 +36,9 @@ def _count(wanted: int | str) -> int | None:
     cores, local = physical_cores(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     several = f"{local} process{'es' * (local > 1)}"
     if isinstance(wanted, int):
-        if wanted * local > len(_allowed()):
+        if wanted * local > len(allowed()):
             warnings.warn(
-                f"launch.threads={wanted} for {several} are more than the {len(_allowed())} CPUs here, and wait for "
+                f"launch.threads={wanted} for {several} are more than the {len(allowed())} CPUs here, and wait for "
                 "each other: use auto.",
                 stacklevel=4,
             )
@@ -52,29 +50,3 @@ def _count(wanted: int | str) -> int | None:
     if int(os.environ.get("RANK", "0")) == 0:
         print(f"launch.threads=auto{said}", flush=True)
     return count
-
-
-def physical_cores() -> int:
-    """How many cores this process may use, of which some systems show two or more threads as CPUs, and no more than a
-    container's share of CPU time. CPUs count as cores where the system does not say."""
-    cores = {_siblings(cpu) for cpu in _allowed()}
-    try:
-        quota, period = QUOTA.read_text().split()
-        share = max(1, int(quota) // int(period))
-    except (OSError, ValueError):  # none, or "max"
-        share = len(cores)
-    return min(len(cores), share)
-
-
-def _allowed() -> set[int]:
-    if hasattr(os, "sched_getaffinity"):
-        return os.sched_getaffinity(0)
-    return set(range(os.cpu_count() or 1))
-
-
-def _siblings(cpu: int) -> str:
-    """The CPUs of the core that this one belongs to."""
-    try:
-        return (CPUS / f"cpu{cpu}" / "topology" / "thread_siblings_list").read_text().strip()
-    except OSError:
-        return str(cpu)

@@ -24,7 +24,14 @@ from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies import DDP, SyncBatchNorm, precision_plugin
 
 # keys of `trainer` that Lightning's does not have
-OURS = ("sync_batchnorm", "activation_checkpointing", "steps_per_call", "channels_last", "fused_optimizer")
+OURS = (
+    "sync_batchnorm",
+    "activation_checkpointing",
+    "steps_per_call",
+    "num_workers",
+    "channels_last",
+    "fused_optimizer",
+)
 
 
 def quiet() -> None:

@@ -14,7 +14,7 @@ _loading: dict[str, Rule] = {
     "seed": _seed,
 }
 _reading: dict[str, Rule] = {
-    "num_workers": whole(0, 65536),
+    "num_workers": whole(0, 65536) | "auto",
     "pin_memory": flag,
     "prefetch_factor": whole(1, 4096) | None,
     "persistent_workers": flag,

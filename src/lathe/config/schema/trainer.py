@@ -57,6 +57,7 @@ TRAINER: dict[str, Rule] = {
     "profiler": word("simple", "advanced", "pytorch") | None,
     "detect_anomaly": flag,
     "steps_per_call": count | "auto",
+    "num_workers": whole(0, 0) | "auto",
     "channels_last": flag | "auto",
     "fused_optimizer": only[False] | "auto",
     "sync_batchnorm": flag,

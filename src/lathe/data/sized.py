@@ -1,0 +1,36 @@
+"""Whether something is a dataset, and how many samples it has."""
+
+from collections.abc import Sized
+from typing import Any
+
+from lathe.data.items import form
+from lathe.data.iterable import is_iterable
+from lathe.data.source import using
+from lathe.errors import UserError
+
+MOST = 10**10  # samples; the order of an epoch is a list of them
+
+
+def check_kind(name: str, dataset: Any) -> None:
+    """Raises UserError where `data.<name>` is no dataset, or says nothing of its samples' number."""
+    if is_iterable(dataset):
+        return
+    if not hasattr(dataset, "__getitem__") or isinstance(dataset, (str, dict)):
+        raise UserError(f"data.{name}: {form(dataset)} is no dataset: expected one with __len__ and __getitem__.")
+    if not isinstance(dataset, Sized):
+        raise UserError(
+            f"data.{name}: {type(dataset).__name__} has no __len__, so an epoch has no order: let it return the number "
+            "of samples."
+        )
+    count_samples(name, dataset)
+
+
+def count_samples(name: str, dataset: Sized) -> int:
+    """The samples of `data.<name>`; raises UserError where they are too many."""
+    with using(dataset, "counted", f"data.{name}"):
+        n = len(dataset)
+    if n > MOST:
+        raise UserError(
+            f"data.{name}: {type(dataset).__name__} has {n} samples by its __len__, expected at most {MOST}."
+        )
+    return n

@@ -1,0 +1,196 @@
+"""data.num_workers=auto: as many workers as read quickest, told in a line; nothing else of a run follows from it."""
+
+import math
+import random
+import re
+import time
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.own_datasets import Drawing, Pictures, Stateful
+from support.runs import config
+from torch.utils.data import get_worker_info
+
+from lathe.data import DatasetDataModule, Digits, ImageDataModule, workers
+from lathe.data.workers import batches_ahead, quickest
+from lathe.errors import UserError
+
+N = 1000
+
+
+class Machine:
+    """A clock that reading moves: a sample takes `seconds` of a process, workers up to `cores` read at the same time,
+    and each takes `start` seconds to begin.
+    """
+
+    def __init__(self, seconds: float = 0.001, cores: int = 1, start: float = 0.0, fails: int | None = None) -> None:
+        self.seconds, self.cores, self.start, self.fails = seconds, cores, start, fails
+        self.now, self.tried, self.samples = 0.0, list[int](), list[int]()
+
+    def read(self, count: int, lists: Iterable[list[int]]) -> Iterator[list[int]]:
+        self.tried += [count] * (self.tried[-1:] != [count])
+        self.now += self.start * count
+        if count == self.fails:
+            raise RuntimeError("a worker was killed")
+        for samples in lists:
+            self.samples += samples
+            self.now += self.seconds * len(samples) / max(1, min(count, self.cores))
+            yield samples
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def has(**settings: Any) -> Machine:
+        made = Machine(**settings)
+        monkeypatch.setattr(workers, "perf_counter", lambda: made.now)
+        return made
+
+    return has
+
+
+@pytest.mark.parametrize(
+    ("has", "batches", "most", "taken", "why", "tried"),
+    [
+        ({"cores": 4}, math.inf, 16, 4, "batches/s are 31 with 0, 31 with 1, 62 with 2, 125 with 4, 125 with 8", 8),
+        ({"cores": 4}, math.inf, 3, 3, "batches/s are 31 with 0, 31 with 1, 62 with 2, 94 with 3", 3),
+        ({"cores": 1}, math.inf, 8, 0, "batches/s are 31 with 0, 31 with 1, 31 with 2", 2),
+        ({"cores": 1.1}, math.inf, 8, 0, "batches/s are 31 with 0, 31 with 1, 34 with 2", 2),
+        ({"cores": 8}, 50, 8, 0, "reading the 50 batches ahead takes 1.6 s", 0),
+        # of 200 batches two workers spare 3.2 s, and take 4 to start
+        ({"cores": 2, "start": 2.0}, 200, 2, 0, "batches/s are 31 with 0, 31 with 1", 1),
+        ({"cores": 2, "start": 0.2}, 200, 2, 2, "batches/s are 31 with 0, 31 with 1, 62 with 2", 2),
+        ({"cores": 4, "seconds": 0.5}, 200, 8, 8, "a sample takes 0.5 s to read", 0),
+        ({"cores": 4, "seconds": 0.1}, 200, 8, 4, "batches/s are 0.31 with 0, 0.31 with 1, 0.62 with 2, 1.", 4),
+        ({"cores": 4, "fails": 2}, 200, 8, 0, "batches/s are 31 with 0, 31 with 1; reading with 2 failed (Runtime", 2),
+        (
+            {"cores": 4, "fails": 0},
+            200,
+            8,
+            0,
+            "a sample that was read to measure it could not be, which is told at its batch",
+            0,
+        ),
+    ],
+)
+def test_the_fewest_that_are_quickest_beyond_noise(
+    machine: Any, has: dict[str, Any], batches: float, most: int, taken: int, why: str, tried: int
+) -> None:
+    here = machine(**has)
+    found = quickest(here.read, torch.randperm(N), 32, batches, most)
+    assert (found[0], found[1][: len(why)], here.tried[-1]) == (taken, why, tried)
+    assert here.now < workers.SECONDS + 2.5  # however slow
+    assert len(set(here.samples[:N])) == len(here.samples[:N])  # each number has others, until there are none left
+
+
+def test_batches_that_follow_a_start_of_the_workers() -> None:
+    def trainer(epochs: int | None, steps: int = -1, done: int = 0) -> Any:
+        return SimpleNamespace(max_epochs=epochs, max_steps=steps, current_epoch=done, accumulate_grad_batches=2)
+
+    ahead = [batches_ahead(trainer(*words), 10, True, True) for words in [(3,), (3, -1, 1), (None,), (-1, 7), (1, 7)]]
+    assert ahead == [30, 20, math.inf, 14, 10]
+    assert batches_ahead(trainer(3), 10, True, False) == batches_ahead(trainer(3), 10, False, True) == 10
+
+
+def given(module: Any, **settings: Any) -> Any:
+    """The module as a fit of one process has it."""
+    root = {"strategy": SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0})}
+    length = {"max_epochs": 10**9, "max_steps": -1, "current_epoch": 0, "accumulate_grad_batches": 1}
+    state = SimpleNamespace(fn=settings.pop("fn", "fit"))
+    limits = {"limit_train_batches": 1.0, "overfit_batches": 0, "state": state}
+    module.trainer = SimpleNamespace(**root, **length, **limits, **settings)
+    module.trainer.strategy.root_device = torch.device("cpu")
+    return module
+
+
+class Slow(Drawing):
+    """Its samples take a tenth of a millisecond, in this process ten times as long."""
+
+    def __getitem__(self, row: int) -> Any:
+        time.sleep(1e-4 if get_worker_info() else 1e-3)
+        return super().__getitem__(row)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Little time for measuring, on a machine of two cores."""
+    monkeypatch.setattr(workers, "WINDOW", 0.01)
+    monkeypatch.setattr(workers, "physical_cores", lambda: 2)
+
+
+def dataset(**settings: Any) -> Any:
+    return given(DatasetDataModule(Slow(200), batch_size=16, seed=3, **settings))
+
+
+def images(**settings: Any) -> Any:
+    facts = {"num_classes": 10, "channels": 1, "image_size": 8, "mean": [0.3], "std": [0.4], "batch_size": 64}
+    return given(ImageDataModule(Digits(), **facts, **{"loader": "workers", "augment": None, **settings}))
+
+
+def states() -> tuple[Any, ...]:
+    return random.getstate(), str(np.random.get_state()), torch.get_rng_state().tolist()
+
+
+@pytest.mark.law2
+@pytest.mark.law3
+@pytest.mark.parametrize("make", [dataset, images])
+def test_batches_draws_and_position_are_those_without(make: Any, quick: None, capsys: pytest.CaptureFixture) -> None:
+    before = states()
+    module = make(num_workers="auto", persistent_workers=True)
+    loader = module.train_dataloader()
+    said = capsys.readouterr().out
+    assert states() == before
+    assert loader.state_dict() == {"epoch": 0, "batch": 0}
+    assert said.startswith(f"data.num_workers=auto took {loader._reader.num_workers}: batches/s are ")
+    if make is dataset:  # which a worker reads ten times as fast
+        assert loader._reader.num_workers > 0
+    plain = make().train_dataloader()
+    for _ in range(2):
+        for ours, theirs in zip(loader, plain, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert states() == before
+    module.val_dataloader()
+    assert capsys.readouterr().out == ""  # measured once
+
+
+def test_a_fit_measures_what_it_trains_on(quick: None, capsys: pytest.CaptureFixture) -> None:
+    held_out = Pictures(20)
+    module = dataset(val=held_out, test=Pictures(20), num_workers="auto")
+    module.setup("fit")
+    read = held_out.read
+    module.val_dataloader()  # a sanity check comes first
+    assert capsys.readouterr().out.startswith("data.num_workers=auto took ")
+    assert held_out.read == read
+
+
+def test_an_evaluation_measures_what_it_reads(quick: None, capsys: pytest.CaptureFixture) -> None:
+    module = dataset(num_workers="auto")
+    module.trainer.state.fn = "test"
+    module.test_dataloader()
+    line = r"data\.num_workers=auto took 0: reading the 2 batches ahead takes 0\.\d+ s\.\n"
+    assert re.fullmatch(line, capsys.readouterr().out)
+
+
+def test_data_in_memory_iterable_data_and_those_without_a_trainer_have_none(capsys: pytest.CaptureFixture) -> None:
+    resident = images(loader="resident", num_workers="auto").train_dataloader()
+    assert not hasattr(resident, "_reader")
+    kinds = {"train": Stateful(40), "val": Pictures(8), "test": Pictures(8)}
+    iterable = given(DatasetDataModule(**kinds, batch_size=8, num_workers="auto", samples=40))
+    assert len(list(iterable.train_dataloader())) == 5
+    alone = DatasetDataModule(Pictures(), num_workers="auto")
+    assert len(list(alone.eval_loader("val"))) == 1
+    assert capsys.readouterr().out == ""
+
+
+def test_the_preset_leaves_data_without_workers_alone() -> None:
+    cfg = config("performance=fast", "data=synthetic_tokens", "model=gpt_nano", "optimizer=adamw")
+    assert "num_workers" not in cfg["data"]
+
+
+def test_other_words_are_refused() -> None:
+    sentence = r"^num_workers=fast: expected a whole number from 0 to 65536 or auto, got a word\.$"
+    with pytest.raises(UserError, match=sentence):
+        DatasetDataModule(Pictures(), num_workers="fast")  # type: ignore[arg-type]
