@@ -54,14 +54,19 @@ class Interrupted(Exception):
 
 
 class Interruption(Callback):
-    """Dies in the named hook once a number of optimizer steps is reached; nothing after that gets to write anything."""
+    """Dies in the named hook once a number of optimizer steps is reached; nothing after that gets to write anything. A
+    hook such as "SIGTERM on_validation_end" has the process signalled there instead.
+    """
 
     def __init__(self) -> None:
         self.hook, self.step = "", NEVER
 
     def _maybe(self, hook: str, trainer: Trainer) -> None:
-        if hook == self.hook and trainer.global_step >= self.step and not trainer.sanity_checking:
-            raise Interrupted
+        signalled, _, named = self.hook.rpartition(" ")
+        if hook == named and trainer.global_step >= self.step and not trainer.sanity_checking:
+            if not signalled:
+                raise Interrupted
+            signal.raise_signal(signal.Signals[signalled])
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:
         self._maybe("on_train_batch_start", trainer)

@@ -13,7 +13,7 @@ from support.runs import SMALL, column, config, new_run, runs
 
 import lathe.verbs.train
 from lathe.config.composed import check
-from lathe.errors import UserError, refuse
+from lathe.errors import Stopped, UserError, refuse
 from lathe.runs.build import make_task
 from lathe.trust.check import findings
 
@@ -71,11 +71,13 @@ def test_rates_are_the_same_alone_and_after_deaths(name: str, tmp_path: Path, in
         ("on_train_epoch_end", 10),
         ("on_train_batch_start", 17),
         ("on_validation_end", 20),
+        ("SIGTERM on_validation_end", 20),
+        ("SIGTERM on_validation_start", 30),
         ("on_validation_start", 30),
         ("on_train_batch_start", 30),
     ):
         interruption.hook, interruption.step = hook, step
-        with pytest.raises(Interrupted):
+        with pytest.raises(Stopped if " " in hook else Interrupted):
             lathe.verbs.train.train(cfg)
     interruption.hook = ""
     lathe.verbs.train.train(cfg)
