@@ -1,10 +1,12 @@
 """What the tests stand on: composing once gives what Hydra gives each time."""
 
 import copy
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
 from importlib import metadata
+from multiprocessing import forkserver
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +19,7 @@ from lightning.fabric.utilities import registry
 from omegaconf import OmegaConf
 from support import composing
 from support.commands import command, environment, start
-from support.processes import Command
+from support.processes import Command, server
 from support.runs import ROOT, config
 
 from lathe.runs import environment as recorded
@@ -116,6 +118,13 @@ def test_what_a_launcher_left_behind_does_not_make_commands_start_anew(
         with start(command("--help"), tmp_path, environment(**extra)) as process:
             assert isinstance(process, kind)
             assert "train.py" in process.communicate(timeout=60)[0]
+
+
+def test_all_workers_have_one_server() -> None:
+    """A worker that starts one of its own imports everything once more."""
+    server()
+    mine = forkserver._forkserver._forkserver_pid is not None  # type: ignore[attr-defined]
+    assert mine == ("PYTEST_XDIST_WORKER" not in os.environ)
 
 
 def test_what_is_asked_once_is_what_would_be_answered_again() -> None:

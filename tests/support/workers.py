@@ -54,8 +54,8 @@ def _serve(words: int, answers: int) -> None:
     sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
     multiprocessing.set_start_method(None, force=True)
     process.ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
-    # The server that it came from answers its requests too; Python would start one more.
-    forkserver._forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
+    # The server that it came from answers its requests too; Python would start one more, by either name.
+    forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None  # type: ignore[method-assign]
     let_plugins_be_imported()
     try:
         exec(gateway_io.popen_bootstrapline, {"__name__": "__main__"})
