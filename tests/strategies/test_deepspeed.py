@@ -77,6 +77,7 @@ def held(trainer: Trainer, task: LightningModule) -> int:
 
 def smaller_things(rank: int) -> dict[str, Any]:
     """What needs a pair of ranks and no run directory."""
+    sys.modules.pop("torch._inductor.compile_fx", None)  # which the server of workers has imported
     found: dict[str, Any] = {}
     found["bytes"] = {"ddp": held(*fit("ddp", "adamw", rank))}
     found["bytes"] |= {
