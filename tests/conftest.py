@@ -18,6 +18,9 @@ os.environ["WANDB_SILENT"] = "true"
 os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests-{os.getuid()}")
 # What is compiled is compiled once for all tests, whose runs have data folders of their own.
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", os.path.join(os.environ["XDG_STATE_HOME"], "compiled"))
+# What the CPU says that it can, it can: Inductor would compile a program for each kind of vectors to try it out, and
+# load it in a new process, for each folder that it keeps things in.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 import pytest
 
