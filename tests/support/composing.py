@@ -47,7 +47,7 @@ _lists: dict[Any, DefaultsList] = {}
 _seen: dict[tuple[Any, ...], int] = {}
 _composed: dict[int, tuple[DefaultsList, DictConfig]] = {}  # by the id of a list of files
 _overrides: dict[str, Override] = {}
-_trees: dict[int, DictConfig] = {}  # what _composed has, without Hydra's own part
+_trees: dict[int, tuple[DictConfig, Any]] = {}  # the same without Hydra's own part, with the list whose id it is
 _version_anew, _version_once = version._get_version, functools.cache(version._get_version)
 
 
@@ -186,10 +186,11 @@ def compose(config_name: str, words: list[str]) -> DictConfig:
         loader.validate_sweep_overrides_legal(parsed, RunMode.RUN, from_shell=False)
         found = hydras.create_defaults_list(repo, config_name, parsed, prepend_hydra=True, skip_missing=False)
         if id(found.defaults) not in _trees:
-            tree = loader._compose_config_from_defaults_list(found.defaults, repo)
-            del tree["hydra"]
-            _trees[id(found.defaults)] = tree
-        cfg = copy.deepcopy(_trees[id(found.defaults)])
+            files = [file for file in found.defaults if (file.package or "").partition(".")[0] != "hydra"]
+            tree = _compose_anew(loader, files, repo)
+            tree.pop("hydra", None)  # what other files say of that part
+            _trees[id(found.defaults)] = tree, found.defaults
+        cfg = copy.deepcopy(_trees[id(found.defaults)][0])
         OmegaConf.set_struct(cfg, True)
         loader._apply_overrides_to_config(found.config_overrides, cfg)
     except OmegaConfBaseException as error:
