@@ -17,8 +17,10 @@ class Batches(Callback):
         self.seen: list[torch.Tensor] = []
         self.devices: set[str] = set()
         self.made: set[tuple[str, bool]] = set()
+        self.ahead = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.ahead = getattr(trainer.train_dataloader, "side", None) is not None
         copy = trainer.strategy.batch_to_device
 
         def copied(batch: Any, *more: Any, **named: Any) -> Any:
@@ -58,6 +60,17 @@ def test_workers_give_the_same_batches(gpu: Acceptance, pinned: str) -> None:
 def test_pinned_batches_are_page_locked(gpu: Acceptance) -> None:
     workers, _ = watched(gpu, *WORKERS, "data.pin_memory=true")
     assert {locked for _, locked in workers.made} == {gpu.real}
+
+
+@pytest.mark.parametrize("words", ["", " ".join(WORKERS), "data.batch_size=32 data.image_size=128"])
+def test_batches_are_made_ahead_on_a_stream_of_their_own(gpu: Acceptance, words: str) -> None:
+    """As images in memory, from workers, and where each batch is made by itself."""
+    plain, losses = watched(gpu, *words.split())
+    ahead, again = watched(gpu, *words.split(), f"trainer.prefetch_to_device={str(gpu.real).lower()}")
+    assert all(torch.equal(a, b) for a, b in zip(plain.seen, ahead.seen, strict=True))
+    assert ahead.devices == {gpu.device.type}
+    assert ahead.ahead is gpu.real
+    close(again, losses, 1e-6)
 
 
 def test_tokens(gpu: Acceptance) -> None:

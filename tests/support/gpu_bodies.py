@@ -26,6 +26,7 @@ BODIES: dict[str, str | None] = {
     "test_gpu_data.py::test_resident_images_are_on_the_device": None,
     "test_gpu_data.py::test_workers_give_the_same_batches": None,
     "test_gpu_data.py::test_pinned_batches_are_page_locked": None,
+    "test_gpu_data.py::test_batches_are_made_ahead_on_a_stream_of_their_own": None,
     "test_gpu_data.py::test_tokens": None,
     "test_gpu_methods.py::test_method": None,
     "test_gpu_methods.py::test_qat": None,
@@ -62,5 +63,6 @@ FEW: dict[str, set[str]] = {
     "test_gpu_strategies.py::test_deepspeed_on_one_device": {"deepspeed_3_offload"},
     "test_gpu_strategies.py::test_two_devices": {"ddp"},
     "test_gpu_compile.py::test_default": {""},
+    "test_gpu_data.py::test_batches_are_made_ahead_on_a_stream_of_their_own": {""},
     "test_gpu_methods.py::test_method": {"ema", "prune_nm", "prune_channels", "distill", "ptq_static"},
 }

@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningDataModule
 
 from lathe.data.order import EpochLoader
+from lathe.data.prefetch import go_ahead
 from lathe.data.workers import Workers
 from lathe.errors import UserError
 
@@ -106,6 +107,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
         loader = self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)
         loader.fills_up = self.fills_up
+        go_ahead(loader, self.trainer, where)
         return loader
 
 

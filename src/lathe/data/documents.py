@@ -125,6 +125,8 @@ class DocumentLoader(EpochLoader):
         train, shuffle, seed, rank, world_size, limit: as `EpochLoader` has them.
     """
 
+    goes_ahead = True
+
     def __init__(
         self,
         documents: Documents,

@@ -25,6 +25,7 @@ from torch.utils.data import (
 )
 
 from lathe.data.base import ExactDataModule, replicas_of
+from lathe.data.prefetch import go_ahead
 from lathe.data.shared import SharedLoader, parts_in_order, reader_over
 from lathe.errors import UserError
 
@@ -45,6 +46,7 @@ def share(datamodule: Any, seed: int) -> None:
         again = trainer is not None and trainer.reload_dataloaders_every_n_epochs > 0
         if "train" not in made or again:
             made["train"] = _train_loader(hooks["train_dataloader"](), datamodule, seed)
+            go_ahead(made["train"], trainer)
             if again and isinstance(made["train"], SharedLoader):
                 made["train"].load_state_dict({"epoch": trainer.current_epoch, "batch": 0})
         return made["train"]

@@ -8,8 +8,9 @@ from lightning.fabric.utilities import move_data_to_device
 from torch.utils.data import DataLoader
 
 from lathe.data.items import taken
+from lathe.data.prefetch import Side, one_ahead
 from lathe.data.seeded import Rows
-from lathe.data.shared import SharedLoader, parts_in_order, read_over, seeded
+from lathe.data.shared import SharedLoader, collates_apart, parts_in_order, read_over, seeded
 from lathe.errors import UserError
 
 
@@ -40,6 +41,8 @@ class InOrder:
         except ValueError as error:
             raise UserError(f"data.eval_batch_size={loader.batch_size}: {error}, or trainer.devices=1.") from error
         self.rows, self.limit = rows, len(rows)
+        self.goes_ahead = collates_apart(loader)
+        self.side: Side | None = None  # on which batches are made ahead
         lists: list[Any] = rows if dataset.draws_nothing else [Rows(part, 0) for part in rows]
         self._reader = read_over(loader, dataset if dataset.draws_nothing else seeded(loader, seed), lists)
 
@@ -47,7 +50,8 @@ class InOrder:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Any]:
-        return map(taken, self._reader)
+        batches = map(taken, self._reader)
+        return batches if self.side is None else one_ahead(batches, self.side)
 
 
 class Moved:

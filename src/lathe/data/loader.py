@@ -37,6 +37,8 @@ class ImageLoader(EpochLoader):
         UserError: as `EpochLoader`, and for a mirrored padding that is not smaller than the image.
     """
 
+    goes_ahead = True
+
     def __init__(
         self,
         image_shape: tuple[int, int, int],

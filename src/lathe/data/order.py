@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from lathe.data.prefetch import Side, one_ahead
 from lathe.data.random import epoch_permutation
 from lathe.errors import UserError, require
 
@@ -27,6 +28,9 @@ class EpochLoader(ABC):
     iteration starts the next epoch, except the first one, and the first one after `load_state_dict`, which continues
     where the state says. An iterator that was never asked for a batch has no effect.
 
+    A subclass whose batches draw from no generator that others draw from may say so (`goes_ahead`): they may then be
+    made before they are asked for.
+
     Args:
         n: samples.
         batch_size: over all ranks together.
@@ -43,6 +47,8 @@ class EpochLoader(ABC):
         UserError: if a training batch does not divide by the ranks or is larger than the training set, or an evaluation
             batch has fewer samples than there are ranks.
     """
+
+    goes_ahead = False
 
     def __init__(
         self,
@@ -86,6 +92,7 @@ class EpochLoader(ABC):
         self._epoch = 0
         self._batch = 0
         self.fills_up = True
+        self.side: Side | None = None  # on which batches are made ahead
         self._fresh = True  # the next iteration continues at (epoch, batch) instead of starting the next epoch
 
     def __len__(self) -> int:
@@ -118,7 +125,10 @@ class EpochLoader(ABC):
             self._epoch, self._batch = self._epoch + 1, 0
         self._fresh = False
         epoch, first = self._epoch, self._batch
-        for number, batch in enumerate(self._batches(epoch, first), start=first + 1):
+        batches = self._batches(epoch, first)
+        if self.side is not None:
+            batches = one_ahead(batches, self.side)
+        for number, batch in enumerate(batches, start=first + 1):
             self._epoch, self._batch = epoch, number
             if self.train or self.fills_up:
                 yield batch

@@ -47,6 +47,12 @@ def read_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Iterable[
     return _Here(dataset, batches, loader.collate_fn)
 
 
+def collates_apart(loader: DataLoader[Any]) -> bool:
+    """Whether the user's `collate_fn` draws nothing from the generators of this process."""
+    collate: Any = loader.collate_fn
+    return loader.num_workers > 0 or collate is default_collate or draws_nothing(collate)
+
+
 class _Here:
     """Batches that are read in this process."""
 
@@ -115,6 +121,7 @@ class SharedLoader(EpochLoader):
             allowed = int(self._length * limit) if isinstance(limit, float) else limit
             self.limit = self._length if allowed is None else min(allowed, self._length)
         self._lists: list[list[Any]] = []
+        self.goes_ahead = collates_apart(loader)
         self._exact = draws_nothing(dataset)
         self._reader = read_over(loader, dataset if self._exact else seeded(loader, seed), _Upcoming(self))
 

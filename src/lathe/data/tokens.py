@@ -65,6 +65,8 @@ class TokenLoader(EpochLoader):
         UserError: as `EpochLoader`.
     """
 
+    goes_ahead = True
+
     def __init__(
         self, tokens: Tokens, length: int, *, device: torch.device | None = None, train: bool = False, **order: Any
     ) -> None:

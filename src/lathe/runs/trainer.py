@@ -17,6 +17,7 @@ from lightning.pytorch.strategies import Strategy
 from torch import nn
 
 from lathe.callbacks import AtomicCheckpointIO
+from lathe.data.prefetch import tell_no_effect
 from lathe.errors import under
 from lathe.runs import restoring
 from lathe.runs.build import call_factory, make, make_part
@@ -29,6 +30,7 @@ OURS = (
     "activation_checkpointing",
     "steps_per_call",
     "num_workers",
+    "prefetch_to_device",
     "channels_last",
     "fused_optimizer",
 )
@@ -92,6 +94,8 @@ def make_trainer(
         logger=loggers or False,
         default_root_dir=str(directory),
     )
+    trainer.prefetch_to_device = cfg["trainer"].get("prefetch_to_device", False)  # type: ignore[attr-defined]
+    tell_no_effect(trainer.prefetch_to_device, trainer.strategy.root_device)  # type: ignore[attr-defined]
     restoring.install(trainer)
     per_call = cfg["trainer"].get("steps_per_call", "auto")
     trainer.fit_loop.epoch_loop.steps_per_call = None if per_call == "auto" else per_call  # type: ignore[attr-defined]

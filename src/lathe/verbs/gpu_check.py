@@ -42,6 +42,7 @@ TRAINED: dict[str, tuple[str, int]] = {
     "performance=fast": ("performance=fast", 1),
     "deterministic": ("trainer.deterministic=true", 1),
     "workers": ("data.loader=workers data.num_workers=2 data.prefetch_factor=2", 1),
+    "batches ahead": ("trainer.prefetch_to_device=true data.loader=workers data.num_workers=2", 1),
     "compile": ("compile=default", 1),
     "CUDA graphs": ("compile=reduce-overhead", 1),
     "whole step": ("compile=reduce-overhead compile.scope=step", 1),

@@ -58,6 +58,7 @@ TRAINER: dict[str, Rule] = {
     "detect_anomaly": flag,
     "steps_per_call": count | "auto",
     "num_workers": whole(0, 0) | "auto",
+    "prefetch_to_device": flag | "auto",
     "channels_last": flag | "auto",
     "fused_optimizer": only[False] | "auto",
     "sync_batchnorm": flag,

@@ -1,0 +1,240 @@
+"""trainer.prefetch_to_device: one batch ahead on a side stream, of which a stand-in notes what it is asked for."""
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from support.own_datasets import Drawing, Pictures, Stateful, padded
+
+from lathe.data import DatasetDataModule, prefetch
+from lathe.data.augment import Augment
+from lathe.data.foreign import share
+from lathe.data.prefetch import SideStream, go_ahead, one_ahead, tell_no_effect
+
+Make = Callable[..., Any]
+
+
+class StandIn:
+    """A side that makes batches where they are, and writes down what happens in which order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.made = 0
+
+    def begin(self) -> None:
+        self.log.append("begin")
+
+    @contextmanager
+    def making(self) -> Iterator[None]:
+        self.log.append("(")
+        yield
+        self.log.append(")")
+
+    def moved(self, batch: Any) -> Any:
+        return batch
+
+    def mark(self) -> int:
+        self.made += 1
+        self.log.append(f"mark {self.made}")
+        return self.made
+
+    def take(self, batch: Any, mark: int) -> None:
+        self.log.append(f"take {mark}")
+
+
+def test_the_next_batch_is_under_way_before_one_is_taken() -> None:
+    side, seen = StandIn(), []
+    for batch in one_ahead(iter("abc"), side):
+        side.log.append(batch)
+        seen.append(batch)
+    assert "".join(seen) == "abc"
+    first = ["begin", "(", "mark 1", ")", "(", "mark 2", ")", "take 1", "a"]
+    assert side.log == [*first, "(", "mark 3", ")", "take 2", "b", "(", ")", "take 3", "c"]
+    assert list(one_ahead(iter(()), side)) == []
+
+
+def test_what_is_raised_comes_in_its_place() -> None:
+    def broken() -> Iterator[int]:
+        yield from (0, 1)
+        raise OSError("batch 2")
+
+    batches = one_ahead(broken(), StandIn())
+    assert [next(batches), next(batches)] == [0, 1]
+    with pytest.raises(OSError, match=r"^batch 2$"):
+        next(batches)
+    assert list(batches) == []
+
+
+@pytest.mark.law3
+@pytest.mark.parametrize("kind", ["resident", "workers"])
+@pytest.mark.parametrize("limit", [None, 3])
+def test_the_position_counts_what_was_taken(make: Make, kind: str, limit: int | None) -> None:
+    def loader(side: StandIn | None) -> Any:
+        made = make(kind, batch_size=12, limit=limit, augment=Augment(crop=1, flip="random"))  # 4 batches an epoch
+        assert made.goes_ahead
+        made.side = side
+        return made
+
+    def taken(one: Any, epochs: int = 2) -> list[Any]:
+        return [(x, y, one.state_dict()) for _ in range(epochs) for x, y in islice(one, limit)]
+
+    plain, side = taken(loader(None)), StandIn()
+    ahead = taken(loader(side))
+    assert side.made == 8  # none twice
+    assert len(plain) == len(ahead) == (8 if limit is None else 6)
+    for one, other in zip(plain, ahead, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[1], other[1])
+        assert one[2] == other[2]
+    again = loader(StandIn())
+    again.load_state_dict(ahead[1][2])  # after two batches, of which the third was made already
+    x, _ = next(iter(again))
+    assert torch.equal(x, plain[2][0])
+    assert again.state_dict() == plain[2][2]
+
+
+def given(module: Any, **settings: Any) -> Any:
+    root = SimpleNamespace(distributed_sampler_kwargs={"num_replicas": 1, "rank": 0}, root_device=torch.device("cpu"))
+    length = {"limit_train_batches": 1.0, "overfit_batches": 0, "reload_dataloaders_every_n_epochs": 0}
+    parts = {"strategy": root, "lightning_module": LightningModule(), "datamodule": module}
+    module.trainer = SimpleNamespace(**parts, **length, **settings)
+    return module
+
+
+def dataset(train: Any = None, **settings: Any) -> Any:
+    return given(DatasetDataModule(train or Drawing(40), batch_size=8, seed=3, **settings))
+
+
+@pytest.mark.law2
+def test_datasets_are_read_ahead_in_training_and_evaluation() -> None:
+    for split in ("train", "val"):
+        plain, ahead = (getattr(dataset(), f"{split}_dataloader")() for _ in range(2))
+        ahead.side = StandIn()
+        for (x, _), (other, _) in zip(plain, ahead, strict=True):
+            assert torch.equal(x, other)
+        assert ahead.side.made == len(ahead)
+
+
+def test_what_draws_where_the_run_draws_is_not_made_ahead() -> None:
+    """A continued run would draw something else."""
+    assert not dataset(collate_fn=padded).train_dataloader().goes_ahead
+    assert not dataset(collate_fn=padded).val_dataloader().goes_ahead
+    assert dataset(collate_fn=padded, num_workers=1).train_dataloader().goes_ahead
+    parts = {"val": Pictures(8), "test": Pictures(8), "samples": 40}
+    assert not dataset(Stateful(40), **parts).train_dataloader().goes_ahead
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What torch.cuda is asked for."""
+    log: list[str] = []
+
+    class Stream:
+        def __init__(self, device: torch.device | None = None) -> None:
+            self.name = "side" if device else "main"
+
+        def wait_stream(self, other: "Stream") -> None:
+            log.append(f"{self.name} waits for {other.name}")
+
+        def record_event(self) -> str:
+            log.append(f"event of {self.name}")
+            return "event"
+
+        def wait_event(self, event: str) -> None:
+            log.append(f"{self.name} waits for {event}")
+
+    @contextmanager
+    def stream(chosen: Stream) -> Iterator[None]:
+        log.append(f"on {chosen.name}")
+        yield
+        log.append("back")
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(torch.cuda, "stream", stream)
+    return log
+
+
+def test_streams_wait_for_each_other(streams: list[str]) -> None:
+    side = SideStream(torch.device("cpu"))
+    (batch,) = one_ahead(iter([{"x": torch.ones(2), "id": "a"}]), side)
+    assert batch["id"] == "a"
+    wanted = "side waits for main, on side, event of side, back, on side, back, main waits for event"
+    assert ", ".join(streams) == wanted
+
+
+def test_memory_stays_until_the_step_is_done(streams: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded: list[Any] = []
+    part = SimpleNamespace(device=torch.device("cuda"), record_stream=lambda stream: recorded.append(stream.name))
+    monkeypatch.setattr(prefetch, "Tensor", SimpleNamespace)
+    SideStream(torch.device("cpu")).take([part, (part, 3)], "event")
+    assert recorded == ["main", "main"]
+    assert streams == ["main waits for event"]
+
+
+def test_only_plain_tensors_are_moved() -> None:
+    moved = SideStream.moved
+    side: Any = SimpleNamespace(device=torch.device("meta"), moves=True)
+    own = SimpleNamespace(x=torch.ones(1))
+    x, rest = moved(side, [torch.ones(2), {"y": torch.ones(1), "own": own}])
+    assert (x.device.type, rest["y"].device.type, rest["own"]) == ("meta", "meta", own)
+    side.moves = False
+    batch = [torch.ones(2)]
+    assert moved(side, batch) is batch
+
+
+class Own(LightningModule):
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        return batch
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "loader", "ahead"),
+    [
+        (False, "cuda", {"goes_ahead": True}, False),
+        ("auto", "cpu", {"goes_ahead": True}, False),
+        ("auto", "cuda", {"goes_ahead": True}, True),
+        ("auto", "cuda", {"goes_ahead": True, "chunk": 1}, True),
+        ("auto", "cuda", {"goes_ahead": True, "chunk": 2}, False),
+        (True, "cuda", {"goes_ahead": True, "chunk": 2}, True),
+        ("auto", "cuda", {}, False),
+    ],
+)
+def test_where_it_is_done(streams: list[str], wanted: Any, device: str, loader: dict[str, Any], ahead: bool) -> None:
+    for module, moves in ((LightningModule(), True), (Own(), False)):
+        found = SimpleNamespace(**loader, side=None)
+        trainer = SimpleNamespace(prefetch_to_device=wanted, lightning_module=module, datamodule=LightningDataModule())
+        go_ahead(found, trainer, torch.device(device))
+        assert (found.side is not None) is ahead
+        assert not ahead or found.side.moves is moves
+    assert streams == []
+
+
+def test_modules_of_the_users_own(streams: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(LightningDataModule):
+        def train_dataloader(self) -> Any:
+            return torch.utils.data.DataLoader(Pictures(40), 8, shuffle=True)
+
+    module = given(Mine(), prefetch_to_device="auto")
+    module.trainer.strategy.root_device = torch.device("cuda")
+    share(module, seed=3)
+    assert isinstance(module.train_dataloader().side, SideStream)
+
+
+def test_no_effect_is_told_where_it_was_asked_for() -> None:
+    trainer = SimpleNamespace(prefetch_to_device=True)
+    with pytest.warns(UserWarning, match=r"^trainer\.prefetch_to_device=true has no effect on batches of object: how "):
+        go_ahead(object(), trainer, torch.device("cuda"))
+    words = r"^trainer\.prefetch_to_device=true has no effect: it is for NVIDIA GPUs, and this run computes on cpu\.$"
+    with pytest.warns(UserWarning, match=words):
+        tell_no_effect(True, torch.device("cpu"))
+    with warnings.catch_warnings(action="error"):
+        tell_no_effect("auto", torch.device("cpu"))
+        tell_no_effect(False, torch.device("cpu"))
+        tell_no_effect(True, torch.device("cuda"))
