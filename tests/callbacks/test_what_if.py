@@ -159,6 +159,38 @@ def test_a_step_of_the_users_own_is_left_alone(
     assert said(capsys) == "nothing was measured: ClassificationTask makes its steps in its own way."
 
 
+class Annealed(torch.nn.Module):
+    """A loss that changes with each call."""
+
+    calls = 0
+
+    def forward(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return torch.nn.functional.cross_entropy(outputs, targets) * 0.9**self.calls
+
+
+def test_a_loss_that_moves_on_is_copied_with_the_net(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (f"task.loss={{_target_: {__name__}.Annealed}}", "task.metrics=[accuracy]")
+    (_, result), (_, other) = run(tmp_path / "a", *words), run(tmp_path / "b", *words, *ASKED)
+    assert "measured on 2 steps" in said(capsys)
+    assert {k: v for k, v in result.items() if k not in CLOCK} == {k: v for k, v in other.items() if k not in CLOCK}
+
+
+def test_hooks_of_the_users_own_are_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, calls = WhatIf.on_train_start, []
+
+    def start(self: WhatIf, trainer: Any, pl_module: Any) -> None:
+        made(self, trainer, pl_module)
+        pl_module.net.register_forward_hook(lambda *_: calls.append(trainer.training))
+
+    monkeypatch.setattr(WhatIf, "on_train_start", start)
+    _, result = run(tmp_path, *ASKED, "test=false")
+    assert said(capsys).startswith("nothing was measured: test_hooks_of_the_users_own_are_left_alone.<locals>.start.")
+    assert calls.count(True) == result["steps"]
+
+
 def test_no_copies_are_made_without_room_for_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

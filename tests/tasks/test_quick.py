@@ -1,6 +1,8 @@
 """Steps that nobody looks at are made several at once, and whoever wants to see each sees each."""
 
+import warnings
 import weakref
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +11,7 @@ import torch
 from lightning.pytorch import Callback
 from support.quick_steps import STEPS, OwnThroughput, Sees, SeesEach, SeesEveryThird, quick, train
 from support.runs import column
+from torch.nn.modules.module import register_module_forward_hook
 
 from lathe.tasks import ClassificationTask
 from lathe.tasks.loops import quick as loops_quick
@@ -73,6 +76,66 @@ def test_whoever_does_not_say_sees_each_step_and_is_named_once(
     assert sees.steps == list(range(1, STEPS + 1))
     assert not quick
     assert capsys.readouterr().out.count("Sees.on_train_batch_end may want to see every step") == 1
+
+
+class Hooks(Callback):
+    """Looks at the net, or at a gradient, where it is, and notes the batch."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind, self.batches, self.handle = kind, list[int](), None
+
+    def look(self, trainer: Any, *_: Any) -> None:
+        if trainer.training:
+            self.batches.append(trainer.fit_loop.batch_idx)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if self.kind == "log":
+            hook: Any = lambda module, inputs, output: pl_module.log("mean", output.mean())  # noqa: E731
+        else:
+            hook = partial(self.look, trainer)
+        first = next(pl_module.net.parameters())
+        self.handle = {
+            "forward": torch.nn.Module.register_forward_hook,
+            "log": torch.nn.Module.register_forward_hook,
+            "before": torch.nn.Module.register_forward_pre_hook,
+            "backward": lambda net, made: [*net.modules()][-1].register_full_backward_hook(made),
+            "gradient": lambda net, made: first.register_hook(made),
+            "gathered": lambda net, made: first.register_post_accumulate_grad_hook(made),
+            "everywhere": lambda net, made: register_module_forward_hook(
+                lambda module, *_: made() if module is net else None
+            ),
+        }[self.kind](pl_module.net, hook)
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.handle.remove()
+
+
+@pytest.mark.parametrize("kind", ["forward", "log", "before", "backward", "gradient", "gathered", "everywhere"])
+def test_a_hook_of_the_users_own_sees_each_step_and_is_named_once(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    hooks = Hooks(kind)
+    run = train(tmp_path, monkeypatch, hooks)
+    assert not quick
+    told = "a hook on every module" if kind == "everywhere" else "a hook on net"
+    assert capsys.readouterr().out.count(told) == 1
+    if kind == "log":
+        assert len(column(run, "mean")) == STEPS // 5
+    else:
+        assert hooks.batches == [*range(STEPS // 2)] * 2
+
+
+def test_hooks_of_lathe_and_torch_leave_steps_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+) -> None:
+    class Normed(Callback):
+        def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+            linear = next(module for module in pl_module.net.modules() if isinstance(module, torch.nn.Linear))
+            with warnings.catch_warnings(action="ignore"):
+                torch.nn.utils.spectral_norm(linear)  # by a forward hook
+
+    train(tmp_path, monkeypatch, Normed(), words=("trainer.max_epochs=1",))
+    assert quick
 
 
 def test_whoever_says_sees_those_that_it_wants(

@@ -37,9 +37,10 @@ class WhatIf(Callback):
     print those that would have been faster: bfloat16, channels last, a fused optimizer, and all of these together.
 
     The batch is one that the run trained with. A timed step is forward, loss, backward, clipping and update, without
-    the loop around them. Weights, metrics, checkpoints and random numbers of the run are what they would be without. A
-    step can't be repeated outside the run with several devices, a compiled net, accumulated gradients, float16 with its
-    scaler, a loss that compression has wrapped, or a `training_step` of the user's own.
+    the loop around them. Weights, metrics, checkpoints and random numbers of the run are what they would be without:
+    net and loss are copied with what they hold, though not what they keep in their classes or in files. A step can't be
+    repeated outside the run with several devices, a compiled net, accumulated gradients, float16 with its scaler, a
+    loss that compression has wrapped, a hook on the net or a `training_step` of the user's own.
 
     Args:
         steps: that are timed of each.
@@ -144,6 +145,9 @@ def _unrepeatable(trainer: Trainer, task: Any) -> str | None:
     free = psutil.virtual_memory().available
     if trainer.strategy.root_device.type == "cpu" and free < needed:  # a GPU says so itself, and nobody is ended
         return f"copies of the net may take {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB of memory are free"
+    hook = task.own_hook()
+    if hook is not None:
+        return f"{hook} would be called for each step"
     kind = type(task)
     if task is not module or any(
         not getattr(kind, name).__module__.startswith("lathe.") for name in ("training_step", "training_loss")
@@ -195,7 +199,8 @@ class Step:
 
     def ready(self) -> Callable[[Any], float]:
         """A function that makes a step with a batch, on a copy of the net, and returns its seconds."""
-        net = copy.deepcopy(self.task.net).train()
+        task = self._copied()
+        net = task.net
         if self.last:
             net.to(memory_format=torch.channels_last)
         optimizer: Optimizer = self.task.optimizer_over(net, self.kernels)
@@ -209,7 +214,7 @@ class Step:
                 x = x.contiguous(memory_format=torch.channels_last)
             with torch.enable_grad():
                 with self.format():
-                    loss = torch.stack(list(self.task.losses(net(x), batch).values())).sum()
+                    loss = torch.stack(list(task.losses(net(x), batch).values())).sum()
                 optimizer.zero_grad()
                 loss.backward()
             if value:
@@ -218,6 +223,14 @@ class Step:
             return self._now() - began
 
         return step
+
+    def _copied(self) -> Any:
+        """The task with a net and a loss of its own, whose state moves on with each step. The Trainer, its callbacks
+        and metric objects are no part of a step, and not copied."""
+        others = (self.trainer, self.task.meters, *self.trainer.callbacks)  # type: ignore[attr-defined]
+        task = copy.deepcopy(self.task, {id(one): one for one in others})
+        vars(task)["_trainer"] = self.trainer  # which a LightningModule leaves out
+        return task.train()
 
     def _now(self) -> float:
         if self.device.type == "cuda":

@@ -6,6 +6,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule
 
 from lathe.tasks.from_checkpoint import FromCheckpoint
+from lathe.tasks.hooks import foreign_hook
 
 
 class Driven(FromCheckpoint):
@@ -22,6 +23,10 @@ class Driven(FromCheckpoint):
     def logs_more(self) -> bool:
         """Whether its `self.log` may report names that it does not declare."""
         return not type(self).__module__.startswith("lathe.")
+
+    def own_hook(self) -> str | None:
+        """A hook on its modules or parameters that a part of the user's own has put there."""
+        return foreign_hook(self.driven)
 
     def check_facts(self, facts: Mapping[str, Any]) -> None:
         """Raises UserError where the net does not fit what the data declares; called on the CPU before any data is

@@ -7,9 +7,10 @@ from typing import Any
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.profilers import PassThroughProfiler
 
+from lathe.tasks.hooks import foreign_hook
 from lathe.tasks.loops.batches import is_on, overriding
 from lathe.tasks.loops.notes import Notes
-from lathe.tasks.loops.quiet import says, tell, unknown_part
+from lathe.tasks.loops.quiet import says, tell, tell_looker, unknown_part
 from lathe.tasks.loops.step import HOOKS, Step
 
 # those of a step that nobody looks at, for whom it has to be
@@ -56,6 +57,10 @@ class Steps(Step):
         unknown = unknown_part(self.module)
         if unknown is not None:
             tell(self.module, unknown)
+            return ()
+        hook = foreign_hook(self.module)
+        if hook is not None:
+            tell_looker(hook, hook)
             return ()
         found: dict[str, list[Callable[..., Any]]] = {name: [] for name in QUICK}
         for callback in self.trainer.callbacks:

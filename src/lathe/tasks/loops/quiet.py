@@ -47,17 +47,24 @@ def says(callback: Callback, hooks: list[str]) -> Callable[[Any], float] | None:
     return callback.quiet_steps if held else None  # type: ignore[attr-defined]
 
 
-_TOLD: set[type] = set()
+_TOLD: set[Any] = set()
+
+
+def tell(part: Any, name: str) -> None:
+    """Once, which method of the user's own makes a run go step by step."""
+    if not type(part).__module__.startswith(("lathe.", "lightning.")):
+        tell_looker(
+            f"{type(part).__name__}.{name}", type(part), "; what quiet_steps says of it makes short steps cheaper"
+        )
 
 
 @rank_zero_only
-def tell(part: Any, name: str) -> None:
-    """Once, which method of the user's own makes a run go step by step."""
-    if type(part) in _TOLD or type(part).__module__.startswith(("lathe.", "lightning.")):
-        return
-    _TOLD.add(type(part))
-    print(
-        f"trainer.steps_per_call=auto: {type(part).__name__}.{name} may want to see every step, so each is made by "
-        "itself; what quiet_steps says of it makes short steps cheaper (docs/running.md).",
-        flush=True,
-    )
+def tell_looker(name: str, key: Any, way: str = "") -> None:
+    """Once for each `key`, what makes a run go step by step."""
+    if key not in _TOLD:
+        _TOLD.add(key)
+        print(
+            f"trainer.steps_per_call=auto: {name} may want to see every step, so each is made by itself{way} "
+            "(docs/running.md).",
+            flush=True,
+        )
