@@ -20,6 +20,7 @@ from lathe.config.schema import renamed
 from lathe.config.words import translate
 from lathe.errors import Stopped, UserError, is_own, own_places
 from lathe.launch.group import waited
+from lathe.launch.streams import usable_streams
 
 FULL_ERROR = "LATHE_FULL_ERROR"
 FULL = "HYDRA_FULL_ERROR=1 shows the traceback"
@@ -36,6 +37,7 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
 
     @functools.wraps(main)
     def wrapped() -> None:
+        usable_streams()
         try:
             _read_variables()
         except UserError as error:

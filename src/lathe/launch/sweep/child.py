@@ -19,6 +19,7 @@ from typing import Any
 
 from lathe.errors import UserError
 from lathe.files import write_atomically
+from lathe.launch.streams import usable_streams
 from lathe.launch.telling import sentence_for, tell
 
 SIGNALS = tuple(
@@ -74,6 +75,7 @@ def _alone(parent: int, log: Path) -> None:
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     sys.stdout, sys.stderr = (open(number, "w", buffering=1, closefd=False) for number in (1, 2))  # noqa: SIM115
+    usable_streams()
 
 
 def _told(work: Callable[[], Any], outcome: Path) -> int:

@@ -1,0 +1,85 @@
+"""A command ends as it would elsewhere where its terminal has few characters, and where it has no output at all."""
+
+import io
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from lathe.launch.agent import worker
+from lathe.launch.streams import _nowhere
+from lathe.launch.sweep.child import fork
+from lathe.launch.telling import FULL_ERROR, one_sentence
+
+DOTS = "\u2026 \u00b1 \udcff"  # of a table, of a report, of the name of a file that is no text
+
+
+@pytest.fixture(autouse=True)
+def variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    for key in (FULL_ERROR, "HYDRA_FULL_ERROR"):
+        monkeypatch.setenv(key, "0")  # so that what a command sets is taken back after the test
+
+
+@pytest.mark.parametrize(
+    ("encoding", "errors", "written"),
+    [
+        ("latin-1", "strict", "? \u00b1 ?"),
+        ("ascii", "strict", "? ? ?"),
+        ("ascii", "surrogateescape", "? ? ?"),  # of LC_ALL=C
+        ("utf-8", "strict", "\u2026 \u00b1 ?"),
+        ("ascii", "backslashreplace", r"\u2026 \xb1 \udcff"),  # as somebody has chosen
+    ],
+)
+def test_characters_that_a_terminal_has_not_are_replaced(
+    encoding: str, errors: str, written: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(taken, encoding, errors))
+    one_sentence(lambda: print(DOTS))()
+    assert taken.getvalue().decode(encoding) == f"{written}\n"
+
+
+@pytest.mark.parametrize("name", ["stdin", "stdout", "stderr"])
+def test_the_null_device_stands_in_for_a_stream_that_is_not_there(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, name, None)
+    seen: list[bool] = []
+
+    def main() -> None:
+        print(DOTS, flush=True)
+        seen.append(getattr(sys, name).isatty())
+
+    one_sentence(main)()
+    assert seen == [False]
+    os.close(getattr(sys, name).fileno())
+
+
+@pytest.mark.parametrize("number", [None, 200], ids=["the next that is free", "another"])
+def test_it_stands_at_the_streams_own_number_for_children_too(number: int | None) -> None:
+    if number is None:
+        number = os.dup(1)
+        os.close(number)
+    stream = _nowhere(number, "w")
+    try:
+        assert stream.fileno() == number
+        assert os.get_inheritable(number)
+        assert os.path.samestat(os.fstat(number), os.stat(os.devnull))
+    finally:
+        os.close(number)
+
+
+def test_a_rank_has_them_as_well(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("lathe.launch.agent._die_with_parent", lambda: None)
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
+    (tmp_path / "mistake.json").touch()
+    with pytest.raises(SystemExit):
+        worker("x:y", {}, str(tmp_path), 1.0)
+    print(DOTS)
+    assert sys.stdout.errors == "replace"
+
+
+def test_a_job_of_a_sweep_has_them_in_its_log(tmp_path: Path) -> None:
+    pid = fork(lambda: print(DOTS), tmp_path / "log.txt", tmp_path / "outcome.json", {}, None)
+    assert os.waitpid(pid, 0)[1] == 0, (tmp_path / "log.txt").read_text()
+    assert "\ufffd" not in (tmp_path / "log.txt").read_text(errors="replace")
