@@ -48,13 +48,13 @@ def under(key: str) -> Iterator[None]:
 class Stopped(UserError):
     """A signal ended the run at a step boundary after a checkpoint was written: it can be resumed.
 
-    `signal` is its name, such as SIGTERM. The process exits with 128 plus its number, as shells report it.
+    `signal` is its name, such as SIGTERM, and `command` the line for a shell that resumes it, if there is one. The
+    process exits with 128 plus the signal's number, as shells report it.
     """
 
-    def __init__(self, signal: str, run_dir: str | None) -> None:
-        where = f"; continue with: python train.py resume={run_dir}" if run_dir else ""
-        super().__init__(f"stopped by {signal}{where}")
-        self.signal, self.run_dir = signal, run_dir
+    def __init__(self, signal: str, command: str | None) -> None:
+        super().__init__(f"stopped by {signal}" + (f"; continue with: {command}" if command else ""))
+        self.signal, self.command = signal, command
         self.code = 128 + signals.Signals[signal].value
 
 

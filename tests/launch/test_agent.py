@@ -129,7 +129,11 @@ def test_a_mistake_is_not_tried_again(cfg: dict[str, Any], tmp_path: Path) -> No
 def test_a_stop_is_a_stop_and_not_tried_again(cfg: dict[str, Any]) -> None:
     with pytest.raises(Stopped) as caught:
         execute("support.agent_jobs:stopped", cfg, 1, options(restarts=2))
-    assert (caught.value.signal, caught.value.run_dir, caught.value.code) == ("SIGUSR1", "logs/x", 138)
+    assert (caught.value.signal, caught.value.command, caught.value.code) == (
+        "SIGUSR1",
+        "python train.py resume=logs/x",
+        138,
+    )
 
 
 @pytest.mark.usefixtures("forked")

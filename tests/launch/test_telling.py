@@ -131,7 +131,7 @@ def test_only_rank_0_speaks(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
 def test_a_stopped_run_leaves_with_the_code_of_its_signal(
     capsys: pytest.CaptureFixture[str], name: str, code: int
 ) -> None:
-    assert tell(Stopped(name, "logs/x")) == code
+    assert tell(Stopped(name, "python train.py resume=logs/x")) == code
     assert capsys.readouterr().err == f"Error: stopped by {name}; continue with: python train.py resume=logs/x\n"
 
 

@@ -48,7 +48,7 @@ def lost(cfg: dict[str, Any]) -> None:
 
 
 def stopped(cfg: dict[str, Any]) -> None:
-    raise Stopped("SIGUSR1", "logs/x")
+    raise Stopped("SIGUSR1", "python train.py resume=logs/x")
 
 
 def killed(cfg: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from lathe.errors import Stopped
-from lathe.runs.rundir import RunDir
 from lathe.verbs.train import interruptible
 
 
@@ -42,13 +41,13 @@ class Interrupted(io.RawIOBase):
 @pytest.mark.parametrize("at", range(1, 9))
 def test_within_the_writing_of_a_checkpoint(tmp_path: Path, at: int) -> None:
     """torch's writer then fails to close its file, and raises that."""
-    start: Any = SimpleNamespace(begun=True)
-    with pytest.raises(Stopped, match=f"resume={tmp_path}"), interruptible(RunDir(tmp_path), start):
+    start: Any = SimpleNamespace(begun=True, command="again")
+    with pytest.raises(Stopped, match="continue with: again"), interruptible(start):
         torch.save({"weights": torch.ones(1000)}, Interrupted(at))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3)])
 def test_what_came_of_no_interrupt_goes_on(tmp_path: Path, error: BaseException) -> None:
-    start: Any = SimpleNamespace(begun=True)
-    with pytest.raises(type(error)), interruptible(RunDir(tmp_path), start):
+    start: Any = SimpleNamespace(begun=True, command="again")
+    with pytest.raises(type(error)), interruptible(start):
         raise error

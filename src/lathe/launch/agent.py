@@ -5,6 +5,7 @@ import importlib
 import json
 import logging
 import os
+import shlex
 import signal
 import sys
 import uuid
@@ -21,6 +22,7 @@ from lathe.launch.numa import numa_mode
 from lathe.launch.streams import usable_streams
 from lathe.launch.telling import full_error, own_sentence, sentence_for
 from lathe.launch.threads import threads_of
+from lathe.runs.typed import run_command, run_words
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # what the agent passes on to its workers before it leaves
 
@@ -91,13 +93,16 @@ def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
             _raise_told(folder)
             return (results or {}).get(0)
         except SignalException as error:
-            raise Stopped(signal.Signals(error.sigval).name, run_dir) from error
+            command = run_command("train.py", "resume", run_dir, cfg) if run_dir else None
+            raise Stopped(signal.Signals(error.sigval).name, command) from error
         except RendezvousError as error:
             raise UserError(_not_met(error, options, nodes)) from error
         except ChildFailedError as error:
             _raise_told(folder)
             rank, failure = error.get_first_failure()
-            way = f"continue with resume={run_dir}, or set launch.max_restarts"
+            way = "set launch.max_restarts"
+            if run_dir:
+                way = f"continue with {shlex.join(run_words('resume', run_dir, cfg))}, or {way}"
             left = f"launch.max_restarts={options['max_restarts']} leaves no restart: {way}."
             hung = _hung(folder)
             if hung is not None:
@@ -162,7 +167,7 @@ def _raise_told(folder: Path) -> None:
         path = folder / f"{name}.json"
         if path.exists():
             words = json.loads(path.read_text())
-            raise Stopped(words["signal"], words["run_dir"]) if name == "stop" else UserError(words["sentence"])
+            raise Stopped(words["signal"], words["command"]) if name == "stop" else UserError(words["sentence"])
 
 
 def _hung(folder: Path) -> str | None:
@@ -211,7 +216,7 @@ def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:
             bring_up(cfg["trainer"], rank, world, local_rank, timeout)
         return call(job, cfg)
     except Stopped as stop:
-        _leave_word(folder / "stop.json", {"signal": stop.signal, "run_dir": stop.run_dir})
+        _leave_word(folder / "stop.json", {"signal": stop.signal, "command": stop.command})
         return None  # all ranks stop at the same step; a failure would be started again
     except Exception as error:
         note = waited(error)

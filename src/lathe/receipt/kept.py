@@ -14,6 +14,7 @@ from lathe.files import write_atomically
 from lathe.receipt import page
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.rundir import RunDir
+from lathe.runs.typed import run_command
 
 SECTION = "inference"
 FIGURE = re.compile(r"[A-Za-z0-9_-]+\.svg")
@@ -73,8 +74,8 @@ def feed(run: RunDir, section: Mapping[str, Any]) -> bool:
     try:
         put(run, run.receipt, section)
     except (UserError, ValueError, KeyError, TypeError, AttributeError) as error:
+        command = run_command("scripts/receipt.py", "run", run.path, run.known_config)
         raise UserError(
-            f"{path} can't be read as a receipt of this version of Lathe: python scripts/receipt.py run={run.path} "
-            "measures anew."
+            f"{path} can't be read as a receipt of this version of Lathe: {command} measures anew."
         ) from error
     return True

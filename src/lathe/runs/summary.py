@@ -12,6 +12,7 @@ from rich.table import Table
 from lathe.config.composed import flatten
 from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir
+from lathe.runs.typed import run_words, value_typed
 
 
 def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
@@ -68,7 +69,7 @@ def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
     """Commands that make sense after `run`, which lies at `shown` for who types them: its metrics on the validation
     split, the same run with half its learning rate, and with other seeds."""
     words = retyped(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
-    found = [["python", "scripts/evaluate.py", f"run={_value(str(shown))}", "split=val"]] if run.best.exists() else []
+    found = [["python", "scripts/evaluate.py", *run_words("run", shown, cfg), "split=val"]] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
         found.append(["python", "train.py", *without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
@@ -85,7 +86,7 @@ def retyped(words: list[str], leaves: dict[str, Any]) -> list[str]:
     for word in without(words, "resume", "sweep", "hydra", "launch.id", "paths.run_dir"):
         key = _key(word)
         known = leaves.get(key) if key.endswith(("ckpt_path", "teacher")) else None
-        kept.append(f"{word.partition('=')[0]}={_value(known)}" if isinstance(known, str) else word)
+        kept.append(f"{word.partition('=')[0]}={value_typed(known)}" if isinstance(known, str) else word)
     return kept
 
 
@@ -105,10 +106,3 @@ def without(words: list[str], *keys: str) -> list[str]:
         for word in words
         if not any(_key(word) == key or _key(word).startswith((f"{key}.", f"{key}/")) for key in keys)
     ]
-
-
-def _value(text: str) -> str:
-    """`text` as the value of an override: in quotes where Hydra's grammar would read more than a word."""
-    if re.fullmatch(r"[\w./-]+", text):
-        return text
-    return "'" + re.sub(r"(\\*)'", r"\1\1\'", text) + "'"

@@ -19,7 +19,7 @@ from lathe.trust import own
 from lathe.trust.check import GETTERS, KINDS, Finding, findings, kind_at, names_in
 from lathe.trust.document import read_json, read_yaml, shown
 
-__all__ = ["allow", "allow_program", "ask", "checked_config", "checked_overrides", "read_json", "tell_owner"]
+__all__ = ["allow", "allow_program", "ask", "carried", "checked_config", "checked_overrides", "read_json", "tell_owner"]
 
 CARRIER = "LATHE_TRUSTED"
 PLAIN_NAME = re.compile(r"[^/\\\0]+")
@@ -59,7 +59,7 @@ def allow_program(target: str, folder: Path) -> None:
     Raises:
         UserError: it is not.
     """
-    trusted, typed = _carried()
+    trusted, typed = carried()
     if target in trusted:
         return
     words = f"target={target}: {folder} is a program that you have not exported here, and loading it runs it"
@@ -87,7 +87,8 @@ def _carry(trusted: list[str], typed: dict[str, str]) -> None:
     os.environ[CARRIER] = json.dumps({"trusted": trusted, "typed": typed})
 
 
-def _carried() -> tuple[list[str], dict[str, str]]:
+def carried() -> tuple[list[str], dict[str, str]]:
+    """What is trusted, and the names in the current command by their keys."""
     there: dict[str, Any] = json.loads(os.environ.get(CARRIER) or "{}")
     return there.get("trusted", []), there.get("typed", {})
 
@@ -111,7 +112,7 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
         raise UserError(
             f"{words} has name={shown(repr(config['name']))}, which is no name of a folder: it is not read."
         )
-    trusted, typed = _carried()
+    trusted, typed = carried()
     found = list(findings(config, trusted, typed))
     for finding in found:
         if not finding.mend:
@@ -119,7 +120,7 @@ def checked_config(path: Path, where: str, kinds: bool = True) -> dict[str, Any]
             raise UserError(f"{words} names {there}, {finding.why}: take a run directory as Lathe has written it.")
     if found:
         _ask_for(found, words)
-        trusted, typed = _carried()
+        trusted, typed = carried()
     if kinds:
         _check_kinds(config, words, trusted, typed)
     config.pop("trusted", None)
@@ -153,7 +154,7 @@ def _ask_for(found: list[Finding], words: str) -> None:
         "trust them.",
         f"{words} names {listed}: not trusted, so nothing of it was built.",
     )
-    trusted, typed = _carried()
+    trusted, typed = carried()
     _carry([*trusted, *names], typed)
 
 

@@ -83,7 +83,8 @@ AUROC Accuracy AveragePrecision CalibrationError CohenKappa ConfusionMatrix Exac
 HammingDistance HingeLoss JaccardIndex MatthewsCorrCoef Precision PrecisionRecallCurve ROC Recall Specificity
 StatScores
 """
-# Not here: those that take folders or functions (ModelCheckpoint, LambdaCallback, BasePredictionWriter, ...).
+# Not here: those that take folders or functions (ModelCheckpoint, LambdaCallback, BasePredictionWriter, ...), or hand
+# what they are given to another constructor (WeightAveraging, EMAWeightAveraging).
 CALLBACKS = (
     "DeviceStatsMonitor EarlyStopping GradientAccumulationScheduler LearningRateMonitor ModelSummary RichModelSummary "
     "RichProgressBar StochasticWeightAveraging TQDMProgressBar Timer"

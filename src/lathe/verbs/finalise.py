@@ -18,6 +18,7 @@ from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import RunDir
 from lathe.runs.trainer import quiet
+from lathe.runs.typed import run_command
 
 # of a checkpoint, beside its weights; `report` is what methods that acted after training told, for a run whose end was
 # interrupted
@@ -68,8 +69,8 @@ def write_receipt(run: RunDir, cfg: dict[str, Any]) -> None:
     except Exception as error:
         words = " ".join(str(error).split())[:300]
         warnings.warn(
-            f"The run is complete, but its receipt failed ({type(error).__name__}: {words}): python "
-            f"scripts/receipt.py run={run.path}",
+            f"The run is complete, but its receipt failed ({type(error).__name__}: {words}): "
+            + run_command("scripts/receipt.py", "run", run.path, cfg),
             stacklevel=2,
         )
 

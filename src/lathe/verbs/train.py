@@ -33,6 +33,7 @@ from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
 from lathe.runs.reported import check_names, not_reported
 from lathe.runs.trainer import found_device, make_trainer, quiet, widen
+from lathe.runs.typed import run_command
 from lathe.strategies import channels_last, compile_task
 from lathe.tasks import Task
 from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
@@ -89,11 +90,11 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
     prepare(cfg, task, trainer)
     tell_what_is_not_measured(cfg.get("compression") or {})
     try:
-        with interruptible(run, start):
+        with interruptible(start):
             trainer.fit(task.driven, datamodule=datamodule, ckpt_path=resume, weights_only=True)
     except SIGTERMException as error:
         received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
-        raise Stopped(received or "SIGTERM", str(run.path)) from error
+        raise Stopped(received or "SIGTERM", start.command) from error
     except RuntimeError as error:
         if str(error).startswith("Early stopping conditioned on metric"):
             raise not_reported(cfg, callbacks, str(error), trainer.callback_metrics) from error
@@ -107,10 +108,10 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
     if pruned:  # what is left out of the race is not looked at again
         cfg = {**cfg, "test": False}
     try:
-        with interruptible(run, start):
+        with interruptible(start):
             result = finish(cfg, run, trainer, task, datamodule, callbacks) | pruned
     except SIGTERMException as error:  # Lightning's own, between two batches of the test
-        raise Stopped("SIGTERM", str(run.path)) from error
+        raise Stopped("SIGTERM", start.command) from error
     result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
     pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
     for logger in loggers:
@@ -139,7 +140,7 @@ def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
 
 
 @contextmanager
-def interruptible(run: rundir.RunDir, start: "Start") -> Iterator[None]:
+def interruptible(start: "Start") -> Iterator[None]:
     """Tells a Ctrl-C as a stop: Lightning takes it in, and ends the process without a word. It leaves the signal
     ignored, which a second one within the same moment should be.
     """
@@ -149,7 +150,7 @@ def interruptible(run: rundir.RunDir, start: "Start") -> Iterator[None]:
         if not _follows_interrupt(error):
             raise
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise Stopped("SIGINT", str(run.path) if start.begun else None) from error
+        raise Stopped("SIGINT", start.command if start.begun else None) from error
 
 
 def _follows_interrupt(error: BaseException | None) -> bool:
@@ -188,6 +189,7 @@ class Start(Callback):
     def __init__(self, run: rundir.RunDir, cfg: dict[str, Any], first_step: int, monitor: str | None) -> None:
         self.run, self.cfg, self.first_step, self.monitor, self.begun = run, cfg, first_step, monitor, False
         self.given: list[Callback] = []  # with which the Trainer was made
+        self.command = run_command("train.py", "resume", run.path, cfg)  # that goes on with it
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Gives a ModelCheckpoint of the user's own, which would write beside the first logger's lines, a folder."""
@@ -206,13 +208,8 @@ class Start(Callback):
         for logger in trainer.loggers:
             if isinstance(logger, CSVLogger):
                 logger.begin()
-            log_facts(
-                logger,
-                run_facts(flatten(self.cfg)),
-                self.cfg.get("tags") or [],
-                self.first_step,
-                self.monitor,
-            )
+            tags = self.cfg.get("tags") or []
+            log_facts(logger, run_facts(flatten(self.cfg)), tags, self.first_step, self.monitor)
         if trainer.is_global_zero:
             self.keep_names(getattr(trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
             rundir.point_latest(self.run.path.parent.parent, self.run.path)

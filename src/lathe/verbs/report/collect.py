@@ -18,6 +18,7 @@ from lathe.runs.places import Place, shown
 from lathe.runs.rundir import RunDir
 from lathe.runs.state import standing, without_run
 from lathe.runs.summary import retyped, without
+from lathe.runs.typed import run_command
 from lathe.verbs.report.find import find_places
 
 # Numbers of result.json that say how long a run was, not how good.
@@ -154,7 +155,8 @@ def read_run(place: Place, known: dict[str, Any] | None = None) -> Run:
     if stands.config is not None:
         run.leaves = BEFORE | {harmless(key): value for key, value in flatten(current(stands.config)).items()}
     if run.state == "unfinished" and directory.last.exists():
-        run.sentence = f"python train.py resume={shlex.quote(str(place.path))} goes on with it."
+        # without what it would have to trust, which the refusal names: a report is no reason to
+        run.sentence = f"{run_command('train.py', 'resume', place.path, {})} goes on with it."
     return run
 
 

@@ -1,0 +1,56 @@
+"""Commands about a run directory, printed so that they do what they say where they are typed."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from lathe.config.composing import as_typed
+from lathe.config.schema import current
+from lathe.config.stages import methods
+from lathe.errors import UserError
+from lathe.trust import carried
+from lathe.trust.check import findings
+from lathe.trust.document import read_yaml
+
+
+def relied_on(config: Mapping[str, Any]) -> list[str]:
+    """What of a run's `config` a later command has to name in `trusted`, since this process may build it for no other
+    reason than that its own command names or trusts it. What has not been allowed here is not among them: who is shown
+    somebody else's run decides that for himself."""
+    trusted, typed = carried()
+    names = set()
+    for read in (config, *_teachers(config)):
+        refused = {(found.key, found.name) for found in findings(read, trusted, typed)}
+        names |= {found.name for found in findings(read, [], {}) if (found.key, found.name) not in refused}
+    return sorted(names)
+
+
+def _teachers(config: Mapping[str, Any]) -> Iterator[Any]:
+    """The configurations of the runs that one learns from, which are opened with it."""
+    for node in methods(config.get("compression") or {}).values():
+        teachers = node.get("teacher")
+        for path in teachers if isinstance(teachers, list) else [teachers]:
+            file = Path(str(path)) / "config.yaml"
+            with suppress(UserError, OSError):  # which is told where the teacher is opened
+                if isinstance(path, str) and file.is_file():
+                    yield current(read_yaml(file, str(path)))
+
+
+def run_words(key: str, run: str | Path, config: Mapping[str, Any]) -> list[str]:
+    """The overrides, not yet quoted for a shell, by which a command takes `run`, a directory with this `config`, at
+    `key`."""
+    names = relied_on(config)
+    return [f"{key}={value_typed(str(run))}", *([f"trusted=[{','.join(map(value_typed, names))}]"] if names else [])]
+
+
+def run_command(script: str, key: str, run: str | Path, config: Mapping[str, Any], *more: str) -> str:
+    """The line for a shell that runs `script` on `run`."""
+    return shlex.join(["python", script, *run_words(key, run, config), *more])
+
+
+def value_typed(text: str) -> str:
+    """`text` as the value of an override: in quotes where Hydra's grammar would read more than a word."""
+    return text if re.fullmatch(r"[\w./-]+", text, re.ASCII) else as_typed(text)

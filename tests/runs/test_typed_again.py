@@ -1,0 +1,75 @@
+"""Commands that a run prints about its own directory do what they say where they are typed."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from support.runs import config, new_run
+
+from lathe import trust
+from lathe.errors import UserError
+from lathe.runs.rundir import RunDir, open_run
+from lathe.runs.summary import proposals
+from lathe.runs.typed import relied_on, run_command
+from lathe.verbs.train import Start
+
+CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
+OWN = f"+callbacks.mc={{_target_: {CHECKPOINT}, monitor: val/loss}}"
+
+
+def typed(*words: str, tmp_path: Path) -> dict[str, Any]:
+    """A run whose command has these words, in a folder whose name has to be quoted, which has begun."""
+    cfg = new_run(tmp_path / "logs", "model=mlp", *words)
+    trust.allow(dict(cfg))
+    run = RunDir(Path(cfg["paths"]["run_dir"]).rename(tmp_path / "größe, 'eins'"))
+    cfg["paths"]["run_dir"] = str(run.path)
+    run.best.parent.mkdir()
+    run.best.touch()
+    return cfg
+
+
+def opens(command: str, key: str, name: str) -> dict[str, Any]:
+    """The run's configuration, as the printed `command` reads it in a process of its own."""
+    words = shlex.split(command)[2:]
+    request = config(*words, name=name)
+    trust.allow(request)
+    return open_run(request[key], key).config
+
+
+@pytest.mark.parametrize("words", [(), (OWN,), (OWN, "model.net._target_=json.loads")], ids=len)
+def test_a_run_is_opened_by_the_commands_that_it_prints(words: tuple[str, ...], tmp_path: Path) -> None:
+    cfg = typed(*words, tmp_path=tmp_path)
+    run = RunDir(cfg["paths"]["run_dir"])
+    commands = Start(run, cfg, 0, None).command, proposals(run, run.path, cfg)[0]
+    if words:
+        trust.allow({})
+        with pytest.raises(UserError, match="not a part that a saved configuration may build"):
+            open_run(run.path, "run")
+    for command, key, verb in zip(commands, ("resume", "run"), ("train", "evaluate"), strict=True):
+        trust.allow({})
+        assert ("trusted=" in command) == bool(words)
+        assert opens(command, key, verb)["callbacks"] == cfg["callbacks"]
+
+
+def test_only_what_this_process_may_build_is_named(tmp_path: Path) -> None:
+    cfg = typed(OWN, tmp_path=tmp_path)
+    trust.allow({})
+    assert relied_on(cfg) == []  # somebody else's run, read by a report
+    trust.allow({"trusted": ["lightning.pytorch"]})
+    assert relied_on(cfg) == [CHECKPOINT]
+
+
+def test_what_a_teacher_of_the_run_needs_is_named_too(tmp_path: Path) -> None:
+    teacher, other = tmp_path / "teacher", tmp_path / "other"
+    for folder, net in ((teacher, "json.loads"), (other, "json.dumps")):
+        folder.mkdir()
+        (folder / "config.yaml").write_text(yaml.safe_dump({"model": {"net": {"_target_": net}}}))
+    node = {"kind": "distill", "teacher": [str(teacher), str(other), {"net": None}, str(tmp_path / "gone"), "ema"]}
+    trust.allow({"trusted": ["json"]})
+    cfg: dict[str, Any] = {"compression": {"stages": None, "distill": node}}
+    assert relied_on(cfg) == ["json.dumps", "json.loads"]
+    assert run_command("train.py", "resume", "logs/a", cfg, "x=1") == (
+        "python train.py resume=logs/a 'trusted=[json.dumps,json.loads]' x=1"
+    )
