@@ -54,10 +54,12 @@ WRONG = {
         "lightning.pytorch.loggers.CSVLogger": "got the class CSVLogger.",
         "math.hypot": "callbacks.x._target_=math.hypot: expected a lightning Callback, got a float.",
         "lightning.pytorch.callbacks.LearningRateFinder": (
-            "callbacks.x: LearningRateFinder trains for a while with settings of its own"
+            "callbacks.x: LearningRateFinder trains for a while with settings of its own, inside the run: leave it "
+            "out, and have python scripts/lr_find.py, with"
         ),
         "lightning.pytorch.callbacks.BatchSizeFinder": (
-            "callbacks.x: BatchSizeFinder trains for a while with settings of its own"
+            "callbacks.x: BatchSizeFinder trains for a while with settings of its own, inside the run: leave it "
+            "out, and have python scripts/batch_find.py, with"
         ),
         "lightning.pytorch.callbacks.GradientAccumulationScheduler": "callbacks.x can't be built: ",
         "lathe.callbacks.Checkpoint": (

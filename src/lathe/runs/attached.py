@@ -16,6 +16,9 @@ from lathe.runs.methods import make_methods
 from lathe.runs.study import trial_of
 from lathe.tasks import Task
 
+# What Lightning finds inside a run, by the command that does so before one.
+FINDERS: dict[type[Callback], str] = {LearningRateFinder: "lr_find", BatchSizeFinder: "batch_find"}
+
 
 def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
     """The callbacks that the configuration lists, and those that every run needs.
@@ -40,10 +43,11 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         require(
             twin is None, f"callbacks.{twin} and callbacks.{name} are both {callback.state_key}: leave one of them out."
         )
+        finder = next((verb for kind, verb in FINDERS.items() if isinstance(callback, kind)), None)
         require(
-            not isinstance(callback, (LearningRateFinder, BatchSizeFinder)),
+            finder is None,
             f"callbacks.{name}: {type(callback).__name__} trains for a while with settings of its own, inside the run: "
-            "leave it out, and compare values in a sweep (-m optimizer.lr=0.03,0.1,0.3).",
+            f"leave it out, and have python scripts/{finder}.py, with the other words of this command, find a value.",
         )
         require(
             not isinstance(callback, StochasticWeightAveraging),
