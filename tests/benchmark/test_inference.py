@@ -20,6 +20,7 @@ from lathe.benchmark import inference, suites
 from lathe.errors import UserError
 from lathe.export import manifest
 from lathe.receipt import measured, write
+from lathe.runs.exported import KEY
 from lathe.runs.rundir import RunDir
 from lathe.verbs.export.make import make, ready_for
 from lathe.verbs.train import train
@@ -151,7 +152,20 @@ def test_a_run_whose_data_are_gone_is_measured_on_noise(tmp_path: Path, capsys: 
     assert capsys.readouterr().out.startswith(note)  # before anything is measured
 
 
+def test_a_shipped_file_of_earlier_weights_is_not_the_runs(run: RunDir) -> None:
+    found = manifest.read(run.path / "exports" / "onnx")
+    assert inference._differs(run, found, found) is None
+    with run.best.open("ab") as file:
+        file.write(b"of a later epoch")
+    assert inference._differs(run, found, found) == "is of an earlier best.ckpt"
+
+
 def test_a_file_that_computes_something_else_is_not_timed(run: RunDir) -> None:
+    """Such as one by an earlier version, whose manifest does not say of which checkpoint's file it is."""
+    folder = run.path / "exports" / "onnx"
+    content = manifest.read(folder)
+    files = content.pop("files")
+    manifest.write(folder, {key: value for key, value in content.items() if key != KEY}, list(files))
     state = torch.load(run.best, weights_only=True)
     state["state_dict"]["head.weight"] = state["state_dict"]["head.weight"].flip(0)
     torch.save(state, run.best)

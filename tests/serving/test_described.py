@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from lathe.errors import UserError
+from lathe.runs.exported import KEY, checkpoint_sum
 from lathe.serving.described import described
 from lathe.serving.model import describe, example, receipt
 from lathe.serving.page import page
@@ -66,6 +67,19 @@ def test_a_manifest_that_describes_no_net_is_refused(served_run: Path, tmp_path:
     with pytest.raises(
         UserError, match=r"manifest\.json does not describe a net that can be served: export the run again"
     ):
+        describe(str(run), "onnx", "best")
+
+
+def test_an_export_of_earlier_weights_is_refused(served_run: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(served_run, run)
+    path = run / "exports/onnx/manifest.json"
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps({**manifest, KEY: checkpoint_sum(run / "checkpoints/best.ckpt")}))
+    assert describe(str(run), "onnx", "best")["target"] == "onnx"
+    with (run / "checkpoints/best.ckpt").open("ab") as file:
+        file.write(b"of a later epoch")
+    with pytest.raises(UserError, match=r"^target=onnx: exports/onnx is of an earlier best\.ckpt: export"):
         describe(str(run), "onnx", "best")
 
 

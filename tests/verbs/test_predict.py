@@ -185,7 +185,12 @@ def test_an_export_predicts_what_the_module_does(run: RunDir, images: Any, tmp_p
     ):
         with pytest.raises(UserError, match=sentence):
             predict(request(run, source, tmp_path / "no.csv", *words))
-    manifest = json.loads((run.path / "exports" / "onnx" / manifests.NAME).read_text())
+    path = run.path / "exports" / "onnx" / manifests.NAME
+    manifest = json.loads(path.read_text())
+    path.write_text(json.dumps(manifest | {"checkpoint_sha256": "of an earlier one"}))
+    with pytest.raises(UserError, match=r"^target=onnx: exports/onnx is of an earlier best\.ckpt: export"):
+        predict(request(run, source, tmp_path / "no.csv", "export=onnx"))
+    path.write_text(json.dumps(manifest))
     file = run.path / "exports" / "onnx" / manifest["file"]
     content = file.read_bytes()
     file.write_bytes(b"something else")

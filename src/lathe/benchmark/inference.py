@@ -21,6 +21,7 @@ from lathe.files import disk_sentence, scratch, write_atomically
 from lathe.receipt import kept, runtimes, words
 from lathe.receipt.forms import CPU, Compiled, Eager, Form, reason
 from lathe.receipt.timing import time_forms
+from lathe.runs.exported import outdated
 from lathe.runs.rundir import RunDir, open_run
 from lathe.runs.shippable import Shippable, open_shippable
 from lathe.verbs.export.compare import arithmetic_of
@@ -209,7 +210,7 @@ class _Comparison:
         shipped = self.run.path / "exports" / name
         try:
             if name not in self.anew and (shipped / manifests.NAME).is_file():
-                differs = _differs(manifests.read(shipped, "targets"), facts)
+                differs = _differs(self.run, manifests.read(shipped, "targets"), facts)
                 if differs is None:
                     self.tell(f"{name}: exports/{name}")
                     return Bundled(
@@ -240,12 +241,14 @@ def _told_once(left_out: Sequence[dict[str, str]], cells: int) -> list[dict[str,
     return found
 
 
-def _differs(manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
+def _differs(run: RunDir, manifest: Mapping[str, Any], facts: Mapping[str, Any]) -> str | None:
     """What sets a shipped file apart from the others, as a clause; None if it is the best checkpoint's and takes inputs
     like theirs.
     """
     if manifest["checkpoint"] != "best":
         return f"is of {manifest['checkpoint']}.ckpt"
+    if outdated(run, manifest):
+        return "is of an earlier best.ckpt"
     there, here = manifest["input"]["shape"], facts["input"]["shape"]
     if there != here:
         return f"takes inputs of {there} instead of {here}"

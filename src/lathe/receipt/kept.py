@@ -1,18 +1,16 @@
 """A receipt on disk, and what another measurement adds to it: the comparison of runtimes under `inference`."""
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from lathe.errors import UserError
-from lathe.export.manifest import sha256
 from lathe.files import write_atomically
 from lathe.receipt import page
 from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.exported import checkpoint_sum
 from lathe.runs.rundir import RunDir
 from lathe.runs.typed import run_command
 
@@ -22,14 +20,7 @@ FIGURE = re.compile(r"[A-Za-z0-9_-]+\.svg")
 
 def fingerprint(run: RunDir) -> dict[str, Any]:
     """The optimizer step and the SHA-256 of the run's best checkpoint; of a folder, that of its files' hashes."""
-    path = run.best
-    step = int(read_checkpoint(path)["global_step"])
-    return {"step": step, "sha256": _folder(path) if path.is_dir() else sha256(path)}
-
-
-def _folder(path: Path) -> str:
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    return hashlib.sha256("".join(f"{file.relative_to(path)} {sha256(file)}\n" for file in files).encode()).hexdigest()
+    return {"step": int(read_checkpoint(run.best)["global_step"]), "sha256": checkpoint_sum(run.best)}
 
 
 def still_true(run: RunDir) -> dict[str, Any] | None:

@@ -22,15 +22,17 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     """The facts that clients need: an export's manifest, or the same of the module.
 
     Raises:
-        UserError: it is no run, or has no such export.
+        UserError: it is no run, has no such export, or one of weights that it had before.
     """
-    path = open_run(run, "run").path
+    opened = open_run(run, "run")
+    path = opened.path
     if target == MODULE:
         from lathe.runs.shippable import open_shippable
 
         return {"target": MODULE, **open_shippable(path, checkpoint=checkpoint).facts}
     from lathe import export
     from lathe.export import manifest
+    from lathe.runs.exported import check_current
 
     found = manifest.read(_folder(path, target))
     kind = export.get(str(found["target"]))
@@ -45,6 +47,7 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     if not described(found):
         again = "export the run again with scripts/export.py"
         raise UserError(f"{_folder(path, target) / manifest.NAME} does not describe a net that can be served: {again}.")
+    check_current(opened, target, found)
     return found
 
 

@@ -22,6 +22,8 @@ from lathe.images.files import ImageFile, find_images
 from lathe.images.pictures import scaled
 from lathe.runs.build import target_of
 from lathe.runs.cells import cell
+from lathe.runs.exported import check_current
+from lathe.runs.rundir import RunDir
 from lathe.runs.score import refuse_own
 from lathe.runs.shippable import class_names, is_image
 from lathe.verbs.evaluate import check_request, rebuild
@@ -180,7 +182,8 @@ def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
     """Height and width of the images that the run's export takes; None for any.
 
     Raises:
-        UserError: there is no such export, or the request asks for what only the module has.
+        UserError: there is no such export, it is of weights that the run had before, or the request asks for what only
+            the module has.
     """
     request, target = cfg["request"], cfg["request"]["export"]
     require(
@@ -195,6 +198,7 @@ def check_export(cfg: dict[str, Any]) -> tuple[int, int] | None:
         f"checkpoint={asked}: target={target} was exported from {found['checkpoint']}.ckpt; "
         f"say checkpoint={found['checkpoint']}, or export the other.",
     )
+    check_current(RunDir(cfg["paths"]["run_dir"]), target, found)
     require(
         precision is None,
         f"precision is for target={MODULE}: target={target} has the number format of its file; leave it out.",

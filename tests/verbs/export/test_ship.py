@@ -13,6 +13,7 @@ from support.exports import WHOLE, left, request
 
 from lathe.errors import UserError
 from lathe.export.bundle import open_bundle
+from lathe.export.manifest import sha256
 from lathe.runs.rundir import RunDir
 from lathe.runs.shippable import open_shippable
 from lathe.verbs.export import parity, ship
@@ -59,6 +60,7 @@ def test_an_export_and_its_proof(run: RunDir, capsys: pytest.CaptureFixture[str]
         False,
         False,
     )
+    assert found["checkpoint_sha256"] == sha256(run.best)
     assert sorted(found["files"]) == ["model.onnx", "parity.json"]
     assert {"torch", "onnxruntime"} <= found["versions"].keys()
     weights = json.loads((run.path / "exports/weights/manifest.json").read_text())

@@ -10,6 +10,8 @@ from typing import Any
 from lathe import export, measure
 from lathe.errors import UserError, require, under
 from lathe.export import manifest as manifests
+from lathe.runs.exported import KEY, checkpoint_sum
+from lathe.runs.rundir import open_run
 from lathe.runs.shippable import Shippable, open_shippable
 from lathe.verbs.export.request import taken
 
@@ -33,7 +35,9 @@ def ready_for(
     target = export.get(name)
     missing = target.available(**taken(target.available, options))
     require(missing is None, str(missing))
-    return open_shippable(
+    path = open_run(run, "run").checkpoint(checkpoint)
+    held = checkpoint_sum(path)  # before it is read: of one that training replaces meanwhile, the earlier's
+    ready = open_shippable(
         run,
         checkpoint=checkpoint,
         preprocess=preprocess and target.computes,
@@ -42,6 +46,8 @@ def ready_for(
         eval_batch_size=eval_batch_size,
         data_folder=data_folder,
     )
+    ready.facts[KEY] = held
+    return ready
 
 
 def make(ready: Shippable, name: str, options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
