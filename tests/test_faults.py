@@ -162,7 +162,7 @@ def fakes(folder: Path, tasks: int) -> dict[str, str]:
     (folder / "bin").mkdir()
     srun = f"""#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done
-export SLURM_NTASKS={tasks} SLURM_NTASKS_PER_NODE=1 SLURM_LOCALID=0 SLURM_NODELIST=localhost
+export SLURM_NTASKS={tasks} SLURM_NTASKS_PER_NODE=1 SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_NODELIST=localhost
 pids=()
 for ((i = 0; i < {tasks}; i++)); do SLURM_PROCID=$i "$@" & pids+=($!); done
 trap 'kill -USR1 "${{pids[@]}}"' USR1

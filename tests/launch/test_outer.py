@@ -102,8 +102,22 @@ def test_srun_has_to_say_how_many_tasks_a_node_has(environment: Any) -> None:
         detect_outer()
 
 
+def test_a_task_of_srun_has_a_step(environment: Any) -> None:
+    environment(**SLURM, SLURM_STEP_ID="0")
+    environment(SLURM_PROCID="0")
+    outer = detect_outer()
+    assert outer is not None
+    assert outer.rank == 0
+
+
 @pytest.mark.parametrize(
-    "change", [{"SLURM_NTASKS": "1"}, {"SLURM_JOB_NAME": "bash"}, {"SLURM_JOB_NAME": "interactive"}]
+    "change",
+    [
+        {"SLURM_NTASKS": "1"},
+        {"SLURM_JOB_NAME": "bash"},
+        {"SLURM_JOB_NAME": "interactive"},
+        {"SLURM_PROCID": "0"},  # a batch script, without srun
+    ],
 )
 def test_a_command_typed_inside_an_allocation_is_a_run_by_hand(environment: Any, change: dict[str, str]) -> None:
     environment(**{**SLURM, **change})

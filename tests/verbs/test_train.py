@@ -239,6 +239,18 @@ def test_sync_batchnorm_and_ddp_come_with_several_processes(tmp_path: Path, monk
     assert make_trainer(cfg, tmp_path, []).strategy._layer_sync is None
 
 
+def test_one_process_takes_no_notice_of_what_slurm_left_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a batch script with --ntasks=2 does that calls python without srun."""
+    for key in ("LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID", "SLURM_NTASKS_PER_NODE"):
+        monkeypatch.delenv(key, raising=False)
+    for key, value in {"JOB_ID": "5", "JOB_NAME": "x", "NTASKS": "2", "PROCID": "0", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{key}", value)
+    trainer = make_trainer(new_run(tmp_path, *SMALL), tmp_path, [])
+    assert (trainer.world_size, trainer.global_rank) == (1, 0)
+
+
 def test_callbacks_that_are_switched_off_are_left_out(tmp_path: Path) -> None:
     from lathe.runs.build import make_task
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import CSVLogger as LightningCSV
@@ -159,7 +160,13 @@ def by_hand(batches: Batches, folder: Path | None = None) -> Trained:
 def _fit(module: LightningModule, batches: Batches, **options: Any) -> float:
     clock = _Clock()
     trainer = Trainer(
-        max_epochs=1 + EPOCHS, accelerator="cpu", devices=1, enable_model_summary=False, callbacks=[clock], **options
+        max_epochs=1 + EPOCHS,
+        accelerator="cpu",
+        devices=1,
+        enable_model_summary=False,
+        callbacks=[clock],
+        plugins=[LightningEnvironment()],
+        **options,
     )
     trainer.fit(module, batches)
     return clock.seconds

@@ -92,6 +92,8 @@ def detect_outer() -> Outer | None:
     if "SLURM_JOB_ID" in env and "SLURM_PROCID" in env and int(env.get("SLURM_NTASKS", "1")) > 1:
         if env.get("SLURM_JOB_NAME") in ("bash", "interactive"):  # a shell inside an allocation, not a task of srun
             return None
+        if env["SLURM_PROCID"] == "0" and "SLURM_STEP_ID" not in env:  # a batch script that calls python without srun
+            return None
         _slurm_rendezvous()
         restarted = int(env.get("SLURM_RESTART_COUNT", "0")) > 0
         rank, local, world = (int(env[name]) for name in ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS"))

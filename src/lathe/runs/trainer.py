@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, ModelSummary, ProgressBar
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
@@ -43,6 +44,8 @@ def quiet() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # images on the device need none
+    # a run that is to have several ranks has started them
+    warnings.filterwarnings("ignore", message="The `srun` command is available on your system but is not used")
     warnings.filterwarnings(
         "ignore", message=".*treespec, LeafSpec.*"
     )  # Lightning 2.6 calls torch's tree functions by their older names
@@ -85,6 +88,8 @@ def make_trainer(
     plugins = [AtomicCheckpointIO(read_checkpoint), *precision.pop("plugins", [])]
     if several and cfg["trainer"].get("sync_batchnorm", False):
         plugins.append(TorchSyncBatchNorm() if device_type(options["accelerator"]) == "cuda" else SyncBatchNorm())
+    if not several and not TorchElasticEnvironment.detect() and getattr(strategy, "cluster_environment", None) is None:
+        plugins.append(LightningEnvironment())  # it would take what a batch script left in the environment for ranks
     trainer: Trainer = call_factory(
         make({**options, **precision, "_partial_": True}, "trainer"),
         "trainer",
