@@ -7,6 +7,7 @@ from lathe.config.direction import lower_is_better
 from lathe.errors import UserError, did_you_mean
 from lathe.runs.metric_names import bare, is_cost, on_test, split_of, told_direction
 from lathe.verbs.report.collect import Run
+from lathe.verbs.runs.table import NAMED
 
 _ORDER = ("test", "val", "objective", None, "train", "cost")
 
@@ -31,12 +32,7 @@ def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
     """
     names = available(runs)
     if not names:
-        done = sum(run.state == "complete" for run in runs)
-        none = f"none of the {len(runs)} runs has a metric" if len(runs) > 1 else "the only run has no metric"
-        raise UserError(
-            f"runs: {none} yet ({done} of them complete): wait for one, or continue one with python train.py "
-            "resume=<run directory>."
-        )
+        raise _why_none(runs)
     for name in asked or ():
         if name not in names:
             hint = did_you_mean(name, names, f"they have {', '.join(names[:10])}.")
@@ -44,6 +40,21 @@ def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
     if asked:
         return list(dict.fromkeys(asked))
     return [next((name for name in _options(runs) if name in names), names[0])]
+
+
+def _why_none(runs: Sequence[Run]) -> UserError:
+    """Why there is nothing to compare: what runs have failed of, or can't be read for, and whether others go on."""
+    none = f"none of the {len(runs)} runs has a metric" if len(runs) > 1 else "the only run has no metric"
+    lost = [run.sentence.rstrip(".") for run in runs if run.state in ("failed", "gone") and run.sentence]
+    told = "; ".join([*lost[:NAMED], *([f"and {len(lost) - NAMED} more"] if len(lost) > NAMED else [])])
+    if lost and not any(run.state in ("running", "unfinished") for run in runs):
+        return UserError(f"runs: {none}: {told}.")
+    done = sum(run.state == "complete" for run in runs)
+    others = f"; {told}" if told else ""
+    return UserError(
+        f"runs: {none} yet ({done} of them complete): wait for one, or continue one with python train.py "
+        f"resume=<run directory>{others}."
+    )
 
 
 def _options(runs: Sequence[Run]) -> list[str]:
