@@ -8,7 +8,8 @@ import pytest
 import torch
 from support.runs import SMALL, new_run
 
-from lathe.runs.score import open_data, open_net, open_run_net, outputs_of, score
+from lathe.errors import UserError
+from lathe.runs.score import check_taken, open_data, open_net, open_run_net, outputs_of, score
 from lathe.verbs.train import train
 
 QUIET = ("trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false")
@@ -44,3 +45,20 @@ def test_a_run_is_scored_as_it_was_tested(tmp_path: Path, overrides: tuple[str, 
     assert torch.equal(
         outputs, outputs_of(lambda x: np.asarray(open_net(directory)(x).detach()), data.eval_loader("val"))
     )
+
+
+def test_what_can_not_be_mended_is_told_before_what_can() -> None:
+    """An export, the server and a prediction know classes of images and of tokens alone."""
+    images = {"channels": 1, "image_size": 8, "mean": [0.5], "std": [0.5], "num_classes": None}
+    for data, kind, words in (
+        ({}, "ClassificationTask", r"^run=x: its data declare neither channels, "),
+        (images, "ClassificationTask", r"^run=x: its data declare no num_classes, "),
+        ({}, "LightningTask", r"^run=x: it has trained a LightningModule as it is, "),
+        ({}, "RegressionTask", r"^run=x: its task predicts values, .*: use scripts/evaluate\.py, or the net"),
+        (images, "RegressionTask", r"^run=x: its task predicts values, "),
+    ):
+        cfg = {"data": data, "task": {"_target_": f"lathe.tasks.{kind}"}}
+        with pytest.raises(UserError, match=words):
+            check_taken(cfg, "x")
+        if kind != "LightningTask":
+            check_taken({**cfg, "data": {**images, "num_classes": 2}}, "x")

@@ -4,7 +4,7 @@ import argparse
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from lathe.errors import UserError, did_you_mean, refuse, require
 
@@ -100,7 +100,7 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     overrides = [word for word in words if word in typed or word not in ordered]
     _tell_repeated(overrides)
     if parsed.multirun:
-        _check_jobs(overrides)
+        _check_jobs(overrides, {} if parsed.config_dir else groups)  # such a folder may bring choices
     return words
 
 
@@ -251,9 +251,18 @@ def _tell_repeated(overrides: Sequence[str]) -> None:
         last[key] = word
 
 
-def _check_jobs(overrides: Sequence[str]) -> None:
+def _check_pattern(word: str, pattern: Any, choices: Sequence[str] | None) -> None:
+    """A pattern that no choice has; of a group that is not known here, whoever composes knows the choices."""
+    if choices is not None:
+        listed = f"choose among {', '.join(choices)}" if choices else "write the values by commas"
+        of = "no choice has that name" if choices else "a pattern is for the choices of a group, and that is a key"
+        require(bool(pattern.filter(list(choices))), f"{word}: {of}, so the sweep has no job: {listed}.")
+
+
+def _check_jobs(overrides: Sequence[str], groups: Groups) -> None:
     """Hydra runs a sweep over no values without a word."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import Glob
     from hydra.errors import HydraException
 
     try:
@@ -263,7 +272,9 @@ def _check_jobs(overrides: Sequence[str]) -> None:
     except HydraException:
         return  # Hydra tells it with its place
     for item in sweeps:
-        if item.is_discrete_sweep():
+        if isinstance(item.value(), Glob):
+            _check_pattern(str(item.input_line), item.value(), groups.get(item.key_or_group))
+        elif item.is_discrete_sweep():
             require(
                 next(iter(item.sweep_iterator()), None) is not None,
                 f"{item.input_line} has no values, so the sweep has no job: give "

@@ -32,7 +32,7 @@ def combinations(words: Sequence[str], loader: Any) -> list[list[str]]:
     counts.
 
     Raises:
-        UserError: a word draws from a range without an end, which is for a search.
+        UserError: a word draws from a range without an end, which is for a search, or is a pattern that nothing fits.
     """
     parsed = OverridesParser.create(config_loader=loader).parse_overrides(list(words))
     for item in parsed:
@@ -47,6 +47,8 @@ def combinations(words: Sequence[str], loader: Any) -> list[list[str]]:
         else [str(item.input_line)]
         for item in parsed
     }
+    none = next((item.input_line for item in parsed if not values[item.get_key_element()]), None)
+    require(none is None, f"{none}: no choice has that name, so the sweep has no job: write the choices by commas.")
     return [list(point) for point in itertools.product(*values.values())]
 
 
