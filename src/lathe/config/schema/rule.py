@@ -79,7 +79,7 @@ class Rule:
 
     def kinds(self) -> "Iterator[Rule]":
         """The rules of which a value has to follow one."""
-        yield replace(self, others=())
+        yield replace(self, others=()) if self.others else self
         for other in self.others:
             yield from other.kinds()
 
