@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from lightning.fabric.utilities import registry
 from omegaconf import OmegaConf
@@ -96,6 +97,29 @@ def test_a_changed_file_is_read_anew(tmp_path: Path) -> None:
     assert composed("train", folder=folder)["seed"] != 77
     (folder / "local" / "default.yaml").write_text("# @package _global_\nseed: 77\n")
     assert composed("train", folder=folder)["seed"] == 77
+
+
+def test_a_sweep_is_told_as_hydra_tells_it(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ROOT / "configs", tmp_path / "configs"))
+    file = folder / "experiment" / "many.yaml"
+
+    def modes() -> list[Any]:
+        words = [[], ["model=mlp", "seed=1,2"], ["hydra.mode=MULTIRUN"], ["+experiment=many", "model.net.depth=1"]]
+        words.append(["experiment=many", "seed=3"])
+        with initialize_config_dir(str(folder), version_base="1.3"):
+            hydra = GlobalHydra.instance().hydra
+            return [hydra.get_mode(config_name="train", overrides=given) for given in words]
+
+    for mode in ("MULTIRUN", "RUN"):
+        file.write_text(f"# @package _global_\nhydra:\n  mode: {mode}\n")
+        composing.anew()
+        alone = modes()
+        composing.once()
+        assert modes() == modes() == alone
+        assert [None if found is None else found.name for found in alone] == [None, None, "MULTIRUN", None, mode]
+    file.write_text("# @package _global_\nhydra: {mode: MULTIRUN}\n")
+    os.utime(file, ns=(1, 1))
+    assert modes()[-1].name == "MULTIRUN"
 
 
 def test_mistakes_are_found_each_time() -> None:

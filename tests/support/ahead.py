@@ -23,6 +23,7 @@ from support.runs import ROOT
 def _compose_and_build() -> None:
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         make_task(resolve(compose("train", overrides=["model=mlp", "seed=1"])))
+        GlobalHydra.instance().hydra.get_mode("train", ["model=mlp"])
     GlobalHydra.instance().clear()
 
 

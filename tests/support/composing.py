@@ -7,6 +7,7 @@ compose as they always do.
 import copy
 import functools
 import os
+import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from hydra._internal import config_loader_impl as hydras
 from hydra._internal import defaults_list as defaults_lists
 from hydra._internal.config_repository import CachingConfigRepository, ConfigRepository, IConfigRepository
 from hydra._internal.defaults_list import DefaultsList, Overrides
+from hydra._internal.hydra import Hydra
 from hydra._internal.sources_registry import SourcesRegistry
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -48,6 +50,7 @@ _seen: dict[tuple[Any, ...], int] = {}
 _composed: dict[int, tuple[DefaultsList, DictConfig]] = {}  # by the id of a list of files
 _overrides: dict[str, Override] = {}
 _trees: dict[int, tuple[DictConfig, Any]] = {}  # the same without Hydra's own part, with the list whose id it is
+_mode_anew, _modes = Hydra.get_mode, dict[Any, Any]()
 _version_anew, _version_once = version._get_version, functools.cache(version._get_version)
 
 
@@ -169,6 +172,21 @@ def _compose_once(loader: Any, defaults: list[Any], repo: IConfigRepository) -> 
     return copy.deepcopy(_composed[id(defaults)][1])
 
 
+def _mode_once(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+    """Each command is composed once more only to know whether files or a key of Hydra's make it a sweep, which no value
+    of another key does."""
+    bare = [word.lstrip("+~") for word in overrides]
+    if any(word.startswith("hydra") for word in bare):
+        return _mode_anew(self, config_name, overrides)
+    repo = self.config_loader.repository  # type: ignore[attr-defined]
+    groups = (re.split("[@=]", word, maxsplit=1)[0] for word in bare)
+    choices = [word for word, group in zip(overrides, groups, strict=True) if repo.group_exists(group)]
+    key = (_files(repo), config_name, *choices)
+    if key not in _modes:
+        _modes[key] = _mode_anew(self, config_name, choices)
+    return _modes[key]
+
+
 @functools.cache
 def _parser() -> OverridesParser:
     return OverridesParser.create()
@@ -208,6 +226,7 @@ def once() -> None:
     ConfigRepository.load_config = _load_once  # type: ignore[method-assign]
     OverridesParser.parse_rule = _override_once  # type: ignore[method-assign]
     base.parse = _utils.parse = _value_once
+    Hydra.get_mode = _mode_once  # type: ignore[method-assign]
     version._get_version = _version_once
     for kind in _copies_anew:
         kind.__deepcopy__, kind._re_parent = _copied, _reparented  # type: ignore[method-assign]
@@ -223,6 +242,7 @@ def anew() -> None:
     ConfigRepository.load_config = _load_anew  # type: ignore[method-assign]
     OverridesParser.parse_rule = _override_anew  # type: ignore[method-assign]
     base.parse = _utils.parse = _value_anew
+    Hydra.get_mode = _mode_anew  # type: ignore[method-assign]
     version._get_version = _version_anew
     for kind, copied in _copies_anew.items():
         kind.__deepcopy__, kind._re_parent = copied, _parents_anew  # type: ignore[method-assign]
