@@ -41,7 +41,9 @@ PRELOADED = [
     "lathe.strategies.tensor",
     "lathe.tasks",
     "torchmetrics",
-    "optuna.storages",
+    "optuna.storages._rdb.models",  # and what it opens a database with
+    "alembic.command",
+    "sqlalchemy.dialects.sqlite",
     "rich._emoji_codes",
     "support.ahead",
 ]
