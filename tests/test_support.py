@@ -18,12 +18,14 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from lightning.fabric.utilities import registry
 from omegaconf import OmegaConf
-from support import composing
+from support import composing, quick
 from support.commands import command, environment, start
 from support.processes import Command, server
 from support.runs import ROOT, config
 
+from lathe.errors import UserError
 from lathe.runs import environment as recorded
+from lathe.trust.document import read_yaml
 
 
 @pytest.fixture(autouse=True)
@@ -158,6 +160,20 @@ def test_what_is_asked_once_is_what_would_be_answered_again() -> None:
     assert recorded.describe_environment()["packages"]["torch"] == torch.__version__
     group = "lightning.pytorch.callbacks_factory"
     assert list(registry.entry_points(group=group)) == list(metadata.entry_points(group=group))
+
+
+def test_a_document_that_is_kept_is_what_would_be_read_again(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    for text in ("seed: 1\nnet: {lr: 1e-3, on: [true, null, 2026-01-02]}\n", "seed: 2\n"):
+        file.write_text(text)
+        found = read_yaml(file, "it")
+        assert found == read_yaml(file, "it") == quick._parsed_anew(text.encode(), "it")
+        found["seed"] = "changed"  # of a copy
+        assert read_yaml(file, "it")["seed"] == int(text[6])
+    file.write_text("seed: *x\n")
+    for where in ("run=a", "run=b"):
+        with pytest.raises(UserError, match=f"^{where} "):
+            read_yaml(file, where)
 
 
 def test_the_longest_files_begin(pytestconfig: pytest.Config) -> None:
