@@ -6,6 +6,7 @@ import gc
 import os
 import random
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -23,6 +24,7 @@ from lathe.launch.start import check_together, check_typed, launched
 from lathe.launch.telling import sentence_for
 
 __all__ = ["compose", "train"]
+JOB = "lathe.verbs.inside"
 
 
 def compose(overrides: Sequence[str] = ()) -> DictConfig:
@@ -59,7 +61,7 @@ def train(cfg: DictConfig | Sequence[str] = ()) -> Any:
         words = overrides_of(cfg) if isinstance(cfg, DictConfig) else list(cfg)
         try:
             with composing("train", words) as composed:
-                _, path = launched(composed, "lathe.verbs.inside:train_inside")
+                _, path = launched(composed, f"{JOB}:train_inside")
         except Stopped as stop:
             if stop.signal == "SIGINT":
                 raise KeyboardInterrupt(str(stop)) from None
@@ -84,10 +86,9 @@ def _left_as_found() -> Iterator[None]:
     """What a command may change for good, since its process ends with it, is put back."""
     variables, drawn = dict(os.environ), random.getstate()  # importing Lightning draws numbers
     with ExitStack() as held:
-        if not gc.get_freeze_count():
-            held.callback(
-                gc.unfreeze
-            )  # a command's process ends with what is frozen; a notebook's may be garbage one day
+        # A command's process ends with what it froze when it imported its job; a notebook's may be garbage one day.
+        if JOB not in sys.modules and not gc.get_freeze_count():  # which walks through all of it
+            held.callback(gc.unfreeze)
         held.enter_context(warnings.catch_warnings())
         held.callback(_put_back, variables, _handlers())
         held.callback(random.setstate, drawn)
