@@ -51,6 +51,8 @@ GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name":
         (["strategy=ddp", "-m", "seed=1,2"], ["-m", "strategy=ddp", "seed=1,2"]),
         (["--cfg", "job", "seed=1"], ["--cfg", "job", "seed=1"]),
         (["-m", "seed=range(1,3)"], ["-m", "seed=range(1,3)"]),
+        (["-m", "model=glob(ml*)"], ["-m", "model=glob(ml*)"]),
+        (["-m", "hydra/launcher=glob(*)"], ["-m", "hydra/launcher=glob(*)"]),
     ],
 )
 def test_translated(typed: list[str], meant: list[str]) -> None:
@@ -71,6 +73,8 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["+logger=wandb"], ["+logger=wandb", "logger=wandb"]),
         (["-m", "seed=range(1,1)"], ["seed=range(1,1)", "no job"]),
         (["-m", "model=mlp", "seed=range(5,1)"], ["seed=range(5,1)", "no job"]),
+        (["-m", "optimizer=glob(x*)"], ["optimizer=glob(x*)", "no choice has that name", "choose among adamw,"]),
+        (["-m", "seed=glob(*)"], ["seed=glob(*)", "a group", "by commas"]),
         *[([f"{word}=3"], [f"{word}=3", "no such key"]) for word in HABITS],
         (["extras.print_config=true"], ["extras.print_config=true", "leave it out"]),
         *[([f"{key}=/x"], [f"{key}=/x", "paths.log_dir"]) for key in UNUSED],

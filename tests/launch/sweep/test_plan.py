@@ -1,6 +1,7 @@
 """Which jobs a sweep has, and where they run."""
 
 import io
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ def test_every_combination_of_what_is_typed() -> None:
     assert found == [
         [f"model={model}", f"seed={seed}", "test=false"] for model in ("mlp", "resnet20") for seed in (1, 2)
     ]
+
+
+def test_a_pattern_stands_for_the_choices_that_fit() -> None:
+    names = sorted(path.stem for path in (ROOT / "configs" / "model").glob("r*.yaml"))
+    assert plan("model=glob(r*)") == [[f"model={name}"] for name in names]
+    for word in ("model=glob(nosuch*)", "optimizer.lr=glob(*)"):
+        with pytest.raises(UserError, match=rf"^{re.escape(word)}: no choice has that name"):
+            plan(word)
 
 
 def test_axes_come_first_and_what_is_typed_wins() -> None:
