@@ -88,7 +88,7 @@ def _ways(task: Any, metrics: Any) -> tuple[str | None, dict[str, bool | None]]:
     from hydra.utils import instantiate
 
     if metrics is not None and hasattr(task, "directions"):
-        found: tuple[str | None, dict[str, bool | None]] = task.directions(instantiate(metrics))
+        found: tuple[str | None, dict[str, bool | None]] = task.directions(instantiate(metrics, _convert_="all"))
         return found
     known = {*getattr(task, "metrics", ()), *getattr(task, "computed", ())}
     return getattr(task, "monitor", None), {name: name in getattr(task, "minimised", ()) for name in known}

@@ -152,8 +152,8 @@ def check_options(
         raise ArgumentError(f"scale_lr={scale_lr} needs lr, the rate at reference_batch_size: set it, or use none.")
     if lr is not None:
         lr = scaled_lr(lr, scale_lr=scale_lr, batch_size=batch_size, reference_batch_size=reference_batch_size)
-    # Hydra hands lists over as OmegaConf nodes, which would end up in the checkpoint and keep it from opening with
-    # weights_only.
+    # Hydra by itself hands lists over as OmegaConf nodes, which would end up in the checkpoint and keep it from opening
+    # with weights_only.
     given = {"lr": lr, "weight_decay": weight_decay, **options}
     plain: dict[str, Any] = {
         key: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -22,19 +22,22 @@ from lathe.errors import ArgumentError, UserError, did_you_mean, own_place, requ
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.plan import check_plan, plan_of
 from lathe.optim.rules import freeze
-from lathe.runs.nodes import lists_parts, located
+from lathe.runs.nodes import located
 from lathe.tasks import LightningTask, Task, apply_init
+from lathe.tasks.plain import check_hyper_parameters
 
 
 def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Instantiates `node`, which stands at `key` of the configuration.
+    """Instantiates `node`, which stands at `key` of the configuration, with plain lists and dicts as its arguments.
 
     Raises:
         UserError: the target does not exist or does not take these arguments; or what the target itself raised, if that
             is one.
     """
-    if lists_parts(node):  # Hydra's own lists would make groups of keys of parts that are dataclasses
-        kwargs.setdefault("_convert_", "partial")
+    if isinstance(node, dict) and "_convert_" not in node:
+        # Hydra's own lists and dicts make groups of keys of parts that are dataclasses, and a part that keeps one, as
+        # save_hyperparameters does, would put it into checkpoints, which could then not be read without running code
+        kwargs["_convert_"] = "all"
     try:
         return hydra.utils.instantiate(node, *args, **kwargs)
     except InstantiationException as error:
@@ -135,13 +138,16 @@ def _named(kind: type) -> str:
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
-def make_data(cfg: dict[str, Any]) -> Any:
+def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
     """The data module of a resolved configuration, exact on any number of devices, a user's own included.
 
     Raises:
-        UserError: it can't be built, or is none.
+        UserError: it can't be built, or is none; or, where it is to `train`, keeps hyper-parameters that no checkpoint
+            may hold.
     """
     datamodule = make_part(cfg["data"], "data", LightningDataModule)
+    if train:
+        check_hyper_parameters(datamodule, "data")
     share(datamodule, cfg["seed"])
     task = target_of(cfg["task"])
     if isinstance(datamodule, ExactDataModule) and inspect.isclass(task) and issubclass(task, LightningTask):
@@ -207,8 +213,7 @@ def make_net(model: dict[str, Any]) -> nn.Module:
     Raises:
         UserError: it can't be built, or is none.
     """
-    node = {"_convert_": "all", **model["net"]} if isinstance(model["net"], dict) else model["net"]  # plain lists
-    net: nn.Module = make_part(node, "model.net", nn.Module)
+    net: nn.Module = make_part(model["net"], "model.net", nn.Module)
     with under("model"):
         apply_init(net, model.get("init"))
     return net
@@ -236,13 +241,13 @@ def make_schedule(node: dict[str, Any]) -> Any:
         UserError: as `make`.
     """
     if "_target_" not in node and isinstance(node.get("scheduler"), dict):  # Lightning's form, with its own default
-        inner = make(node["scheduler"], "scheduler.scheduler", _partial_=True, _convert_="all")
+        inner = make(node["scheduler"], "scheduler.scheduler", _partial_=True)
         return {"interval": "epoch", **node, "scheduler": inner}
     target = target_of(node)
     takes = inspect.signature(target).parameters if callable(target) else {}
     beside = {key: value for key, value in node.items() if key in PLAN and key not in takes}
     own = {key: value for key, value in node.items() if key not in beside}
-    factory = make(own, "scheduler", _partial_=True, _convert_="all")
+    factory = make(own, "scheduler", _partial_=True)
     return {"scheduler": factory, **beside} if beside else factory
 
 

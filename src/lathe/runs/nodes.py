@@ -4,12 +4,6 @@ import re
 from typing import Any
 
 
-def lists_parts(node: Any) -> bool:
-    """Whether a list of parts stands somewhere below."""
-    inside = list(node.values()) if isinstance(node, dict) else node if isinstance(node, list) else []
-    return any((isinstance(node, list) and isinstance(item, dict)) or lists_parts(item) for item in inside)
-
-
 def located(node: Any, path: str) -> tuple[str, Any]:
     """The key below `node`, and what stands there, of a path as Hydra writes it: a list's last number has no brackets
     there, so that b.a[2][0] is b.a[2]0."""

@@ -11,12 +11,14 @@ from typing import Any
 
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Checkpoint, EarlyStopping
+from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch import OutOfMemoryError, Tensor
 
 from lathe.errors import UserError
+from lathe.tasks.plain import check_checkpoint
 
 COUNTS = ("ready", "started", "processed", "completed")
 # of a group of parameters, in every version of torch
@@ -24,7 +26,7 @@ NUMBERS = ("params", "lr", "weight_decay", "momentum", "dampening", "nesterov", 
 
 
 def install(trainer: Trainer) -> None:
-    """Has the Trainer refuse a checkpoint whose parts do not fit the run."""
+    """Has the Trainer refuse a checkpoint whose parts do not fit the run, and to write one that could not be read."""
     trainer._checkpoint_connector.__class__ = Restoring
 
 
@@ -32,8 +34,15 @@ class Restoring(_CheckpointConnector):
     """Puts back a checkpoint part by part.
 
     Raises:
-        UserError: a part is not there, or is not what this run has in its place; the sentence names file and part.
+        UserError: a part is not there, or is not what this run has in its place; the sentence names file and part. Or
+            one that is to be written holds what could not be read again.
     """
+
+    def dump_checkpoint(self, weights_only: bool | None = None) -> dict[str, Any]:
+        # every rank comes by here with the whole of it, whoever writes and however: all refuse, and none waits
+        checkpoint: dict[str, Any] = super().dump_checkpoint(weights_only)
+        check_checkpoint(checkpoint, mappings=isinstance(self.trainer.strategy, ModelParallelStrategy))
+        return checkpoint
 
     def resume_start(self, *args: Any, **kwargs: Any) -> None:
         # what Lightning makes of a checkpoint of its earlier versions

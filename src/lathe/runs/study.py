@@ -197,7 +197,7 @@ def _made(key: str, options: Mapping[str, Any], known: Mapping[str, Any], more: 
         if isinstance(node, str):
             name, arguments = known[node]
             return getattr(getattr(optuna, f"{key}s"), name)(**arguments, **(more or {}))
-        made = instantiate(OmegaConf.create(node))
+        made = instantiate(OmegaConf.create({"_convert_": "all", **node}))
     except Exception as error:
         said = " ".join(str(error).split())[:300]
         said = "there is no such class." if said.startswith("Error locating target") else said

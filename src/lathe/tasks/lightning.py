@@ -1,10 +1,8 @@
 """A user's own LightningModule in the place of a task: the Trainer drives it as it is."""
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.data import extract_batch_size
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
@@ -21,6 +19,7 @@ from lathe.tasks import logged, ranks
 from lathe.tasks.base import Task
 from lathe.tasks.loops import StepLoop
 from lathe.tasks.manual import KeepsGradients
+from lathe.tasks.plain import check_hyper_parameters, name_of
 from lathe.tasks.scheduler import KEY, make_optimizers
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
@@ -61,7 +60,7 @@ class LightningTask(Task):
             raise UserError(
                 f"model.net: {lazy} of {name_of(module)} has no shape before the first batch: give its size."
             )
-        check_hyper_parameters(module)
+        check_hyper_parameters(module, "model.net")
         vars(module)["lathe_task"] = self  # not as a part of it, which it would be as an attribute
 
     @property
@@ -187,24 +186,3 @@ def check_module(net: Any) -> LightningModule:
     if not is_overridden("training_step", net):
         raise UserError(f"model.net: {name} has no training_step: write one.")
     return net
-
-
-def check_hyper_parameters(module: LightningModule) -> None:
-    """Raises UserError where `save_hyperparameters` keeps what can't be read from a checkpoint again without
-    running code.
-    """
-    for key, value in module.hparams.items():
-        file = io.BytesIO()
-        try:
-            torch.save(value, file)
-            file.seek(0)
-            torch.load(file, weights_only=True)
-        except Exception as error:  # whatever pickle has to say of it
-            raise UserError(
-                f"model.net: {name_of(module)} keeps {key}, a {type(value).__name__}, by save_hyperparameters, and "
-                f'checkpoints hold plain values: save_hyperparameters(ignore=["{key}"]).'
-            ) from error
-
-
-def name_of(module: Any) -> str:
-    return f"{type(module).__module__}.{type(module).__qualname__}"

@@ -60,7 +60,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
 def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None) -> dict[str, Any]:
     began, fresh = time.monotonic(), not run.begun
     seed_everything(cfg["seed"], workers=True, verbose=False)
-    datamodule = make_data(cfg)
+    datamodule = make_data(cfg, train=True)
     task = make_task(cfg)
     resume = run.last if run.last.exists() else None
     state = read_checkpoint(resume) if resume else None
