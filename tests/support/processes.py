@@ -52,7 +52,7 @@ PRELOADED = [
 def server(*more: str) -> ForkServerContext:
     """The context whose processes come from the server, which has imported `more` modules where this call starts it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*more, *PRELOADED])
+    context.set_forkserver_preload(["support.unwatched", *more, *PRELOADED])
     _begin()
     return context
 
