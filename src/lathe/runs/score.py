@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from lathe.data.base import ExactDataModule
+from lathe.data.checks import check_declared, undeclared
 from lathe.errors import require
-from lathe.runs.build import make_data, make_task
+from lathe.runs.build import make_data, make_task, target_of
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.rundir import open_run
 from lathe.tasks import LightningTask, Task
@@ -50,6 +51,19 @@ def refuse_own(kind: Any, key: str) -> None:
         f"{key}: it has trained a LightningModule as it is, and nobody knows what that takes and answers: use "
         "scripts/evaluate.py, or lathe.load in Python; written as a task (docs/own_parts.md) it can do this too.",
     )
+
+
+def check_taken(cfg: dict[str, Any], run: str | Path, key: str = "run") -> None:
+    """Raises UserError where nobody knows what the net of the `run` that `key` names takes and answers: what can't be
+    mended before what can."""
+    kind, where = target_of(cfg["task"]), f"{key}={run}"
+    refuse_own(kind, where)
+    require(
+        getattr(kind, "predicts", "classes") != "values" or undeclared(cfg["data"]) is None,
+        f"{where}: its task predicts values, and what is exported, served and predicted with here are classes of "
+        "images and tokens: use scripts/evaluate.py, or the net of lathe.load in Python.",
+    )
+    check_declared(cfg["data"], run)
 
 
 def open_net(path: str | Path, key: str = "run") -> nn.Module:

@@ -16,12 +16,12 @@ from lathe.callbacks.methods.ptq import inputs_of
 from lathe.compression.quantization.net import describe, quantized_layers, strip
 from lathe.compression.quantization.ptq import quantize_static
 from lathe.config.composed import data_at
-from lathe.data.checks import check_class_names, check_declared, squashed
+from lathe.data.checks import check_class_names, squashed
 from lathe.errors import require
 from lathe.export.inputs import takes_any_size, takes_any_time
 from lathe.export.preprocess import ANY, Preprocess, Shipped
 from lathe.runs.rundir import open_run
-from lathe.runs.score import open_data, open_run_net
+from lathe.runs.score import check_taken, open_data, open_run_net
 from lathe.tasks import Task
 
 BATCHES = 16  # training batches that ranges are calibrated on
@@ -129,7 +129,7 @@ def open_shippable(
     """
     run = open_run(path, key)
     run.checkpoint(checkpoint)
-    check_declared(run.config["data"], path)
+    check_taken(run.config, path, key)
     task, cfg = open_run_net(run.path, key, checkpoint)
     if eval_batch_size is not None:
         cfg["data"]["eval_batch_size"] = eval_batch_size

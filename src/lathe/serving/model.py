@@ -26,6 +26,10 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
     """
     opened = open_run(run, "run")
     path = opened.path
+    if target == MODULE or not (path / "exports" / target).is_dir():  # a way out that leads nowhere is not told
+        from lathe.runs.score import check_taken
+
+        check_taken(opened.config, run)
     if target == MODULE:
         from lathe.runs.shippable import open_shippable
 

@@ -20,14 +20,13 @@ from torch.utils.data import DataLoader
 
 from lathe.config.composed import data_at
 from lathe.data import Normalizer
-from lathe.data.checks import check_declared, squashed
+from lathe.data.checks import squashed
 from lathe.errors import UserError, require
 from lathe.images.files import ImageFile, find_images, open_array, open_image
 from lathe.loggers.lines import numbers, read_lines
-from lathe.runs.build import target_of
 from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir, open_run
-from lathe.runs.score import open_data, open_run_net, refuse_own
+from lathe.runs.score import check_taken, open_data, open_run_net
 from lathe.runs.shippable import class_names, is_image
 from lathe.runs.trainer import quiet
 from lathe.serving.answers import probabilities
@@ -167,8 +166,7 @@ class Run:
             UserError: `x` does not fit the net, or the net answers with NaN.
         """
         cfg = self._config
-        refuse_own(target_of(cfg["task"]), f"run={self.dir}")
-        check_declared(cfg["data"], self.dir)
+        check_taken(cfg, self.dir)
         size = batch_size or cfg["data"].get("eval_batch_size") or cfg["data"].get("batch_size") or BATCH
         with _untouched():
             batches = self._images(x, resize, size) if is_image(cfg) else self._tokens(x, size)

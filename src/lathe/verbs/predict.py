@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from lathe import export
 from lathe.data import Normalizer
-from lathe.data.checks import check_declared, squashed
+from lathe.data.checks import squashed
 from lathe.errors import UserError, require
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
@@ -24,7 +24,7 @@ from lathe.runs.build import target_of
 from lathe.runs.cells import cell
 from lathe.runs.exported import check_current
 from lathe.runs.rundir import RunDir
-from lathe.runs.score import refuse_own
+from lathe.runs.score import check_taken
 from lathe.runs.shippable import class_names, is_image
 from lathe.verbs.evaluate import check_request, rebuild
 
@@ -47,8 +47,7 @@ def predict(cfg: dict[str, Any]) -> int:
     devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
     require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device.")
     check_request(request)
-    refuse_own(target_of(cfg["task"]), f"run={request['run']}")
-    check_declared(facts, request["run"])
+    check_taken(cfg, request["run"])
     require(
         is_image(cfg),
         f"run={request['run']}: its data are not images, and prediction takes images: choose another run.",

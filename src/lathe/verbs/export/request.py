@@ -7,6 +7,7 @@ from typing import Any
 from lathe import export
 from lathe.errors import require
 from lathe.runs.rundir import RunDir
+from lathe.runs.score import check_taken
 
 # Keys of the group that hold for every target.
 SHARED = ("preprocess", "input_size", "split", "samples", "tolerance", "agreement", "max_drop")
@@ -32,8 +33,10 @@ def check_request(cfg: Mapping[str, Any], run: RunDir) -> None:
     """What can be told before weights are touched.
 
     Raises:
-        UserError: a size without the pictures to scale, several devices, or a run without the checkpoint.
+        UserError: a size without the pictures to scale, several devices, a run without the checkpoint, or what
+            `check_taken` raises.
     """
+    check_taken(run.config, cfg["request"]["run"])  # before what an export would need
     target, devices = cfg["request"]["target"], cfg["trainer"]["devices"]
     run.checkpoint(cfg["request"]["checkpoint"])
     require(
