@@ -20,7 +20,7 @@ class LatheSweeper(Sweeper):
 
     def __init__(self, params: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.params = dict(params or {})
+        self.params = params or {}
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
         self.hydra_context, self.task_function, self.config = hydra_context, task_function, config

@@ -13,10 +13,11 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.composed import check, flatten, resolve
+from lathe.config.flags import Groups, check_flags
 from lathe.config.help import configuration_folder
 from lathe.config.schema.strategies import COMPILE
 from lathe.config.schema.trainer import FILLED_IN
-from lathe.config.words import Groups, Untranslated, check_flags, key_of, no_such_choice
+from lathe.config.words import Untranslated, key_of, no_such_choice
 from lathe.errors import UserError, did_you_mean
 
 

@@ -1,15 +1,12 @@
 """The words of a command line: what is typed by habit is put into Lathe's terms, or told, before Hydra reads it."""
 
-import argparse
-import os
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
-from lathe.errors import UserError, did_you_mean, refuse, require
+from lathe.config.flags import MULTIRUN, Groups, check_flags
+from lathe.errors import UserError, did_you_mean, require
 
-Groups = Mapping[str, Sequence[str]]
-MULTIRUN = ("-m", "--multirun")
 SEVERAL = ("callbacks", "logger", "compression")  # groups that take a list of choices
 NOTHING = ("", "null", "none", "None", "[]", "false", "False")  # ways to say that a group is to hold no part
 
@@ -36,23 +33,11 @@ HABITS = {
     "extras": "leave it out: warnings and tables have keys of their own, which python train.py --help lists",
     "compile_model": "compilation is compile=default",
 }
-# What is typed as a flag elsewhere, with the key that it is here.
-FLAGS = {
-    "lr": "optimizer.lr",
-    "learning_rate": "optimizer.lr",
-    "wd": "optimizer.weight_decay",
-    "weight_decay": "optimizer.weight_decay",
-    "batch_size": "data.batch_size",
-    "epochs": "trainer.max_epochs",
-    "max_epochs": "trainer.max_epochs",
-    "max_steps": "trainer.max_steps",
-    "accelerator": "trainer.accelerator",
-    "devices": "trainer.devices",
-    "gpus": "trainer.devices",
-    "output_dir": "paths.log_dir",
-}
 # Hydra's own, which would be taken and do nothing: a run has a directory by Lathe's rules.
 UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir")
+# Those of Hydra's keys that choose a file, where a name in a key's place would be taken and choose none.
+HYDRAS = ("callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
+FUNCTION = re.compile(r"\b(choice|range|interval)\(")  # of several values
 QUOTES = ("'", '"')
 ITEM = r"""(?:[^,\[\]'"]|\[[^\]]*\]|'[^']*'|"[^"]*")+"""  # of a list, whose brackets and quotes close
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
@@ -99,61 +84,10 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
         raise Untranslated(refused, [word for word in words if word in typed or word not in ordered])
     overrides = [word for word in words if word in typed or word not in ordered]
     _tell_repeated(overrides)
+    _check_inside([word for word in overrides if FUNCTION.search(word)])
     if parsed.multirun:
         _check_jobs(overrides, {} if parsed.config_dir else groups)  # such a folder may bring choices
     return words
-
-
-class _Flags(argparse.ArgumentParser):
-    """Hydra's flags, whose mistakes are told in one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        what = message.removeprefix("argument ")
-        raise UserError(f"{what}: keys are written key=value, without dashes; --hydra-help lists the flags.")
-
-
-def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.Namespace:
-    """Hydra tells these with a traceback, argparse with a page."""
-    from hydra._internal.utils import get_args_parser  # here: --help answers without it
-
-    flags = get_args_parser()
-    flags.__class__ = _Flags
-    parsed, rest = flags.parse_known_args(list(words))
-    refuse(_as_key(word, words, groups or {}) for word in rest if word.startswith("-"))
-    require(not rest, f"{' '.join(rest)}: keys stand together: put every flag before the first of them, or after all.")
-    asked = [
-        flag
-        for flag, on in (
-            ("-m", parsed.multirun),
-            ("--run", parsed.run),
-            ("--cfg", parsed.cfg),
-            ("--info", parsed.info),
-            ("--shell-completion", parsed.shell_completion),
-        )
-        if on
-    ]
-    require(
-        set(asked) != {"-m", "--cfg"},
-        "-m runs a sweep, and --cfg prints the configuration of one run: leave -m out, and give each key one value.",
-    )
-    require(len(asked) < 2, f"{' and '.join(asked)} exclude each other: keep one.")
-    require(not parsed.resolve or bool(parsed.cfg), "--resolve is for --cfg: add --cfg job.")
-    folder = parsed.config_dir
-    require(folder is None or os.path.isdir(folder), f"--config-dir={folder}: there is no such folder.")
-    return parsed
-
-
-def _as_key(flag: str, words: Sequence[str], groups: Groups) -> str:
-    """The sentence for a flag that there is not: what is typed in its place, as far as that is known."""
-    dashed, _, value = flag.partition("=")
-    name = dashed.lstrip("-")
-    after = next(iter(words[words.index(flag) + 1 :]), "")
-    if "=" not in flag and "=" not in after and not after.startswith("-"):
-        value = after
-    key = name if "." in name or name in groups else FLAGS.get(name.replace("-", "_"), "")
-    typed = f"{dashed} {value}".strip()
-    way = f": {key}={value or '...'}" if key else "; --help lists the keys, --hydra-help the flags"
-    return f"{typed}: keys are written key=value, without dashes{way}."
 
 
 def _spaced(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -221,6 +155,11 @@ def _translated(word: str, groups: Groups) -> list[str]:
         require(not way or habit in groups, f"{word}: there is no such key; {way.rstrip('.')}.")
         ours = "a run has a directory of its own below paths.log_dir=..., under name=..."
         require(key not in UNUSED, f"{word} would change nothing: {ours}")
+        chosen = key.removeprefix("hydra.") if sign != "~" and value[:1] not in ("{", "$") else ""
+        require(
+            not (key.startswith("hydra.") and chosen in HYDRAS),
+            f"{word} would choose nothing: write hydra/{chosen}={value or '...'}, or leave it out.",
+        )
         if key == "data.augment" and WHOLE_NODE.match(value) and not FIELDS.match(value):
             return [f"{sign}{key}=[{value}]"]  # one transform, in the place of the fields
         return [earlier(word)]
@@ -249,6 +188,30 @@ def _tell_repeated(overrides: Sequence[str]) -> None:
         if key in last and last[key] != word and not whole:
             print(f"{last[key]} is replaced by {word}, which was typed later.")
         last[key] = word
+
+
+def _check_inside(overrides: Sequence[str]) -> None:
+    """Hydra reads several values inside of one value, and does not know then what to do with them."""
+    if not overrides:
+        return
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, Sweep
+    from hydra.errors import HydraException
+
+    def holds_several(value: Any) -> bool:
+        inner = value.list if isinstance(value, ChoiceSweep) else value
+        parts = inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list) else ()
+        return any(isinstance(part, Sweep) or holds_several(part) for part in parts)
+
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(overrides))
+    except HydraException:
+        return  # Hydra tells it with its place
+    word = next((item.input_line for item in parsed if holds_several(item._value)), None)
+    require(
+        word is None,
+        f"{word}: choice, range and interval stand alone, not inside of a value: write all values by commas, as 1,2,3.",
+    )
 
 
 def _check_pattern(word: str, pattern: Any, choices: Sequence[str] | None) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.utils import create_config_search_path
+from hydra.utils import instantiate
 from rich.console import Console
 from support.runs import ROOT
 
@@ -132,3 +133,10 @@ def test_the_table_ends_with_how_every_job_has_ended(tmp_path: Path, monkeypatch
         ["   1 ", " failed   "],
     ]
     assert "0 running, 1 complete, 0 pruned, 1 failed of 3" in last
+
+
+def test_values_of_the_sweeper_that_are_none_by_key_are_refused() -> None:
+    made: Any = instantiate({"_target_": "hydra_plugins.lathe_sweeper.LatheSweeper", "params": 3})
+    made.setup(hydra_context=None, task_function=None, config=None)
+    with pytest.raises(UserError, match=r"^hydra\.sweeper\.params=3: expected values by key"):
+        made.sweep([])

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,10 @@ def run_sweep(context: Context, params: dict[str, Any], arguments: Sequence[str]
         UserError: the sweep can't be run, or jobs failed.
         Stopped: a signal ended it.
     """
+    require(
+        isinstance(params, Mapping),
+        f"hydra.sweeper.params={params}: expected values by key, as in 'hydra.sweeper.params={{seed: \"1,2,3\"}}'.",
+    )
     options = _options(context)
     _check_alone(context)
     _, words = own_words(arguments)
