@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lathe.callbacks.nan_guard import NanGuard
+from lathe.callbacks.nan_guard import NanGuard, _bad_rows
 from lathe.errors import UserError
 
 
@@ -56,8 +56,41 @@ def test_a_bad_activation_is_named_and_the_weights_are_whole(tiny: SimpleNamespa
 def test_a_bad_batch_is_named(tiny: SimpleNamespace) -> None:
     loader = tiny.Loader()
     loader.batches[2][0][3, 1] = torch.inf
-    with pytest.raises(UserError, match="optimizer step 3 the loss is nan: the batch itself holds inf"):
+    with pytest.raises(UserError) as caught:
         tiny.trainer(NanGuard()).fit(tiny.Task(), loader)
+    assert str(caught.value) == (
+        "Training stopped: in optimizer step 3 the loss is nan: the batch itself holds inf (batch[0], in row 3 of 8); "
+        "drop such rows from the data, or fill in what they lack, where they are read."
+    )
+
+
+@pytest.mark.parametrize(
+    ("batch", "infinite", "words"),
+    [
+        ((torch.zeros(2), torch.tensor([1, 2])), True, ""),
+        ({"x": torch.zeros(2, 3), "mask": torch.tensor([-torch.inf])}, False, ""),
+        ({"x": torch.zeros(2, 3), "mask": torch.tensor([-torch.inf])}, True, "inf (batch['mask'], in row 0 of 1)"),
+        ([torch.zeros(2, 3), [torch.tensor([0, torch.nan])]], False, "nan (batch[1][0], in row 1 of 2)"),
+        (torch.full((9, 2, 2), torch.nan), False, "nan (batch, in rows 0, 1, 2, 3, 4 and 4 more of 9)"),
+        ((torch.zeros(2), torch.tensor(torch.nan)), False, "nan (batch[1])"),
+        ("no tensor", True, ""),
+    ],
+)
+def test_rows_of_a_bad_batch(batch: Any, infinite: bool, words: str) -> None:
+    assert _bad_rows(batch, infinite) == (f"the batch itself holds {words}" if words else "")
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_bad_target_is_the_datas_fault_too(tiny: SimpleNamespace, value: float) -> None:
+    class Fits(tiny.Task):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return nn.functional.mse_loss(self.net(batch[0])[:, 0], batch[1])
+
+    loader = tiny.Loader()
+    loader.batches = [(x, y.float()) for x, y in loader.batches]
+    loader.batches[1][1][2] = value
+    with pytest.raises(UserError, match=r"step 2 the loss is .*: the batch itself holds \w+ \(batch\[1\], in row 2 of"):
+        tiny.trainer(NanGuard()).fit(Fits(), loader)
 
 
 def test_a_bad_loss_function_is_named(tiny: SimpleNamespace) -> None:
@@ -66,7 +99,7 @@ def test_a_bad_loss_function_is_named(tiny: SimpleNamespace) -> None:
             return super().training_step(batch, batch_idx)["loss"] + (torch.inf if batch_idx == 1 else 0)
 
     with pytest.raises(
-        UserError, match="optimizer step 2 the loss is inf: the net's output is finite, so the loss function"
+        UserError, match="optimizer step 2 the loss is inf: the output of the net is finite, so the loss function"
     ):
         tiny.trainer(NanGuard()).fit(Overflows(), tiny.Loader())
 

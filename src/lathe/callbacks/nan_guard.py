@@ -1,7 +1,7 @@
 """Stop as soon as a number is not finite, and say which one was first."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -14,6 +14,8 @@ from lathe.errors import UserError
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
 from lathe.measure.shards import local
+
+ROWS = 5  # of a bad batch that are named
 
 
 class _Finding(NamedTuple):
@@ -162,25 +164,26 @@ class NanGuard(Callback):
                 f"in optimizer step {now} the loss is {found.value}{where} because {found.state} since the step before"
             )
         elif found.step == now and self._batch is not None:
+            what = f"in optimizer step {now} the loss is {found.value}{where}"
+            faults = everyones(_bad_rows(self._batch))
+            if faults[rank]:
+                _blame(what, faults[rank])
             # All processes run it, not only the one with the bad loss: the net may hold collectives.
             parts = everyones([name for name, _ in net.named_parameters()])
             if any(names != parts[0] for names in parts):
-                what = (
-                    f"in optimizer step {now} the loss is {found.value}{where}, and each process has a part of the "
-                    "net only"
-                )
+                what = f"{what}, and each process has a part of the net only"
             elif task_of(net) is not net:  # a user's own module, whose forward need not be what it trains with
-                what = (
-                    f"in optimizer step {now} the loss is {found.value}{where}, made in the training_step of "
-                    f"{type(net).__name__} from finite weights"
-                )
+                what = f"{what}, made in the training_step of {type(net).__name__} from finite weights"
             else:
                 culprits = everyones(_first_bad_output(trainer, net, net_input(self._batch)))
-                what = f"in optimizer step {now} the loss is {found.value}{where}: {culprits[rank]}"
+                faults = everyones(_bad_rows(self._batch, infinite=True))
+                if not culprits[rank] and faults[rank]:
+                    _blame(what, faults[rank])
+                what = f"{what}: {culprits[rank] or 'the output of the net is finite, so the loss function made it'}"
         else:
             what = (
                 f"in optimizer step {found.step} the loss is {found.value}{where}, read at step {now} when the weights "
-                "had followed (callbacks.nan_guard.every_n_steps=1 names the module)"
+                "had followed (callbacks.nan_guard.every_n_steps=1 names the module, or the rows of the batch)"
             )
         rate = "optimizer.lr" if task_of(net) is net else "the module's learning rate"
         raise UserError(
@@ -189,10 +192,9 @@ class NanGuard(Callback):
 
 
 def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
-    """Run the forward pass again and name the first module, in order of completion, whose output is not finite."""
-    # The pass is made even if the batch is to blame: another process, whose batch is not, meets this one in the net's
-    # collectives.
-    bad: list[str] = [] if _finite(x) else [f"the batch itself holds {_kind_of(x)}"]
+    """Run the forward pass again and name the first module, in order of completion, whose output is not finite; empty
+    where none is."""
+    bad: list[str] = []
 
     def watch(name: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
@@ -210,7 +212,39 @@ def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
     finally:
         for handle in handles:
             handle.remove()
-    return bad[0] if bad else "the net's output is finite, so the loss function made it"
+    return bad[0] if bad else ""
+
+
+def _blame(what: str, fault: str) -> NoReturn:
+    """Raises UserError where the data are to blame, which no setting of the training mends."""
+    raise UserError(
+        f"Training stopped: {what}: {fault}; drop such rows from the data, or fill in what they lack, where they are "
+        "read."
+    )
+
+
+def _bad_rows(batch: Any, infinite: bool = False) -> str:
+    """Which rows of a batch are not finite, in words; empty where all are. Only what the net takes, which comes first,
+    may hold no inf either, unless nothing may be `infinite`: masks hold -inf."""
+    for number, (name, tensor) in enumerate(_tensors(batch, "batch")):
+        if not tensor.is_floating_point():
+            continue
+        bad = tensor.isnan() if number and not infinite else ~tensor.isfinite()
+        if bad.any():
+            rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist() if bad.dim() else []
+            listed = ", ".join(map(str, rows[:ROWS])) + (f" and {len(rows) - ROWS} more" if len(rows) > ROWS else "")
+            where = f", in {'row' if len(rows) == 1 else 'rows'} {listed} of {len(bad)}" if rows else ""
+            return f"the batch itself holds {_kind_of(tensor)} ({name}{where})"
+    return ""
+
+
+def _tensors(node: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of a batch and where they stand in it; what `net_input` finds is the first."""
+    if isinstance(node, Tensor):
+        yield name, node
+    elif isinstance(node, dict | list | tuple):
+        for key, part in node.items() if isinstance(node, dict) else enumerate(node):
+            yield from _tensors(part, f"{name}[{key!r}]")
 
 
 def _gradients(net: nn.Module) -> dict[str, Tensor]:
