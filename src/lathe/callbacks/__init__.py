@@ -6,6 +6,7 @@ from lathe.callbacks.alerts import Alerts
 from lathe.callbacks.checkpoint import Checkpoint, numbers
 from lathe.callbacks.checkpoint_io import AtomicCheckpointIO
 from lathe.callbacks.device_stats import DeviceStats
+from lathe.callbacks.elapsed import Elapsed
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.frozen import FrozenStatistics
 from lathe.callbacks.graphs import Graphs
@@ -60,6 +61,7 @@ __all__ = [
     "Compression",
     "DeviceStats",
     "Distill",
+    "Elapsed",
     "ExactResume",
     "FrozenStatistics",
     "Graphs",

@@ -4,7 +4,6 @@ Every function takes the resolved configuration as plain data and runs in each r
 """
 
 import signal
-import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +17,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.callbacks import Compression, Preemption, skip_empty_hooks
+from lathe.callbacks import Compression, Elapsed, Preemption, skip_empty_hooks
 from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
 from lathe.config.stages import methods
@@ -58,7 +57,7 @@ def train(cfg: dict[str, Any]) -> dict[str, Any]:
 
 
 def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None) -> dict[str, Any]:
-    began, fresh = time.monotonic(), not run.begun
+    elapsed, fresh = Elapsed(), not run.begun
     seed_everything(cfg["seed"], workers=True, verbose=False)
     datamodule = make_data(cfg, train=True)
     task = make_task(cfg)
@@ -71,7 +70,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
     start = Start(run, cfg, first_step, task.monitor or cfg["callbacks"].get("checkpoint", {}).get("monitor"))
     report = trial_report(cfg, task, place)
     # start is the last: every other part has had its chance to refuse
-    callbacks = [*make_callbacks(cfg, task), *([report] if report else []), start]
+    callbacks = [*make_callbacks(cfg, task), *([report] if report else []), elapsed, start]
     start.given = callbacks
     task.check_run(cfg)
     check_loaders(cfg, datamodule)
@@ -112,7 +111,7 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
             result = finish(cfg, run, trainer, task, datamodule, callbacks) | pruned
     except SIGTERMException as error:  # Lightning's own, between two batches of the test
         raise Stopped("SIGTERM", start.command) from error
-    result = conclude(cfg, {"parameters": parameters, **result, "seconds": time.monotonic() - began})
+    result = conclude(cfg, {"parameters": parameters, **result, "seconds": elapsed.seconds})
     pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
     for logger in loggers:
         for page in pages:
