@@ -1,6 +1,10 @@
 """What Hydra raises becomes one sentence; a bug does not."""
 
+import shlex
+
 import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import OverrideParseException
 from support.runs import config
 
 from lathe.config.mistakes import explain
@@ -99,3 +103,24 @@ def test_a_bug_is_not_explained() -> None:
     assert explain(ValueError("a bug")) is None
     assert explain(KeyError("a bug")) is None
     assert explain(UserError("a sentence")) == "a sentence"
+
+
+@pytest.mark.parametrize(
+    ("override", "end"),
+    [
+        ("data.folder=../Bilder größe/raw", ": \"data.folder='../Bilder größe/raw'\"."),
+        ("+name=größe $1", ": '+name='\"'\"'größe $1'\"'\"''."),
+        ("größe=1", " in it."),
+        ("optimizer.lr=[1", " in it."),
+        ("name='größe", " in it."),
+    ],
+)
+def test_a_value_that_lacks_quotes_is_told_with_them(override: str, end: str) -> None:
+    with pytest.raises(OverrideParseException) as caught:
+        config(override)
+    told = explain(caught.value, GROUPS)
+    assert told is not None
+    assert told.endswith(f"digits and . _ - / : in it{end.removeprefix(' in it')}")
+    if end.startswith(": "):
+        (word,) = shlex.split(end[2:-1])
+        assert OverridesParser.create().parse_override(word).value() == override.partition("=")[2]

@@ -3,6 +3,7 @@ come to among them.
 """
 
 import re
+import shlex
 import sys
 import traceback
 from collections.abc import Sequence
@@ -57,7 +58,7 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         override = getattr(error, "override", "")
         return (
             f"{override!r} can't be read as an override: write key=value, and quote a value that has more than letters "
-            "of a to z, digits and . _ - / : in it."
+            f"of a to z, digits and . _ - / : in it{_quoted(override)}."
         )
     if name == "ConfigCompositionException":
         text = str(error)
@@ -98,6 +99,23 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
     return None
+
+
+def _quoted(override: str) -> str:
+    """The end of a sentence with an override as it is to be typed in a shell, where quotes are what it lacks."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser  # here: --help answers without it
+
+    from lathe.config.composing import as_typed  # which needs this module
+
+    key, _, value = override.partition("=")
+    if not value or value[0] in "[{('\"":  # something else than a word, which has to be closed or mended
+        return ""
+    word = f"{key}={as_typed(value)}"
+    try:
+        OverridesParser.create().parse_override(word)
+    except Exception:  # its key is what can't be read
+        return ""
+    return ": " + (shlex.quote(word) if re.search(r'["$`!\\]', word) else f'"{word}"')
 
 
 def _nothing_to_leave_out(word: str, groups: Groups) -> str:
