@@ -179,7 +179,25 @@ def test_an_epoch_that_is_cut_has_no_time(tiny: SimpleNamespace, clock: Clock) -
     throughput = Throughput()
     tiny.trainer(throughput, max_steps=4).fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
     assert throughput.summary()["epoch_s"] is None
-    assert throughput.state_dict() == {"seconds": pytest.approx(0.16), "whole": []}
+    state = throughput.state_dict()
+    assert set(state.pop("told").values()) == {None}  # no window either
+    assert state == {"seconds": pytest.approx(0.16), "whole": []}
+
+
+def test_a_process_that_measures_no_window_tells_what_the_one_before_did(tiny: SimpleNamespace, clock: Clock) -> None:
+    first = Throughput(window=4, skip_steps=2)
+    tiny.trainer(first, max_epochs=1).fit(slow_task(tiny, clock, 0.03), slow_loader(tiny, clock, 0.01))
+    known = {name: first.summary()[name] for name in ("samples_per_s", "step_ms", "data_wait", "mfu")}
+    assert known["step_ms"] == pytest.approx(40)
+    second = Throughput(skip_steps=10)
+    second.load_state_dict(first.state_dict() | {"told": first.state_dict()["told"] | {"test/accuracy": 1.0}})
+    assert {name: second.summary()[name] for name in known} == pytest.approx(known)
+    assert "test/accuracy" not in second.summary()  # of an edited file
+    assert second.state_dict()["told"]["step_ms"] == pytest.approx(40)
+    with pytest.raises(ValueError, match="could not convert"):  # which is told with the checkpoint's name
+        second.load_state_dict({"seconds": 0.0, "whole": [], "told": {"step_ms": "a"}})
+    second.load_state_dict({"seconds": 0.0, "whole": []})  # of an earlier version
+    assert second.summary()["step_ms"] is None
 
 
 @pytest.mark.slow

@@ -113,6 +113,9 @@ def test_it_ends_with_its_result_and_is_completed_without_training(tmp_path: Pat
     measured = {name for name in result | again if RESULT_TIMES.fullmatch(name)}
     assert measured >= {"seconds", "epoch_s", "peak_resident_bytes"}
     assert again["epoch_s"] == result["epoch_s"]  # of the steps that an earlier process made
+    for name in ("samples_per_s", "step_ms", "data_wait"):
+        assert (again[name] is None) == (result[name] is None)
+        assert again[name] is None or again[name] == pytest.approx(result[name], rel=0.5, abs=1e-3)
     assert {k: v for k, v in again.items() if k not in measured} == {
         k: v for k, v in result.items() if k not in measured
     }

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from lathe.callbacks.driven import count_units, net_of, task_of
-from lathe.callbacks.epochs import Epochs, waited_in_backward
+from lathe.callbacks.epochs import Epochs, Window, is_nan, told_before, waited_in_backward
 from lathe.callbacks.model_flops import compute_dtype, step_flops, without_memory
 from lathe.config.schema.held import held
 from lathe.measure.flops import net_input, peak_flops
@@ -84,9 +84,7 @@ class Throughput(Callback):
         self._units = 0
         self._unit = "samples"
         self._flops_per_unit: float | None = None
-        self._windows: list[
-            tuple[int, int, float, float, float | None]
-        ] = []  # batches, units, seconds, waited, grad_sync
+        self._windows: list[Window] = []
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
@@ -232,11 +230,14 @@ class Throughput(Callback):
         self._log(trainer, self._epochs.end(trainer, waited_in_backward(self._reducer), self._timed))
 
     def state_dict(self) -> dict[str, Any]:
-        """The seconds of epochs so far."""
-        return self._epochs.state(0.0 if self._paused else perf_counter() - self._mark)
+        """The seconds of epochs so far, and what `summary` would tell of windows if training ended here."""
+        running = 0.0 if self._paused else perf_counter() - self._mark
+        measured = self._batches and self._seen > self.skip_steps
+        last = [(self._batches, self._units, self._seconds + running, self._waited, None)] if measured else []
+        return self._epochs.state(running) | {"told": self._told([*self._windows, *last])}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = state_dict
+        self._restored = {**state_dict, "told": told_before(state_dict)}
         self._epochs = Epochs(state_dict)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -256,7 +257,7 @@ class Throughput(Callback):
             self._windows.append(window)
         return self._metrics([window])
 
-    def _metrics(self, windows: list[tuple[int, int, float, float, float | None]]) -> dict[str, float | None]:
+    def _metrics(self, windows: list[Window]) -> dict[str, float | None]:
         batches, units, seconds = sum(w[0] for w in windows), sum(w[1] for w in windows), sum(w[2] for w in windows)
         if not batches or not seconds:
             return dict.fromkeys((f"{self._unit}_per_s", "step_ms", "data_wait", "grad_sync", "mfu"))
@@ -288,12 +289,11 @@ class Throughput(Callback):
         totals for the others. `slowest_rank` is a name, host:rank.
 
         None where there is nothing to tell: on other processes, in a run no longer than `skip_steps` or without a whole
-        epoch, for an unknown peak.
+        epoch, for an unknown peak. A process that is no longer than these tells what the one before it did.
         """
         windows = self._windows if self._tells else []
-        metrics = self._metrics(windows) | (self._epochs if self._tells else Epochs(self._restored)).summary()
-        return {name: None if _is_nan(value) else value for name, value in metrics.items()}
+        metrics = self._told(windows) | (self._epochs if self._tells else Epochs(self._restored)).summary()
+        return {name: None if is_nan(value) else value for name, value in metrics.items()}
 
-
-def _is_nan(value: Any) -> bool:
-    return isinstance(value, float) and math.isnan(value)
+    def _told(self, windows: list[Window]) -> dict[str, float | None]:
+        return self._metrics(windows) if windows else self._restored.get("told") or self._metrics([])
