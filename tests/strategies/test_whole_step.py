@@ -73,12 +73,25 @@ def test_a_pruned_net_keeps_its_zeros(tmp_path: Path) -> None:
     assert column(found, "val/accuracy")[-1] == pytest.approx(column(written, "val/accuracy")[-1], abs=0.05)
 
 
-def test_inductor_in_bf16(tmp_path: Path) -> None:
-    found = trained(tmp_path / "whole", *STEP, "precision=bf16-mixed")
+def test_what_inductor_makes_in_bf16_is_right_and_kept_beside_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # which the run's own takes the place of, until the end
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    words = (*STEP, "precision=bf16-mixed", f"paths.data_dir={tmp_path / 'mine'}")
+    found = trained(tmp_path / "whole", *words)
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
     written = trained(tmp_path / "eager", "precision=bf16-mixed")
     assert column(found, "train/loss") == pytest.approx(column(written, "train/loss"), rel=0.02)
+    made = list((tmp_path / "mine" / "compiled").rglob("*.so"))
+    assert made
+    counters.clear()
+    torch.compiler.reset()
+    again = trained(tmp_path / "again", *words)
+    assert counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"] > 0
+    assert list((tmp_path / "mine" / "compiled").rglob("*.so")) == made
+    assert column(again, "train/loss") == column(found, "train/loss")
 
 
 def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Interruption) -> None:
@@ -97,20 +110,6 @@ def test_a_continued_run_has_the_same_digits(tmp_path: Path, interruption: Inter
     assert [row["train/loss"] for row in rows(Path(cfg["paths"]["run_dir"]))] == [
         row["train/loss"] for row in rows(Path(alone["paths"]["run_dir"]))
     ]
-
-
-def test_what_is_compiled_is_kept_beside_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")  # which the run's own takes the place of, until the end
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
-    words = (*STEP, f"paths.data_dir={tmp_path / 'mine'}", "trainer.max_epochs=1", "trainer.limit_val_batches=0")
-    trained(tmp_path, *words)
-    made = list((tmp_path / "mine" / "compiled").rglob("*.so"))
-    assert made
-    counters.clear()
-    torch.compiler.reset()
-    trained(tmp_path, *words)
-    assert counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"] > 0
-    assert list((tmp_path / "mine" / "compiled").rglob("*.so")) == made
 
 
 def test_a_loss_that_is_no_number_stops_it(tmp_path: Path) -> None:
