@@ -40,6 +40,7 @@ MUST: dict[Part, Any] = {
     ("callbacks",): {"EarlyStopping": "word"},
     ("lr_schedulers",): [{"last_epoch": "x"}],
     ("random_state",): ABSENT,
+    ("task", "sums", "epoch"): ABSENT,
 }
 
 

@@ -59,9 +59,15 @@ class Restoring(_CheckpointConnector):
             self._compare("task", {"sums": {}, "log": [], "logged_step": 0}, task)
             for name, rows in task.get("sums", {}).items():
                 self._compare(f"task.sums.{name}", [], rows)
+            held = task.get("held", [])  # which earlier versions do not write
+            self._compare("task.held", [], held)
+            lost = next((name for name in held if name not in task["sums"]), None)
+            if lost is not None:
+                raise self._refusal(f"task.sums.{lost}", "it is not there")
             for number, log in enumerate(task.get("log", [])):
                 self._compare(f"task.log.{number}", {"entries": {}, "metrics": {}}, log, whole=True)
                 written = log.get("written", [-1, {}])  # which earlier versions do not write
+                self._compare(f"task.log.{number}.written", [], written)
                 self._compare(f"task.log.{number}.written", {0: -1, 1: {}}, dict(enumerate(written)), whole=True)
         with self._told("state_dict"):
             super().restore_model()

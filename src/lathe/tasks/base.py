@@ -274,7 +274,8 @@ class Task(Sums, Driven):
         structure = structure_of(self.net)
         if structure:
             checkpoint["structure"] = structure
-        checkpoint["task"] = {"sums": sums, "logged_step": self._logged_step, "log": own}
+        # `held` tells sums that are not there from those that somebody has taken out
+        checkpoint["task"] = {"sums": sums, "held": sorted(sums), "logged_step": self._logged_step, "log": own}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["state_dict"] = {f"net.{name}": value for name, value in checkpoint["state_dict"].items()}
