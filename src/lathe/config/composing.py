@@ -2,8 +2,6 @@
 torch.
 """
 
-import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from lathe.config.composed import flatten
 from lathe.config.help import names_of
 from lathe.config.mistakes import explain, refused_as_well
+from lathe.config.typed import as_typed
 from lathe.config.words import translate
 from lathe.configs import FOLDER
 from lathe.errors import UserError, require
@@ -98,19 +97,3 @@ def _highest(key: str, keys: Iterable[str]) -> str:
 
 def _word(key: str, value: Any, there: bool) -> str:
     return f"{'' if there else '++'}{key}={as_typed(value)}"
-
-
-def as_typed(value: Any) -> str:
-    """A plain value as Hydra's grammar of overrides reads it."""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, (int, float)):
-        return repr(value)
-    if isinstance(value, (list, tuple)):
-        return f"[{','.join(map(as_typed, value))}]"
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{as_typed(item)}" for key, item in value.items()) + "}"
-    # backslashes are doubled before a quote alone
-    return "'" + re.sub(r"(\\*)'", r"\1\1\\'", re.sub(r"(\\+)$", r"\1\1", str(value))) + "'"

@@ -18,6 +18,7 @@ from lathe.config.flags import Groups, check_flags
 from lathe.config.help import configuration_folder
 from lathe.config.schema.strategies import COMPILE
 from lathe.config.schema.trainer import FILLED_IN
+from lathe.config.typed import as_typed
 from lathe.config.words import Untranslated, key_of, no_such_choice
 from lathe.errors import UserError, did_you_mean
 
@@ -104,8 +105,6 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
 def _quoted(override: str) -> str:
     """The end of a sentence with an override as it is to be typed in a shell, where quotes are what it lacks."""
     from hydra.core.override_parser.overrides_parser import OverridesParser  # here: --help answers without it
-
-    from lathe.config.composing import as_typed  # which needs this module
 
     key, _, value = override.partition("=")
     if not value or value[0] in "[{('\"":  # something else than a word, which has to be closed or mended

@@ -9,8 +9,8 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from lathe.config.composed import data_at, differences, folder_of, pinned, resolve
-from lathe.config.composing import as_typed
 from lathe.config.stages import methods
+from lathe.config.typed import as_typed
 from lathe.config.words import earlier, key_of
 from lathe.errors import require
 from lathe.runs import rundir

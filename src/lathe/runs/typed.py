@@ -7,9 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.config.composing import as_typed
 from lathe.config.schema import current
 from lathe.config.stages import methods
+from lathe.config.typed import as_typed
 from lathe.errors import UserError
 from lathe.trust import carried
 from lathe.trust.check import findings

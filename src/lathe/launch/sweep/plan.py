@@ -9,7 +9,7 @@ from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from lathe.config.composing import as_typed
+from lathe.config.typed import as_typed
 from lathe.config.words import key_of
 from lathe.errors import did_you_mean, require
 from lathe.launch.sweep.place import Job, SweepDir

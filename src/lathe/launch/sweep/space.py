@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lathe.config.composing import as_typed
 from lathe.config.schema import shown
+from lathe.config.typed import as_typed
 from lathe.config.words import key_of
 from lathe.errors import did_you_mean, require
 from lathe.runs.rundir import NOT_THE_EXPERIMENT

@@ -10,8 +10,8 @@ from typing import Any
 
 from lathe import files
 from lathe.config.composed import data_at
-from lathe.config.composing import as_typed
 from lathe.config.stages import methods
+from lathe.config.typed import as_typed
 from lathe.errors import UserError, require
 from lathe.loggers.lines import read_lines
 from lathe.runs import rundir
