@@ -5,6 +5,7 @@ import random
 import re
 import time
 from collections.abc import Iterable, Iterator
+from multiprocessing import active_children
 from types import SimpleNamespace
 from typing import Any
 
@@ -138,7 +139,7 @@ def states() -> tuple[Any, ...]:
 @pytest.mark.law3
 @pytest.mark.parametrize("make", [dataset, images])
 def test_batches_draws_and_position_are_those_without(make: Any, quick: None, capsys: pytest.CaptureFixture) -> None:
-    before = states()
+    before, children = states(), set(active_children())
     module = make(num_workers="auto", persistent_workers=True)
     loader = module.train_dataloader()
     said = capsys.readouterr().out
@@ -154,6 +155,9 @@ def test_batches_draws_and_position_are_those_without(make: Any, quick: None, ca
     assert states() == before
     module.val_dataloader()
     assert capsys.readouterr().out == ""  # measured once
+    assert len(set(active_children()) - children) == loader._reader.num_workers
+    module.teardown("fit")
+    assert set(active_children()) <= children
 
 
 def test_a_fit_measures_what_it_trains_on(quick: None, capsys: pytest.CaptureFixture) -> None:

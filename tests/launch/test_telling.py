@@ -16,9 +16,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from support.commands import command, start
 from support.runs import ROOT
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from lathe.config.schema import rules
+from lathe.data.workers import Reader
 from lathe.errors import Stopped, UserError, is_own
 from lathe.launch.telling import FULL_ERROR, one_sentence, own_sentence, sentence_for, tell
 from lathe.runs.score import outputs_of
@@ -97,7 +98,7 @@ def test_what_a_users_own_part_raises_is_one_sentence(
         lambda: outputs_of(Bare(), [(torch.zeros(1),)]): (
             rf"Bare\.forward at {here}:\d+ can't be called so: TypeError: Bare\.forward\(\) takes 1 positional .*"
         ),
-        lambda: next(iter(DataLoader(Samples(), num_workers=1))): (
+        lambda: next(iter(Reader(Samples(), num_workers=1))): (
             rf"\S*__getitem__ at {here}:\d+ failed: OSError: sample 0 is gone"
         ),
     }.items():

@@ -41,6 +41,8 @@ MUST: dict[Part, Any] = {
     ("lr_schedulers",): [{"last_epoch": "x"}],
     ("random_state",): ABSENT,
     ("task", "sums", "epoch"): ABSENT,
+    ("loops", "fit_loop", "state_dict", "combined_loader"): ABSENT,
+    ("optimizer_states", 0, "param_groups", 0, "name"): "other",
 }
 
 
@@ -100,6 +102,7 @@ def test_what_is_not_there_or_can_not_be(attempt: Callable[[Part, Any], str]) ->
         assert part[0] in sentence, sentence
         assert "last.ckpt" in sentence
         assert "\n" not in sentence
+    assert not attempt(("optimizer_states", 0, "param_groups", 0, "name"), ABSENT)  # torch's own optimizers have none
 
 
 def wrong_for(part: Part, found: Any) -> list[Any]:

@@ -30,9 +30,17 @@ class ExactResume(Callback):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._states: list[dict[str, Any]] | None = None
+        self._placed = True
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = trainer.fit_loop
+        if not self._placed and loop.epoch_loop.batch_progress.current.ready and loop._combined_loader is not None:
+            require(
+                not loop._combined_loader._state_dicts(),
+                f"checkpoint={trainer.ckpt_path} does not fit this run in `loops.fit_loop.state_dict.combined_loader`: "
+                "it was written within an epoch, and the position in the data is not there; go on from another "
+                "checkpoint, or start a new run from its weights with ckpt_path.",
+            )
         if (
             loop._combined_loader_states_to_load
             and loop._combined_loader is not None
@@ -70,6 +78,15 @@ class ExactResume(Callback):
             "from another checkpoint, or start a new run from its weights with ckpt_path.",
         )
         self._states = states
+        # Lightning's own checkpoints may have none either
+        self._placed = states is None or bool(_within(checkpoint, "loops", "fit_loop", "state_dict", "combined_loader"))
+
+
+def _within(tree: Any, *names: str) -> Any:
+    """What lies there, or None."""
+    for name in names:
+        tree = tree.get(name) if isinstance(tree, dict) else None
+    return tree
 
 
 def _get_state() -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Sized
 from typing import Any, Generic, TypeVar
+from weakref import WeakSet
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -40,6 +41,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         self.fills_up = True  # batches of an evaluation; see EpochLoader
         self._splits: dict[str, SplitData] | None = None
         self._train_loader: EpochLoader | None = None
+        self._loaders: WeakSet[Any] = WeakSet()
 
     def __str__(self) -> str:
         """Its name, and the size of each split once they are open; Lightning's own would draw every batch."""
@@ -60,6 +62,11 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
             self._train_loader = None
         if self._splits is None:
             self._splits = self.open()
+
+    def teardown(self, stage: str) -> None:
+        """Ends the processes that stay to read (`persistent_workers`): nobody else does before this process ends."""
+        for loader in self._loaders:
+            loader.close()
 
     def train_dataloader(self) -> EpochLoader:
         """One loader for a whole fit: its epochs go on counting when Lightning asks for it again."""
@@ -107,6 +114,8 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         where = device or (torch.device("cpu") if self.trainer is None else self.trainer.strategy.root_device)
         loader = self.build(self._splits[name], where, seed=self.seed, rank=rank, world_size=replicas, **order)
         loader.fills_up = self.fills_up
+        if hasattr(loader, "close"):  # others have no processes, or are the user's own
+            self._loaders.add(loader)
         go_ahead(loader, self.trainer, where)
         return loader
 

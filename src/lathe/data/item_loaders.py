@@ -7,7 +7,7 @@ import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch.utils.data import DataLoader
 
-from lathe.data.items import taken
+from lathe.data.items import all_taken
 from lathe.data.prefetch import Side, one_ahead
 from lathe.data.seeded import Rows
 from lathe.data.shared import SharedLoader, collates_apart, parts_in_order, read_over, seeded
@@ -18,7 +18,7 @@ class ItemLoader(SharedLoader):
     """`SharedLoader` whose batches may turn out to be refused."""
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
-        return map(taken, super()._batches(epoch, first))
+        return all_taken(super()._batches(epoch, first))
 
 
 class InOrder:
@@ -50,8 +50,11 @@ class InOrder:
         return len(self.rows)
 
     def __iter__(self) -> Iterator[Any]:
-        batches = map(taken, self._reader)
+        batches = all_taken(iter(self._reader))
         return batches if self.side is None else one_ahead(batches, self.side)
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 class Moved:
@@ -65,3 +68,6 @@ class Moved:
 
     def __iter__(self) -> Iterator[Any]:
         return (move_data_to_device(batch, self.device) for batch in self.loader)
+
+    def close(self) -> None:
+        self.loader.close()

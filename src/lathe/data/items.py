@@ -2,7 +2,7 @@
 them.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,6 +116,18 @@ def taken(batch: Any) -> Any:
     if isinstance(batch, Refused):
         raise UserError(*batch.sentences)
     return batch.whole() if isinstance(batch, Sent) else batch
+
+
+def all_taken(batches: Iterator[Any]) -> Iterator[Any]:
+    """Each batch; where one could not be made, it is raised where that was read, and so ends who reads."""
+    for batch in batches:
+        try:
+            found = taken(batch)
+        except UserError as error:
+            if isinstance(batches, Generator):
+                batches.throw(error)
+            raise
+        yield found
 
 
 class Collate:

@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from lathe.data.order import EpochLoader
 from lathe.data.seeded import Rows, Seeded, draws_nothing, fetch
+from lathe.data.workers import Reader
 from lathe.errors import UserError
 
 
@@ -20,11 +21,11 @@ def seeded(loader: DataLoader[Any], seed: int) -> Seeded:
     return Seeded(loader.dataset, seed, collate_draws=drawn)
 
 
-def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) -> DataLoader[Any]:
+def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) -> Reader:
     """The user's DataLoader over other lists of samples. Its own generator leaves the global one, and so the run,
     alone.
     """
-    return DataLoader(
+    return Reader(
         dataset,
         batch_sampler=batches,
         num_workers=loader.num_workers,
@@ -39,12 +40,12 @@ def reader_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Any) ->
     )
 
 
-def read_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Iterable[Any]) -> Iterable[Any]:
+def read_over(loader: DataLoader[Any], dataset: Dataset[Any], batches: Iterable[Any]) -> "Reader | Here":
     """As `reader_over`; read in this process where the user's DataLoader has no workers, without what torch does for
     each batch beside reading it."""
     if loader.num_workers or loader.pin_memory:
         return reader_over(loader, dataset, batches)
-    return _Here(dataset, batches, loader.collate_fn)
+    return Here(dataset, batches, loader.collate_fn)
 
 
 def collates_apart(loader: DataLoader[Any]) -> bool:
@@ -53,7 +54,7 @@ def collates_apart(loader: DataLoader[Any]) -> bool:
     return loader.num_workers > 0 or collate is default_collate or draws_nothing(collate)
 
 
-class _Here:
+class Here:
     """Batches that are read in this process."""
 
     def __init__(self, dataset: Dataset[Any], batches: Iterable[Any], collate: Callable[[Any], Any]) -> None:
@@ -62,6 +63,9 @@ class _Here:
     def __iter__(self) -> Iterator[Any]:
         for rows in self.batches:
             yield self.collate(fetch(self.dataset, rows))
+
+    def close(self) -> None:
+        """There is nothing to end."""
 
 
 def parts_in_order(n: int, size: int, rank: int, replicas: int) -> list[list[int]]:
@@ -136,6 +140,9 @@ class SharedLoader(EpochLoader):
             lists.append(order[whole + self.rank * self.rest :][: self.rest].tolist())
         self._lists = [part if self._exact else Rows(part, epoch) for part in lists[first:]]
         yield from self._reader
+
+    def close(self) -> None:
+        self._reader.close()
 
 
 class _Upcoming:

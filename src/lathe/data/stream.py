@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from lathe.data.augment import crop_and_flip
 from lathe.data.loader import ImageLoader
 from lathe.data.order import Batch
 from lathe.data.splits import Split
+from lathe.data.workers import Reader
 
 
 class _Rows(Dataset[Tensor]):
@@ -80,11 +81,11 @@ class StreamLoader(ImageLoader):
         self._prefetch_factor = prefetch_factor
         self._reader = self.read(num_workers, self._ahead, persistent_workers)
 
-    def read(self, workers: int, lists: Iterable[list[int]], stay: bool = False) -> DataLoader[Tensor]:
+    def read(self, workers: int, lists: Iterable[list[int]], stay: bool = False) -> Reader:
         """Raw images, uint8 [samples, channels, height, width], of lists of samples, by so many `workers`, which `stay`
         for the next lists.
         """
-        return DataLoader(
+        return Reader(
             _Rows(self.split),
             batch_sampler=lists,
             num_workers=workers,
@@ -95,6 +96,9 @@ class StreamLoader(ImageLoader):
             # a DataLoader draws a seed at each start; its own generator leaves the global one, and so the run, alone
             generator=torch.Generator(),
         )
+
+    def close(self) -> None:
+        self._reader.close()
 
     def _batches(self, epoch: int, first: int) -> Iterator[Batch]:
         rows, draws, labels = self._plan(epoch)

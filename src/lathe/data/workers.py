@@ -1,4 +1,4 @@
-"""How many processes read data, `data.num_workers`: as many as it says, or as many as were measured to be quickest."""
+"""The processes that read data: `data.num_workers`, as many as it says, or as many as were measured to be quickest."""
 
 import math
 import os
@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lathe.config.cores import physical_cores
 
@@ -111,6 +112,30 @@ def quickest(read: Read, order: Tensor, size: int, batches: float, most: int) ->
             break
     rates = [f"{_shown(piece / (size * timed.each))} with {workers}" for workers, timed in found.items()]
     return taken, f"batches/s are {', '.join(rates)}{failed}"
+
+
+class Reader(DataLoader[Any]):
+    """A DataLoader whose workers end where one of them fails, and when it is closed.
+
+    Those of torch then live until the garbage collector comes by, which has closed the queue through which they would
+    be told to end, and so waits 5 seconds for each, wherever the program is by then.
+    """
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        batches: Any = super().__iter__()
+        try:
+            yield from batches
+        except Exception:
+            self._iterator = batches
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Ends workers that stay between iterations; the next one starts new ones."""
+        batches: Any = self._iterator
+        self._iterator = None
+        if batches is not None and self.num_workers:
+            batches._shutdown_workers()
 
 
 class _Upcoming:

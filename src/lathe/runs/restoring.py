@@ -164,6 +164,9 @@ class Restoring(_CheckpointConnector):
         self._count(f"{part}.param_groups", len(groups), len(owns))
         for number, (group, own) in enumerate(zip(groups, owns, strict=True)):
             self._compare(f"{part}.param_groups.{number}", own, group)
+            if "name" in own and group.setdefault("name", own["name"]) != own["name"]:  # optimizers may go by it
+                names = f"it is {group['name']!a}, and this run has {own['name']!a} there"
+                raise self._refusal(f"{part}.param_groups.{number}.name", names)
             known = {name: own[name] for name in NUMBERS if name in own}
             self._compare(f"{part}.param_groups.{number}", known, group, whole=True)
         # a fresh optimizer has no state yet: what goes by one name is of one kind
