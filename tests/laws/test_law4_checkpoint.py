@@ -40,7 +40,12 @@ MUST: dict[Part, Any] = {
     ("callbacks",): {"EarlyStopping": "word"},
     ("lr_schedulers",): [{"last_epoch": "x"}],
     ("random_state",): ABSENT,
+    ("random_state", 0): ABSENT,
+    ("task",): ABSENT,
+    ("task", "sums"): ABSENT,
     ("task", "sums", "epoch"): ABSENT,
+    ("callbacks", "Checkpoint"): ABSENT,
+    ("loops", "fit_loop"): ABSENT,
     ("loops", "fit_loop", "state_dict", "combined_loader"): ABSENT,
     ("optimizer_states", 0, "param_groups", 0, "name"): "other",
 }

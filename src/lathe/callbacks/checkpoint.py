@@ -18,7 +18,7 @@ from lathe.callbacks.checkpoint_top import Top
 from lathe.callbacks.methods.base import compressions
 from lathe.config.schema.held import held
 from lathe.data.steps import reached
-from lathe.errors import ArgumentError, UserError, did_you_mean
+from lathe.errors import ArgumentError, UserError, did_you_mean, require
 from lathe.files import whole
 
 
@@ -219,7 +219,16 @@ class Checkpoint(CheckpointBase):
         }
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """A run that was stopped early stays so, unless its end was raised meanwhile."""
+        """A run that was stopped early stays so, unless its end was raised meanwhile.
+
+        Raises:
+            UserError: a file of this folder is without what this callback puts into each.
+        """
+        require(
+            self.state_key in checkpoint["callbacks"] or Path(str(trainer.ckpt_path)).parent != self._dirpath,
+            f"checkpoint={trainer.ckpt_path} does not fit this run in `callbacks.{self.state_key}`: it is not there; "
+            "go on from another checkpoint, or start a new run from its weights with ckpt_path.",
+        )
         stopped = checkpoint["callbacks"].get(self.state_key, {}).get("stopped")
         if stopped == _ends(trainer) and self.path("last").exists():
             trainer.should_stop = True

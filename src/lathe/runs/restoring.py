@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from torch import OutOfMemoryError, Tensor
 
 from lathe.errors import UserError
+from lathe.tasks.base import Task
 from lathe.tasks.plain import check_checkpoint
 
 COUNTS = ("ready", "started", "processed", "completed")
@@ -55,8 +56,10 @@ class Restoring(_CheckpointConnector):
 
     def restore_model(self) -> None:
         if self._fits():
-            task = self._loaded_checkpoint.get("task", {})
+            task = self._part("task", dict) if self._own() else self._loaded_checkpoint.get("task", {})
             self._compare("task", {"sums": {}, "log": [], "logged_step": 0}, task)
+            if task and isinstance(self.trainer.lightning_module, Task):
+                self._compare("task", {"sums": {}, "logged_step": 0}, task, whole=True)
             for name, rows in task.get("sums", {}).items():
                 self._compare(f"task.sums.{name}", [], rows)
             held = task.get("held", [])  # which earlier versions do not write
@@ -75,8 +78,8 @@ class Restoring(_CheckpointConnector):
     def restore_callbacks(self) -> None:
         if self._fits():
             saved = self._part("callbacks", dict)
-            if Path(str(self._ckpt_path)).is_relative_to(self.trainer.default_root_dir):  # not Lightning's own
-                self._part("random_state", list)
+            if self._own() and not self._part("random_state", list):
+                raise self._refusal("random_state", "it is empty")
             for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
                 # others may not know what their state is like before they are set up
                 fresh = callback.state_dict() if isinstance(callback, (Checkpoint, EarlyStopping)) else {}
@@ -89,7 +92,8 @@ class Restoring(_CheckpointConnector):
             super().restore_loops()
             return
         loops, loop = self._part("loops", dict), self.trainer.fit_loop
-        saved = loops.get("fit_loop")
+        self._compare("loops", {"fit_loop": {}}, loops, whole=True)
+        saved = loops["fit_loop"]
         fresh = {name: {} if name.endswith("state_dict") else value for name, value in loop.state_dict().items()}
         self._compare("loops.fit_loop", fresh, saved, whole=True)
         loaders = saved["state_dict"].get("combined_loader", [])
@@ -139,6 +143,10 @@ class Restoring(_CheckpointConnector):
 
     def _fits(self) -> bool:
         return bool(self._loaded_checkpoint) and self.trainer.state.fn == TrainerFn.FITTING
+
+    def _own(self) -> bool:
+        """Whether it lies in the run's folder, and so is no file of plain Lightning's."""
+        return Path(str(self._ckpt_path)).is_relative_to(self.trainer.default_root_dir)
 
     def _part(self, name: str, kind: type) -> Any:
         if name not in self._loaded_checkpoint:
