@@ -221,7 +221,8 @@ def test_files_are_equal_either_way(tiny: SimpleNamespace, tmp_path: Path) -> No
     folders = [tmp_path / "plain", tmp_path / "thread"]
     for folder, option in zip(folders, (False, True), strict=True):
         checkpoint = Checkpoint(every_n_train_steps=2, **{"async": option})
-        tiny.trainer(checkpoint, default_root_dir=folder, max_epochs=2).fit(tiny.Task(), tiny.Loader())
+        trainer = tiny.trainer(checkpoint, default_root_dir=folder, max_epochs=2, plugins=[AtomicCheckpointIO()])
+        trainer.fit(tiny.Task(), tiny.Loader())
     for name in ("best.ckpt", "last.ckpt"):
         states = [torch.load(folder / "checkpoints" / name, weights_only=True) for folder in folders]
         sizes = [(folder / "checkpoints" / name).stat().st_size for folder in folders]

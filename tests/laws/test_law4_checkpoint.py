@@ -15,6 +15,7 @@ from support.interruptions import QUICK, SEED, Interrupted, Interruption, equal,
 from support.runs import new_run
 
 import lathe.verbs.train
+from lathe.callbacks.outline import KEY
 from lathe.errors import UserError
 
 __all__ = ["interruption"]  # a fixture
@@ -28,6 +29,25 @@ OPTIONS = (
     "callbacks=[default,early_stopping]",
     "callbacks.checkpoint.every_n_train_steps=1",
 )
+COMPRESSED = (*OPTIONS[:-2], "compression.receipt=none", "callbacks.checkpoint.every_n_train_steps=1")
+OWN = (
+    *OPTIONS[-1:],
+    *(word for word in QUICK if not word.startswith("model")),
+    "model=lightning",
+    "trainer.max_epochs=2",
+    "callbacks.checkpoint.monitor=val_loss",
+    "callbacks.checkpoint.mode=min",
+)
+# runs whose checkpoints hold other parts
+KINDS = {
+    "averaged": (*OPTIONS, "callbacks=[default,ema]", "scheduler=plateau"),
+    "muon": (*OPTIONS, "optimizer=muon", "model.net.depth=2"),
+    "pruned": (*COMPRESSED, "compression=prune", "compression.prune.every_n_steps=2"),
+    "exchanged": (*COMPRESSED, "compression=rigl", "compression.rigl.every_n_steps=5"),
+    "quantized": (*COMPRESSED, "compression=[distill,prune,qat]", "compression.distill.teacher=ema"),
+    "module": (*OWN, "model.net={_target_: support.own_lightning.LitNet, width: 16}"),
+    "steps of its own": (*OWN, "model.net={_target_: support.own_lightning.Manual, width: 16}"),
+}
 ABSENT = object()
 WRONG = (ABSENT, 5, "word", [], [5], {}, {"a": 1}, -3)
 OPEN = (("state",), ("best_metrics",))
@@ -71,17 +91,22 @@ def parts(tree: Any, above: Part = ()) -> Iterator[tuple[Part, Any]]:
 
 
 @pytest.fixture
-def attempt(tmp_path: Path, interruption: Interruption) -> Callable[[Part, Any], str]:
+def attempt(tmp_path: Path, interruption: Interruption, request: pytest.FixtureRequest) -> Callable[[Part, Any], str]:
     """Continues a run that died in the middle of an epoch from its last.ckpt with a part changed: what was refused, or
-    "" if it ended as the run that was left alone."""
-    alone = train_through(new_run(tmp_path / "alone", *OPTIONS), [], interruption)
-    cfg = new_run(tmp_path / "died", *OPTIONS)
+    "" if it ended as the run that was left alone. Without a kind the checkpoint is as earlier versions wrote it,
+    without an outline."""
+    kind = getattr(request, "param", None)
+    options = KINDS[kind] if kind else OPTIONS
+    alone = train_through(new_run(tmp_path / "alone", *options), [], interruption)
+    cfg = new_run(tmp_path / "died", *options)
     interruption.hook, interruption.step = "on_train_batch_start", 8
     with pytest.raises(Interrupted):
         lathe.verbs.train.train(dict(cfg))
     died = Path(cfg["paths"]["run_dir"])
     shutil.copytree(died, tmp_path / "kept")
     state = torch.load(died / "checkpoints" / "last.ckpt", weights_only=True)
+    if not kind:
+        del state[KEY]
 
     def through(part: Part, value: Any) -> str:
         shutil.rmtree(died)
@@ -117,15 +142,34 @@ def wrong_for(part: Part, found: Any) -> list[Any]:
     return [value for value in values if value is not ABSENT or part[2:3] not in OPEN]
 
 
+def refused_or_the_same(attempt: Any, values_of: Callable[[Part, Any], list[Any]]) -> None:
+    wrong = []
+    for part, found in attempt.parts.items():
+        for value in values_of(part, found):
+            try:
+                assert "\n" not in attempt(part, value)
+            except Exception as error:
+                shown = "absent" if value is ABSENT else value
+                wrong.append((part, shown, type(error).__name__, str(error)[:100]))
+    assert not wrong, "\n".join(map(str, wrong))
+
+
 @pytest.mark.slow
 def test_edited_parts(attempt: Any) -> None:
     chance = random.Random(f"{SEED} parts")
-    wrong = []
-    for part, found in attempt.parts.items():
-        value = chance.choice(wrong_for(part, found))
-        try:
-            assert "\n" not in attempt(part, value)
-        except Exception as error:
-            shown = "absent" if value is ABSENT else value
-            wrong.append((part, shown, type(error).__name__, str(error)[:100]))
-    assert not wrong, "\n".join(map(str, wrong))
+    refused_or_the_same(attempt, lambda part, found: [chance.choice(wrong_for(part, found))])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attempt", KINDS, indirect=True)
+def test_edited_parts_of_every_kind_of_run(attempt: Any) -> None:
+    """A part that is taken out and one of another kind, whoever it belongs to."""
+    chance = random.Random(f"{SEED} kinds")
+    values = [value for value in WRONG if value is not ABSENT]
+    assert len(attempt.parts) > 50
+    refused_or_the_same(
+        attempt,
+        lambda part, found: [
+            chance.choice([ABSENT, chance.choice([value for value in values if type(value) is not type(found)])])
+        ],
+    )

@@ -54,26 +54,33 @@ _mode_anew, _modes = Hydra.get_mode, dict[Any, Any]()
 _version_anew, _version_once = version._get_version, functools.cache(version._get_version)
 
 
+_new = object.__new__
+
+
 def _copied(node: Any, memo: dict[int, Any]) -> Any:
     """A copy as omegaconf makes it, its parent retained, without Python's general way through every node's metadata."""
     return _copy_below(node, node.__dict__["_parent"], memo)
 
 
 def _copy_below(node: Any, parent: Any, memo: dict[int, Any]) -> Any:
-    if isinstance(node, UnionNode):
+    kind, inside = type(node), node.__dict__
+    if kind is UnionNode:
         made = copy.deepcopy(node, memo)
         made._set_parent(parent)
         return made
-    made, old = object.__new__(type(node)), node.__dict__["_metadata"]
-    metadata = object.__new__(type(old))
-    kept = defaultdict(dict) if not old.resolver_cache else copy.deepcopy(old.resolver_cache)
-    metadata.__dict__.update(old.__dict__, flags=dict(old.flags), resolver_cache=kept)
-    made.__dict__.update(node.__dict__, _metadata=metadata, _parent=parent, _flags_cache=None)
-    content = node.__dict__.get("_content")
-    if isinstance(content, dict):
-        made.__dict__["_content"] = {key: _copy_below(value, made, memo) for key, value in content.items()}
-    elif isinstance(content, list):
-        made.__dict__["_content"] = [_copy_below(value, made, memo) for value in content]
+    old = inside["_metadata"]
+    made, metadata = _new(kind), _new(type(old))
+    below, about = made.__dict__, metadata.__dict__
+    below.update(inside)
+    about.update(old.__dict__)
+    about["flags"] = dict(about["flags"])
+    about["resolver_cache"] = copy.deepcopy(cache) if (cache := about["resolver_cache"]) else defaultdict(dict)
+    below["_metadata"], below["_parent"], below["_flags_cache"] = metadata, parent, None
+    content = inside.get("_content")
+    if type(content) is dict:
+        below["_content"] = {key: _copy_below(value, made, memo) for key, value in content.items()}
+    elif type(content) is list:
+        below["_content"] = [_copy_below(value, made, memo) for value in content]
     return made
 
 

@@ -78,7 +78,7 @@ def test_gradients_that_wait_for_a_later_batch_are_kept(tmp_path: Path, interrup
     assert (last["global_step"], last["epoch"]) == (1, 0)
     assert last["gradients"].keys() == last["state_dict"].keys()
     interruption.step = 10**9
-    torch.save({**last, "gradients": {"fc.weight": torch.ones(3)}}, path)
+    torch.save({**last, "gradients": {"fc.weight": torch.ones(3)}, "outline": {}}, path)
     with pytest.raises(UserError, match=r"does not fit this run in `callbacks`: .*gradient of fc.weight is \[3\]"):
         train(cut)
     torch.save(last, path)

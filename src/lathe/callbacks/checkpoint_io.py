@@ -14,6 +14,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from torch import Tensor
 
+from lathe.callbacks.outline import check_outline, outlined
 from lathe.files import uninterrupted, whole
 
 
@@ -30,7 +31,14 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(self, path: _PATH, *args: Any, **kwargs: Any) -> dict[str, Any]:
         if self.read_folder is not None and Path(path).is_dir():
             return self.read_folder(Path(path))
-        return super().load_checkpoint(path, *args, **kwargs)
+        checkpoint: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
+        self.check(checkpoint, path)
+        return checkpoint
+
+    @staticmethod
+    def check(checkpoint: Any, path: _PATH) -> None:
+        """Raises UserError where a part is not there, or is of another form than it was written in."""
+        check_outline(checkpoint, path)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: _PATH, storage_options: Any | None = None) -> None:
         target = Path(path)
@@ -39,7 +47,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         with uninterrupted(), whole(target, replace_folder=True) as temporary:
             try:
                 with open(temporary, "wb") as file:
-                    torch.save(checkpoint, file)
+                    torch.save(outlined(checkpoint), file)
             except RuntimeError as error:
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None  # torch hides a full disk behind a complaint about positions

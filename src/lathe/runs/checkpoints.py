@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from lathe.callbacks.outline import check_outline
 from lathe.compression.structure import apply_structure
 from lathe.errors import UserError
 
@@ -54,6 +55,7 @@ def read_plain(path: Path, key: str) -> Any:
 
 
 def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:
+    check_outline(state, path, key, parts=("structure",))
     if not isinstance(state, dict) or not isinstance(state.get("state_dict"), dict) or "global_step" not in state:
         raise UserError(f"{key}={path} is not a checkpoint of a run: it has no `state_dict` and `global_step`.")
     odd = next(

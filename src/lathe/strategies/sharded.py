@@ -132,6 +132,9 @@ class ShardedStrategy(ModelParallelStrategy):
         path = Path(self.broadcast(str(checkpoint_path)))
         if not sharded_files.is_sharded(path):
             state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+            check = getattr(self.checkpoint_io, "check", None)  # Lightning's own has none
+            if check is not None:
+                check(state, path)
             return state
         assert self.lightning_module is not None
         return sharded_files.load_spread(path, self.lightning_module.state_dict(), self.optimizers, prefix="net.")

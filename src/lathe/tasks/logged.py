@@ -95,9 +95,8 @@ class _Steps(_LoggerConnector):
     @property
     def should_update_logs(self) -> bool:
         trainer: Any = self.trainer
-        if (
-            trainer.state.stage is RunningStage.TRAINING and trainer.log_every_n_steps
-        ):  # not at a stop as well: a continued run has no such row
+        # not at a stop as well: a continued run has no such row
+        if trainer.state.stage is RunningStage.TRAINING and trainer.log_every_n_steps:
             loop = trainer.fit_loop.epoch_loop
             if self.batch_began_at is not None:
                 return not loop.under_way and reached(trainer, trainer.log_every_n_steps)
@@ -128,9 +127,8 @@ class _Steps(_LoggerConnector):
         if self._first_loop_iter is not None and self.trainer.evaluating:
             _tell_last(fresh.keys() & self._written[1].keys())
         self._written[1].update(fresh)
-        if (
-            fresh and self.trainer.state.fn != "fit"
-        ):  # the row of the last step: Lightning counts on after its epoch, if it saw the end
+        # the row of the last step: Lightning counts on after its epoch, if it saw the end
+        if fresh and self.trainer.state.fn != "fit":
             epochs: Any = self.trainer.fit_loop.epoch_progress.current
             fresh.setdefault("epoch", max(0, epochs.processed - 1))
         super().log_metrics(fresh, step)
@@ -167,6 +165,19 @@ def _equal(left: Any, right: Any) -> bool:
     return both and torch.equal(left, right)
 
 
+class _Logged(_ResultMetric):
+    """An entry of Lightning's table, moved where values come from another device than before: `self.log` asks for it
+    each time, which looks through all that it holds, for five sixths of the time of a call."""
+
+    _where: Any = None
+
+    def to(self, *device: Any, **kwargs: Any) -> Any:
+        if device != self._where:
+            super().to(*device, **kwargs)
+            self._where = device
+        return self
+
+
 class _Results(_ResultCollection):
     """Lightning's table of logged values, which can be filled from a checkpoint before anything is logged.
 
@@ -177,12 +188,17 @@ class _Results(_ResultCollection):
     def __init__(self, training: bool) -> None:
         super().__init__(training)
         self._restored: set[str] = set()
+        self._waiting: _ResultMetric | None = None
+
+    def __setitem__(self, key: str, item: _ResultMetric) -> None:
+        super().__setitem__(key, item if isinstance(item, _Logged) else _Logged(item.meta, item.is_tensor))
 
     def log(self, fx: str, name: str, *args: Any, **kwargs: Any) -> None:
         key = f"{fx}.{name}"
+        # the entry gets the settings of this call, and what was restored for it
         old = self.pop(key) if key in self._restored else None
         self._restored.discard(key)
-        self._waiting = old  # the entry gets the settings of this call, and what was restored for it
+        self._waiting = old
         super().log(fx, name, *args, **kwargs)
 
     def update_metrics(self, key: str, value: Any, batch_size: int) -> None:
@@ -196,8 +212,6 @@ class _Results(_ResultCollection):
         if item.is_tensor and item.meta.is_mean_reduction:
             item.cumulated_batch_size = item.cumulated_batch_size.to(item.value.dtype)
         super().update_metrics(key, value, batch_size)
-
-    _waiting: _ResultMetric | None = None
 
 
 def states(trainer: Trainer, task: LightningModule) -> dict[str, Any]:
@@ -246,7 +260,7 @@ def restore(trainer: Trainer, task: LightningModule, saved: dict[str, Any]) -> N
     for key, plain in saved["entries"].items():
         meta = _Metadata(**{name: plain[name] for name in FIELDS}, reduce_fx=plain["reduce_fx"])
         meta.sync = _Sync(_should=plain["sync"], fn=trainer.strategy.reduce, rank_zero_only=plain["alone"])
-        item = _ResultMetric(meta, plain["metric_attribute"] is None)
+        item = _Logged(meta, plain["metric_attribute"] is None)
         if plain["metric_attribute"] is not None:
             item.value = attrgetter(plain["metric_attribute"])(task)
         for name in ("value", "cumulated_batch_size", "_forward_cache"):
@@ -280,8 +294,5 @@ def load_state(metric: Metric, state: dict[str, Any]) -> None:
     """Puts back what `state_of` gave."""
     metric._update_count, metric._computed = state["count"], None
     for name, value in state["values"].items():
-        setattr(
-            metric,
-            name,
-            [part.to(metric.device) for part in value] if isinstance(value, list) else value.to(metric.device),
-        )
+        here = [part.to(metric.device) for part in value] if isinstance(value, list) else value.to(metric.device)
+        setattr(metric, name, here)

@@ -5,6 +5,7 @@ a stranger's: they travel as base64, so nothing of theirs is HTML, and the page'
 """
 
 import base64
+import functools
 import gzip
 import hashlib
 import html
@@ -54,7 +55,7 @@ def page(data: dict[str, Any]) -> str:
         "TITLE": html.escape(str(data["title"])),
         "STYLE": _file("page.css"),
         "SCRIPT": script,
-        "PLOTLY": _packed(plotly.encode()),
+        "PLOTLY": _packed_library(),
     }
     template = _file("page.html")
     parts |= _fitting(data, LIMIT - len(template) - sum(len(part.encode()) for part in parts.values()))
@@ -82,6 +83,14 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+@functools.cache
+def _packed_library() -> str:
+    """Which takes longer to pack than all else that a page takes."""
+    from plotly.offline import get_plotlyjs
+
+    return _packed(get_plotlyjs().encode())
 
 
 def _packed(content: bytes) -> str:

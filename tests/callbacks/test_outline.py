@@ -1,0 +1,100 @@
+"""A checkpoint that lacks a part of what was written is refused by every reader that goes on from it, whoever that part
+belongs to; what may be changed by hand is left alone.
+"""
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import SingleDeviceStrategy
+
+from lathe.callbacks import AtomicCheckpointIO
+from lathe.callbacks.outline import KEY, check_outline, outlined
+from lathe.errors import UserError
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.strategies.fsdp import FSDP
+
+
+def checkpoint() -> dict[str, Any]:
+    return {
+        "state_dict": OrderedDict(weight=torch.ones(2, 3), bias=torch.zeros(2)),
+        "global_step": 7,
+        "structure": {"quantization": {"head": {"bits": 8}}},
+        "callbacks": {"support.own.Own": {"seen": [1, 2], "rate": 0.5, "name": "a\nb"}, "Empty": {}},
+    }
+
+
+def written(folder: Path) -> Path:
+    path = folder / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint(checkpoint(), path)
+    return path
+
+
+def edited(path: Path, place: str) -> Path:
+    state = torch.load(path, weights_only=True)
+    exec(place, {"state": state, "torch": torch})
+    torch.save(state, path)
+    return path
+
+
+TAKEN = {
+    "del state['global_step']": "`global_step` is not there",
+    "del state['callbacks']['support.own.Own']": "something in `callbacks` is not there",
+    "del state['callbacks']['Empty']": "something in `callbacks`",
+    "del state['callbacks']['support.own.Own']['seen'][1]": "something in `callbacks`",
+    "state['callbacks']['support.own.Own']['rate'] = 'x'": "something in `callbacks`",
+    "state['callbacks']['support.own.Own']['seen'] = (1, 2)": "or is of another type or shape",
+    "state['state_dict']['bias'] = torch.zeros(3)": "something in `state_dict`",
+    "state['state_dict']['bias'] = torch.zeros(2, dtype=torch.float64)": "something in `state_dict`",
+    "state['structure']['quantization'] = {}": "something in `structure`",
+    "state['outline'] = 5": "`outline` is of type int",
+    "state['outline']['structure'] = 5": "something in `structure`",
+}
+
+
+@pytest.mark.parametrize("reader", [SingleDeviceStrategy, FSDP])
+@pytest.mark.parametrize("place", TAKEN)
+def test_what_was_taken_out_is_noticed(place: str, reader: Any, tmp_path: Path) -> None:
+    strategy = reader()
+    strategy.checkpoint_io = AtomicCheckpointIO()
+    path = written(tmp_path)
+    assert strategy.load_checkpoint(path)["global_step"] == 7
+    with pytest.raises(UserError) as caught:
+        strategy.load_checkpoint(edited(path, place))
+    assert f"checkpoint={path} is not as it was written, " in str(caught.value)
+    assert TAKEN[place] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+ALLOWED = (
+    "state['global_step'] = 8",
+    "state['callbacks']['support.own.Own'].update(rate=0.25, name='c')",
+    "state['state_dict']['weight'] *= 2",
+    "state['mine'] = 1",
+    "state['callbacks'] = dict(reversed(state['callbacks'].items()))",
+    "del state['outline']",  # as earlier versions and Lightning write it
+)
+
+
+@pytest.mark.parametrize("place", ALLOWED)
+def test_values_may_be_changed_and_names_added(place: str, tmp_path: Path) -> None:
+    path = edited(written(tmp_path), place)
+    assert AtomicCheckpointIO().load_checkpoint(path)
+
+
+def test_who_takes_the_net_alone_looks_at_its_structure_alone(tmp_path: Path) -> None:
+    path = edited(written(tmp_path), "del state['callbacks']")
+    assert read_checkpoint(path)["global_step"] == 7
+    with pytest.raises(UserError, match=r"run=.* is not as it was written, `structure` is not there: "):
+        read_checkpoint(edited(path, "del state['structure']"), "run")
+
+
+def test_it_is_made_anew_where_a_checkpoint_is_written_again(tmp_path: Path) -> None:
+    state = outlined(checkpoint())
+    del state["callbacks"]["Empty"]
+    with pytest.raises(UserError):
+        check_outline(state, "last.ckpt")
+    check_outline(outlined(state), "last.ckpt")
+    assert set(outlined(state)[KEY]) == {"state_dict", "global_step", "structure", "callbacks"}
