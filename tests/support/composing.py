@@ -9,6 +9,7 @@ import functools
 import os
 import re
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -115,10 +116,18 @@ def _files(repo: IConfigRepository) -> tuple[Any, ...]:
     found: list[Any] = []
     for source in repo.get_sources():
         found.append((source.provider, source.scheme(), source.path))
-        if source.scheme() == "file":
-            for folder, _, names in sorted(os.walk(source.path)):
-                found += [(folder, name, os.stat(os.path.join(folder, name)).st_mtime_ns) for name in sorted(names)]
+        if source.scheme() == "file" and os.path.isdir(source.path):
+            found += _below(source.path)
     return tuple(found)
+
+
+def _below(folder: str) -> Iterator[tuple[str, int]]:
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            if entry.is_dir(follow_symlinks=False):
+                yield from _below(entry.path)
+            else:
+                yield entry.path, entry.stat().st_mtime_ns
 
 
 def _read_once(source: ConfigSource, config_path: str) -> ConfigResult:

@@ -5,6 +5,7 @@ import gc
 import logging
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ composing.once()
 quick.quick()
 # Each export to ONNX would list torch's operators anew, for half a second; none here adds to the list.
 _registration.ONNXRegistry.from_torchlib = staticmethod(functools.cache(_registration.ONNXRegistry.from_torchlib))
+_settled_at = 0.0
 _materialize_anew, _materialized = export_utils._materialize_cpp_cia_ops, []
 
 
@@ -67,9 +69,12 @@ catching_logs.__enter__ = _catch  # type: ignore[method-assign]
 @pytest.fixture(scope="module", autouse=True)
 def _settled() -> None:
     """What a file of tests finds, modules above all, is no garbage: a collection, of which a measurement makes several,
-    need not walk through it again."""
-    gc.collect()
-    gc.freeze()
+    need not walk through it again. Files that take a moment find what the one before them found."""
+    global _settled_at
+    if time.monotonic() - _settled_at > 2:
+        gc.collect()
+        gc.freeze()
+        _settled_at = time.monotonic()
 
 
 @pytest.fixture(autouse=True)

@@ -57,4 +57,4 @@ def quick() -> None:
     environment.describe_environment()
     document._parsed = _parsed_once
     os.fsync = _stays_in_memory
-    gc.set_threshold(10_000, 20, 20)
+    gc.set_threshold(50_000, 20, 20)

@@ -29,17 +29,19 @@ Trained = tuple[float, nn.Module]  # CPU seconds of the timed epochs, and the ne
 EPOCHS = 3  # that are timed
 WIDTH, PIXELS, CLASSES, LR = 128, 8, 10, 0.01
 # The default command on that net, with the hand-written loop's optimizer.
-DEFAULT = (
+OWN = (
     "model=mlp",
     f"model.net.width={WIDTH}",
     "model.net.depth=2",
-    "data=synthetic",
-    f"data.image_size={PIXELS}",
-    f"data.num_classes={CLASSES}",
     f"optimizer.lr={LR}",
     "optimizer.nesterov=false",
     "optimizer.weight_decay=0",
     "scheduler=constant",
+)
+DEFAULT = (
+    "data=synthetic",
+    f"data.image_size={PIXELS}",
+    f"data.num_classes={CLASSES}",
     "trainer.accelerator=cpu",
     f"trainer.max_epochs={1 + EPOCHS}",
     "trainer.limit_val_batches=0",
@@ -47,9 +49,11 @@ DEFAULT = (
     "callbacks.checkpoint.monitor=null",
     "callbacks.progress_bar.plain=false",
 )
-HAND, FULL, SINGLE, COMPILED = (
+HAND, USUAL, FULL, USUAL_HERE, SINGLE, COMPILED = (
     "hand-written loop",
+    "usual metric + self.log",
     "Lathe, full features",
+    "Lathe, the usual module",
     "Lathe, steps_per_call=1",
     "Lathe, compile.scope=step",
 )
@@ -127,7 +131,7 @@ class _Bare(LightningModule):
         return _make_optimizer(self.net)
 
 
-class _Usual(_Bare):
+class Usual(_Bare):
     """The style of most templates: a metric object and `self.log` at every step."""
 
     def __init__(self) -> None:
@@ -141,6 +145,10 @@ class _Usual(_Bare):
         self.log("train/loss", loss, on_step=True, on_epoch=True, prog_bar=True)
         self.log("train/accuracy", self.accuracy, on_step=True, on_epoch=True, prog_bar=True)
         return loss
+
+
+# In place of the net: the module, as a user's own is named.
+MODULE = ("model=lightning", f"model.net={{_target_: {Usual.__module__}.{Usual.__name__}}}")
 
 
 def by_hand(batches: Batches, folder: Path | None = None) -> Trained:
@@ -179,30 +187,32 @@ def _bare(batches: Batches, folder: Path) -> Trained:
 
 
 def _usual(batches: Batches, folder: Path) -> Trained:
-    module, logger = _Usual(), LightningCSV(str(folder / "usual"))
+    module, logger = Usual(), LightningCSV(str(folder / "usual"))
     return _fit(module, batches, logger=logger, default_root_dir=str(folder), log_every_n_steps=10), module.net
 
 
-def _lathe(batches: Batches, folder: Path, words: Sequence[str] = ()) -> Trained:
+def _lathe(batches: Batches, folder: Path, words: Sequence[str] = (), net: Sequence[str] = OWN) -> Trained:
     """As a training run makes its parts of the configuration, around the net that all sides train: what calls its
     layers is no cost of a step around it.
     """
-    cfg = _configured(words, folder.parent / "compiled")
+    cfg = _configured([*net, *words], folder.parent / "compiled")
     task, clock = make_task(cfg), _Clock()
-    task.net = _make_net()
+    if net is OWN:
+        task.net = _make_net()
     callbacks = [clock, *make_callbacks(cfg, task)]
     skip_empty_hooks(callbacks)
     trainer = make_trainer(cfg, folder, callbacks, make_loggers(cfg, folder, 0))
     prepare(cfg, task, trainer)
     trainer.fit(task.driven, batches)
-    return clock.seconds, task.net
+    return clock.seconds, task.net if net is OWN else task.net.net
 
 
 SIDES: dict[str, Callable[[Batches, Path], Trained]] = {
     HAND: by_hand,
     "bare Trainer": _bare,
-    "usual metric + self.log": _usual,
+    USUAL: _usual,
     FULL: _lathe,
+    USUAL_HERE: partial(_lathe, net=MODULE),
     SINGLE: partial(_lathe, words=("trainer.steps_per_call=1",)),
     COMPILED: partial(_lathe, words=("compile=default", "compile.scope=step")),
 }
