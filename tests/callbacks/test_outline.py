@@ -17,12 +17,13 @@ from lathe.runs.checkpoints import read_checkpoint
 from lathe.strategies.fsdp import FSDP
 
 
-def checkpoint() -> dict[str, Any]:
+def checkpoint() -> dict[Any, Any]:
     return {
         "state_dict": OrderedDict(weight=torch.ones(2, 3), bias=torch.zeros(2)),
         "global_step": 7,
         "structure": {"quantization": {"head": {"bits": 8}}},
         "callbacks": {"support.own.Own": {"seen": [1, 2], "rate": 0.5, "name": "a\nb"}, "Empty": {}},
+        7: [torch.Size([1, 2])],
     }
 
 
@@ -97,4 +98,4 @@ def test_it_is_made_anew_where_a_checkpoint_is_written_again(tmp_path: Path) -> 
     with pytest.raises(UserError):
         check_outline(state, "last.ckpt")
     check_outline(outlined(state), "last.ckpt")
-    assert set(outlined(state)[KEY]) == {"state_dict", "global_step", "structure", "callbacks"}
+    assert set(outlined(state)[KEY]) == {"state_dict", "global_step", "structure", "callbacks", "7"}

@@ -33,12 +33,12 @@ def check_outline(checkpoint: Any, path: str | Path, key: str = "checkpoint", pa
     """
     if not isinstance(checkpoint, dict) or KEY not in checkpoint:
         return
-    kept = checkpoint[KEY]
+    kept, found = checkpoint[KEY], {str(name): part for name, part in checkpoint.items()}
     reason = "" if isinstance(kept, dict) else f"`{KEY}` is of type {type(kept).__name__}"
     for name in () if reason else parts or kept:
-        if name in kept and name not in checkpoint:
+        if name in kept and name not in found:
             reason = reason or f"`{name}` is not there"
-        elif name in kept and kept[name] != _digest(checkpoint[name]):
+        elif name in kept and kept[name] != _digest(found[name]):
             reason = reason or f"something in `{name}` is not there, or is of another type or shape"
     if reason:
         raise UserError(
