@@ -140,3 +140,21 @@ def own_place(error: BaseException) -> str:
     none.
     """
     return next((f" ({place.partition(' at ')[2]})" for place, own in reversed(own_places(error)) if own), "")
+
+
+def worker_sentence(error: BaseException) -> str | None:
+    """What became of a process that read data for a DataLoader, and the way out; None where `error` tells of none. What
+    the dataset raised in one is no such end.
+    """
+    # the system's word comes first, where torch has noticed it at its queue as well
+    told = [re.match(r"DataLoader worker \(pid\S* [\d, ]+\) ([^.]+)", str(one)) for one in (error.__cause__, error)]
+    ended = told[0] or told[1]
+    cut = isinstance(error, (ConnectionError, EOFError)) and "DataLoader worker process" not in str(error)
+    if ended is None and not cut:
+        return None
+    how = ended[1].replace("is killed", "was killed") if ended else "ended unexpectedly"
+    shared = ", and raise the limit of shared memory (/dev/shm)" if "Bus error" in how else ""
+    return (
+        f"a process that reads data {how}, as where memory is used up or the dataset's own code ends it: lower "
+        f"data.num_workers{shared}; data.num_workers=0 reads in this process, and shows what happens there."
+    )

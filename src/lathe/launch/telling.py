@@ -18,7 +18,7 @@ from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.mistakes import explain, refused_as_well
 from lathe.config.schema import renamed
 from lathe.config.words import translate
-from lathe.errors import Stopped, UserError, is_own, own_places
+from lathe.errors import Stopped, UserError, is_own, own_places, worker_sentence
 from lathe.launch.group import waited
 from lathe.launch.streams import usable_streams
 
@@ -219,6 +219,8 @@ def _foreign_sentence(error: BaseException) -> str | None:
         return f"{note}: another rank did not come (if it was only slow, raise launch.timeout)."
     if 'Could not detect "srun"' in str(error):
         return "launch=slurm submits to SLURM, and srun is not here: type the command on a machine of the cluster."
+    if isinstance(error, RuntimeError) and (gone := worker_sentence(error)) is not None:
+        return gone
     kind = type(error).__name__
     if kind == "OutOfMemoryError":
         return (

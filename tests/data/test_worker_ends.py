@@ -1,0 +1,76 @@
+"""A process that reads data and is gone, as where the system takes its memory away, is told in a sentence."""
+
+import os
+import signal
+from collections.abc import Callable
+from multiprocessing import active_children
+from typing import Any
+
+import pytest
+from torch.utils.data import Dataset
+
+from lathe.data.workers import Reader
+from lathe.errors import UserError, worker_sentence
+from lathe.launch.telling import sentence_for
+
+WAY = "lower data.num_workers; data.num_workers=0 reads in this process, and shows what happens there."
+
+
+class Ending(Dataset[int]):
+    """Whose process ends while it reads the third sample."""
+
+    def __init__(self, end: Callable[[], Any]) -> None:
+        self.end = end
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, row: int) -> int:
+        if row == 2:
+            self.end()
+        return row
+
+
+@pytest.mark.parametrize("stays", [False, True])
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (lambda: os.kill(os.getpid(), signal.SIGKILL), "was killed by signal: Killed"),
+        (lambda: os.kill(os.getpid(), signal.SIGTERM), "was killed by signal: Terminated"),
+        (lambda: os._exit(3), "exited unexpectedly with exit code 3"),
+    ],
+)
+def test_it_is_told_and_the_others_end(end: Any, words: str, stays: bool) -> None:
+    children = set(active_children())
+    with pytest.raises((UserError, RuntimeError)) as caught:  # torch's own where the signal comes between two batches
+        list(Reader(Ending(end), batch_size=1, num_workers=2, persistent_workers=stays))
+    said = str(caught.value if isinstance(caught.value, UserError) else worker_sentence(caught.value))
+    # torch has the system's word, unless it sees the end of a queue before
+    assert any(said.startswith(f"a process that reads data {how}, ") for how in (words, "ended unexpectedly"))
+    assert said.endswith(WAY)
+    assert not [child for child in set(active_children()) - children if child.is_alive()]
+
+
+SAID = {
+    "DataLoader worker (pid 7) is killed by signal: Killed. ": "was killed by signal: Killed",
+    "DataLoader worker (pid(s) 7, 8) exited unexpectedly": "exited unexpectedly",
+    "DataLoader worker (pid 7) exited unexpectedly with exit code 3. Details are lost": "exited unexpectedly with exit",
+}
+
+
+@pytest.mark.parametrize("text", SAID)
+def test_what_torch_raises_anywhere_in_a_run(text: str) -> None:
+    said = sentence_for(RuntimeError(text))
+    assert said is not None
+    assert said.startswith(f"a process that reads data {SAID[text]}")
+    assert said.endswith(WAY)
+
+
+def test_shared_memory_is_named_and_other_errors_are_left_alone() -> None:
+    error = RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly")
+    error.__cause__ = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that")
+    assert "was killed by signal: Bus error, " in str(worker_sentence(error))
+    assert "/dev/shm" in str(worker_sentence(error))
+    text = "Caught ConnectionError in DataLoader worker process 0.\nOriginal Traceback"
+    for other in (RuntimeError("shapes"), ConnectionError(text), ValueError("x")):
+        assert worker_sentence(other) is None
