@@ -212,6 +212,15 @@ def test_keys_of_the_other_rest_of_muon(rest: str, typed: str, other: str) -> No
     assert check(config("optimizer=muon", f"optimizer.rest={other}", f"optimizer.{typed}")) == []
 
 
+def test_limits_that_overfitting_takes_the_place_of() -> None:
+    few = "trainer.overfit_batches=3"
+    for limit in ("trainer.limit_train_batches=5", "trainer.limit_val_batches=0", "trainer.limit_train_batches=1"):
+        (found,) = check(config(few, limit))
+        assert str(found).startswith(f"{limit} has no effect beside {few}, which says how many batches train")
+    assert check(config(few, "trainer.limit_train_batches=3", "trainer.limit_test_batches=1")) == []
+    assert check(config("debug=overfit")) == []
+
+
 def test_runs_that_an_older_version_took_are_still_read(defaults: dict[str, Any]) -> None:
     older = changed(changed(defaults, "trainer.min_epochs", 31), "optimizer.momentum", 1.5)
     older["optimizer"]["foreach"] = older["optimizer"]["fused"] = True

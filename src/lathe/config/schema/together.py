@@ -9,6 +9,7 @@ from lathe.config.schema.attached import alerts, averaging, samples, whitening
 from lathe.config.schema.compiled import offloading, whole_step
 from lathe.config.schema.names import canonical
 from lathe.config.schema.rule import shown
+from lathe.config.schema.trainer import overfitting
 from lathe.errors import UserError
 
 WORKERS_PER_CORE = 16  # more reading processes than this are a typing mistake, and take a machine down
@@ -273,6 +274,7 @@ def _own_module(cfg: Mapping[str, Any]) -> Iterator[str]:
 CLASHES: tuple[Together, ...] = (_precisions, _scaling, _own_strategy)
 CONTRADICTIONS: tuple[Together, ...] = (
     _end,
+    overfitting,
     partial(_shortest, "epochs"),
     partial(_shortest, "steps"),
     _interval,

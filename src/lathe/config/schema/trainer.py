@@ -1,6 +1,9 @@
 """Lightning's Trainer."""
 
-from lathe.config.schema.rule import Rule, count, flag, items, number, only, text, whole, word
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from lathe.config.schema.rule import Rule, count, flag, items, number, only, shown, text, whole, word
 
 ACCELERATORS = ("auto", "cpu", "gpu", "cuda", "mps", "tpu", "hpu")
 _batches = whole(0) | number(0, 1)  # a count, or a share of the epoch
@@ -66,3 +69,16 @@ TRAINER: dict[str, Rule] = {
     "reload_dataloaders_every_n_epochs": whole(0),
     "fast_dev_run": flag | whole(0),
 }
+
+
+def overfitting(cfg: Mapping[str, Any]) -> Iterator[str]:
+    """`overfit_batches` takes the place of two limits, in Lightning without a word."""
+    trainer = cfg["trainer"]
+    for key in ("limit_train_batches", "limit_val_batches") if trainer.get("overfit_batches") else ():
+        limit = trainer.get(key)
+        if limit not in (None, trainer["overfit_batches"]) and not (isinstance(limit, float) and limit == 1):
+            yield (
+                f"trainer.{key}={shown(limit)} has no effect beside trainer.overfit_batches="
+                f"{shown(trainer['overfit_batches'])}, which says how many batches train and validate: drop one of the "
+                "two."
+            )
