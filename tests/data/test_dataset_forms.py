@@ -7,7 +7,9 @@ import pytest
 import torch
 from data.test_dataset import module
 from support.own_datasets import Odd
+from torch.utils.data import Dataset
 
+from lathe.data import DatasetDataModule
 from lathe.errors import UserError
 
 
@@ -57,3 +59,40 @@ def test_double_images_are_for_a_run_in_double_precision() -> None:
     data.trainer.precision = "64-true"  # type: ignore[union-attr,misc]
     data.setup()
     assert next(iter(data.train_dataloader()))[0].dtype == torch.float64
+
+
+class Mixed(Dataset[Any]):
+    """Pixels as float32, but for one item that is uint8; `wrap` makes the sample."""
+
+    def __init__(self, odd: int, wrap: Any) -> None:
+        self.odd, self.wrap, self.pixels = odd, wrap, torch.rand(20, 1, 4, 4)
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, row: int) -> Any:
+        image = self.pixels[row]  # in the dataset's own memory
+        return self.wrap((image * 255).byte() if row == self.odd else image, row % 2)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("odd", [0, 7, 19])
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda x, y: (x, y),
+        lambda x, y: (x.clone(), y),
+        lambda x, y: (x.numpy(), y),
+        lambda x, y: {"a": [x], "b": y},
+    ],
+)
+def test_an_item_of_another_dtype_is_told_wherever_it_comes(wrap: Any, odd: int, workers: int) -> None:
+    whole, torn = Mixed(-1, wrap), Mixed(odd, wrap)
+    told = r"item \d+ is .*, but item \d+ is .*, so they make no batch: "
+    with pytest.raises(UserError, match=rf"^data\.train: {told}"):
+        list(DatasetDataModule(torn, val=whole, test=whole, batch_size=10, num_workers=workers).train_dataloader())
+    data = DatasetDataModule(whole, val=torn, test=whole, batch_size=10, num_workers=workers)
+    with pytest.raises(UserError, match=rf"^data\.val: {told}"):
+        list(data.val_dataloader())
+    data = DatasetDataModule(whole, val=whole, test=whole, batch_size=10, num_workers=workers)
+    assert [len(list(loader)) for loader in (data.train_dataloader(), data.val_dataloader())] == [2, 2]

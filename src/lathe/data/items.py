@@ -166,6 +166,8 @@ class Collate:
             made = default_collate(list(read))
         except Exception as error:  # torch raises of many kinds here
             raise UserError(self._odd(read, error)) from error
+        if mixed(read):  # whose integers, such as pixels up to 255, torch takes among the others as they are
+            raise UserError(self._odd(read, TypeError("floats and integers")))
         return self._checked(made, read)
 
     def _are_classes(self, numbers: Sequence[int]) -> bool:
@@ -200,6 +202,19 @@ class Collate:
                 f"data.num_classes={self.num_classes} says."
             )
         return [x, y.long()]
+
+
+def mixed(column: Sequence[Any]) -> bool:
+    """Whether of the arrays or tensors at the same place of samples, which are alike otherwise, some are of floating
+    point and some are not."""
+    first = column[0]
+    if isinstance(first, Tensor):
+        return len({one.is_floating_point() for one in column}) > 1
+    if isinstance(first, np.ndarray):
+        return len({one.dtype.kind == "f" for one in column}) > 1
+    if isinstance(first, Mapping):
+        return any(mixed([one[name] for one in column]) for name in first)
+    return isinstance(first, (tuple, list)) and any(mixed(part) for part in zip(*column, strict=False))
 
 
 def check_target(batch: Any, items: Items, num_classes: int) -> None:

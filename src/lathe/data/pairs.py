@@ -55,6 +55,8 @@ class Pairs:
             return None
         if self._loose is None:
             return None if self._stack is None else Sent(self._stack, self._numbers)
+        if len({*map(_DTYPE, self._loose)}) > 1:  # `Collate` looks at them
+            return None
         try:
             here = get_worker_info() is None
             return Sent(torch.stack(self._loose) if here else default_collate(self._loose), self._numbers)
