@@ -1,17 +1,24 @@
 """A Ctrl-C is told as a stop wherever it falls."""
 
+import contextlib
 import io
 import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
 from lathe.errors import Stopped
-from lathe.verbs.train import interruptible
+from lathe.verbs import interrupts
+from lathe.verbs.interrupts import interruptible
 
 
 @pytest.fixture(autouse=True)
@@ -20,6 +27,10 @@ def _handler() -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     yield
     signal.signal(signal.SIGINT, before)
+
+
+def running() -> Any:
+    return SimpleNamespace(begun=True, interrupted=False, given=[], command="again")
 
 
 class Interrupted(io.RawIOBase):
@@ -41,13 +52,110 @@ class Interrupted(io.RawIOBase):
 @pytest.mark.parametrize("at", range(1, 9))
 def test_within_the_writing_of_a_checkpoint(tmp_path: Path, at: int) -> None:
     """torch's writer then fails to close its file, and raises that."""
-    start: Any = SimpleNamespace(begun=True, command="again")
+    start = running()
     with pytest.raises(Stopped, match="continue with: again"), interruptible(start):
         torch.save({"weights": torch.ones(1000)}, Interrupted(at))
 
 
 @pytest.mark.parametrize("error", [RuntimeError("no"), SystemExit(3)])
 def test_what_came_of_no_interrupt_goes_on(tmp_path: Path, error: BaseException) -> None:
-    start: Any = SimpleNamespace(begun=True, command="again")
+    start = running()
     with pytest.raises(type(error)), interruptible(start):
         raise error
+
+
+def lightnings_way_out(start: Any) -> None:
+    """As `_call_and_handle_interrupt` does it: ignoring ends before it has left."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+    except KeyboardInterrupt as error:
+        before = signal.getsignal(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        start.interrupted = isinstance(error, KeyboardInterrupt)  # its callbacks' `on_exception`
+        signal.signal(signal.SIGINT, before)
+        sys.exit(1)
+
+
+class Again:
+    """Presses Ctrl-C once more, at instruction `at` after the first, wherever that is."""
+
+    def __init__(self, at: int) -> None:
+        self.left, self.armed = at, False
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> "Again | None":
+        if frame.f_code.co_filename not in (__file__, interrupts.__file__, contextlib.__file__):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "exception" and argument[0] is KeyboardInterrupt:
+            self.armed = True
+        if event == "opcode" and self.armed:
+            self.left -= 1
+            if self.left == 0:
+                signal.raise_signal(signal.SIGINT)
+        return self
+
+
+def twice(at: int) -> tuple[str, bool]:
+    """What is told where the second Ctrl-C comes at instruction `at`, and whether there was one so late."""
+
+    def within() -> None:
+        with interruptible(start := running()):
+            lightnings_way_out(start)
+
+    again, before = Again(at), sys.gettrace()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.settrace(again)
+    try:
+        within()
+    except BaseException as error:
+        sys.settrace(before)
+        return f"{type(error).__name__}: {error}", again.left <= 0
+    pytest.fail("it went on")
+
+
+def test_a_second_interrupt_is_the_same_stop_wherever_it_falls() -> None:
+    for at in count(1):
+        told, came = twice(at)
+        assert told == "Stopped: stopped by SIGINT; continue with: again", at
+        if not came:
+            break
+    assert at > 100  # it went through all of them
+
+
+def test_an_interrupt_that_was_lost_can_be_repeated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python ignores what is raised in a destructor."""
+    monkeypatch.setattr("lathe.verbs.interrupts.MOMENT_S", 0.01)
+    with pytest.raises(Stopped), interruptible(running()):
+        pressed_three_times()
+
+
+def pressed_three_times() -> None:
+    with suppress(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    signal.raise_signal(signal.SIGINT)  # within the same moment
+    time.sleep(0.02)
+    signal.raise_signal(signal.SIGINT)
+    pytest.fail("the third was ignored")
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: None])
+def test_a_handler_of_the_callers_own_is_left(handler: Any) -> None:
+    """Such as nohup's, and a notebook's."""
+    signal.signal(signal.SIGINT, handler)
+    with interruptible(running()):
+        assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_a_thread_sets_no_handler() -> None:
+    found: list[Any] = []
+
+    def work() -> None:
+        with interruptible(running()):
+            found.append(signal.getsignal(signal.SIGINT))
+
+    before = signal.getsignal(signal.SIGINT)
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    assert found == [before]

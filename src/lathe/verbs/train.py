@@ -3,25 +3,22 @@
 Every function takes the resolved configuration as plain data and runs in each rank.
 """
 
-import signal
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
-from lathe.callbacks import Compression, Elapsed, Preemption, skip_empty_hooks
+from lathe.callbacks import Compression, Elapsed, skip_empty_hooks
 from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
 from lathe.config.stages import methods
-from lathe.errors import Stopped, UserError, require, under
+from lathe.errors import UserError, require, under
 from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_page, log_result, run_facts, run_log
 from lathe.nets import recompute
 from lathe.runs import rundir, summary
@@ -37,6 +34,7 @@ from lathe.strategies import channels_last, compile_task
 from lathe.tasks import Task
 from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
 from lathe.verbs.finish import conclude, finish
+from lathe.verbs.interrupts import interruptible
 from lathe.verbs.pretrained import take_pretrained
 
 OWN_CHECKPOINTS = "checkpoints/own"  # in the run directory; beside it, a last.ckpt would be in the way of the run's own
@@ -88,32 +86,33 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
             rank_zero_only(print)(line)
     prepare(cfg, task, trainer)
     tell_what_is_not_measured(cfg.get("compression") or {})
-    try:
-        with interruptible(start):
+    with interruptible(start):
+        try:
             trainer.fit(task.driven, datamodule=datamodule, ckpt_path=resume, weights_only=True)
-    except SIGTERMException as error:
-        received = next((c.received for c in callbacks if isinstance(c, Preemption)), None)
-        raise Stopped(received or "SIGTERM", start.command) from error
-    except RuntimeError as error:
-        if str(error).startswith("Early stopping conditioned on metric"):
-            raise not_reported(cfg, callbacks, str(error), trainer.callback_metrics) from error
-        tell_lightnings(error, start.begun)
-        raise
-    except (TypeError, ValueError, AttributeError, MisconfigurationException) as error:
-        tell_lightnings(error, start.begun)
-        raise
-    start.on_train_start(trainer, task.driven)  # a run of no steps
-    pruned = {} if report is None or report.pruned is None else {"pruned": report.pruned}
-    if pruned:  # what is left out of the race is not looked at again
-        cfg = {**cfg, "test": False}
-    try:
-        with interruptible(start):
-            result = finish(cfg, run, trainer, task, datamodule, callbacks) | pruned
-    except SIGTERMException as error:  # Lightning's own, between two batches of the test
-        raise Stopped("SIGTERM", start.command) from error
-    result = conclude(cfg, {"parameters": parameters, **result, "seconds": elapsed.seconds})
+        except RuntimeError as error:
+            if str(error).startswith("Early stopping conditioned on metric"):
+                raise not_reported(cfg, callbacks, str(error), trainer.callback_metrics) from error
+            tell_lightnings(error, start.begun)
+            raise
+        except (TypeError, ValueError, AttributeError, MisconfigurationException) as error:
+            tell_lightnings(error, start.begun)
+            raise
+        start.on_train_start(trainer, task.driven)  # a run of no steps
+        pruned = {} if report is None or report.pruned is None else {"pruned": report.pruned}
+        if pruned:  # what is left out of the race is not looked at again
+            cfg = {**cfg, "test": False}
+        result = finish(cfg, run, trainer, task, datamodule, callbacks) | pruned
+        result = conclude(cfg, {"parameters": parameters, **result, "seconds": elapsed.seconds})
+        _tell_end(cfg, run, trainer, callbacks, result)
+    return result
+
+
+def _tell_end(
+    cfg: dict[str, Any], run: rundir.RunDir, trainer: Trainer, callbacks: list[Callback], result: dict[str, Any]
+) -> None:
+    """To the loggers, to the disk and to the user, in this order."""
     pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
-    for logger in loggers:
+    for logger in trainer.loggers:
         for page in pages:
             log_page(logger, page)
         log_result(logger, result, run.best)
@@ -121,9 +120,8 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
         run.finish(result)
         summary.show(result, run, cfg)
         small = any(isinstance(callback, Compression) for callback in callbacks)
-        if small and not pruned and cfg["compression"]["receipt"] != "none":
+        if small and "pruned" not in result and cfg["compression"]["receipt"] != "none":
             write_receipt(run, cfg)
-    return result
 
 
 def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
@@ -136,27 +134,6 @@ def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
         not cfg["test"] or is_overridden("test_dataloader", datamodule),
         f"{name} test_dataloader: write one, or add test=false.",
     )
-
-
-@contextmanager
-def interruptible(start: "Start") -> Iterator[None]:
-    """Tells a Ctrl-C as a stop: Lightning takes it in, and ends the process without a word. It leaves the signal
-    ignored, which a second one within the same moment should be.
-    """
-    try:
-        yield
-    except BaseException as error:
-        if not _follows_interrupt(error):
-            raise
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        raise Stopped("SIGINT", start.command if start.begun else None) from error
-
-
-def _follows_interrupt(error: BaseException | None) -> bool:
-    """Whether it is a Ctrl-C, or came of one: Lightning's exit, or what closing a half-written file raised."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__context__
-    return error is not None
 
 
 def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
@@ -186,7 +163,8 @@ class Start(Callback):
     Loggers are told what the run is."""
 
     def __init__(self, run: rundir.RunDir, cfg: dict[str, Any], first_step: int, monitor: str | None) -> None:
-        self.run, self.cfg, self.first_step, self.monitor, self.begun = run, cfg, first_step, monitor, False
+        self.run, self.cfg, self.first_step, self.monitor = run, cfg, first_step, monitor
+        self.begun = self.interrupted = False
         self.given: list[Callback] = []  # with which the Trainer was made
         self.command = run_command("train.py", "resume", run.path, cfg)  # that goes on with it
 
@@ -214,6 +192,10 @@ class Start(Callback):
             rundir.point_latest(self.run.path.parent.parent, self.run.path)
             if self.cfg["trainer"].get("accelerator") == "auto":
                 print(found_device(trainer), flush=True)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Before Lightning takes a run down."""
+        self.interrupted = isinstance(exception, KeyboardInterrupt)
 
     def keep_names(self, found: list[str] | None) -> None:
         """Writes names of classes that came with the data into config.yaml, where whoever answers by name looks."""
