@@ -94,12 +94,36 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         return " ".join(str(error).split()) + hint
     if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
         return f"{error}: write group=choice, such as model=mlp, or ~group to leave a group out."
+    if _of_hydras_lists(error):
+        why = {"ValueError": str(error).rstrip("."), "RecursionError": "it names itself, or goes in a circle"}
+        return (
+            f"the defaults of a YAML file can't be read ({why.get(name) or 'something else than text'}): they hold "
+            "names of files alone, as in - override /callbacks: [default,ema]; a part of your own stands in a file of "
+            "its group."
+        )
+    if isinstance(error, OSError) and str(error).startswith("Invalid loaded object type"):
+        return f"{_loaded(error)}: expected a mapping of keys to values, got {str(error).rpartition(' ')[2]}."
     if isinstance(error, ValueError) and str(error).startswith("invalid literal for int()") and _of_omegaconf(error):
         word = str(error).rpartition(": ")[2].strip("'")
         return f"{word}: a list has no such key; its items have numbers from 0, as in data.mean.0=0.5."
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
     return None
+
+
+def _of_hydras_lists(error: BaseException) -> bool:
+    """Whether Hydra's code has raised it, reading which files a file names: none of its own exceptions."""
+    if not isinstance(error, (TypeError, ValueError, AttributeError, KeyError, AssertionError, RecursionError)):
+        return False
+    frames = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    lists = ("hydra._internal.defaults_list", "hydra.core.default_element", "hydra._internal.config_repository")
+    return any(name in lists for name in (frames if isinstance(error, RecursionError) else frames[-1:]))
+
+
+def _loaded(error: BaseException) -> str:
+    """The name of the file that OmegaConf was to load."""
+    files = [frame.f_locals.get("file_") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((str(getattr(file, "name", file)) for file in files if file is not None), "a configuration file")
 
 
 def _quoted(override: str) -> str:

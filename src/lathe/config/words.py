@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lathe.config.flags import MULTIRUN, Groups, check_flags
+from lathe.config.listed import spread, top_level
 from lathe.errors import UserError, did_you_mean, require
 
 SEVERAL = ("callbacks", "logger", "compression")  # groups that take a list of choices
@@ -75,7 +76,9 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     for word in ordered:
         try:
             new = _translated(word, groups) if word in typed else [word]
-            if len(new) == 2:  # a whole part, in the place of whatever was left out or chosen to be none before
+            if len(new) == 2 and new[0].startswith(
+                "~"
+            ):  # a whole part, in the place of whatever was left out or chosen to be none before
                 words = [old for old in words if old not in (new[0], f"{key_of(word)}=none")]
             words += new
         except UserError as error:
@@ -175,6 +178,12 @@ def _translated(word: str, groups: Groups) -> list[str]:
         )
         require(key not in SEVERAL, f"{word} would take the place of the parts that are there: write {add}.")
         return [f"{key}={value}"]
+    if key in SEVERAL and not sign and "{" in value:
+        return spread(word, key, value, choices)
+    inside = top_level(value[1:-1]) if value.startswith("[") and value.endswith("]") else []
+    odd = next((item for item in inside if item[0] in "[{" or SCALAR.fullmatch(item.lstrip("-"))), "")
+    if odd and odd not in choices:
+        raise UserError(no_such_choice(key, odd, choices, groups))
     if not sign and SCALAR.fullmatch(value) and value not in choices:
         raise UserError(no_such_choice(key, value, choices, groups))
     return [word]

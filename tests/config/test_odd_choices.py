@@ -1,0 +1,83 @@
+"""Whatever stands in the place of a choice, or where a YAML file names other files, is taken or told in a sentence."""
+
+import contextlib
+import io
+import random
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lathe.config.composing import composing
+from lathe.errors import UserError
+
+ODD = ("1", "-1", "1.5", "null", "true", "a", "''", "${seed}", "a@b", "../x", "default.yaml", "inf", "1e3", "none")
+
+
+def drawn(rng: random.Random, depth: int) -> str:
+    kind = rng.choice(("word", "list", "dict")) if depth else "word"
+    if kind == "word":
+        return rng.choice((*ODD, "default", "csv", "mlp"))
+    inside = [drawn(rng, depth - 1) for _ in range(rng.randrange(3))]
+    if kind == "list":
+        return f"[{','.join(inside)}]"
+    return "{" + ",".join(f"{rng.choice(('a', '_target_', 'x'))}: {item}" for item in inside) + "}"
+
+
+def test_any_value_of_a_group() -> None:
+    for seed in range(60):
+        rng = random.Random(seed)
+        word = f"{rng.choice(('callbacks', 'logger', 'compression', 'model', 'debug'))}={drawn(rng, 2)}"
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(UserError), composing("train", [word]):
+            pass
+
+
+DEFAULTS = [
+    {"a": "b"},
+    "callbacks",
+    None,
+    [3],
+    [None],
+    [["a"]],
+    [{"a": "b", "c": "d"}],
+    [{"": "x"}],
+    [{"override /callbacks": {"x": "y"}}],
+    [{"override /callbacks": [3]}],
+    [{"override /callbacks": ["default", {"x": {"_target_": "mine.X"}}]}],
+    [{"override /callbacks": [["a"]]}],
+    [{"override /model": 3}],
+    [{"override /model": True}],
+    [{"override /model": ["a"]}],
+    ["own"],
+    [{"/experiment": "own"}],
+    ["_self_", "_self_"],
+    [{"/callbacks": "ema"}],
+]
+
+
+def refusal(folder: Path, text: str) -> str:
+    (folder / "experiment").mkdir()
+    (folder / "experiment" / "own.yaml").write_text(text, encoding="utf-8")
+    with (
+        pytest.raises(UserError) as caught,
+        composing("train", [f"hydra.searchpath=[file://{folder}]", "experiment=own"]),
+    ):
+        pass
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("content", [*[{"defaults": defaults} for defaults in DEFAULTS], [1], ["a"]], ids=str)
+def test_a_file_whose_defaults_can_not_be_read(tmp_path: Path, content: object) -> None:
+    assert "\n" not in refusal(tmp_path, "# @package _global_\n" + yaml.safe_dump(content))
+
+
+def test_a_file_that_names_itself(tmp_path: Path) -> None:
+    assert refusal(tmp_path, "# @package _global_\ndefaults:\n  - /experiment: own\n") == (
+        "the defaults of a YAML file can't be read (it names itself, or goes in a circle): they hold names of files "
+        "alone, as in - override /callbacks: [default,ema]; a part of your own stands in a file of its group."
+    )
+
+
+def test_a_file_of_one_number(tmp_path: Path) -> None:
+    path = tmp_path / "experiment" / "own.yaml"
+    assert refusal(tmp_path, "3") == f"{path}: expected a mapping of keys to values, got int."
