@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import rich
+from lightning.pytorch.callbacks import EarlyStopping
 
 from lathe.callbacks.progress import Progress
 from lathe.callbacks.throughput import Throughput
@@ -36,6 +37,32 @@ def test_a_line_says_what_its_epoch_took(tiny: SimpleNamespace, capsys: pytest.C
     assert [line and line[1] for line in told] == [f"{seconds:.4g}" for seconds in throughput._epochs.whole]
     peak = throughput.summary()["peak_resident_bytes"] / 2**30
     assert [line and float(line[2]) for line in told] == pytest.approx([peak] * 2, rel=0.1)
+
+
+@pytest.mark.parametrize("name", ["val_acc", "valid/acc", "validation_acc"])
+def test_a_modules_own_names_of_validation(
+    name: str, tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Own(tiny.Task):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log(name, 0.25)
+
+    tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1).fit(Own(), tiny.Loader())
+    assert f" | {name} 0.25" in capsys.readouterr().out
+
+
+def test_what_a_callback_monitors_is_shown(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+    class Own(tiny.Task):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("f1", 0.25)
+            self.log("other", 0.5)
+
+    tiny.trainer(Progress(), EarlyStopping("f1", mode="max"), enable_progress_bar=True, max_epochs=1).fit(
+        Own(), tiny.Loader()
+    )
+    out = capsys.readouterr().out
+    assert " | f1 0.25" in out
+    assert "other" not in out
 
 
 def test_the_loss_shown_is_the_last_one(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:

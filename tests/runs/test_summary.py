@@ -65,6 +65,14 @@ def test_it_says_what_the_run_took(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("monitor", ["val/accuracy", "val_f1", "f1"])
+def test_what_best_was_chosen_by_is_shown(monitor: str, tmp_path: Path) -> None:
+    result = {"test/accuracy": 0.9, "test/loss": 0.1, monitor: 0.25, "val/other": 0.5, "monitor": monitor, **TRAINED}
+    table = cells(shown(result, new_run(tmp_path, "model=mlp")))
+    assert table[monitor] == "0.2500"
+    assert "val/other" not in table
+
+
 def test_validation_stands_in_where_nothing_was_tested(tmp_path: Path) -> None:
     table = cells(shown({"val/accuracy": 0.5, "parameters": 1, "seconds": 0.0}, new_run(tmp_path, "model=mlp")))
     assert list(table) == ["val/accuracy", "parameters", "seconds", "run directory"]

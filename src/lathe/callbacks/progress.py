@@ -1,6 +1,7 @@
 """Progress on a terminal, and plain lines everywhere else."""
 
 import math
+import re
 import sys
 from time import perf_counter
 from typing import Any
@@ -12,6 +13,8 @@ from torch import Tensor
 from lathe.callbacks.throughput import Throughput
 from lathe.config.schema.held import held
 from lathe.measure.shards import local
+
+VALIDATION = re.compile(r"val(id|idation)?[/_]")
 
 
 @held("lathe.callbacks.Progress")
@@ -107,12 +110,15 @@ class Progress(RichProgressBar):
             self._line = ""
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The loss of the last batch, then every `val/` metric and whatever was logged with `prog_bar=True`; where
-        `Throughput` measures, the newest epoch's seconds and the most memory so far, in GiB.
+        """The loss of the last batch, then every metric of validation (`val/` as a task names it, or `val_`,
+        `validation_` as a module does), those that callbacks monitor and whatever was logged with `prog_bar=True`;
+        where `Throughput` measures, the newest epoch's seconds and the most memory so far, in GiB.
         """
         loss = self._outputs.get("loss") if isinstance(self._outputs, dict) else self._outputs
         found: dict[str, Any] = {} if loss is None else {"train/loss": loss}
-        found |= {name: value for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
+        monitored = {getattr(callback, "monitor", None) for callback in trainer.callbacks}  # type: ignore[attr-defined]
+        shown = {name for name in trainer.callback_metrics if VALIDATION.match(name)} | monitored
+        found |= {name: value for name, value in trainer.callback_metrics.items() if name in shown}
         found |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in found}
         told = next((callback for callback in trainer.callbacks if isinstance(callback, Throughput)), None)  # type: ignore[attr-defined]
         found |= {} if told is None else told.shown

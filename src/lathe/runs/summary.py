@@ -1,6 +1,5 @@
 """The short table at the end of a run."""
 
-import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +18,12 @@ def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Cons
     """Prints the final metrics of the run of `cfg`, where it lies, and three commands to try next."""
     console = console or Console()
     table = Table(title="Run complete", show_header=False, title_justify="left")
-    for name in sorted(key for key in result if re.match("test[/_]", key)) or sorted(
-        key for key in result if re.match("val[/_]", key)
-    ):
+    names = _of(result, "test") or _of(result, "val")
+    for name in names:
         table.add_row(name, _metric(result[name]))
+    monitor = result.get("monitor")  # of best.ckpt, by which it was chosen
+    if monitor in result and monitor not in names:
+        table.add_row(monitor, _metric(result[monitor]))
     for name in sorted(key for key in result if "/" in key and split_of(key) is None):
         table.add_row(name, _metric(result[name]))  # what compression and the user's own parts report
     if "best" in result:
@@ -44,6 +45,10 @@ def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Cons
     console.print("Next:")
     for command in proposals(run, shown, cfg):
         console.print(f"  {command}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _of(result: dict[str, Any], split: str) -> list[str]:
+    return sorted(name for name in result if split_of(name) == split)
 
 
 def _costs(result: dict[str, Any]) -> Iterator[tuple[str, str]]:
