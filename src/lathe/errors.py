@@ -135,6 +135,18 @@ def own_places(error: BaseException) -> list[tuple[str, bool]]:
     return [(place, own) for place, own in found if own is not None]
 
 
+def item_note(key: str, row: int) -> str:
+    """What is added to an exception that a dataset raised: `add_note` survives the way from a DataLoader's worker."""
+    return f"Met while reading {key}: item {row}"
+
+
+def noted_item(error: BaseException) -> str:
+    """The item that `item_note` names with `error`, such as `data.train: item 3`; empty where there is none."""
+    told = [*getattr(error, "__notes__", []), str(error)]
+    found = [match[1] for text in told for match in re.finditer(r"^Met while reading (.+: item \d+)$", text, re.M)]
+    return found[-1] if found else ""
+
+
 def own_place(error: BaseException) -> str:
     """The last place in a user's own code that `error` has passed, in brackets behind a space; empty where there is
     none.

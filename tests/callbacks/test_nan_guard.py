@@ -8,7 +8,8 @@ import torch
 from lightning.pytorch import Callback
 from torch import Tensor, nn
 
-from lathe.callbacks.nan_guard import NanGuard, _bad_rows
+from lathe.callbacks.bad_rows import bad_rows
+from lathe.callbacks.nan_guard import NanGuard
 from lathe.errors import UserError
 
 
@@ -77,7 +78,35 @@ def test_a_bad_batch_is_named(tiny: SimpleNamespace) -> None:
     ],
 )
 def test_rows_of_a_bad_batch(batch: Any, infinite: bool, words: str) -> None:
-    assert _bad_rows(batch, infinite) == (f"the batch itself holds {words}" if words else "")
+    assert bad_rows(batch, infinite) == (f"the batch itself holds {words}" if words else "")
+
+
+@pytest.mark.parametrize("metric", ["loss", "own"])
+def test_a_validation_that_is_not_finite_is_told_once_with_its_row(metric: str, tiny: SimpleNamespace) -> None:
+    """It ends no run."""
+
+    class Odd(tiny.Task):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            out = self.net(batch[0]).sum()
+            self.log(f"val/{metric}", out if metric == "loss" else torch.tensor(torch.nan))
+
+    loader = tiny.Loader()
+    if metric == "loss":
+        loader.batches = [(x.clone(), y) for x, y in loader.batches]
+    trainer = tiny.trainer(NanGuard(), max_epochs=2)
+    held_out = tiny.Loader()
+    if metric == "loss":
+        held_out.batches[1][0][3, 1] = torch.inf
+    with pytest.warns(UserWarning, match="is not finite") as caught:
+        trainer.fit(Odd(), loader, held_out)
+    why = (
+        "batch 1 of validation holds inf (batch[0], in row 3 of 8)"
+        if metric == "loss"
+        else "its batches are finite, so the net or the metric makes it"
+    )
+    told = [str(one.message) for one in caught if "not finite" in str(one.message)]
+    assert told == [f"val/{metric} is not finite after step {len(loader)}: {why}."]
+    assert trainer.current_epoch == 2
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

@@ -155,7 +155,12 @@ def test_seeds(defaults: dict[str, Any], value: int) -> None:
         ),
         ("launch.max_restarts", -1, "launch.max_restarts=-1: expected a whole number from 0"),
         ("launch.timeout", 0, "launch.timeout=0: expected a number above 0, got one out of this range."),
-        ("model", None, "model=null: a run needs this group; choose one of the files in configs/model."),
+        (
+            "model",
+            None,
+            "model=null: a run needs this group; choose one of the files in configs/model, in a "
+            "YAML file by - override /model: <name> in its defaults.",
+        ),
         ("trainer.min_epochs", 31, "trainer.min_epochs=31 is above trainer.max_epochs=30, which ends the run first"),
         ("ckpt_mode", "trainer", "ckpt_mode=trainer says what is taken from ckpt_path, which is null"),
         ("trainer.devices", [0, 0], "trainer.devices=[0, 0] names a device twice"),

@@ -71,6 +71,24 @@ def test_a_file_whose_defaults_can_not_be_read(tmp_path: Path, content: object) 
     assert "\n" not in refusal(tmp_path, "# @package _global_\n" + yaml.safe_dump(content))
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("# @package _global_\ndefaults:\n  - /model: mlp\n", "model: a file's defaults choose it once more: write"),
+        (
+            "defaults:\n  - override /model: mlp\n",
+            "model: a YAML file chooses it below itself: let ",
+        ),
+        (
+            "# @package _global_\ndefaults:\n  - override model: mlp\n",
+            "experiment/model: a file's defaults name a group with a / before it: - override /model: <name>.",
+        ),
+    ],
+)
+def test_a_choice_that_a_file_writes_in_another_way(text: str, told: str, tmp_path: Path) -> None:
+    assert refusal(tmp_path, text).startswith(told)
+
+
 def test_a_file_that_names_itself(tmp_path: Path) -> None:
     assert refusal(tmp_path, "# @package _global_\ndefaults:\n  - /experiment: own\n") == (
         "the defaults of a YAML file can't be read (it names itself, or goes in a circle): they hold names of files "

@@ -57,6 +57,11 @@ GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name":
         (["-p", "optimizer", "--cfg", "job"], ["-p", "optimizer", "--cfg", "job"]),
         *[([word], [word]) for word in ("hydra/sweeper=basic", "hydra.sweeper={a: 1}", "hydra.sweeper.params={a: 1}")],
         (["-m", "model=glob(ml*)"], ["-m", "model=glob(ml*)"]),
+        (["-m", "logger=[],[csv],null"], ["-m", "logger=none,[csv],none"]),
+        (
+            ["callbacks=[default,{_target_: a.Big}]", "callbacks.ema=null"],
+            ["callbacks=[default]", "+callbacks.big={_target_: a.Big}", "callbacks.ema=null"],
+        ),
         (["-m", "hydra/launcher=glob(*)"], ["-m", "hydra/launcher=glob(*)"]),
     ],
 )
@@ -92,6 +97,9 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["extras.print_config=true"], ["extras.print_config=true", "leave it out"]),
         *[([f"{key}=/x"], [f"{key}=/x", "paths.log_dir"]) for key in UNUSED],
         *[([f"optimizer={word}"], [f"optimizer={word}", "choose one of adamw"]) for word in ("3", "true")],
+        (["callbacks=[default,null]"], ["callbacks=null: there is no such choice", "default"]),
+        (["model=[[mlp]]"], ["model=[mlp]: there is no such choice"]),
+        (["trainer.auto_lr_find=true"], ["trainer.auto_lr_find=true", "scripts/lr_find.py"]),
         (["precision=16"], ["precision=16", "16-mixed"]),
         (["="], ["'='", "key=value"]),
         (["--trainer.max_epochs", "3"], ["--trainer.max_epochs 3: ", "without dashes: trainer.max_epochs=3."]),

@@ -2,6 +2,7 @@
 facts are missing.
 """
 
+import json
 import runpy
 import sys
 from collections.abc import Callable
@@ -31,7 +32,7 @@ Call = Callable[..., tuple[int, str, str]]
 
 
 class Staged(Table):
-    """Opens each split in its stage, as tutorials do, and takes facts that it has no use for."""
+    """Opens each split in its stage, as Lightning's tutorials do, and takes facts that it has no use for."""
 
     def __init__(
         self, num_classes: int = 2, channels: int = 1, image_size: int = 4, mean: Any = None, std: Any = None
@@ -39,8 +40,7 @@ class Staged(Table):
         super().__init__()
 
     def setup(self, stage: str) -> None:
-        names = {"fit": ("train", "val"), "validate": ("val",), "test": ("test",)}[stage]
-        for name in names:
+        for name in {"fit": ("train", "val"), "test": ("test",)}.get(stage, ()):
             setattr(self, name, self.held_out)
 
     def train_dataloader(self) -> Any:
@@ -108,6 +108,16 @@ def verb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureF
         return code, *capfd.readouterr()
 
     return call
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_each_split_is_evaluated_in_whichever_stage_it_is_opened(verb: Call, run: RunDir, split: str) -> None:
+    code, _, errors = verb("evaluate", f"run={run.path}", f"split={split}", "output=found.json")
+    assert code == 0, errors
+    found = json.loads(Path("found.json").read_text())
+    assert {name.partition("/")[0] for name in found} == {split}
+    if split != "train":
+        assert found[f"{split}/loss"] == pytest.approx(run.result[f"{split}/loss"], rel=1e-6)
 
 
 NEITHER = (

@@ -67,6 +67,24 @@ def test_a_continuation_that_began_stays_unfinished(command: Command, capsys: py
     assert run.config["trainer"]["max_epochs"] == 40
 
 
+def test_what_was_typed_has_the_later_end(command: Command) -> None:
+    """So that the commands that make the run again make that one."""
+    run = finished(command, "trainer.max_epochs=30", "seed=3", epochs=30)
+    command(f"resume={run.path}", "trainer.max_epochs=40")
+    assert {"trainer.max_epochs=40", "seed=3"} < set(run.overrides)
+    assert "trainer.max_epochs=30" not in run.overrides
+
+
+def test_a_choice_of_the_users_own_that_is_not_here(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder was given with --config-dir."""
+    run = finished(command, "trainer.max_epochs=30", epochs=30)
+    typed = run.path / "overrides.yaml"
+    typed.write_text(typed.read_text() + "- experiment=own\n")
+    told = command.fails(f"resume={run.path}", "trainer.max_epochs=40", capsys=capsys)
+    assert "the run was started with experiment=own, which is not here" in told
+    assert "add the --config-dir that has it, or type no more than resume" in told
+
+
 def test_the_end_that_counts_is_raised(command: Command, capsys: pytest.CaptureFixture[str]) -> None:
     run = finished(command, "trainer.max_time=00:00:00:10", steps=5, epochs=2)
     command(f"resume={run.path}")
@@ -76,6 +94,7 @@ def test_the_end_that_counts_is_raised(command: Command, capsys: pytest.CaptureF
     )
     assert "trainer.max_time: " in command.fails(f"resume={run.path}", "trainer.max_time=00:00:00:09", capsys=capsys)
     assert run.config["trainer"]["max_time"] == "00:00:00:10"
+    assert "trainer.max_time=00:00:00:10" in run.overrides
     command(f"resume={run.path}", "trainer.max_time=00:00:01:00")
     assert run.config["trainer"]["max_time"] == "00:00:01:00"
 

@@ -3,10 +3,13 @@
 import io
 import os
 import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import lathe.data
 from lathe.launch.agent import worker
 from lathe.launch.streams import _nowhere
 from lathe.launch.sweep.child import fork
@@ -83,3 +86,25 @@ def test_a_job_of_a_sweep_has_them_in_its_log(tmp_path: Path) -> None:
     pid = fork(lambda: print(DOTS), tmp_path / "log.txt", tmp_path / "outcome.json", {}, None)
     assert os.waitpid(pid, 0)[1] == 0, (tmp_path / "log.txt").read_text()
     assert "\ufffd" not in (tmp_path / "log.txt").read_text(errors="replace")
+
+
+def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others' stay as Python shows them."""
+    monkeypatch.setattr(warnings, "formatwarning", warnings.formatwarning)  # put back afterwards
+    monkeypatch.setattr(warnings, "showwarning", shown)
+
+    def main() -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.warn_explicit("ours\n is odd", UserWarning, lathe.data.__file__, 3)
+            warnings.warn_explicit("another's", UserWarning, __file__, 3)
+
+    one_sentence(main)()
+    first, *others = capsys.readouterr().err.splitlines()
+    assert first == "Warning: ours is odd"
+    assert others[0] == f"{__file__}:3: UserWarning: another's"
+
+
+def shown(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+    """As Python's own does, which pytest takes the place of."""
+    sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))

@@ -109,6 +109,22 @@ def test_the_other_quantizations(source: RunDir, name: str, receipts: list[Any])
     assert abs(result["test/accuracy"] - result["source/test/accuracy"]) <= 0.005
 
 
+def test_a_run_that_has_not_ended(source: RunDir) -> None:
+    """Its best checkpoint is there all the same."""
+    _, whole = done(source, "compression=weight_only")
+    ended, kept = source.path / "result.json", source.result
+    text = ended.read_text()
+    ended.unlink()
+    try:
+        made, result = done(source, "compression=weight_only")
+    finally:
+        ended.write_text(text)
+    found = {key: result[key] for key in ("steps", "best_step", "seed")}
+    assert found == {"steps": kept["best_step"], "best_step": kept["best_step"], "seed": kept["seed"]}
+    assert result["test/accuracy"] == whole["test/accuracy"]
+    assert made.result == result
+
+
 def zeros(net: nn.Module) -> float:
     weights = [m.weight for m in net.modules() if isinstance(m, nn.Conv2d)]
     return sum(int((weight == 0).sum()) for weight in weights) / sum(weight.numel() for weight in weights)

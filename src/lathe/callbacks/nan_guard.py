@@ -1,21 +1,22 @@
 """Stop as soon as a number is not finite, and say which one was first."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
+from lathe.callbacks.bad_rows import bad_batch, bad_rows, blame, is_validation, kind_of, names_of
 from lathe.callbacks.driven import net_of, task_of
 from lathe.config.schema.held import held
 from lathe.errors import UserError
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
 from lathe.measure.shards import local
-
-ROWS = 5  # of a bad batch that are named
 
 
 class _Finding(NamedTuple):
@@ -53,6 +54,8 @@ class NanGuard(Callback):
         self._losses: list[Tensor] = []
         self._ends: list[int] = []  # for each optimizer step since the last reading, the number of losses up to it
         self._batch: Any = None
+        self._batch_idx = 0
+        self._told = False  # whether a validation that is not finite was looked at
         self._at_once = False
 
     each_step = ("on_train_batch_start", "on_before_backward", "on_before_optimizer_step")
@@ -66,7 +69,7 @@ class NanGuard(Callback):
         self._at_once = trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu"
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._batch = batch
+        self._batch, self._batch_idx = batch, batch_idx
 
     def on_before_backward(self, trainer: Trainer, pl_module: LightningModule, loss: Tensor) -> None:
         if not self._at_once:
@@ -95,6 +98,19 @@ class NanGuard(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.state.fn == "fit" and not trainer.sanity_checking:
             self._look(trainer, pl_module, gradients=False, state=True)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Once, of the first validation whose metrics are not finite, which ends no run: what its batches hold."""
+        if self._told or trainer.state.fn != "fit" or trainer.sanity_checking:
+            return
+        wild = everyones([name for name, value in trainer.callback_metrics.items() if not _finite(value)])
+        wild = [[name for name in names if is_validation(name)] for names in wild]
+        if any(wild):
+            self._told = True
+            found = [fault for fault in everyones(bad_batch(trainer)) if fault]
+            why = found[0] if found else "its batches are finite, so the net or the metric makes it"
+            names = ", ".join(sorted({name for names in wild for name in names}))
+            rank_zero_warn(f"{names} is not finite after step {trainer.global_step}: {why}.")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._look(trainer, pl_module, gradients=False, state=True)
@@ -140,7 +156,7 @@ class NanGuard(Callback):
         mine = _Finding(
             step=None if bad_loss is None else first + bad_loss[0],
             value="" if bad_loss is None else bad_loss[1],
-            gradient=next((f"{n} is {_kind_of(g)}" for n, g in _gradients(net).items() if not _finite(g)), ""),
+            gradient=next((f"{n} is {kind_of(g)}" for n, g in _gradients(net).items() if not _finite(g)), ""),
             state=_first_bad_state(net),
         )
         findings = everyones(mine)
@@ -165,9 +181,10 @@ class NanGuard(Callback):
             )
         elif found.step == now and self._batch is not None:
             what = f"in optimizer step {now} the loss is {found.value}{where}"
-            faults = everyones(_bad_rows(self._batch))
+            named = partial(names_of, trainer, "train", trainer.train_dataloader, self._batch_idx)
+            faults = everyones(bad_rows(self._batch, named=named))
             if faults[rank]:
-                _blame(what, faults[rank])
+                blame(what, faults[rank])
             # All processes run it, not only the one with the bad loss: the net may hold collectives.
             parts = everyones([name for name, _ in net.named_parameters()])
             if any(names != parts[0] for names in parts):
@@ -176,9 +193,9 @@ class NanGuard(Callback):
                 what = f"{what}, made in the training_step of {type(net).__name__} from finite weights"
             else:
                 culprits = everyones(_first_bad_output(trainer, net, net_input(self._batch)))
-                faults = everyones(_bad_rows(self._batch, infinite=True))
+                faults = everyones(bad_rows(self._batch, infinite=True, named=named))
                 if not culprits[rank] and faults[rank]:
-                    _blame(what, faults[rank])
+                    blame(what, faults[rank])
                 what = f"{what}: {culprits[rank] or 'the output of the net is finite, so the loss function made it'}"
         else:
             what = (
@@ -200,7 +217,7 @@ def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if not bad and isinstance(output, Tensor) and not _finite(local(output)):
                 bad.append(
-                    f"the first module with {_kind_of(local(output))} in its output is {name} ({type(module).__name__})"
+                    f"the first module with {kind_of(local(output))} in its output is {name} ({type(module).__name__})"
                 )
 
         return hook
@@ -215,38 +232,6 @@ def _first_bad_output(trainer: Trainer, net: nn.Module, x: Tensor) -> str:
     return bad[0] if bad else ""
 
 
-def _blame(what: str, fault: str) -> NoReturn:
-    """Raises UserError where the data are to blame, which no setting of the training mends."""
-    raise UserError(
-        f"Training stopped: {what}: {fault}; drop such rows from the data, or fill in what they lack, where they are "
-        "read."
-    )
-
-
-def _bad_rows(batch: Any, infinite: bool = False) -> str:
-    """Which rows of a batch are not finite, in words; empty where all are. Only what the net takes, which comes first,
-    may hold no inf either, unless nothing may be `infinite`: masks hold -inf."""
-    for number, (name, tensor) in enumerate(_tensors(batch, "batch")):
-        if not tensor.is_floating_point():
-            continue
-        bad = tensor.isnan() if number and not infinite else ~tensor.isfinite()
-        if bad.any():
-            rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist() if bad.dim() else []
-            listed = ", ".join(map(str, rows[:ROWS])) + (f" and {len(rows) - ROWS} more" if len(rows) > ROWS else "")
-            where = f", in {'row' if len(rows) == 1 else 'rows'} {listed} of {len(bad)}" if rows else ""
-            return f"the batch itself holds {_kind_of(tensor)} ({name}{where})"
-    return ""
-
-
-def _tensors(node: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of a batch and where they stand in it; what `net_input` finds is the first."""
-    if isinstance(node, Tensor):
-        yield name, node
-    elif isinstance(node, dict | list | tuple):
-        for key, part in node.items() if isinstance(node, dict) else enumerate(node):
-            yield from _tensors(part, f"{name}[{key!r}]")
-
-
 def _gradients(net: nn.Module) -> dict[str, Tensor]:
     """What this process holds of each gradient; nothing where it has none."""
     found = {name: local(p.grad) for name, p in net.named_parameters() if p.grad is not None}
@@ -256,7 +241,7 @@ def _gradients(net: nn.Module) -> dict[str, Tensor]:
 def _first_bad_state(net: nn.Module) -> str:
     for name, parameter in net.named_parameters():
         if not _finite(part := local(parameter)):
-            return f"parameter {name} is {_kind_of(part)}"
+            return f"parameter {name} is {kind_of(part)}"
     for name, buffer in net.named_buffers():
         if local(buffer).isnan().any():
             return f"buffer {name} is nan"
@@ -271,10 +256,6 @@ def _all_finite(tensors: Iterable[Tensor]) -> bool:
     """One reading for all. The largest magnitude cannot overflow, as a sum of squares can."""
     listed = list(tensors)
     return not listed or bool(torch.stack([n.float() for n in torch._foreach_norm(listed, math.inf)]).isfinite().all())
-
-
-def _kind_of(tensor: Tensor) -> str:
-    return "nan" if tensor.isnan().any() else "inf"
 
 
 def _kind(value: float) -> str:

@@ -2,6 +2,7 @@
 
 import math
 import signal
+import threading
 from typing import Any
 
 import torch
@@ -47,6 +48,8 @@ class Preemption(Callback):
         self._alone = trainer.world_size == 1
         # Not sooner: Lightning registers its own handlers after on_fit_start, and would call them before this one.
         heard = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        if threading.current_thread() is not threading.main_thread():  # where no handler can be set
+            heard = []
         self._before = {number: signal.signal(number, self._note) for number in heard}
 
     def _note(self, number: int, frame: Any) -> None:

@@ -1,7 +1,6 @@
 """Progress on a terminal, and plain lines everywhere else."""
 
 import math
-import re
 import sys
 from time import perf_counter
 from typing import Any
@@ -10,11 +9,10 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from torch import Tensor
 
+from lathe.callbacks.bad_rows import is_validation
 from lathe.callbacks.throughput import Throughput
 from lathe.config.schema.held import held
 from lathe.measure.shards import local
-
-VALIDATION = re.compile(r"val(id|idation)?[/_]")
 
 
 @held("lathe.callbacks.Progress")
@@ -117,7 +115,7 @@ class Progress(RichProgressBar):
         loss = self._outputs.get("loss") if isinstance(self._outputs, dict) else self._outputs
         found: dict[str, Any] = {} if loss is None else {"train/loss": loss}
         monitored = {getattr(callback, "monitor", None) for callback in trainer.callbacks}  # type: ignore[attr-defined]
-        shown = {name for name in trainer.callback_metrics if VALIDATION.match(name)} | monitored
+        shown = {name for name in trainer.callback_metrics if is_validation(name)} | monitored
         found |= {name: value for name, value in trainer.callback_metrics.items() if name in shown}
         found |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in found}
         told = next((callback for callback in trainer.callbacks if isinstance(callback, Throughput)), None)  # type: ignore[attr-defined]

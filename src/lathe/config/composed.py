@@ -191,7 +191,8 @@ def _groups(cfg: dict[str, Any], saved: bool) -> Iterator[Problem]:
     for group in bad:
         yield (
             group,
-            f"{group}={shown(cfg.get(group))}: a run needs this group; choose one of the files in configs/{group}.",
+            f"{group}={shown(cfg.get(group))}: a run needs this group; choose one of the files in configs/{group}, in "
+            f"a YAML file by - override /{group}: <name> in its defaults.",
         )
     for key in ALWAYS if saved else ():
         if key not in there and key.split(".")[0] not in bad:

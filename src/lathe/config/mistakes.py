@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from lathe.config.composed import check, flatten, resolve
-from lathe.config.flags import Groups, check_flags
+from lathe.config.flags import MULTIRUN, Groups, check_flags
 from lathe.config.help import configuration_folder
 from lathe.config.schema.strategies import COMPILE
 from lathe.config.schema.trainer import FILLED_IN
@@ -77,6 +77,14 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         match = re.search(r"Could not (override|append|delete from config)\D*?'([^'@]+)", text)
         if match:
             word = match.group(2)
+            group, _, below = word.partition("/")
+            if below in groups:
+                return f"{word}: a file's defaults name a group with a / before it: - override /{below}: <name>."
+            if text.split(word, 1)[1].startswith("@"):  # its keys would stand below those of the file's own group
+                return (
+                    f"{word}: a YAML file chooses it below itself: let '# @package _global_' be its first line, and "
+                    f"write - override /{word}: <name>."
+                )
             other = re.search(r"The value of '.+' is (.*) and not ", text)
             if other:
                 return f"~{word}: its value is {other.group(1)}: write ~{word}, which leaves it out whatever it is."
@@ -84,10 +92,13 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
                 return f"+{word}: the key is there already: write it without the plus."
             if match.group(1) != "override":
                 return _nothing_to_leave_out(word, groups)
-            word = word.split("/")[0]
+            word = group
             if word in groups:
                 return f"{word}: this command has no such group; --help lists what it takes."
             return f"{word}: there is no such group or key; {did_you_mean(word, groups)}"
+        twice = re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+ (.+)'", text)
+        if twice:
+            return f"{twice[1]}: a file's defaults choose it once more: write - override /{twice[1]}: {twice[2]}."
         return " ".join(text.split()) or None
     if name == "HydraException":
         hint = ": give values, such as 0.1,0.01, or use another sweeper" if "sweep type" in str(error) else ""
@@ -179,7 +190,11 @@ def refused_as_well(
     translated = not isinstance(error, Untranslated)
     if folder is None or (translated and not isinstance(error, HydraException)):
         return []
-    parsed = check_flags(sys.argv[1:] if words is None else words)
+    typed = sys.argv[1:] if words is None else words
+    try:
+        parsed = check_flags(sorted(typed, key=lambda word: word not in MULTIRUN))  # as `translate` has it
+    except UserError as second:
+        return [*(() if translated else error.args), *second.args]
     verb = verb or Path(sys.argv[0]).stem
     left = list(parsed.overrides if translated else error.left)  # type: ignore[attr-defined]
     found: list[str] = [] if translated else list(error.args)

@@ -23,12 +23,16 @@ HABITS = {
     "dataset": "data sets are chosen by data=...",
     "module": "nets are chosen by model=..., what is learned by task=...",
     "net": "nets are chosen by model=...",
+    "auto_lr_find": "a learning rate is looked for by python scripts/lr_find.py",
+    "auto_scale_batch_size": "a batch size is looked for by python scripts/batch_find.py",
     "gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
     "devices": "devices are trainer.devices=...",
     "epochs": "the length of a run is trainer.max_epochs=...",
     "ckpt": "a new run starts from ckpt_path=..., an interrupted one goes on with resume=...",
     "checkpoint": "a new run starts from ckpt_path=..., an interrupted one goes on with resume=...",
     "output_dir": "runs are written below paths.log_dir=...",
+    "trainer.auto_lr_find": "a learning rate is looked for by python scripts/lr_find.py",
+    "trainer.auto_scale_batch_size": "a batch size is looked for by python scripts/batch_find.py",
     "trainer.gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
     "trainer.resume_from_checkpoint": "an interrupted run goes on with resume=..., a new one starts from ckpt_path=...",
     "extras": "leave it out: warnings and tables have keys of their own, which python train.py --help lists",
@@ -155,6 +159,8 @@ def _translated(word: str, groups: Groups) -> list[str]:
     if not choices:
         habit = key if key in HABITS else key.partition(".")[0]
         way = HABITS.get(habit, "")
+        if habit == "ckpt" and "checkpoint" in groups:  # of a script that opens a run
+            way = "a run has checkpoint=best and checkpoint=last"
         require(not way or habit in groups, f"{word}: there is no such key; {way.rstrip('.')}.")
         ours = "a run has a directory of its own below paths.log_dir=..., under name=..."
         require(key not in UNUSED, f"{word} would change nothing: {ours}")
@@ -168,6 +174,9 @@ def _translated(word: str, groups: Groups) -> list[str]:
         return [earlier(word)]
     if "none" in choices and ((sign == "~" and not value) or (not sign and "=" in word and value in NOTHING)):
         return [f"{key}=none"]
+    several = top_level(value)  # of a sweep
+    if "none" in choices and not sign and len(several) > 1 and set(several) & set(NOTHING):
+        return [f"{key}={','.join('none' if one in NOTHING else one for one in several)}"]
     if key not in SEVERAL and WHOLE_NODE.match(value):  # Hydra would mix it with the keys of the file it replaces
         return [f"~{key}", f"+{key}={value}"]
     if sign.startswith("+"):

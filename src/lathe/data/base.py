@@ -101,6 +101,13 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         """
         return self._loader(split, device, batch_size=self.eval_batch_size, train=False)
 
+    def name_of(self, split: str, number: int) -> str | None:
+        """What people call a sample, such as its file below the folder of images; None where it has no name.
+
+        `split` is "train", "val" or "test", which are open; `number` counts its samples from 0 in stored order.
+        """
+        return None if self._splits is None else getattr(self._splits[split], "name", lambda _: None)(number)
+
     def _loader(self, name: str, device: torch.device | None = None, **order: Any) -> EpochLoader:
         if name not in SPLITS:
             raise UserError(f"split={name} is unknown: choose one of {', '.join(SPLITS)}.")

@@ -11,8 +11,9 @@ from lathe.config.schema.held import held
 from lathe.data.base import SPLITS, ExactDataModule
 from lathe.data.checks import check_class_names
 from lathe.data.folds import check_folds, fold_rows, share_rows
+from lathe.data.forms import form
 from lathe.data.item_loaders import InOrder, ItemLoader, Moved
-from lathe.data.items import Collate, Items, check_pixels, check_target, form, labels_at_hand, taken, tell_undivided
+from lathe.data.items import Collate, Items, check_pixels, check_target, labels_at_hand, taken, tell_undivided
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
 from lathe.data.seeded import Rows, Seeded
 from lathe.data.shared import read_over, seeded

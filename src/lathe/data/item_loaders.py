@@ -49,6 +49,10 @@ class InOrder:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def numbers(self, batch: int) -> list[int]:
+        """This rank's samples of a batch."""
+        return list(self.rows[batch])
+
     def __iter__(self) -> Iterator[Any]:
         batches = all_taken(iter(self._reader))
         return batches if self.side is None else one_ahead(batches, self.side)

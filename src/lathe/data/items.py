@@ -12,10 +12,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset, default_collate, get_worker_info
 
+from lathe.data.forms import form, mixed
 from lathe.data.pairs import FIRST, Pairs, Sent
 from lathe.data.seeded import Reads, Rowed, draws_nothing, fetch
 from lathe.data.splits import Labels
-from lathe.errors import UserError
+from lathe.errors import UserError, item_note
 
 
 class Items(Reads):
@@ -50,6 +51,10 @@ class Items(Reads):
         """Which sample of the dataset this one is."""
         return number if self.rows is None else int(self.rows[number])
 
+    def name(self, number: int) -> str:
+        """What the sample is called in messages."""
+        return f"{self.key}: item {self.row(number)}"
+
     def __getitem__(self, number: int) -> Any:
         return self.made(self.dataset[self.row(number)], number)
 
@@ -72,13 +77,24 @@ class Items(Reads):
 
     def _some(self, rows: Sequence[int], numbers: Sequence[int], steps: Iterator[Any] | None) -> Sequence[Any]:
         dataset, plain = self.dataset, self.columns is None and self.transform is None
-        # steps come last: where there is no further row, none is taken
-        if steps is None:
+        if steps is None and (isinstance(dataset, Reads) or getattr(dataset, "__getitems__", None)):
             read: Sequence[Any] = fetch(dataset, rows)
-            return read if plain else [self.made(*one) for one in zip(read, numbers, strict=True)]
+            return read if plain else self._each(rows, (self.made(*one) for one in zip(read, numbers, strict=True)))
+        # steps come last: where there is no further row, none is taken
+        taken = rows if steps is None else (row for row, _ in zip(rows, steps))  # noqa: B905
         if plain:
-            return [dataset[row] for row, _ in zip(rows, steps)]  # noqa: B905
-        return [self.made(dataset[row], number) for row, number, _ in zip(rows, numbers, steps)]  # noqa: B905
+            return self._each(rows, (dataset[row] for row in taken))
+        return self._each(rows, (self.made(dataset[row], number) for row, number in zip(taken, numbers)))  # noqa: B905
+
+    def _each(self, rows: Sequence[int], samples: Iterator[Any]) -> list[Any]:
+        """The samples of the rows; one that raises is noted down with what it raises."""
+        found: list[Any] = []
+        try:
+            found.extend(samples)
+        except Exception as error:
+            error.add_note(item_note(self.key, rows[len(found)]))
+            raise
+        return found
 
     def made(self, sample: Any, number: int) -> Any:
         """What the dataset has given, as a task wants it."""
@@ -204,19 +220,6 @@ class Collate:
         return [x, y.long()]
 
 
-def mixed(column: Sequence[Any]) -> bool:
-    """Whether of the arrays or tensors at the same place of samples, which are alike otherwise, some are of floating
-    point and some are not."""
-    first = column[0]
-    if isinstance(first, Tensor):
-        return len({one.is_floating_point() for one in column}) > 1
-    if isinstance(first, np.ndarray):
-        return len({one.dtype.kind == "f" for one in column}) > 1
-    if isinstance(first, Mapping):
-        return any(mixed([one[name] for one in column]) for name in first)
-    return isinstance(first, (tuple, list)) and any(mixed(part) for part in zip(*column, strict=False))
-
-
 def check_target(batch: Any, items: Items, num_classes: int) -> None:
     """Raises UserError where the targets of a batch are no class numbers, and no scores of `num_classes` classes."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
@@ -253,19 +256,6 @@ def check_pixels(image: Any, items: Items, transform: str, double: bool) -> None
             f"{items.key}: item {items.row(0)} is an image of {dtype}, expected float32: convert it in the dataset or "
             f"by {transform}, pixels / 255 less data.mean over data.std."
         )
-
-
-def form(sample: Any) -> str:
-    """What a sample is, in short: shapes of arrays, within tuples and dicts."""
-    if isinstance(sample, (Tensor, np.ndarray)):
-        return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
-    if isinstance(sample, Mapping):
-        return "{" + ", ".join(f"{name}: {form(value)}" for name, value in sample.items()) + "}"
-    if isinstance(sample, (tuple, list)) and len(sample) <= 8:
-        return "(" + ", ".join(map(form, sample)) + ")"
-    if isinstance(sample, (tuple, list)):
-        return f"a {type(sample).__name__} of {len(sample)}"
-    return "None" if sample is None else type(sample).__name__
 
 
 def labels_at_hand(dataset: Any, target: str | None) -> Labels | None:

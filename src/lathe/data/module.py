@@ -148,13 +148,6 @@ class ImageDataModule(ExactDataModule[Split]):
         split = self._splits["train"]
         return Normalizer(self.mean, self.std, self.channels)(torch.from_numpy(split.images[split.rows[:n]]))
 
-    def name_of(self, split: str, number: int) -> str | None:
-        """What people call a sample, such as its file below the folder of images; None where it has no name.
-
-        `split` is "train", "val" or "test", which are open; `number` counts its samples from 0 in stored order.
-        """
-        return None if self._splits is None else getattr(self._splits[split], "name", lambda _: None)(number)
-
     def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
         """Batches are made where they are wanted; any other is moved as Lightning would."""
         if isinstance(batch, tuple) and isinstance(batch[0], torch.Tensor) and batch[0].device == device:

@@ -143,6 +143,12 @@ class EpochLoader(ABC):
         """All samples in the order of a training epoch, int64 [n]."""
         return epoch_permutation(self.seed, epoch, self.n) if self.shuffle else torch.arange(self.n)
 
+    def numbers(self, batch: int) -> list[int]:
+        """This rank's samples of a batch of the epoch that is under way."""
+        rows, counts = self.rank_rows(self._epoch)
+        listed: list[int] = rows[batch][counts[batch]].tolist()
+        return listed
+
     def rank_rows(self, epoch: int, extra: int = 0) -> tuple[Tensor, Tensor]:
         """This rank's samples of an epoch, int64 [batches, local batch + extra], and which of them count, bool of the
         same shape.

@@ -130,6 +130,16 @@ class SharedLoader(EpochLoader):
         self._reader = read_over(loader, dataset if self._exact else seeded(loader, seed), _Upcoming(self))
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
+        lists = self._parts(epoch)
+        self._lists = [part if self._exact else Rows(part, epoch) for part in lists[first:]]
+        yield from self._reader
+
+    def numbers(self, batch: int) -> list[int]:
+        """As `EpochLoader` has it."""
+        return self._parts(self._epoch)[batch]
+
+    def _parts(self, epoch: int) -> list[list[int]]:
+        """This rank's samples of each batch."""
         order = self.epoch_order(epoch)
         whole = (self.n // self.global_batch_size) * self.global_batch_size
         mine = order[:whole].view(-1, self.global_batch_size)[:, self.rank * self.local_batch_size :][
@@ -138,8 +148,7 @@ class SharedLoader(EpochLoader):
         lists: list[list[Any]] = mine.tolist()
         if self.rest:
             lists.append(order[whole + self.rank * self.rest :][: self.rest].tolist())
-        self._lists = [part if self._exact else Rows(part, epoch) for part in lists[first:]]
-        yield from self._reader
+        return lists
 
     def close(self) -> None:
         self._reader.close()

@@ -3,7 +3,7 @@
 from collections.abc import Sized
 from typing import Any
 
-from lathe.data.items import form
+from lathe.data.forms import form
 from lathe.data.iterable import is_iterable
 from lathe.data.source import using
 from lathe.errors import UserError

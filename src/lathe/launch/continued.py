@@ -6,18 +6,19 @@ from typing import Any
 
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import MissingConfigException
 from omegaconf import OmegaConf
 
 from lathe.config.composed import data_at, differences, folder_of, pinned, resolve
 from lathe.config.stages import methods
 from lathe.config.typed import as_typed
 from lathe.config.words import earlier, key_of
-from lathe.errors import require
+from lathe.errors import UserError, require
 from lathe.runs import rundir
+from lathe.runs.typed import ENDS
 
 FREE_ON_RESUME = ("resume", "launch", "hydra", "sweep", "trusted")
 FOLDERS = ("data.folder", "data.source.folder")
-ENDS = ("max_epochs", "max_steps", "max_time")
 
 
 def typed_words() -> list[str]:
@@ -74,7 +75,7 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
         gone = not os.path.exists(folder_of(saved) or os.curdir)
         moved = {key_of(word): word for word in typed if key_of(word) in FOLDERS and gone}
         own = [moved.get(key_of(word)) or _from_anywhere(word, saved) for word in run.overrides]
-        before, asked = (pinned(composed(words)) for words in (own, own + typed))
+        before, asked = pinned(_as_started(own, cfg["resume"])), pinned(composed(own + typed))
         lines = []
         if asked.get("tags") != before.get("tags"):
             saved["tags"] = asked["tags"]
@@ -107,6 +108,20 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
             "nothing says where to go on: start a new run from its best weights with ckpt_path.",
         )
     return at_home(run, saved, cfg)
+
+
+def _as_started(own: list[str], resume: str) -> dict[str, Any]:
+    """What a run's `own` words compose; raises UserError where one of their choices, from a folder of the user's own,
+    is not here.
+    """
+    try:
+        return composed(own)
+    except MissingConfigException as error:
+        gone = str(error.missing_cfg_file)
+        raise UserError(
+            f"resume={resume}: the run was started with {'='.join(gone.rsplit('/', 1))}, which is not here, so nothing "
+            "says what else the command changes: add the --config-dir that has it, or type no more than resume."
+        ) from error
 
 
 def _from_anywhere(word: str, saved: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ none at all.
 
 import os
 import sys
+import warnings
 from typing import Any
 
 NAMES = ("stdin", "stdout", "stderr")
@@ -19,6 +20,22 @@ def usable_streams() -> None:
             setattr(sys, name, _nowhere(number, "w" if number else "r"))
         elif number and hasattr(stream, "reconfigure") and not _takes_all(stream):
             stream.reconfigure(errors="replace")
+
+
+def plain_warnings() -> None:
+    """Shows what Lathe warns of as a line that begins with Warning:, without the place in its code that Python puts
+    before it and the line of code behind it, which look like a crash. Others' warnings stay as they are.
+    """
+    before, ours = warnings.formatwarning, os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        if filename.startswith(ours):
+            return f"Warning: {' '.join(str(message).split())}\n"
+        return before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
 
 
 def _takes_all(stream: Any) -> bool:

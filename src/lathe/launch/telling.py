@@ -14,13 +14,15 @@ from importlib.util import find_spec
 from typing import Any
 
 from lathe import files, trust
+from lathe.config.flags import check_flags
 from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.mistakes import explain, refused_as_well
 from lathe.config.schema import renamed
 from lathe.config.words import translate
-from lathe.errors import Stopped, UserError, is_own, own_places, worker_sentence
+from lathe.errors import Stopped, UserError, is_own, noted_item, own_places, worker_sentence
 from lathe.launch.group import waited
-from lathe.launch.streams import usable_streams
+from lathe.launch.streams import plain_warnings, usable_streams
+from lathe.runs.typed import CONFIG_DIR
 
 FULL_ERROR = "LATHE_FULL_ERROR"
 FULL = "HYDRA_FULL_ERROR=1 shows the traceback"
@@ -38,6 +40,7 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
     @functools.wraps(main)
     def wrapped() -> None:
         usable_streams()
+        plain_warnings()
         try:
             _read_variables()
         except UserError as error:
@@ -56,6 +59,7 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
             return
         try:
             sys.argv[1:] = translate(sys.argv[1:], root_names())
+            _note_folder()
             main()
             sys.stdout.flush()
         except SystemExit as stop:
@@ -70,6 +74,14 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
             sys.exit(tell(UserError(*also) if also else error))
 
     return wrapped
+
+
+def _note_folder() -> None:
+    """Keeps the folder of further choices for the commands that this process and its children propose."""
+    given = any(word.startswith(("--config-d", "-cd")) for word in sys.argv[1:])
+    folder = check_flags(sys.argv[1:]).config_dir if given else None
+    if folder is not None:
+        os.environ[CONFIG_DIR] = folder
 
 
 def _read_variables() -> None:
@@ -184,9 +196,11 @@ def own_sentence(error: BaseException) -> str | None:
     if not places or not places[-1][1]:
         place = _called_wrongly(error)
         return f"{place} can't be called so: {said}; {FULL}." if place else None
+    item = noted_item(error)
     if "DataLoader worker process" in said:
-        said = f"{str(error).strip().splitlines()[-1]:.500}"
-    return f"{places[-1][0]} failed: {said}; {FULL}."
+        lines = [line for line in str(error).strip().splitlines() if not (item and line.endswith(item))]
+        said = f"{lines[-1]:.500}"
+    return f"{places[-1][0]} failed{f' ({item})' if item else ''}: {said}; {FULL}."
 
 
 def _called_wrongly(error: BaseException) -> str | None:

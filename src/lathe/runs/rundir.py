@@ -21,6 +21,7 @@ from lathe.errors import UserError, require
 from lathe.files import disk_sentence, open_plain, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
 from lathe.runs.results import checked
+from lathe.runs.typed import with_ends
 from lathe.trust.document import as_yaml, read_mapping, read_yaml
 
 # What every configuration of a run has, as groups of keys.
@@ -68,12 +69,12 @@ class RunDir:
 
     @property
     def overrides(self) -> list[str]:
-        """What was typed when the run was started.
+        """What was typed when the run was started, with a later end where it has gone on to one.
 
         Raises:
             UserError: it is no list of overrides.
         """
-        return trust.checked_overrides(self.path / "overrides.yaml", self.where)
+        return with_ends(trust.checked_overrides(self.path / "overrides.yaml", self.where), self.known_config)
 
     @property
     def result(self) -> dict[str, Any]:
@@ -273,7 +274,8 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = ()) -> RunDir:
         raise UserError(
             f"{key}={str(path)[:200]!r} leads nowhere: {_reason(error)}; logs/latest is the newest run."
         ) from error
-    require(there, f"{key}={path}: there is no such directory; logs/latest is the newest run.")
+    way = "python train.py makes a run." if run.path.name == "latest" else "logs/latest is the newest run."
+    require(there, f"{key}={path}: there is no such directory; {way}")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
         raise UserError(
             f"{key}={path} is not a run directory (it has no config.yaml and environment.json); logs/latest is the "

@@ -11,7 +11,7 @@ from rich.table import Table
 from lathe.config.composed import flatten
 from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir
-from lathe.runs.typed import run_words, value_typed
+from lathe.runs.typed import run_words, train_words, value_typed
 
 
 def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
@@ -77,8 +77,8 @@ def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
     found = [["python", "scripts/evaluate.py", *run_words("run", shown, cfg), "split=val"]] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
-        found.append(["python", "train.py", *without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
-    found.append(["python", "train.py", "-m", *without(words, "seed"), "seed=1,2,3"])
+        found.append([*train_words(), *without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
+    found.append([*train_words(), "-m", *without(words, "seed"), "seed=1,2,3"])
     return [shlex.join(command) for command in found]
 
 

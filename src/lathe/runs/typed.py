@@ -1,5 +1,6 @@
 """Commands about a run directory, printed so that they do what they say where they are typed."""
 
+import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -14,6 +15,15 @@ from lathe.errors import UserError
 from lathe.trust import carried
 from lathe.trust.check import findings
 from lathe.trust.document import read_yaml
+
+ENDS = ("max_epochs", "max_steps", "max_time")  # of a trainer
+CONFIG_DIR = "LATHE_CONFIG_DIR"  # the folder of further configuration files that this command was given
+
+
+def train_words() -> list[str]:
+    """How a command that trains begins here: with the folder that has the choices of this one."""
+    folder = os.environ.get(CONFIG_DIR)
+    return ["python", "train.py", *(["--config-dir", folder] if folder else [])]
 
 
 def relied_on(config: Mapping[str, Any]) -> list[str]:
@@ -54,3 +64,17 @@ def run_command(script: str, key: str, run: str | Path, config: Mapping[str, Any
 def value_typed(text: str) -> str:
     """`text` as the value of an override: in quotes where Hydra's grammar would read more than a word."""
     return text if re.fullmatch(r"[\w./-]+", text, re.ASCII) else as_typed(text)
+
+
+def with_ends(words: list[str], config: Mapping[str, Any]) -> list[str]:
+    """The words that started a run, those that set its end with what is in its `config`: it may have gone on longer."""
+    trainer = config.get("trainer")
+    ends = {f"trainer.{name}": trainer[name] for name in ENDS if name in trainer} if isinstance(trainer, dict) else {}
+    return [_with_end(word, ends) for word in words]
+
+
+def _with_end(word: str, ends: Mapping[str, Any]) -> str:
+    key, _, value = word.partition("=")
+    if key not in ends or "${" in value or value.strip("'\"") in (str(ends[key]), as_typed(ends[key])):
+        return word
+    return f"{key}={as_typed(ends[key])}"

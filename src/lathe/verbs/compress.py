@@ -27,6 +27,7 @@ from lathe.runs import rundir, score
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.methods import make_methods
 from lathe.runs.metric_names import directions
+from lathe.runs.results import checked
 from lathe.runs.rundir import RunDir
 from lathe.runs.trainer import quiet
 from lathe.verbs import finalise
@@ -71,8 +72,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
         method(task.net, datamodule)
         reports |= method.report()
     after = metrics()
-    run = write_run(source, request, task.net, state)
-    earlier = source.result if source.complete else {}
+    earlier = source.result if source.complete else _so_far(state, config)
     monitor = str(earlier.get("monitor") or task.monitor)
     result: dict[str, Any] = {
         **{key: earlier[key] for key in ("best_step", "epochs", "steps", "seed") if key in earlier},
@@ -88,12 +88,20 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
         "name": config["name"],
         "seconds": time.monotonic() - began,
     }
+    checked(result, "The new run's result.json")  # before anything is written
+    run = write_run(source, request, task.net, state)
     run.finish(result)
     rundir.point_latest(run.path.parent.parent, run.path)
     show(before, after, reports, run.path)
     if request["compression"]["receipt"] != "none":
         receipt.write(run, run.config, source.path, request["compression"]["receipt"])
     return result
+
+
+def _so_far(state: dict[str, Any], config: dict[str, Any]) -> dict[str, Any]:
+    """What the result.json of a run that has not ended would say of a checkpoint of its own."""
+    steps = int(state.get("global_step", 0))
+    return {"best_step": steps, "steps": steps, "seed": config["seed"]}
 
 
 def check_request(cfg: dict[str, Any]) -> None:

@@ -3,16 +3,18 @@
 import json
 import math
 import re
+import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.console import Console
 from rich.table import Table
 
 from lathe.callbacks import Progress
+from lathe.data.base import ExactDataModule
 from lathe.errors import require
 from lathe.files import require_file, write_atomically
 from lathe.images.files import SUFFIXES
@@ -84,6 +86,15 @@ def check_output(output: Path, run: Path, source: str | None) -> None:
     )
 
 
+class _OpenedToFit(Callback):
+    """Sets the data module up as training does as well: one of the user's own may open what it trains and validates on
+    for that stage alone.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        trainer.datamodule.setup("fit")  # type: ignore[attr-defined]  # a connector sets it
+
+
 def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     """Metrics of a split, keyed by `split/metric`; rank 0 prints them and writes them to `output` if that is given.
 
@@ -100,6 +111,8 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
     step = "validation_step" if split == "val" else "test_step"
     own = is_overridden(step, task.driven)
     require(own, f"split={split}: {type(task.driven).__name__} has no {step}.")
+    if split != "test" and not isinstance(datamodule, ExactDataModule):
+        trainer.callbacks.append(_OpenedToFit())  # type: ignore[attr-defined]  # a connector sets it
     if (
         split == "val"
     ):  # as training validates, a task's own metrics included, and as much of the split as of the others
@@ -107,6 +120,8 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
         trainer.validate(task.driven, datamodule=datamodule, verbose=False)
     else:
         datamodule.test_split = split
+        # of a loader that trains; every sample counts once in whatever order
+        warnings.filterwarnings("ignore", message="Your `test_dataloader`'s sampler has shuffling enabled")
         trainer.test(task.driven, datamodule=datamodule, verbose=False)
     metrics = {re.sub(r"^test(?=[/_])", split, name): float(value) for name, value in trainer.callback_metrics.items()}
     if trainer.is_global_zero:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lathe.data.augment import Augment, Draws, crop_and_flip, cutout
-from lathe.data.items import form
+from lathe.data.forms import form
 from lathe.data.random import Rng
 from lathe.data.source import using
 from lathe.data.transforms.base import Transform

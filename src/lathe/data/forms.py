@@ -1,0 +1,33 @@
+"""What a sample is like: shapes and kinds of numbers."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+
+def form(sample: Any) -> str:
+    """What a sample is, in short: shapes of arrays, within tuples and dicts."""
+    if isinstance(sample, (Tensor, np.ndarray)):
+        return f"{str(sample.dtype).removeprefix('torch.')} {list(sample.shape)}"
+    if isinstance(sample, Mapping):
+        return "{" + ", ".join(f"{name}: {form(value)}" for name, value in sample.items()) + "}"
+    if isinstance(sample, (tuple, list)) and len(sample) <= 8:
+        return "(" + ", ".join(map(form, sample)) + ")"
+    if isinstance(sample, (tuple, list)):
+        return f"a {type(sample).__name__} of {len(sample)}"
+    return "None" if sample is None else type(sample).__name__
+
+
+def mixed(column: Sequence[Any]) -> bool:
+    """Whether of the arrays or tensors at the same place of samples, which are alike otherwise, some are of floating
+    point and some are not."""
+    first = column[0]
+    if isinstance(first, Tensor):
+        return len({one.is_floating_point() for one in column}) > 1
+    if isinstance(first, np.ndarray):
+        return len({one.dtype.kind == "f" for one in column}) > 1
+    if isinstance(first, Mapping):
+        return any(mixed([one[name] for one in column]) for name in first)
+    return isinstance(first, (tuple, list)) and any(mixed(part) for part in zip(*column, strict=False))
