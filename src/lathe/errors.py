@@ -23,6 +23,10 @@ class UserError(Exception):
     command line prints these alone, a line each, and exits with 1; `HYDRA_FULL_ERROR=1` brings the traceback back.
     """
 
+    def __init__(self, *sentences: str) -> None:
+        # of proposals there may be none
+        super().__init__(*(re.sub(r"; *$", ".", one) if isinstance(one, str) else one for one in sentences))
+
     def __str__(self) -> str:
         return "\n".join(map(str, self.args))
 

@@ -65,7 +65,11 @@ def test_what_a_callback_monitors_is_shown(tiny: SimpleNamespace, capsys: pytest
     assert "other" not in out
 
 
-def test_the_loss_shown_is_the_last_one(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("batches", [1, 3])
+def test_the_loss_shown_is_the_last_one(
+    batches: int, tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the batch has it, also where Lightning divides it by those of a step."""
     losses: list[float] = []
 
     class Keeps(tiny.Task):
@@ -74,7 +78,9 @@ def test_the_loss_shown_is_the_last_one(tiny: SimpleNamespace, capsys: pytest.Ca
             losses.append(float(out["loss"].detach()))
             return out
 
-    tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1).fit(Keeps(), tiny.Loader())
+    tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1, accumulate_grad_batches=batches).fit(
+        Keeps(), tiny.Loader()
+    )
     assert f"train/loss {losses[-1]:.4g} |" in capsys.readouterr().out
 
 

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from data.test_dataset import module
@@ -42,7 +41,10 @@ def test_targets_that_are_scores_or_pictures_of_classes(y: torch.Tensor, classes
     assert (targets.shape, targets.dtype) == ((4, *y.shape), y.dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.bool, torch.complex64, torch.float64])
+OTHERS = ("uint8", "int64", "bool", "complex64", "float64", "float16", "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in OTHERS], ids=OTHERS)
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_images_that_are_no_floats(dtype: torch.dtype, split: str) -> None:
     data = module(channels=1, **{"train": Odd(), split: Odd(torch.zeros(1, 4, 4, dtype=dtype))})
@@ -54,11 +56,20 @@ def test_images_that_are_no_floats(dtype: torch.dtype, split: str) -> None:
     assert way in sentence
 
 
-def test_double_images_are_for_a_run_in_double_precision() -> None:
-    data = module(Odd(np.zeros((1, 4, 4))), channels=1, batch_size=4)
-    data.trainer.precision = "64-true"  # type: ignore[union-attr,misc]
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [
+        (torch.float64, "64-true"),
+        (torch.float16, "16-mixed"),
+        (torch.bfloat16, "bf16-true"),
+        (torch.float16, "bf16-mixed"),
+    ],
+)
+def test_images_of_another_width_are_for_a_run_of_that_precision(dtype: torch.dtype, precision: str) -> None:
+    data = module(Odd(torch.zeros(1, 4, 4, dtype=dtype)), channels=1, batch_size=4)
+    data.trainer.precision = precision  # type: ignore[union-attr,misc,assignment]
     data.setup()
-    assert next(iter(data.train_dataloader()))[0].dtype == torch.float64
+    assert next(iter(data.train_dataloader()))[0].dtype == dtype
 
 
 class Mixed(Dataset[Any]):

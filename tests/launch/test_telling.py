@@ -111,6 +111,21 @@ def test_what_a_users_own_part_raises_is_one_sentence(
     assert "Traceback" in capsys.readouterr().err
 
 
+def test_a_parameter_that_ddp_waits_for() -> None:
+    from lightning.pytorch.strategies import ddp
+
+    said = re.sub(r'"\s+(f?)"', "", Path(ddp.__file__).read_text(encoding="utf-8"))
+    words = "parameters that were not used in producing the loss"
+    assert words in said  # of Lightning
+    told = str(sentence_for(RuntimeError(f"It looks like your LightningModule has {words} returned.")))
+    assert told.startswith("strategy=ddp: some parameter had no part in a loss")
+    assert "strategy.find_unused_parameters=true" in told
+
+
+def test_a_clause_without_a_proposal_is_left_out() -> None:
+    assert str(UserError("x: no such key; ", "y: no; did you mean z?")) == "x: no such key.\ny: no; did you mean z?"
+
+
 def test_a_full_error_is_shown_when_asked_for(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,6 +25,14 @@ def begun(path: Path, start_step: int = 0) -> CSVLogger:
     return logger
 
 
+def test_what_other_loggers_write_with_is_not_there(path: Path) -> None:
+    """And says which has it; Lightning asks each logger whether it has one."""
+    logger = CSVLogger(path)
+    assert not hasattr(logger, "experiment")
+    with pytest.raises(AttributeError, match=r"add logger=\[csv,tensorboard\] for more"):
+        _ = logger.experiment
+
+
 def test_a_line_per_step_with_the_step_first(path: Path) -> None:
     logger = begun(path)
     logger.log_metrics({"train/loss": 0.5}, step=1)

@@ -123,6 +123,16 @@ def test_an_average_that_no_checkpoint_would_hold_is_refused(tmp_path: Path) -> 
         build(cfg, tmp_path, "callbacks")
 
 
+def test_two_progress_bars_are_told() -> None:
+    cfg = config("model=mlp", "trainer.enable_progress_bar=true")
+    cfg["callbacks"]["x"] = {"_target_": "lightning.pytorch.callbacks.RichProgressBar"}
+    told = r"^callbacks\.progress_bar and callbacks\.x are both progress bars, .* add callbacks\.progress_bar=null\.$"
+    with pytest.raises(UserError, match=told):
+        make_callbacks(cfg, make_task(cfg))
+    cfg["callbacks"]["progress_bar"] = None
+    assert "RichProgressBar" in [type(callback).__name__ for callback in make_callbacks(cfg, make_task(cfg))]
+
+
 def test_a_net_that_is_a_function_is_told() -> None:
     cfg = config("model=mlp")
     cfg["model"]["net"] = {"_target_": "math.hypot"}

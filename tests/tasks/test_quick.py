@@ -62,10 +62,16 @@ def test_one_slow_step_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_where_it_does_not(
-    words: tuple[str, ...], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: list[int]
+    words: tuple[str, ...],
+    why: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    quick: list[int],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     train(tmp_path, monkeypatch, words=words)
     assert not quick, why
+    assert capsys.readouterr().out.count("FIT Profiler Report") == ("trainer.profiler=simple" in words)
 
 
 def test_whoever_does_not_say_sees_each_step_and_is_named_once(

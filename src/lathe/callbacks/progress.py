@@ -122,6 +122,8 @@ class Progress(RichProgressBar):
         found |= {} if told is None else told.shown
         # A loss that is spread over processes would want all of them to read it, and only this one draws.
         values = {name: float(local(value) if isinstance(value, Tensor) else value) for name, value in found.items()}
+        if "train/loss" in values and pl_module.automatic_optimization:
+            values["train/loss"] *= trainer.accumulate_grad_batches  # by which Lightning has divided it
         loss = values.get("train/loss")
         if any(values[name] == loss for name in trainer.progress_bar_metrics if name != "train/loss"):
             del values["train/loss"]  # which the module logs under a name of its own

@@ -224,7 +224,7 @@ class DatasetDataModule(ExactDataModule[Items]):
                 "its target, as data.channels and data.image_size say: set both to null for other inputs."
             )
         transform = f"data.{'' if name == 'train' else 'eval_'}transform"
-        check_pixels(sample[0], items, transform, str(getattr(self.trainer, "precision", "")).startswith("64"))
+        check_pixels(sample[0], items, transform, str(getattr(self.trainer, "precision", "")))
         found = {"channels": shape[0], "image_size": max(shape[1:])}
         for key, value in found.items():
             if getattr(self, key) not in (None, value):

@@ -248,10 +248,12 @@ def tell_undivided(batch: Any, items: Items) -> None:
         )
 
 
-def check_pixels(image: Any, items: Items, transform: str, double: bool) -> None:
-    """Raises UserError where an image is not of floating point as the net's weights are, which are `double` or not."""
+def check_pixels(image: Any, items: Items, transform: str, precision: str) -> None:
+    """Raises UserError where an image is not of floating point as a net of this precision takes it."""
     dtype = str(image.dtype).removeprefix("torch.")
-    if not dtype.startswith(("float", "bfloat")) or (dtype == "float64" and not double):
+    others = {"float32": True, "float64": precision.startswith("64")}
+    half = dtype in ("float16", "bfloat16") and precision.startswith(("16", "bf16", "transformer"))
+    if not (others.get(dtype, False) or half):
         raise UserError(
             f"{items.key}: item {items.row(0)} is an image of {dtype}, expected float32: convert it in the dataset or "
             f"by {transform}, pixels / 255 less data.mean over data.std."

@@ -235,6 +235,11 @@ def _foreign_sentence(error: BaseException) -> str | None:
         return "launch=slurm submits to SLURM, and srun is not here: type the command on a machine of the cluster."
     if isinstance(error, RuntimeError) and (gone := worker_sentence(error)) is not None:
         return gone
+    if "not used in producing the loss" in str(error):
+        return (
+            "strategy=ddp: some parameter had no part in a loss, and every process waits for the gradients of all: add "
+            "strategy.find_unused_parameters=true, or leave that parameter out of the module."
+        )
     kind = type(error).__name__
     if kind == "OutOfMemoryError":
         return (

@@ -54,6 +54,11 @@ class CSVLogger(Logger):
         return ""
 
     @property
+    def experiment(self) -> Any:
+        """Lightning's name for what a logger writes with, which other loggers have."""
+        raise AttributeError("metrics.csv takes numbers alone, by self.log: add logger=[csv,tensorboard] for more.")
+
+    @property
     def log_dir(self) -> str:
         return str(self._path.parent)
 

@@ -60,7 +60,8 @@ def run_log(run_dir: Path, leaves: Mapping[str, Any], environment: Mapping[str, 
     file = _Appended(run_dir / NAME, encoding="utf-8")
     file.setFormatter(_Plain(secrets_in(leaves, environment)))
     root = logging.getLogger()
-    silent = [logging.getLogger(name) for name in ("lightning.pytorch", "lightning.fabric")]
+    names = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.profilers")
+    silent = [logging.getLogger(name) for name in names]
     homes = [root, *(logger for logger in silent if not logger.propagate)]
     # Without handlers logging shows warnings by this one; a file would take its place.
     shown = [] if root.handlers or logging.lastResort is None else [logging.lastResort]

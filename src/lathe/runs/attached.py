@@ -4,7 +4,13 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.callbacks import BatchSizeFinder, Callback, LearningRateFinder, StochasticWeightAveraging
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    Callback,
+    LearningRateFinder,
+    ProgressBar,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
@@ -42,6 +48,13 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
         twin = next((other for other, known in made.items() if known.state_key == callback.state_key), None)
         require(
             twin is None, f"callbacks.{twin} and callbacks.{name} are both {callback.state_key}: leave one of them out."
+        )
+        bar = isinstance(callback, ProgressBar)
+        other = next((other for other, known in made.items() if bar and isinstance(known, ProgressBar)), None)
+        require(
+            other is None,
+            f"callbacks.{other} and callbacks.{name} are both progress bars, and a Trainer takes one: add "
+            f"callbacks.{other}=null.",
         )
         finder = next((verb for kind, verb in FINDERS.items() if isinstance(callback, kind)), None)
         require(

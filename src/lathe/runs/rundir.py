@@ -74,7 +74,7 @@ class RunDir:
         Raises:
             UserError: it is no list of overrides.
         """
-        return with_ends(trust.checked_overrides(self.path / "overrides.yaml", self.where), self.known_config)
+        return with_ends(trust.checked_overrides(self.path / "overrides.yaml", self.where), self.path / "config.yaml")
 
     @property
     def result(self) -> dict[str, Any]:

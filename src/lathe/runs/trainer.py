@@ -36,6 +36,13 @@ OURS = (
     "fused_optimizer",
 )
 
+REPORTS = "lightning.pytorch.profilers"  # the logger of what trainer.profiler has measured
+
+
+class _Printed(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(record.getMessage(), flush=True)
+
 
 def quiet() -> None:
     """Leaves Lightning its warnings and takes its chatter, which says at every start what the configuration says
@@ -43,6 +50,11 @@ def quiet() -> None:
     """
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
+    reports = logging.getLogger(REPORTS)
+    if not reports.handlers:  # a profiler's report is what was asked for
+        reports.addHandler(_Printed())
+        reports.setLevel(logging.INFO)
+        reports.propagate = False  # two loggers above it would print it, each in its form
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # images on the device need none
     # a run that is to have several ranks has started them
     warnings.filterwarnings("ignore", message="The `srun` command is available on your system but is not used")

@@ -66,9 +66,14 @@ def value_typed(text: str) -> str:
     return text if re.fullmatch(r"[\w./-]+", text, re.ASCII) else as_typed(text)
 
 
-def with_ends(words: list[str], config: Mapping[str, Any]) -> list[str]:
-    """The words that started a run, those that set its end with what is in its `config`: it may have gone on longer."""
-    trainer = config.get("trainer")
+def with_ends(words: list[str], config: Path) -> list[str]:
+    """The words that started a run, those that set its end as its `config`, a YAML file, has it now: it may have gone
+    on longer. A file that can't be read is told by whoever needs it.
+    """
+    read: Any = None
+    with suppress(UserError, OSError):
+        read = read_yaml(config, str(config))
+    trainer = read.get("trainer") if isinstance(read, dict) else None
     ends = {f"trainer.{name}": trainer[name] for name in ENDS if name in trainer} if isinstance(trainer, dict) else {}
     return [_with_end(word, ends) for word in words]
 
