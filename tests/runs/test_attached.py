@@ -123,6 +123,14 @@ def test_an_average_that_no_checkpoint_would_hold_is_refused(tmp_path: Path) -> 
         build(cfg, tmp_path, "callbacks")
 
 
+def test_lightnings_pruning_is_told_to_be_another_run_when_it_goes_on() -> None:
+    cfg = config("model=mlp")
+    node = {"_target_": "lightning.pytorch.callbacks.ModelPruning", "pruning_fn": "l1_unstructured", "amount": 0.5}
+    cfg["callbacks"]["x"] = node
+    with pytest.warns(UserWarning, match=r"^callbacks\.x: ModelPruning keeps no masks .*: compression=prune goes on"):
+        make_callbacks(cfg, make_task(cfg))
+
+
 def test_two_progress_bars_are_told() -> None:
     cfg = config("model=mlp", "trainer.enable_progress_bar=true")
     cfg["callbacks"]["x"] = {"_target_": "lightning.pytorch.callbacks.RichProgressBar"}

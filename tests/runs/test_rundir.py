@@ -128,14 +128,6 @@ def test_a_result_makes_a_run_complete_and_reopening_undoes_it(tmp_path: Path) -
     assert run.config["seed"] == 2
 
 
-def test_removing_takes_an_empty_parent_along_but_not_a_neighbour(tmp_path: Path) -> None:
-    one, two = new(tmp_path), new(tmp_path)
-    one.remove()
-    assert list(tmp_path.glob("*/*")) == [two.path]
-    two.remove()
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_latest_points_to_the_newest_by_a_relative_link(tmp_path: Path) -> None:
     one, two = new(tmp_path), new(tmp_path)
     for run in (one, two):

@@ -8,11 +8,12 @@ from lightning.pytorch.callbacks import (
     BatchSizeFinder,
     Callback,
     LearningRateFinder,
+    ModelPruning,
     ProgressBar,
     StochasticWeightAveraging,
 )
 from lightning.pytorch.loggers import Logger
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.callbacks import ExactResume, FrozenStatistics, TrialReport
 from lathe.config.schema.names import canonical
@@ -67,6 +68,11 @@ def make_callbacks(cfg: dict[str, Any], task: Task) -> list[Callback]:
             f"callbacks.{name}: StochasticWeightAveraging averages when the checkpoints have been written, so nothing "
             "would hold its average: leave it out, and take callbacks=[default,ema].",
         )
+        if isinstance(callback, ModelPruning):
+            rank_zero_warn(
+                f"callbacks.{name}: ModelPruning keeps no masks in a checkpoint, so a continued run is not the "
+                "one that ran through: compression=prune goes on to the bit."
+            )
         made[name] = callback
     frozen = [FrozenStatistics()] if cfg.get("freeze") else []
     return [ExactResume(cfg["seed"]), *task.own_callbacks(), *frozen, *make_methods(cfg), *made.values()]

@@ -7,7 +7,6 @@ complete, result.json. One process at a time may write to it; a lock says so.
 import json
 import os
 import secrets
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from typing import IO, Any
 from lathe import trust
 from lathe.config.composed import GROUPS as PARTS
 from lathe.errors import UserError, require
-from lathe.files import disk_sentence, open_plain, require_plain, sweep, whole, write_atomically
+from lathe.files import disk_sentence, open_plain, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
 from lathe.runs.results import checked
 from lathe.runs.typed import with_ends
@@ -170,7 +169,8 @@ class RunDir:
 
     def remove(self) -> None:
         """Deletes a directory whose run never began, and the folder above it if that is empty then."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        with suppress(OSError):
+            remove(self.path)
         with suppress(OSError):
             self.path.parent.rmdir()
 

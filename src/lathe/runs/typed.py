@@ -75,7 +75,8 @@ def with_ends(words: list[str], config: Path) -> list[str]:
         read = read_yaml(config, str(config))
     trainer = read.get("trainer") if isinstance(read, dict) else None
     ends = {f"trainer.{name}": trainer[name] for name in ENDS if name in trainer} if isinstance(trainer, dict) else {}
-    return [_with_end(word, ends) for word in words]
+    last = {word.partition("=")[0]: at for at, word in enumerate(words)}  # which counts, where one is typed twice
+    return [_with_end(word, ends) if last[word.partition("=")[0]] == at else word for at, word in enumerate(words)]
 
 
 def _with_end(word: str, ends: Mapping[str, Any]) -> str:
