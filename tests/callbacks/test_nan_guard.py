@@ -54,6 +54,17 @@ def test_a_bad_activation_is_named_and_the_weights_are_whole(tiny: SimpleNamespa
     assert finite(task.net)
 
 
+def test_weights_that_are_not_finite_are_told_before_the_first_step(tiny: SimpleNamespace) -> None:
+    """As a checkpoint may bring them: no step is to blame, and no rate."""
+    task = tiny.Task()
+    with torch.no_grad():
+        next(task.net.parameters())[0] = torch.nan
+    name = next(name for name, _ in task.net.named_parameters())
+    told = f"^Training can't begin: parameter {name} is nan before the first step: go on from another checkpoint"
+    with pytest.raises(UserError, match=told):
+        tiny.trainer(NanGuard()).fit(task, tiny.Loader())
+
+
 def test_a_bad_batch_is_named(tiny: SimpleNamespace) -> None:
     loader = tiny.Loader()
     loader.batches[2][0][3, 1] = torch.inf

@@ -1,6 +1,7 @@
 """Generators and the position in the data go on where the checkpoint was written."""
 
 import random
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,28 @@ def test_the_position_survives_a_scheduler_that_asks_for_the_length_of_the_run(
     fit(tiny, 3, whole := Draws(tmp_path / "a.ckpt", 4), Scheduled())
     fit(tiny, 3, continued := Draws(), Scheduled(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
     assert continued.seen == whole.seen[4:]
+
+
+class Counts(Callback):
+    """A user's own, with a state; none where nothing was counted."""
+
+    def __init__(self, seen: int = 0) -> None:
+        self.seen = seen
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen} if self.seen else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.seen = state_dict["seen"]
+
+
+@pytest.mark.parametrize("seen", [0, 3])
+def test_a_callback_whose_state_is_gone_is_told(seen: int, tiny: SimpleNamespace, tmp_path: Path) -> None:
+    fit(tiny, 3, Draws(tmp_path / "a.ckpt", 4))
+    trainer = tiny.trainer(ExactResume(3), Counts(seen), max_epochs=2)
+    told = pytest.warns(UserWarning, match="^callbacks: the checkpoint has no state of Counts, which starts anew")
+    with told if seen else nullcontext():
+        trainer.fit(tiny.Task(), tiny.Loader(), ckpt_path=tmp_path / "a.ckpt", weights_only=True)
 
 
 def test_the_checkpoint_is_plain_data(tiny: SimpleNamespace, tmp_path: Path) -> None:

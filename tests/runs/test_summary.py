@@ -9,6 +9,7 @@ from rich.console import Console
 from support.runs import config, new_run
 
 from lathe.config.composed import differences
+from lathe.launch.telling import one_sentence
 from lathe.runs.rundir import RunDir, create
 from lathe.runs.summary import show
 
@@ -118,6 +119,20 @@ def test_the_next_commands_are_about_this_run(tmp_path: Path, monkeypatch: pytes
     assert seeds[-1] == "seed=1,2,3"
     assert [word for word in seeds if word.startswith("optimizer.lr")] == ["optimizer.lr=0.004"]
     assert differences(cfg, config(*seeds[3:-1], "seed=2"), ("paths", "data", "sweep")) == ["seed: 3 -> 2"]
+
+
+def test_the_next_commands_have_the_folder_of_further_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tmp_path / "my own"
+    (own / "experiment").mkdir(parents=True)
+    monkeypatch.setattr("sys.argv", ["train.py", "--config-dir", str(own), "seed=1"])
+    for name, value in {"LATHE_CONFIG_DIR": "", "HYDRA_FULL_ERROR": "0", "LATHE_FULL_ERROR": "0"}.items():
+        monkeypatch.setenv(name, value)  # and is put back
+    one_sentence(lambda: None)()
+    _, slower, seeds = commands(shown(RESULT, new_run(tmp_path, "model=mlp")))
+    assert slower[:4] == ["python", "train.py", "--config-dir", str(own)]
+    assert seeds[:5] == ["python", "train.py", "--config-dir", str(own), "-m"]
 
 
 def test_the_next_commands_start_where_this_run_started(tmp_path: Path) -> None:

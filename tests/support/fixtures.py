@@ -83,7 +83,8 @@ def _clean_state():
     they were.
     """
     GlobalHydra.instance().clear()
-    os.environ.pop("LATHE_TRUSTED", None)  # what an earlier command in this process trusted
+    for name in ("LATHE_TRUSTED", "LATHE_CONFIG_DIR"):  # what an earlier command in this process trusted and was given
+        os.environ.pop(name, None)
     if (events := sys.modules.get("tensorboard.summary.writer.event_file_writer")) is not None:
         # It numbers the files of a process, and of files begun in the same second ".10" is read before ".9".
         events._global_uid = events.AtomicCounter(0)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lathe.callbacks.bad_rows import bad_batch, bad_rows, blame, is_validation, kind_of, names_of
 from lathe.callbacks.driven import net_of, task_of
 from lathe.config.schema.held import held
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
 from lathe.measure.shards import local
@@ -67,6 +67,12 @@ class NanGuard(Callback):
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._losses, self._ends = [], []
         self._at_once = trainer.world_size == 1 and trainer.strategy.root_device.type == "cpu"
+        found = [bad for bad in everyones(_first_bad_state(net_of(pl_module))) if bad]
+        require(
+            not found,
+            f"Training can't begin: {found[0] if found else ''} before the first step: go on from another "
+            "checkpoint, or start from other weights.",
+        )
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._batch, self._batch_idx = batch, batch_idx

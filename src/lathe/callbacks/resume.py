@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lathe.errors import UserError, require
@@ -78,6 +79,13 @@ class ExactResume(Callback):
             "from another checkpoint, or start a new run from its weights with ckpt_path.",
         )
         self._states = states
+        kept = checkpoint.get("callbacks") or {}
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
+            own = not type(callback).__module__.startswith("lathe.")
+            if own and callback.state_key not in kept and callback.state_dict():
+                rank_zero_warn(
+                    f"callbacks: the checkpoint has no state of {type(callback).__name__}, which starts anew."
+                )
         # Lightning's own checkpoints may have none either
         self._placed = states is None or bool(_within(checkpoint, "loops", "fit_loop", "state_dict", "combined_loader"))
 
