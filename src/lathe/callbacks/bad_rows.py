@@ -35,9 +35,8 @@ def bad_batch(trainer: Trainer) -> str:
     them again.
     """
     loaders: Any = trainer.val_dataloaders
-    for loader, count in zip(
-        loaders if isinstance(loaders, list) else [loaders], trainer.num_val_batches, strict=False
-    ):
+    listed = loaders if isinstance(loaders, list) else [loaders]
+    for loader, count in zip(listed, trainer.num_val_batches, strict=False):
         for number, batch in enumerate(loader):
             if number >= count:
                 break

@@ -80,9 +80,8 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     for word in ordered:
         try:
             new = _translated(word, groups) if word in typed else [word]
-            if len(new) == 2 and new[0].startswith(
-                "~"
-            ):  # a whole part, in the place of whatever was left out or chosen to be none before
+            # a whole part, in the place of whatever was left out or chosen to be none before
+            if len(new) == 2 and new[0].startswith("~"):
                 words = [old for old in words if old not in (new[0], f"{key_of(word)}=none")]
             words += new
         except UserError as error:

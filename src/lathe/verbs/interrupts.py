@@ -67,8 +67,8 @@ class _Once:
 
     def __call__(self, number: int, frame: object) -> None:
         now = time.monotonic()
-        again, self.last = now - self.last < MOMENT_S, now
-        if not again and not self.run.interrupted:
+        if now - self.last >= MOMENT_S and not self.run.interrupted:
+            self.last = now
             raise KeyboardInterrupt
 
 
