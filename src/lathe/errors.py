@@ -89,7 +89,8 @@ def did_you_mean(word: object, options: Iterable[object], otherwise: str | None 
     """A clause that proposes the nearest of `options`; where none is near `otherwise`, or without it a list of them if
     they are few."""
     names = sorted(map(str, options))
-    close = difflib.get_close_matches(str(word), names, n=1, cutoff=0.5 if len(str(word)) < 4 else 0.6)
+    parts = [name for name in names if name.startswith(f"{word}/")]  # as of a metric of several loaders
+    close = parts or difflib.get_close_matches(str(word), names, n=1, cutoff=0.5 if len(str(word)) < 4 else 0.6)
     if close:
         return f"did you mean {close[0]}?"
     listed = f"choose one of {', '.join(names)}" if 0 < len(names) <= 40 else ""

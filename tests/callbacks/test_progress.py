@@ -51,6 +51,16 @@ def test_a_modules_own_names_of_validation(
     assert f" | {name} 0.25" in capsys.readouterr().out
 
 
+def test_an_epoch_without_validation_has_no_metrics_of_the_one_before(
+    tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"max_epochs": 4, "check_val_every_n_epoch": 2, "enable_progress_bar": True}
+    tiny.trainer(Progress(), **options).fit(tiny.Task(), tiny.Loader())
+    lines = capsys.readouterr().out.splitlines()
+    assert ["val/accuracy" in line for line in lines] == [False, True, False, True]
+    assert all("train/loss" in line for line in lines)
+
+
 def test_what_a_callback_monitors_is_shown(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     class Own(tiny.Task):
         def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -26,6 +26,9 @@ def test_did_you_mean() -> None:
     assert did_you_mean("adamv", ["sgd", "adamw", "muon"]) == "did you mean adamw?"
     assert did_you_mean("xyz", ["sgd", "adamw"]) == "choose one of adamw, sgd"
     assert did_you_mean("xyz", []) == ""
+    assert did_you_mean("val_loss", ["train_loss", "val_loss/dataloader_idx_0"]) == (
+        "did you mean val_loss/dataloader_idx_0?"
+    )
     assert did_you_mean("@@", [f"name{i}" for i in range(41)]) == ""
 
 

@@ -39,6 +39,7 @@ class Progress(RichProgressBar):
         self._outputs: Any = None
         self._batches = 0
         self._started = 0.0
+        self._validated = False  # since the last line: an older validation's metrics belong to that one
         self._line = ""  # of the epoch that has just ended, until its metrics are known
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -90,6 +91,10 @@ class Progress(RichProgressBar):
             ]
             self._line = " | ".join(parts)
 
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._validated = True
+        super().on_validation_end(trainer, pl_module)
+
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._print(trainer, pl_module)
         super().on_train_end(trainer, pl_module)
@@ -104,8 +109,9 @@ class Progress(RichProgressBar):
         """
         if self._line:
             metrics = self.get_metrics(trainer, pl_module)
-            print(" | ".join([self._line, *(f"{name} {value:.4g}" for name, value in metrics.items())]), flush=True)
-            self._line = ""
+            new = {name: value for name, value in metrics.items() if self._validated or not is_validation(name)}
+            print(" | ".join([self._line, *(f"{name} {value:.4g}" for name, value in new.items())]), flush=True)
+            self._line, self._validated = "", False
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
         """The loss of the last batch, then every metric of validation (`val/` as a task names it, or `val_`,

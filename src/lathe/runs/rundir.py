@@ -67,13 +67,14 @@ class RunDir:
         return trust.checked_config(self.path / "config.yaml", self.where)
 
     @property
-    def overrides(self) -> list[str]:
-        """What was typed when the run was started, with a later end where it has gone on to one.
+    def typed(self) -> list[str]:
+        """What was typed when the run was started. Raises UserError where it is no list of overrides."""
+        return trust.checked_overrides(self.path / "overrides.yaml", self.where)
 
-        Raises:
-            UserError: it is no list of overrides.
-        """
-        return with_ends(trust.checked_overrides(self.path / "overrides.yaml", self.where), self.path / "config.yaml")
+    @property
+    def overrides(self) -> list[str]:
+        """The same with a later end, where the run has gone on to one. Raises as `typed`."""
+        return with_ends(self.typed, self.path / "config.yaml")
 
     @property
     def result(self) -> dict[str, Any]:

@@ -82,8 +82,7 @@ def begin(run: RunDir, request: dict[str, Any], code: Code) -> RunDir:
     log_dir = Path(request["paths"]["log_dir"]).absolute()
     config["paths"]["log_dir"] = str(log_dir)
     data_at(config, request["data"]["folder"])
-    words = run.overrides if (run.path / "overrides.yaml").is_file() else []
-    again = rundir.create(log_dir, config, words)
+    again = rundir.create(log_dir, config, run.typed if (run.path / "overrides.yaml").is_file() else [])
     environment = {**describe_environment(), "git_commit": code.commit, "git_diff": code.diff}
     files.write_atomically(again.path / "environment.json", json.dumps(environment, indent=2) + "\n")
     return again
@@ -148,7 +147,6 @@ def reasons(run: RunDir, moved: bool) -> list[str]:
     """What may have made a run come out otherwise, as far as its configuration tells."""
     config = run.known_config
     trainer, found = config["trainer"], []
-    words = run.overrides if (run.path / "overrides.yaml").is_file() else []
     if moved:
         found.append("the environment differs, which may be why: another version or processor adds in another order")
     if trainer.get("accelerator") != "cpu" and not trainer.get("deterministic"):
@@ -159,7 +157,7 @@ def reasons(run: RunDir, moved: bool) -> list[str]:
         found.append("trainer.max_time ends a run by the clock")
     if run.environment.get("launch_id") is not None:
         found.append("it was started by an outer launcher, whose number of processes is not known here")
-    for word in words:
+    for word in run.typed if (run.path / "overrides.yaml").is_file() else []:
         key, _, value = word.partition("=")
         if key in ENDS and value != str(trainer.get(key.removeprefix("trainer."))):
             found.append(f"it was trained further after its first end, {word}, which no single run does")
