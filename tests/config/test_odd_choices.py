@@ -25,11 +25,18 @@ def drawn(rng: random.Random, depth: int) -> str:
 
 
 def test_any_value_of_a_group() -> None:
+    taken, told = [], {}
     for seed in range(60):
         rng = random.Random(seed)
         word = f"{rng.choice(('callbacks', 'logger', 'compression', 'model', 'debug'))}={drawn(rng, 2)}"
-        with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(UserError), composing("train", [word]):
-            pass
+        try:
+            with contextlib.redirect_stdout(io.StringIO()), composing("train", [word]) as cfg:
+                taken.append(cfg)
+        except UserError as error:  # and nothing else
+            told[word] = error.args
+    assert taken
+    assert told
+    assert all(sentence and "Traceback" not in sentence for sentences in told.values() for sentence in sentences)
 
 
 DEFAULTS = [

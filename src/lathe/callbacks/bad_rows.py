@@ -1,6 +1,5 @@
 """What is wrong with a batch whose numbers are not finite, and which samples those are."""
 
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NoReturn
@@ -12,12 +11,6 @@ from lathe.errors import UserError
 
 ROWS = 5  # of a bad batch that are named
 Names = Callable[[list[int]], str]  # of rows of a batch, joined; empty where they have none
-_VALIDATION = re.compile(r"val(id|idation)?[/_]")
-
-
-def is_validation(name: str) -> bool:
-    """Whether a metric is of validation: `val/`, as a task names it, or `val_`, `validation_` as a module does."""
-    return _VALIDATION.match(name) is not None
 
 
 def names_of(trainer: Trainer, split: str, loader: Any, batch: int, rows: list[int]) -> str:

@@ -10,9 +10,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 
-from lathe.callbacks.bad_rows import bad_batch, bad_rows, blame, is_validation, kind_of, names_of
+from lathe.callbacks.bad_rows import bad_batch, bad_rows, blame, kind_of, names_of
 from lathe.callbacks.driven import net_of, task_of
 from lathe.config.schema.held import held
+from lathe.config.splits import split_of
 from lathe.errors import UserError, require
 from lathe.measure.flops import net_input
 from lathe.measure.processes import everyones
@@ -110,7 +111,7 @@ class NanGuard(Callback):
         if self._told or trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         wild = everyones([name for name, value in trainer.callback_metrics.items() if not _finite(value)])
-        wild = [[name for name in names if is_validation(name)] for names in wild]
+        wild = [[name for name in names if split_of(name) == "val"] for names in wild]
         if any(wild):
             self._told = True
             found = [fault for fault in everyones(bad_batch(trainer)) if fault]

@@ -9,9 +9,9 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
 from torch import Tensor
 
-from lathe.callbacks.bad_rows import is_validation
 from lathe.callbacks.throughput import Throughput
 from lathe.config.schema.held import held
+from lathe.config.splits import split_of
 from lathe.measure.shards import local
 
 
@@ -109,7 +109,7 @@ class Progress(RichProgressBar):
         """
         if self._line:
             metrics = self.get_metrics(trainer, pl_module)
-            new = {name: value for name, value in metrics.items() if self._validated or not is_validation(name)}
+            new = {name: value for name, value in metrics.items() if self._validated or split_of(name) != "val"}
             print(" | ".join([self._line, *(f"{name} {value:.4g}" for name, value in new.items())]), flush=True)
             self._line, self._validated = "", False
 
@@ -121,7 +121,7 @@ class Progress(RichProgressBar):
         loss = self._outputs.get("loss") if isinstance(self._outputs, dict) else self._outputs
         found: dict[str, Any] = {} if loss is None else {"train/loss": loss}
         monitored = {getattr(callback, "monitor", None) for callback in trainer.callbacks}  # type: ignore[attr-defined]
-        shown = {name for name in trainer.callback_metrics if is_validation(name)} | monitored
+        shown = {name for name in trainer.callback_metrics if split_of(name) == "val"} | monitored
         found |= {name: value for name, value in trainer.callback_metrics.items() if name in shown}
         found |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in found}
         told = next((callback for callback in trainer.callbacks if isinstance(callback, Throughput)), None)  # type: ignore[attr-defined]

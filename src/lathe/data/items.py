@@ -92,7 +92,8 @@ class Items(Reads):
         try:
             found.extend(samples)
         except Exception as error:
-            error.add_note(item_note(self.key, rows[len(found)]))
+            if len(found) < len(rows):  # else it is no sample's: there are more of them than were asked for
+                error.add_note(item_note(self.key, rows[len(found)]))
             raise
         return found
 

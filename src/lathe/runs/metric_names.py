@@ -4,7 +4,10 @@
 import re
 from typing import Any
 
-_SPLIT = re.compile(r"(train|val|test)(?:id|idation)?[/_](?=.)")
+from lathe.config.splits import SPLIT, split_of
+
+__all__ = ["bare", "directions", "is_cost", "is_curve", "on_test", "split_of", "told_direction"]
+
 # What a run measures of itself: how long it took and how large it is, not how good.
 _COST = re.compile(
     r"seconds|parameters|\w+_per_s|step_ms|data_wait|grad_sync|mfu|epoch_s|rank_ms_\w+|slowest_rank|energy_\w+|"
@@ -14,20 +17,14 @@ _COST = re.compile(
 _CLOCKED = ("throughput/", "device/", "DeviceStatsMonitor.", "lr-")
 
 
-def split_of(name: str) -> str | None:
-    """train, val or test; None for a metric of no split."""
-    found = _SPLIT.match(name)
-    return None if found is None else found[1]
-
-
 def bare(name: str) -> str:
     """What is measured: accuracy of val/accuracy, val_accuracy and accuracy."""
-    return _SPLIT.sub("", name, count=1)
+    return SPLIT.sub("", name, count=1)
 
 
 def on_test(name: str) -> str:
     """The metric's name on the test split."""
-    found = _SPLIT.match(name)
+    found = SPLIT.match(name)
     return name if found is None else f"test{name[found.end() - 1 :]}"
 
 

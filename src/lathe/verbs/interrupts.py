@@ -51,7 +51,7 @@ def interruptible(run: Begun) -> Iterator[None]:
         before = signal.SIG_IGN
         raise Stopped("SIGINT", run.command if run.begun else None) from error
     finally:
-        if mine:
+        if mine and before is not None:  # None: not set from Python, which can't put it back, and not changed here
             signal.signal(signal.SIGINT, before)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import lightning
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
@@ -103,16 +104,21 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
             cfg = {**cfg, "test": False}
         result = finish(cfg, run, trainer, task, datamodule, callbacks) | pruned
         result = conclude(cfg, {"parameters": parameters, **result, "seconds": elapsed.seconds})
-        _tell_end(cfg, run, trainer, callbacks, result)
+        _tell_end(cfg, run, trainer, callbacks, loggers, result)
     return result
 
 
 def _tell_end(
-    cfg: dict[str, Any], run: rundir.RunDir, trainer: Trainer, callbacks: list[Callback], result: dict[str, Any]
+    cfg: dict[str, Any],
+    run: rundir.RunDir,
+    trainer: Trainer,
+    callbacks: list[Callback],
+    loggers: list[Logger],  # the run's own: those of a Trainer that makes a trial alone write nothing
+    result: dict[str, Any],
 ) -> None:
     """To the loggers, to the disk and to the user, in this order."""
     pages = [page for callback in callbacks if (page := getattr(callback, "page", None)) is not None]
-    for logger in trainer.loggers:
+    for logger in loggers:
         for page in pages:
             log_page(logger, page)
         log_result(logger, result, run.best)
