@@ -86,6 +86,25 @@ def test_a_sentence_without_options_ends_well() -> None:
     assert explain(caught.value, GROUPS) == "seed.x: there is no such key in seed (to add a new key, put a + before it)"
 
 
+def test_a_key_of_hydras_own_is_not_proposed() -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config("run=x", "job_name=3", "verbose=true", name="receipt")
+    told = str(explain(caught.value, GROUPS))
+    assert told.startswith("job_name: there is no such key")
+    assert "hydra" not in told
+
+
+@pytest.mark.parametrize("word", ["model@x=mlp", "optimizer@model.net=sgd"])
+def test_a_group_at_another_place_is_told_by_what_was_typed(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
+        config(word)
+    from_a_file = explain(caught.value, GROUPS)
+    monkeypatch.setattr("sys.argv", ["train.py", word])
+    group = word.partition("@")[0]
+    told = f"{group}@...: a group's keys stand in one place: write {group}=<choice>, without the @."
+    assert explain(caught.value, GROUPS) == told != from_a_file
+
+
 def test_an_unknown_choice_in_a_list_is_compared_with_the_choices() -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - Hydra's own
         config("logger=[csv,wandbb]")

@@ -59,7 +59,7 @@ def test_nets_for_any_size_get_batches_of_one_size(tmp_path: Path) -> None:
         ),
         (np.zeros((2, 8, 8), np.uint8), 3, "but the net takes images of 3 channels"),
         (np.zeros((8, 8), np.uint8), 1, "but the net takes images of 1 channels"),
-        (np.zeros((0, 1, 8, 8), np.uint8), 1, "has shape"),
+        (np.zeros((0, 1, 8, 8), np.uint8), 1, r"holds no images: its shape is \[0, 1, 8, 8\]\.$"),
     ],
 )
 def test_arrays_that_are_no_images_are_refused(tmp_path: Path, array: np.ndarray, channels: int, sentence: str) -> None:

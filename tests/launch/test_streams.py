@@ -2,12 +2,15 @@
 
 import io
 import os
+import subprocess
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import environment
+from support.runs import ROOT
 
 import lathe.data
 from lathe.launch.agent import worker
@@ -103,6 +106,30 @@ def test_a_warning_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: 
     first, *others = capsys.readouterr().err.splitlines()
     assert first == "Warning: ours is odd"
     assert others[0] == f"{__file__}:3: UserWarning: another's"
+
+
+STOPPED = """
+import runpy
+import sys
+
+class Stopping:
+    def find_spec(self, name, path=None, target=None):
+        half = sys.modules.get("torch._subclasses.fake_tensor")
+        if hasattr(half, "dump_cache_stats"):
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Stopping())
+sys.argv = ["train.py", "paths.log_dir=" + sys.argv[1]]
+runpy.run_path("train.py", run_name="__main__")
+"""
+
+
+def test_a_stop_amid_torchs_import_is_one_line(tmp_path: Path) -> None:
+    """Hydra logs from its first line on, and torch's own levels are set at the end of its import."""
+    command = [sys.executable, "-c", STOPPED, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=environment())
+    assert (done.stdout, done.stderr) == ("", "Error: stopped by Ctrl-C.\n")
+    assert done.returncode == 130
 
 
 def shown(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:

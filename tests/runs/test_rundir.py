@@ -191,8 +191,10 @@ def test_a_missing_checkpoint_is_named_with_what_is_there(tmp_path: Path) -> Non
         run.checkpoint("best")
     run.last.parent.mkdir()
     run.last.write_bytes(b"")
-    with pytest.raises(UserError, match="has no checkpoint 'best': it has last"):
+    with pytest.raises(UserError, match=r"has no checkpoint 'best': it has last\.$"):
         run.checkpoint("best")
+    with pytest.raises(UserError, match=r"has no checkpoint 'best': it has last; checkpoint=last takes that\.$"):
+        run.checkpoint("best", "checkpoint")
     assert run.checkpoint("last") == run.last
 
 

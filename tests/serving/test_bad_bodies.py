@@ -154,6 +154,7 @@ def test_what_is_no_json_image_is_refused(body: bytes, status: int, words: str) 
         (npy(GREY.astype(np.float32)), 422, "The array is of float32: send pixels from 0 to 255 as uint8"),
         (npy(GREY.astype(np.int64)), 422, "The array is of int64"),
         (npy(np.array(["a"])), 422, "send numbers"),
+        (npy(PIXELS[:0]), 422, "send numbers, at least one, up to 4 axes"),
         (npy(PIXELS), 422, r"shape \[4, 5, 3\], but the net takes"),
         (npy(np.zeros((6, 4, 5), np.uint8)), 413, "6 images, more than 5: send it in parts"),
     ],

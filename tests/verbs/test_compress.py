@@ -158,7 +158,9 @@ def test_channels_are_removed_at_once(source: RunDir) -> None:
     assert result["parameters"] < source.result["parameters"]
     net = score.open_run_net(run.path)[0].net
     assert sum(p.numel() for p in net.parameters()) == result["parameters"]
-    again, second = done(run, "compression=ptq_static")
+    second = compress(request(run, "compression=ptq_static", "name=smaller"))
+    (again,) = [RunDir(made) for made in (run.path.parent.parent / "smaller").iterdir()]
+    assert again.config["name"] == second["name"] == again.result["name"] == "smaller"
     assert second["source/test/accuracy"] == pytest.approx(result["test/accuracy"], abs=1e-6)
     assert set(torch.load(again.best, weights_only=True)["structure"]) == {"channels", "quantization"}
 
@@ -213,7 +215,10 @@ def test_methods_that_train_are_refused(source: RunDir, name: str) -> None:
             ["compression=ptq_static", "compression.ptq_static.exclude=[nothing]"],
             r"^compression\.ptq_static: the pattern 'nothing'",
         ),
-        (["compression=ptq_static", "checkpoint=newest"], r"has no checkpoint 'newest': it has best, last\.$"),
+        (
+            ["compression=ptq_static", "checkpoint=newest"],
+            r"has no checkpoint 'newest': it has best, last; checkpoint=last takes that\.$",
+        ),
     ],
 )
 def test_mistakes_leave_nothing_behind(source: RunDir, overrides: list[str], sentence: str) -> None:

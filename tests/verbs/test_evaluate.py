@@ -122,7 +122,9 @@ def test_evaluation_leaves_the_run_as_it_was(run: RunDir) -> None:
 
 
 def test_a_missing_checkpoint_is_refused(run: RunDir) -> None:
-    with pytest.raises(UserError, match=r"has no checkpoint 'newest': it has best, last\.$"):
+    with pytest.raises(
+        UserError, match=r"has no checkpoint 'newest': it has best, last; checkpoint=last takes that\.$"
+    ):
         evaluate(request(run, "checkpoint=newest"))
 
 
@@ -132,6 +134,8 @@ def test_mistakes_are_told_before_the_work(run: RunDir, tmp_path: Path, monkeypa
         evaluate(request(run, f"output={tmp_path / 'no' / 'figures.json'}"))
     with pytest.raises(UserError, match=r"^output=.* is a folder: name a file\.$"):
         evaluate(request(run, f"output={tmp_path}"))
+    with pytest.raises(UserError, match=r"^output=.*x\.csv: what is written is JSON: call it x\.json\.$"):
+        evaluate(request(run, f"output={tmp_path / 'x.csv'}"))
 
 
 def test_a_configuration_of_other_sizes_does_not_fit(run: RunDir) -> None:

@@ -128,7 +128,7 @@ def test_what_does_not_fit_is_told(run: Run, pixels: np.ndarray, tmp_path: Path)
     for wrong, said in (
         (pixels.astype(np.float32), "expected uint8 pixels"),
         (pixels[0], "expected uint8 pixels"),
-        (pixels[:0], "expected uint8 pixels"),
+        (pixels[:0], r"x of shape \[0, 1, 8, 8\] holds no images"),
         (np.repeat(pixels, 3, 1), "expected uint8 pixels"),
         (pixels[..., :7], "has 8 x 7 pixels"),
         ([tmp_path / "none.png"], "there is no such file"),

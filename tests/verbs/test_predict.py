@@ -1,15 +1,14 @@
 """Predictions for images that are not part of any data set."""
 
-import csv
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
-from support.runs import SMALL, config, new_run
+from support.predicting import request, rows, save
+from support.runs import SMALL, new_run
 
 from lathe import export
 from lathe.errors import UserError
@@ -35,32 +34,6 @@ def images(run: RunDir) -> tuple[np.ndarray, np.ndarray]:
     data.setup()
     pixels, labels = data.open()["test"].read()
     return pixels, np.asarray(labels)
-
-
-def request(run: RunDir, source: Path, output: Path, *overrides: str) -> dict[str, Any]:
-    asked = config(
-        f"run={run.path}",
-        f"input={source}",
-        f"output={output}",
-        "trainer.accelerator=cpu",
-        "trainer.enable_progress_bar=false",
-        *overrides,
-        name="predict",
-    )
-    cfg = run.config
-    cfg["trainer"] |= asked["trainer"]
-    cfg["strategy"], cfg["request"] = asked["strategy"], asked
-    return cfg
-
-
-def rows(output: Path) -> list[list[str]]:
-    with open(output, newline="") as file:
-        return list(csv.reader(file))
-
-
-def save(folder: Path, array: np.ndarray) -> Path:
-    np.save(folder / "images.npy", array)
-    return folder / "images.npy"
 
 
 def test_predictions_agree_with_the_runs_own_evaluation(run: RunDir, images: Any, tmp_path: Path) -> None:
@@ -233,46 +206,6 @@ def test_progress_is_drawn_on_a_terminal_unless_it_is_off(
     assert printed.endswith(f"20 predictions in {tmp_path / 'out.csv'}\n")
 
 
-def test_an_output_takes_the_place_of_nothing_that_is_read(run: RunDir, images: Any, tmp_path: Path) -> None:
-    source = save(tmp_path, images[0][:2])
-    (tmp_path / "link.csv").symlink_to(source)
-    Image.fromarray(images[0][0, 0]).save(tmp_path / "seven.png")
-    own = [
-        run.path / "config.yaml",
-        run.path / "checkpoints" / "best.ckpt",
-        run.path / "result.json",
-        run.path / "exports" / "x.csv",
-    ]
-    before = {path: path.read_bytes() for path in (source, tmp_path / "seven.png", *own[:3])}
-    for given, output in [
-        (source, source),
-        (source, tmp_path / "link.csv"),
-        (tmp_path, tmp_path / "seven.png"),
-        (tmp_path, tmp_path / "new.npy"),
-        *[(source, path) for path in own],
-    ]:
-        with pytest.raises(UserError, match=r"^output=.* would take the place of .*: name another file\.$"):
-            predict(request(run, given, output))
-    os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(OSError, match="no file"):
-        predict(request(run, source, tmp_path / "pipe"))
-    assert {path: path.read_bytes() for path in before} == before
-    predict(request(run, source, tmp_path / "out.csv"))
-    predict(request(run, source, run.path / "predictions.csv"))  # beside the run's own files
-
-
-def test_a_damaged_image_far_back_leaves_no_output(run: RunDir, tmp_path: Path) -> None:
-    folder = tmp_path / "png"
-    folder.mkdir()
-    for number in range(9):
-        Image.fromarray(np.full((8, 8), 9, np.uint8)).save(folder / f"{number}.png")
-    path = folder / "8.png"
-    path.write_bytes(path.read_bytes()[:50])  # the header is whole
-    with pytest.raises(UserError, match=r"8\.png can't be read as a PNG image"):
-        predict(request(run, folder, tmp_path / "out.csv", "batch_size=2"))
-    assert [path.name for path in tmp_path.iterdir()] == ["png"]
-
-
 def test_mistakes_are_told_before_the_net_is_built(
     run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,19 +215,3 @@ def test_mistakes_are_told_before_the_net_is_built(
         predict(request(run, source, tmp_path / "no" / "out.csv"))
     with pytest.raises(UserError, match=r"^trainer\.devices=2: prediction runs on one device\.$"):
         predict(request(run, source, tmp_path / "out.csv", "trainer.devices=2"))
-
-
-def test_a_full_disk_leaves_the_old_output(
-    run: RunDir, images: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source, output = save(tmp_path, images[0][:3]), tmp_path / "out.csv"
-    output.write_text("old")
-
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    with pytest.raises(UserError, match=r"out\.csv can't be written, the disk is full"):
-        predict(request(run, source, output))
-    assert output.read_text() == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["images.npy", "out.csv"]

@@ -195,6 +195,19 @@ def test_the_epoch_with_the_least_training_loss_is_kept(tmp_path: Path) -> None:
     assert result["best_step"] == 6 * (losses.index(min(losses)) + 1)
 
 
+@pytest.mark.parametrize(("every", "told"), [(4, True), (3, False), (6, False)])
+def test_a_validation_of_other_weights_than_the_last_is_told(tmp_path: Path, every: int, told: bool) -> None:
+    words = ("callbacks.checkpoint.monitor=null", f"trainer.val_check_interval={every}")
+    cfg = new_run(tmp_path, *SHORT, *words, "objective=test/accuracy")
+    result = train(cfg)
+    assert ("val/accuracy" in result) != told
+    text = "The last validation was at step 10 of 12, of other weights than the last"
+    assert [note[: len(text)] for note in result.get("notes", [])] == ([text] if told else [])
+    (run_of(cfg).path / "result.json").unlink()  # killed after training
+    again = train(cfg)
+    assert again.get("notes") == result.get("notes")
+
+
 def test_what_is_not_finite_is_told_and_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cfg = new_run(
         tmp_path, *SHORT, "optimizer.lr=1e30", "callbacks.nan_guard=null", "callbacks.checkpoint.monitor=val/loss"

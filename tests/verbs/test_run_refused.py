@@ -81,3 +81,17 @@ def test_classes_that_do_not_fit_are_told_before_training(
     with pytest.raises(UserError, match=sentence):
         train(cfg)
     assert not run_of(cfg).begun
+
+
+def test_a_net_of_another_size_is_told_by_the_first_weight(tmp_path: Path) -> None:
+    """Torch lists all that differ."""
+    cfg = new_run(tmp_path, *SHORT, "trainer.max_epochs=1")
+    train(cfg)
+    cfg["trainer"]["max_epochs"] = 2
+    cfg["model"]["net"]["width"] *= 2
+    wider = cfg["model"]["net"]["width"]
+    sentence = (
+        rf"^checkpoint=.*last\.ckpt does not fit this run in `state_dict`: \S+ is \[{wider // 2}.*\] there and \["
+    )
+    with pytest.raises(UserError, match=sentence + rf"{wider}.*\] here; go on from another checkpoint, or start"):
+        train(cfg)

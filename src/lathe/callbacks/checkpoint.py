@@ -185,6 +185,11 @@ class Checkpoint(CheckpointBase):
         """The optimizer step of the newest last.ckpt that this process wrote; -1 before the first."""
         return self._saved_step
 
+    @property
+    def validated_step(self) -> int:
+        """The optimizer step of the last validation; -1 before the first."""
+        return self._validated_step
+
     def save(self, trainer: Trainer, name: str) -> None:
         """Writes checkpoint `name`; every rank takes part."""
         trainer.save_checkpoint(self.path(name))

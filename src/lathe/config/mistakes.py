@@ -24,9 +24,11 @@ from lathe.errors import UserError, did_you_mean
 
 
 def _leaves_called(name: str, tree: Any) -> list[str]:
-    """Full keys below `tree` that end in `name`, the shortest first; at most three."""
+    """Full keys below `tree` that end in `name`, the shortest first; at most three. Hydra's own are none that anyone
+    means."""
     leaves = flatten(OmegaConf.to_container(tree)) if isinstance(tree, DictConfig) else {}
-    return sorted((key for key in leaves if key.endswith(f".{name}")), key=lambda key: (key.count("."), key))[:3]
+    found = (key for key in leaves if key.endswith(f".{name}") and not key.startswith("hydra."))
+    return sorted(found, key=lambda key: (key.count("."), key))[:3]
 
 
 def explain(error: BaseException, groups: Groups | None = None) -> str | None:
@@ -81,6 +83,8 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
             if below in groups:
                 return f"{word}: a file's defaults name a group with a / before it: - override /{below}: <name>."
             if text.split(word, 1)[1].startswith("@"):  # its keys would stand below those of the file's own group
+                if any(typed.lstrip("+~").startswith(f"{word}@") for typed in sys.argv[1:]):
+                    return f"{word}@...: a group's keys stand in one place: write {word}=<choice>, without the @."
                 return (
                     f"{word}: a YAML file chooses it below itself: let '# @package _global_' be its first line, and "
                     f"write - override /{word}: <name>."

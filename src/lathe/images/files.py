@@ -43,7 +43,7 @@ class ImageFile:
         """The images, uint8 `[channels, height, width]` each.
 
         Raises:
-            UserError: its pixels are damaged.
+            UnreadableError: its pixels are damaged.
         """
         if self.opened is not None:
             array = self.opened()
@@ -57,9 +57,27 @@ class ImageFile:
         yield pixels
 
 
-def find_images(path: Path, channels: int) -> list[ImageFile]:
+class UnreadableError(UserError):
+    """A file is no image, or a damaged one."""
+
+
+class LeftOut:
+    """Files that can't be read and are left out, `most` at most, as the option `key` says."""
+
+    def __init__(self, most: int = 0, key: str = "") -> None:
+        self.most, self.key, self.files = most, key, list[Path]()
+
+    def add(self, path: Path, error: UnreadableError) -> None:
+        """Raises `error` where no more may be left out."""
+        if len(self.files) == self.most:
+            way = f", or set {self.key} to how many may be left out." if self.key else "."
+            raise UnreadableError(str(error).rstrip(".") + way) from error
+        self.files.append(path)
+
+
+def find_images(path: Path, channels: int, left_out: LeftOut | None = None) -> list[ImageFile]:
     """The pictures (`SUFFIXES`) and .npy files of a folder by name, a picture alone, or one .npy file whose images are
-    called by their number. Subfolders are not read.
+    called by their number. Subfolders are not read. Files of a folder that can't be read go to `left_out`.
 
     Raises:
         UserError: nothing there, or not images of that many channels.
@@ -73,16 +91,23 @@ def find_images(path: Path, channels: int) -> list[ImageFile]:
     inner = sum(entry.is_dir() for entry in path.iterdir()) if not found else 0
     below = f" itself, and its {inner} subfolders are not read: give one of them" if inner else ""
     require(bool(found), f"input={path}: the folder has no {', '.join(wanted)} files{below}.")
-    return [
-        open_array(file, channels) if file.suffix.lower() == ".npy" else open_image(file, channels) for file in found
-    ]
+    opened = []
+    for file in found:
+        try:
+            opened.append((open_array if file.suffix.lower() == ".npy" else open_image)(file, channels))
+        except UnreadableError as error:
+            if left_out is None:
+                raise
+            left_out.add(file, error)
+    return opened
 
 
 def open_image(path: Path, channels: int) -> ImageFile:
     """An image file, whose header is read.
 
     Raises:
-        UserError: it is none, or the net takes another number of channels than such files have.
+        UnreadableError: it is none.
+        UserError: the net takes another number of channels than such files have.
     """
     named = SUFFIXES.get(path.suffix.lower())
     require(named is not None, f"input={path} is no image by its name: give {', '.join((*SUFFIXES, '.npy'))}.")
@@ -136,11 +161,12 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
             raise OSError
         array = np.lib.format.open_memmap(path, mode="r")
     except (ValueError, OSError, EOFError) as error:
-        raise UserError(
+        raise UnreadableError(
             f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of "
             f"{', '.join((*SUFFIXES, '.npy'))} files, or one of them."
         ) from error
     require(array.dtype == np.uint8, f"input={path}: images must be uint8, from 0 to 255.")
+    require(array.size > 0, f"input={path} holds no images: its shape is {list(array.shape)}.")
     found = arranged(array, channels, one=one)
     if found is None:
         raise UserError(
@@ -150,8 +176,8 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
     return found[0]
 
 
-def _unreadable(path: Path, error: Exception) -> UserError:
+def _unreadable(path: Path, error: Exception) -> UnreadableError:
     predicate = (
         str(error) if isinstance(error, PictureError) else f"can't be read as a {SUFFIXES[path.suffix.lower()]} image"
     )
-    return UserError(f"input={path} {predicate}: mend it, or take it out of the folder.")
+    return UnreadableError(f"input={path} {predicate}: mend it, or take it out of the folder.")

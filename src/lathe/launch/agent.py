@@ -19,7 +19,7 @@ from lathe.files import scratch
 from lathe.launch.group import bring_up, leave_note, read_notes, waited
 from lathe.launch.nodes import Nodes
 from lathe.launch.numa import numa_mode
-from lathe.launch.streams import plain_warnings, usable_streams
+from lathe.launch.streams import plain_warnings, quiet_torch, usable_streams
 from lathe.launch.telling import full_error, own_sentence, sentence_for
 from lathe.launch.threads import threads_of
 from lathe.runs.typed import run_command, run_words
@@ -192,6 +192,7 @@ def worker(job: str, cfg: dict[str, Any], name: str, timeout: float) -> Any:
     _die_with_parent()
     usable_streams()
     plain_warnings()
+    quiet_torch()
     folder = Path(name)
     if (folder / "mistake.json").exists():
         raise SystemExit(1)  # a restart can't mend what was typed

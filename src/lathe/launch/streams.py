@@ -2,6 +2,7 @@
 none at all.
 """
 
+import logging
 import os
 import sys
 import warnings
@@ -36,6 +37,14 @@ def plain_warnings() -> None:
         return before(message, category, filename, lineno, line)
 
     warnings.formatwarning = formatted
+
+
+def quiet_torch() -> None:
+    """Keeps the statistics that torch logs at each end off a screen that Hydra has opened for them, where a process is
+    stopped amid torch's import: at its own end torch sets its levels as it or TORCH_LOGS has them.
+    """
+    if "torch" not in sys.modules:
+        logging.getLogger("torch").setLevel(logging.WARNING)
 
 
 def _takes_all(stream: Any) -> bool:

@@ -21,7 +21,7 @@ from lathe.config.schema import renamed
 from lathe.config.words import translate
 from lathe.errors import Stopped, UserError, is_own, noted_item, own_places, worker_sentence
 from lathe.launch.group import waited
-from lathe.launch.streams import plain_warnings, usable_streams
+from lathe.launch.streams import plain_warnings, quiet_torch, usable_streams
 from lathe.runs.typed import CONFIG_DIR
 
 FULL_ERROR = "LATHE_FULL_ERROR"
@@ -41,6 +41,7 @@ def one_sentence(main: Callable[[], Any]) -> Callable[[], None]:
     def wrapped() -> None:
         usable_streams()
         plain_warnings()
+        quiet_torch()
         try:
             _read_variables()
         except UserError as error:

@@ -72,8 +72,22 @@ class Restoring(_CheckpointConnector):
                 written = log.get("written", [-1, {}])  # which earlier versions do not write
                 self._compare(f"task.log.{number}.written", [], written)
                 self._compare(f"task.log.{number}.written", {0: -1, 1: {}}, dict(enumerate(written)), whole=True)
-        with self._told("state_dict"):
-            super().restore_model()
+        try:
+            with self._told("state_dict"):
+                super().restore_model()
+        except UserError as error:  # torch lists all that differ
+            first = self._other_shape() if isinstance(error.__cause__, RuntimeError) else None
+            if first is None:
+                raise
+            raise self._refusal("state_dict", first) from error.__cause__
+
+    def _other_shape(self) -> str | None:
+        """The first weight whose shape in the file is another than in the net."""
+        own = self.trainer.lightning_module.state_dict()
+        for name, value in self._loaded_checkpoint.get("state_dict", {}).items():
+            if isinstance(value, Tensor) and name in own and value.shape != own[name].shape:
+                return f"{name} is {list(value.shape)} there and {list(own[name].shape)} here"
+        return None
 
     def restore_callbacks(self) -> None:
         if self._fits():

@@ -116,8 +116,9 @@ class RunDir:
         path, words = self.path / name, f"{self.where}: its {name}"
         return read_yaml(path, words) if known is None else read_mapping(path, words, known)
 
-    def checkpoint(self, name: str) -> Path:
-        """Where checkpoint `name`, `best` or `last`, is: a file, or a folder if ranks wrote their own parts.
+    def checkpoint(self, name: str, key: str = "") -> Path:
+        """Where checkpoint `name`, `best` or `last`, is: a file, or a folder if ranks wrote their own parts. `key` is
+        the option that another can be asked for with.
 
         Raises:
             UserError: the run has no such checkpoint.
@@ -125,9 +126,8 @@ class RunDir:
         path = self.path / "checkpoints" / f"{name}.ckpt"
         if not path.exists():
             there = sorted(file.stem for file in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
-            raise UserError(
-                f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) if there else 'none at all'}."
-            )
+            way = f"; {key}={there[-1]} takes that" if key and there else ""
+            raise UserError(f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) or 'none at all'}{way}.")
         return path
 
     def save_config(self, cfg: dict[str, Any]) -> None:

@@ -37,7 +37,7 @@ def open_run_net(
     task: Task = make_task(cfg, train=False)
     if not own:
         refuse_own(type(task), f"{key}={path}")
-    file = run.checkpoint(checkpoint)
+    file = run.checkpoint(checkpoint, "checkpoint")
     restore(task.net, read_checkpoint(file), str(file))
     return task.eval(), cfg
 

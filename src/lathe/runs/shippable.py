@@ -128,7 +128,7 @@ def open_shippable(
         UserError: it is no run, has no such checkpoint, does not declare what its net takes, or `input_size` can't be.
     """
     run = open_run(path, key)
-    run.checkpoint(checkpoint)
+    run.checkpoint(checkpoint, "checkpoint")
     check_taken(run.config, path, key)
     task, cfg = open_run_net(run.path, key, checkpoint)
     if eval_batch_size is not None:

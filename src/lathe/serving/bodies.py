@@ -35,7 +35,8 @@ def read_npy(body: bytes) -> Array:
     if dtype.kind not in "biuf" or len(shape) > 4 or any(side < 1 for side in shape):
         raise BadRequest(
             422,
-            f"The array is of {quoted(str(dtype))} and shape {quoted(str(list(shape)))}: send numbers, up to 4 axes.",
+            f"The array is of {quoted(str(dtype))} and shape {quoted(str(list(shape)))}: send numbers, at least one, "
+            "up to 4 axes.",
         )
     expected, found = math.prod(shape) * dtype.itemsize, len(body) - file.tell()
     if expected != found:

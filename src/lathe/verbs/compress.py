@@ -52,7 +52,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     steps = make_steps(request["compression"])
     finalise.tell_what_is_not_measured(request["compression"])
     task, config = score.open_run_net(source.path, "run", request["checkpoint"])
-    state = read_checkpoint(source.checkpoint(request["checkpoint"]))
+    state = read_checkpoint(source.checkpoint(request["checkpoint"], "checkpoint"))
     refuse_quantized(task.net, request)
     if request["batch_size"] is not None:
         config["data"]["eval_batch_size"] = request["batch_size"]
@@ -85,7 +85,7 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
         "objective": after.get(monitor),
         "parameters": sum(parameter.numel() for parameter in task.net.parameters()),
         "devices": 1,
-        "name": config["name"],
+        "name": request["name"] or config["name"],
         "seconds": time.monotonic() - began,
     }
     checked(result, "The new run's result.json")  # before anything is written
@@ -245,9 +245,11 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
         "ckpt_path": str(source.path),
         "ckpt_mode": "weights",
         "resume": None,
+        "name": request["name"] or config["name"],
     }
     names = list(methods(request["compression"]))
     overrides = [f"run={source.path}", f"checkpoint={request['checkpoint']}", f"compression=[{','.join(names)}]"]
+    overrides += [f"name={request['name']}"] if request["name"] else []
     run = rundir.create(source.path.parent.parent, config, overrides)
     try:
         finalise.write_weights(run.best, net, state)
@@ -262,8 +264,8 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
 def show(before: Metrics, after: Metrics, reports: Metrics, run: Path, console: Console | None = None) -> None:
     """Prints the metrics of both nets side by side, what the methods report, and where the new one lies."""
     table = Table(title="Compressed", title_justify="left")
-    for column in ("figure", "before", "after", "change"):
-        table.add_column(column, justify="left" if column == "figure" else "right")
+    for column in ("metric", "before", "after", "change"):
+        table.add_column(column, justify="left" if column == "metric" else "right")
     for name in sorted(after):
         table.add_row(name, f"{before[name]:.4f}", f"{after[name]:.4f}", f"{after[name] - before[name]:+.4f}")
     for name in sorted(reports):

@@ -26,6 +26,11 @@ from lathe.runs.trainer import make_trainer, quiet, widen
 from lathe.tasks import Task
 
 IMAGES = (*SUFFIXES, ".npy")
+# what a program goes by that opens a file: a table of another kind under such a name opens in none
+FORMATS = (
+    *(".csv", ".tsv", ".json", ".jsonl", ".yaml", ".xml", ".html", ".xls", ".xlsx", ".ods", ".db", ".sqlite"),
+    *(".parquet", ".feather", ".arrow", ".h5", ".hdf5", ".npy", ".npz", ".pkl", ".pickle", ".pt", ".pth", ".gz"),
+)
 
 
 def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
@@ -37,7 +42,7 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     """
     quiet()
     request, run = cfg["request"], RunDir(cfg["paths"]["run_dir"])
-    path = run.checkpoint(request["checkpoint"])
+    path = run.checkpoint(request["checkpoint"], "checkpoint")
     task: Task = make_task(cfg, train=False)
     widen(task, cfg)
     state = read_checkpoint(path)
@@ -68,7 +73,8 @@ def check_output(output: Path, run: Path, source: str | None) -> None:
 
     Raises:
         OSError: it is a device or a pipe.
-        UserError: it is the input, one of the images in the input's folder, or a file of the run.
+        UserError: it is the input, one of the images in the input's folder, or a file of the run, or is called as a
+            file of another format.
     """
     place = output.resolve()
     require_file(output)
@@ -83,6 +89,11 @@ def check_output(output: Path, run: Path, source: str | None) -> None:
     require(
         not inside or inside[0] not in OWN_FILES,
         f"output={output} would take the place of the run's own {'/'.join(inside)}: name another file.",
+    )
+    written = ".csv" if source is not None else ".json"
+    require(
+        output.suffix.lower() == written or output.suffix.lower() not in FORMATS,
+        f"output={output}: what is written is {written[1:].upper()}: call it {output.with_suffix(written).name}.",
     )
 
 

@@ -68,6 +68,12 @@ def finish(
             result |= {"parameters": sum(p.numel() for p in task.net.parameters()), **state.get("report", {})}
         result |= {"best_step": int(state["global_step"]), "monitor": checkpoint.monitor}
         result["directions"] = directions(task, checkpoint.monitor, checkpoint.mode)
+        if checkpoint.monitor is None and not changed and 0 <= checkpoint.validated_step < result["steps"]:
+            result["notes"] = [
+                f"The last validation was at step {checkpoint.validated_step} of {result['steps']}, of other weights "
+                "than the last, so its metrics are not here: validate at the end, or let callbacks.checkpoint.monitor "
+                "choose."
+            ]
         if checkpoint.monitor is not None and checkpoint.best_score is None:
             reason = (
                 checkpoint.unjudged or f"nothing reported {checkpoint.monitor}"
@@ -116,7 +122,7 @@ def conclude(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     result = {name: None if name in wild else value for name, value in result.items()}
     name = _objective(cfg, result)
     result["objective"] = result.get(name) if name else None
-    notes = []
+    notes = list(result.get("notes", []))
     if not name:
         notes.append("objective is null: neither objective nor the monitor of callbacks.checkpoint names a metric.")
     elif result["objective"] is None:

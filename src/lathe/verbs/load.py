@@ -223,8 +223,9 @@ def _files(x: Any, channels: int) -> list[ImageFile]:
         require(gone is None, f"input={gone}: there is no such file or folder.")
         return [open_array(p, channels) if p.suffix.lower() == ".npy" else open_image(p, channels) for p in paths]
     pixels = np.asarray(x)
+    require(pixels.size > 0, f"x of shape {list(pixels.shape)} holds no images.")
     require(
-        pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[1] == channels and len(pixels) > 0,
+        pixels.dtype == np.uint8 and pixels.ndim == 4 and pixels.shape[1] == channels,
         f"x of shape {list(pixels.shape)} and type {pixels.dtype}: expected uint8 pixels [n, {channels}, height, "
         "width], or paths of pictures.",
     )

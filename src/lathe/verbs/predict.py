@@ -1,6 +1,7 @@
 """Classes of images that are not part of any data set, by a run's own net or by one of its exports."""
 
 import csv
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from lathe import export
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
+from lathe.data.image_files import some, warn_once
 from lathe.errors import UserError, require
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
-from lathe.images.files import ImageFile, find_images
+from lathe.images.files import ImageFile, LeftOut, UnreadableError, find_images
 from lathe.images.pictures import scaled
 from lathe.runs.build import target_of
 from lathe.runs.cells import cell
@@ -65,9 +67,11 @@ def predict(cfg: dict[str, Any]) -> int:
         f"run={request['run']}: its task predicts {kind}, and this writes classes of images: take lathe.load in "
         "Python, or an export.",
     )
-    files = find_images(Path(request["input"]), facts["channels"])
+    left_out = LeftOut(request["skip_bad"], "skip_bad")
+    files = find_images(Path(request["input"]), facts["channels"], left_out)
+    require(bool(files), f"skip_bad={left_out.most}: nothing in input={request['input']} can be read: mend it.")
     batch_size = request["batch_size"] or facts.get("eval_batch_size") or facts.get("batch_size") or BATCH
-    images = Images(files, size, request["resize"], batch_size, squashed(facts))
+    images = Images(files, size, request["resize"], batch_size, squashed(facts), left_out)
     names = class_names(cfg) if facts.get("class_names") else None
     run = run_module if target == MODULE else run_export
     with (
@@ -75,13 +79,13 @@ def predict(cfg: dict[str, Any]) -> int:
         open(path, "w", newline="") as file,
         bar(cfg["trainer"]["enable_progress_bar"]) as progress,
     ):
-        writer, labels = csv.writer(file), (name for image in files for name in image.names)
+        writer = csv.writer(file)
         writer.writerow(["image", "prediction", "probability", *(["class"] if names else [])])
         work = progress.add_task("images", total=images.total)
 
         def write(logits: Array) -> None:
             for row in torch.from_numpy(logits).double().softmax(dim=1):
-                best, label = int(row.argmax()), next(labels)
+                best, label = int(row.argmax()), images.names.popleft()
                 require(
                     bool(row[best] == row[best]),
                     f"run={request['run']}: its net answers {label} with NaN, not with numbers: train it again.",
@@ -91,6 +95,8 @@ def predict(cfg: dict[str, Any]) -> int:
             progress.advance(work, len(logits))
 
         run(cfg, images, write)
+    if left_out.files:
+        warn_once(f"skip_bad={left_out.most} leaves out {some([file.name for file in left_out.files])}.")
     print(f"{images.total} predictions in {request['output']}")
     return images.total
 
@@ -105,9 +111,10 @@ def bar(shown: bool) -> Progress:
 class Images:
     """Batches uint8 `[batch, channels, height, width]` of images at `size`, or, where that is None, each at its own:
     then a batch ends where the size changes. `resize` scales others to it, their middle or, with `squash`, all of them.
+    `names` holds what those that were given out are called, for whoever takes them from it.
 
     Raises:
-        UserError: an image has another size and `resize` is off.
+        UserError: an image has another size and `resize` is off, or a file can't be read and `left_out` takes no more.
     """
 
     def __init__(
@@ -117,8 +124,10 @@ class Images:
         resize: bool,
         batch_size: int,
         squash: bool = False,
+        left_out: LeftOut | None = None,
     ) -> None:
-        self.squash = squash
+        self.squash, self.left_out = squash, left_out or LeftOut()
+        self.names = deque[str]()
         self.files, self.size, self.batch_size = files, size, batch_size
         self.total = sum(file.count for file in files)
         for file in files:
@@ -128,14 +137,23 @@ class Images:
     def __iter__(self) -> Iterator[Array]:
         batch: list[Array] = []
         for file in self.files:
-            for pixels in file.read():
+            for name, pixels in zip(file.names, self._read(file), strict=False):
                 check_size(file, pixels.shape[1:], self.size if not self.resize else None)  # a header can be wrong
                 fitting = pixels if self.size is None else scaled(pixels, self.size, self.squash)
                 if batch and (len(batch) == self.batch_size or batch[0].shape != fitting.shape):
                     yield np.stack(batch)
                     batch = []
                 batch.append(fitting)
+                self.names.append(name)
+        require(bool(batch), f"skip_bad={self.left_out.most}: no image of the input can be read: mend it.")
         yield np.stack(batch)
+
+    def _read(self, file: ImageFile) -> Iterator[Array]:
+        try:
+            yield from file.read()
+        except UnreadableError as error:
+            self.left_out.add(file.path, error)
+            self.total -= file.count
 
 
 def check_size(file: ImageFile, found: tuple[int, ...], size: tuple[int, int] | None) -> None:

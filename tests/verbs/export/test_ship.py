@@ -118,7 +118,7 @@ def test_other_sizes_are_not_held_against_the_runs_figures(run: RunDir) -> None:
     ("overrides", "sentence"),
     [
         (["target.onnx=null"], r"^target is empty: choose one of onnx, "),
-        (["checkpoint=newest"], r"has no checkpoint 'newest': it has best, last\.$"),
+        (["checkpoint=newest"], r"has no checkpoint 'newest': it has best, last; checkpoint=last takes that\.$"),
         (["target.input_size=[0,3]"], r"^target\.input_size=\[0, 3\]: give \[height, width\] in pixels"),
         (["target.preprocess=false", "target.input_size=any"], r"^target\.input_size=any scales pictures in the graph"),
         (["trainer.devices=2"], r"^trainer\.devices=2: a run is exported in one process; leave it 1\.$"),

@@ -25,10 +25,8 @@ from lathe.config.schema.trainer import ACCELERATORS
 
 _RUN = text("a run directory")
 # It becomes a folder below paths.log_dir, where Lathe makes these folders itself.
-_name = text(
-    "letters, digits and . _ - + alone, at most 100 and none of latest, benchmark, slurm and sweeps",
-    r"(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}",
-)
+_NAME = "letters, digits and . _ - + alone, at most 100 and none of latest, benchmark, slurm and sweeps"
+_name = text(_NAME, r"(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}")
 _trusted = items(text("a package or a dotted name"))
 _checkpoint = word("best", "last") | text("the name of one that save_top_k kept", r"epoch=\d+-step=\d+")
 _batch = whole(1, 2**31) | None
@@ -132,10 +130,12 @@ VERBS: dict[str, dict[str, Place]] = {
         "export": text("one target") | None,
         "checkpoint": _checkpoint,
         "resize": flag,
+        "skip_bad": whole(0, 2**31),
         "trainer": _devices("enable_progress_bar"),
     },
     "compress": {
         **_with_data,
+        "name": _name | None,
         "checkpoint": _checkpoint,
         "compression": TRAIN["compression"],
         "trainer": _devices(),

@@ -35,7 +35,7 @@ def ready_for(
     target = export.get(name)
     missing = target.available(**taken(target.available, options))
     require(missing is None, str(missing))
-    path = open_run(run, "run").checkpoint(checkpoint)
+    path = open_run(run, "run").checkpoint(checkpoint, "checkpoint")
     held = checkpoint_sum(path)  # before it is read: of one that training replaces meanwhile, the earlier's
     ready = open_shippable(
         run,

@@ -38,7 +38,7 @@ def check_request(cfg: Mapping[str, Any], run: RunDir) -> None:
     """
     check_taken(run.config, cfg["request"]["run"])  # before what an export would need
     target, devices = cfg["request"]["target"], cfg["trainer"]["devices"]
-    run.checkpoint(cfg["request"]["checkpoint"])
+    run.checkpoint(cfg["request"]["checkpoint"], "checkpoint")
     require(
         target["preprocess"] or target["input_size"] is None,
         f"target.input_size={target['input_size']} scales pictures in the graph, which has no preprocessing with "

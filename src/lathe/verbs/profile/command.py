@@ -46,7 +46,7 @@ def profile(cfg: dict[str, Any]) -> dict[str, Any]:
     require(devices == 1, f"trainer.devices={devices}: one device is looked at; leave it at 1.")
     folder = run.path / "profile"
     folder.mkdir(exist_ok=True)
-    file = run.checkpoint(request["checkpoint"])
+    file = run.checkpoint(request["checkpoint"], "checkpoint")
     left_out = list(methods(cfg.get("compression") or {}))
     every = int(cfg["trainer"].get("accumulate_grad_batches", 1))
     warmup, steps = request["warmup"], request["steps"]
