@@ -1,5 +1,6 @@
 """Commands that a run prints about its own directory do what they say where they are typed."""
 
+import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from lathe import trust
 from lathe.errors import UserError
 from lathe.runs.rundir import RunDir, open_run
 from lathe.runs.summary import proposals
-from lathe.runs.typed import relied_on, run_command
+from lathe.runs.typed import relied_on, run_command, typed_script
 from lathe.verbs.train import Start
 
 CHECKPOINT = "lightning.pytorch.callbacks.ModelCheckpoint"
@@ -73,3 +74,30 @@ def test_what_a_teacher_of_the_run_needs_is_named_too(tmp_path: Path) -> None:
     assert run_command("train.py", "resume", "logs/a", cfg, "x=1") == (
         "python train.py resume=logs/a 'trusted=[json.dumps,json.loads]' x=1"
     )
+
+
+@pytest.mark.parametrize("script", ["train.py", "scripts/evaluate.py"])
+@pytest.mark.parametrize("place", [".", "scripts", "..", "../elsewhere", "logs/train"])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_a_script_is_named_as_it_is_typed_from_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, place: str, absolute: bool
+) -> None:
+    project = tmp_path / "my project"
+    for name in ("train.py", "scripts/evaluate.py", "scripts/report.py"):
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).touch()
+    folder = project / place
+    folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", [str(project / script) if absolute else os.path.relpath(project / script)])
+    for name in ("train.py", "scripts/report.py"):
+        named = typed_script(name)
+        assert os.path.samefile(named, project / name)
+        assert (named == name) == (place == ".")
+        assert shlex.split(run_command(name, "run", "x y", {}))[1] == named
+
+
+@pytest.mark.parametrize("started", ["/usr/bin/pytest", "", "-c", "other/train.py", "notebook.py"])
+def test_another_program_names_scripts_as_the_pages_do(monkeypatch: pytest.MonkeyPatch, started: str) -> None:
+    monkeypatch.setattr("sys.argv", [started])
+    assert typed_script("scripts/evaluate.py") == "scripts/evaluate.py"

@@ -11,7 +11,7 @@ from rich.table import Table
 from lathe.config.composed import flatten
 from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir
-from lathe.runs.typed import run_words, train_words, value_typed
+from lathe.runs.typed import run_words, train_words, typed_script, value_typed
 
 
 def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
@@ -74,7 +74,8 @@ def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
     """Commands that make sense after `run`, which lies at `shown` for who types them: its metrics on the validation
     split, the same run with half its learning rate, and with other seeds."""
     words = retyped(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
-    found = [["python", "scripts/evaluate.py", *run_words("run", shown, cfg), "split=val"]] if run.best.exists() else []
+    evaluate = ["python", typed_script("scripts/evaluate.py"), *run_words("run", shown, cfg), "split=val"]
+    found = [evaluate] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
         found.append([*train_words(), *without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])

@@ -3,6 +3,7 @@
 import os
 import re
 import shlex
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +21,21 @@ ENDS = ("max_epochs", "max_steps", "max_time")  # of a trainer
 CONFIG_DIR = "LATHE_CONFIG_DIR"  # the folder of further configuration files that this command was given
 
 
+def typed_script(name: str) -> str:
+    """`name`, a script's path in this project, as whoever typed the command of this process would type it: perhaps from
+    another folder."""
+    typed = Path(sys.argv[0])
+    root = typed.parent
+    if root.resolve().name == "scripts":
+        root = root.parent if root.name == "scripts" else root / ".."
+    elsewhere = (root / "train.py").is_file() and (root / name).is_file() and root.resolve() != Path.cwd()
+    return os.path.normpath(root / name) if elsewhere else name
+
+
 def train_words() -> list[str]:
     """How a command that trains begins here: with the folder that has the choices of this one."""
     folder = os.environ.get(CONFIG_DIR)
-    return ["python", "train.py", *(["--config-dir", folder] if folder else [])]
+    return ["python", typed_script("train.py"), *(["--config-dir", folder] if folder else [])]
 
 
 def relied_on(config: Mapping[str, Any]) -> list[str]:
@@ -58,7 +70,7 @@ def run_words(key: str, run: str | Path, config: Mapping[str, Any]) -> list[str]
 
 def run_command(script: str, key: str, run: str | Path, config: Mapping[str, Any], *more: str) -> str:
     """The line for a shell that runs `script` on `run`."""
-    return shlex.join(["python", script, *run_words(key, run, config), *more])
+    return shlex.join(["python", typed_script(script), *run_words(key, run, config), *more])
 
 
 def value_typed(text: str) -> str:

@@ -23,6 +23,7 @@ from lathe.launch.sweep.local import run_here
 from lathe.launch.sweep.place import ENDED, Job, SweepDir, create_sweep, find_sweep, identity_of
 from lathe.launch.sweep.plan import Listed, own_words, planned
 from lathe.launch.sweep.search import Search
+from lathe.runs.typed import run_command
 
 # In place of this launcher, which runs a job after the other in one process, stands the queue here.
 FORKS = sys.platform.startswith("linux")  # elsewhere a fork of what has imported torch is not safe
@@ -193,7 +194,7 @@ def _concluded(folder: SweepDir, source: Listed | Search) -> list[Job]:
     if left:
         print(f"{left} jobs are left to other processes that are at this sweep.")
     else:
-        print(f"Next:\n  python scripts/report.py runs={folder.path}")
+        print(f"Next:\n  {run_command('scripts/report.py', 'runs', folder.path, {})}")
     trials = {job.of_trial for job in jobs}
     if failed and (source.again or trials == {job.of_trial for job in failed}):
         again = "The same command tries them again, and keeps the others."
