@@ -178,6 +178,18 @@ def test_typed(cli: Cli, tmp_path: Path, name: str) -> None:
     assert not (tmp_path / "logs" / "latest").is_symlink()
 
 
+ON_A_RUN = ("compress", "evaluate", "export", "predict", "profile", "receipt", "reproduce", "sensitivity", "serve")
+
+
+@pytest.mark.parametrize("verb", ON_A_RUN)
+def test_a_run_that_is_not_there_leaves_nothing(cli: Cli, tmp_path: Path, verb: str) -> None:
+    words = ["input=x.npy", "output=y.csv"] if verb == "predict" else []
+    words += {"compress": ["compression=prune"], "export": ["target=onnx"]}.get(verb, [])
+    done = cli("run=logs/latest", *words, script=f"scripts/{verb}.py")
+    _one_sentence(done, "run=logs/latest: there is no such directory; python train.py makes a run.")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run."""

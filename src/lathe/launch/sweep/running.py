@@ -199,8 +199,9 @@ def _concluded(folder: SweepDir, source: Listed | Search) -> list[Job]:
     if failed and (source.again or trials == {job.of_trial for job in failed}):
         again = "The same command tries them again, and keeps the others."
         way = again if source.again else "No trial is left to go by."
+        told = str(failed[0].sentence)
+        ended = told if told.endswith("?") else f"{told.rstrip('.')}."
         raise UserError(
-            f"{len(failed)} of {len(jobs)} jobs failed, the first of them ({failed[0].label}) with: "
-            f"{str(failed[0].sentence).rstrip('.')}. {way}"
+            f"{len(failed)} of {len(jobs)} jobs failed, the first of them ({failed[0].label}) with: {ended} {way}"
         )
     return jobs
