@@ -15,7 +15,7 @@ from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from support.commands import command, start
 from support.ranks import on_ranks
-from support.runs import SMALL, column, new_run, runs, weights
+from support.runs import ROOT, SMALL, column, new_run, runs, weights
 from torch.utils.data import DataLoader
 
 from lathe.callbacks import Checkpoint, Preemption
@@ -183,7 +183,7 @@ def test_the_command_ends_with_143_and_one_sentence(tmp_path: Path) -> None:
         _, err = process.communicate(timeout=60)
     (run,) = runs(tmp_path / "logs")
     assert process.returncode == 143
-    assert err == f"Error: stopped by SIGTERM; continue with: python train.py resume={run}\n"
+    assert err == f"Error: stopped by SIGTERM; continue with: python {ROOT / 'train.py'} resume={run}\n"
     assert not (run / "result.json").exists()
     assert torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)["global_step"] > 0
     assert not list(run.rglob(".tmp-*"))

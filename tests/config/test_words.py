@@ -160,6 +160,12 @@ def test_what_has_another_form_is_told_alone(case: str) -> None:
     assert list(caught.value.args) == sentences
 
 
+@pytest.mark.parametrize("values", ["null,1.0", "null,[1,6]", "null,null", "''", "0,1", "false,true"])
+def test_a_sweep_may_begin_with_null(values: str) -> None:
+    typed = ["-m", f"trainer.gradient_clip_val={values},2"]
+    assert translate(typed, GROUPS) == typed
+
+
 def test_a_value_typed_twice_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     translate(["seed=1", "seed=1", "model=mlp", "seed=2"], GROUPS)
     assert capsys.readouterr().out == "seed=1 is replaced by seed=2, which was typed later.\n"

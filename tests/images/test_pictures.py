@@ -3,6 +3,7 @@ tests/serving/test_decode.py.
 """
 
 import io
+import random
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,17 @@ def test_the_middle_is_scaled_and_nothing_is_squeezed() -> None:
     assert np.array_equal(scaled(scene.transpose(0, 2, 1), (8, 8)), scene[:, :, 8:16].transpose(0, 2, 1))
     for height, width in ((1, 40), (33, 7), (500, 499), (3, 4)):  # the window ends where the picture does
         assert (scaled(np.full((1, height, width), 9, np.uint8), (16, 12)) == 9).all()
+
+
+def test_every_shape_is_scaled_to_every_size() -> None:
+    """Windows that begin at 0 but for the last digit among them: 225 by 300 pixels to 28, 224 or 299."""
+    sides = [*range(1, 40), 58, 116, 123, 225, 232, 239, 246, 253, 299, 300, 450, 457, 464, 600]
+    draw = random.Random(0)
+    for side in (1, 7, 28, 112, 224, 299):
+        for height in sides:
+            picture = np.full((1, height, draw.choice(sides)), 9, np.uint8)
+            for given in (picture, picture.transpose(0, 2, 1)):
+                assert (scaled(given, (side, side)) == 9).all()
 
 
 def test_kinds_are_told_by_how_a_file_begins() -> None:

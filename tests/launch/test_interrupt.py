@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.commands import command, start
-from support.runs import SMALL, new_run, runs
+from support.runs import ROOT, SMALL, new_run, runs
 
 from lathe.verbs.train import train
 
@@ -27,7 +27,9 @@ def test_a_run_that_is_interrupted_says_how_to_go_on(tmp_path: Path, again: floa
     _, errors = process.communicate(timeout=60)
     (run,) = runs(tmp_path / "logs")
     assert process.returncode == 130, errors
-    assert errors.splitlines()[-1] == f"Error: stopped by SIGINT; continue with: python train.py resume={run}"
+    assert (
+        errors.splitlines()[-1] == f"Error: stopped by SIGINT; continue with: python {ROOT / 'train.py'} resume={run}"
+    )
     assert "Traceback" not in errors
     assert not (run / "result.json").exists()
 

@@ -63,7 +63,11 @@ def test_a_folder_of_png_is_read_by_name(run: RunDir, images: Any, tmp_path: Pat
     for name, image in zip(("c", "a", "b"), images[0], strict=False):
         Image.fromarray(image[0]).save(folder / f"{name}.png")
     (folder / "notes.txt").write_text("not an image")
-    assert predict(request(run, folder, tmp_path / "png.csv")) == 3
+    (folder / "deeper").mkdir()
+    with pytest.warns(
+        UserWarning, match=r"png: 2 files or folders in it are no images and are not read: deeper, notes"
+    ):
+        assert predict(request(run, folder, tmp_path / "png.csv")) == 3
     predict(request(run, save(tmp_path, images[0][[1, 2, 0]]), tmp_path / "npy.csv"))
     assert [line[0] for line in rows(tmp_path / "png.csv")[1:]] == ["a.png", "b.png", "c.png"]
     assert [line[1:] for line in rows(tmp_path / "png.csv")] == [line[1:] for line in rows(tmp_path / "npy.csv")]

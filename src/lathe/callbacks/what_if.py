@@ -28,13 +28,15 @@ TYPED = {
     "bf16": "precision=bf16-mixed",
     "channels_last": "trainer.channels_last=true",
     "fused optimizer": "trainer.fused_optimizer=auto",
+    "one thread": "launch.threads=1",  # several wait for each other where the machine does other things as well
 }
 
 
 @held("lathe.callbacks.WhatIf")
 class WhatIf(Callback):
     """After training, time steps of copies of the net in the run's own settings and in others, one of each in turn, and
-    print those that would have been faster: bfloat16, channels last, a fused optimizer, and all of these together.
+    print those that would have been faster: bfloat16, channels last, a fused optimizer, one thread of a CPU, and all of
+    these together.
 
     The batch is one that the run trained with. A timed step is forward, loss, backward, clipping and update, without
     the loop around them. Weights, metrics, checkpoints and random numbers of the run are what they would be without:
@@ -74,13 +76,14 @@ class WhatIf(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._batch is None or not trainer.is_global_zero:
             return
-        states = _collect_rng_states()
+        states, threads = _collect_rng_states(), torch.get_num_threads()
         faster: dict[str, list[float]] = {}
         try:
             faster, otherwise = self._faster(trainer, task_of(pl_module))
         except Exception as error:  # the run is done: nothing that a copy of a user's net does may take its end away
             otherwise = f"nothing was measured ({type(error).__name__}: {' '.join(str(error).split()):.200})."
         finally:
+            torch.set_num_threads(threads)
             _set_rng_states(states)
             self._batch = None
         told = [
@@ -170,7 +173,7 @@ class Step:
             name: given[name] for name in ("fused", "foreach") if given.get(name) is not None
         }
         self.format: Callable[[], AbstractContextManager[Any]] = trainer.precision_plugin.forward_context
-        self.last = False
+        self.last, self.threads = False, torch.get_num_threads()
 
     def has(self, name: str) -> bool:
         """Whether there is such a change of this one."""
@@ -180,6 +183,8 @@ class Step:
                 self.trainer.precision_plugin, MixedPrecision
             )
             return full and (self.device.type != "cuda" or torch.cuda.is_bf16_supported(including_emulation=False))
+        if name == "one thread":
+            return self.device.type == "cpu" and self.threads > 1
         if name == "channels_last":
             weights = [module.weight for module in net.modules() if isinstance(module, nn.Conv2d)]
             return any(not weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
@@ -193,6 +198,8 @@ class Step:
             other.format = lambda: torch.autocast(self.device.type, dtype=torch.bfloat16, cache_enabled=False)
         elif name == "channels_last":
             other.last = True
+        elif name == "one thread":
+            other.threads = 1
         else:
             other.kernels = None
         return other
@@ -208,6 +215,7 @@ class Step:
         clip: Any = nn.utils.clip_grad_value_ if how == "value" else nn.utils.clip_grad_norm_
 
         def step(batch: Any) -> float:
+            torch.set_num_threads(self.threads)
             began = self._now()
             x = batch[0]
             if self.last and isinstance(x, Tensor) and x.ndim == 4:

@@ -256,7 +256,7 @@ def _check_jobs(overrides: Sequence[str], groups: Groups) -> None:
             _check_pattern(str(item.input_line), item.value(), groups.get(item.key_or_group))
         elif item.is_discrete_sweep():
             require(
-                next(iter(item.sweep_iterator()), None) is not None,
+                any(True for _ in item.sweep_iterator()),  # which may be null
                 f"{item.input_line} has no values, so the sweep has no job: give "
                 "values such as 1,2,3 or range(1,4), whose end does not count.",
             )

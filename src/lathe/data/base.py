@@ -1,7 +1,7 @@
 """What data modules share that are exact on any number of devices: splits, loaders, and which process sees what."""
 
 from abc import abstractmethod
-from collections.abc import Sized
+from contextlib import suppress
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
@@ -45,7 +45,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
 
     def __str__(self) -> str:
         """Its name, and the size of each split once they are open; Lightning's own would draw every batch."""
-        sizes = [f"{name}: {len(split)}" for name, split in (self._splits or {}).items() if isinstance(split, Sized)]
+        sizes = [f"{name}: {size}" for name, size in self.sizes.items()]
         return f"{type(self).__name__}({', '.join(sizes) or 'not set up'})"
 
     @abstractmethod
@@ -62,6 +62,19 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
             self._train_loader = None
         if self._splits is None:
             self._splits = self.open()
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many samples each split has that is open and knows it."""
+        found = {}
+        for name, split in (self._splits or {}).items():
+            with suppress(TypeError):  # a stream
+                found[name] = len(split)  # type: ignore[arg-type]
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """`sizes`, which a checkpoint keeps: whoever goes on from it sees by them that the data are others by now."""
+        return {"sizes": self.sizes} if self.sizes else {}
 
     def teardown(self, stage: str) -> None:
         """Ends the processes that stay to read (`persistent_workers`): nobody else does before this process ends."""

@@ -11,9 +11,10 @@ from lathe.config.schema.held import held
 from lathe.data.base import SPLITS, ExactDataModule
 from lathe.data.checks import check_class_names
 from lathe.data.folds import check_folds, fold_rows, share_rows
-from lathe.data.forms import form
+from lathe.data.forms import check_pairs, form
+from lathe.data.item_checks import check_image, check_target, labels_at_hand, tell_undivided
 from lathe.data.item_loaders import InOrder, ItemLoader, Moved
-from lathe.data.items import Collate, Items, check_pixels, check_target, labels_at_hand, taken, tell_undivided
+from lathe.data.items import Collate, Items, taken
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
 from lathe.data.seeded import Rows, Seeded
 from lathe.data.shared import read_over, seeded
@@ -210,6 +211,8 @@ class DatasetDataModule(ExactDataModule[Items]):
         with using(items.dataset, "read", items.key):
             first = Seeded(items, self.seed).__getitems__(Rows(range(min(2, len(items))), 0))
         batch = taken(self._collate(items)(first))
+        if self._takes_pairs:
+            check_pairs(batch, items.key)
         if self.num_classes is not None:
             check_target(batch, items, self.num_classes)
         if self._undivided and name == "train":
@@ -217,21 +220,8 @@ class DatasetDataModule(ExactDataModule[Items]):
         sample = first[0]
         if self.channels is None and self.image_size is None:
             return
-        shape = list(getattr(sample[0], "shape", ())) if isinstance(sample, (tuple, list)) else []
-        if len(shape) != 3:
-            raise UserError(
-                f"{items.key}: item {items.row(0)} is {form(sample)}, expected an image [channels, height, width] and "
-                "its target, as data.channels and data.image_size say: set both to null for other inputs."
-            )
-        transform = f"data.{'' if name == 'train' else 'eval_'}transform"
-        check_pixels(sample[0], items, transform, str(getattr(self.trainer, "precision", "")))
-        found = {"channels": shape[0], "image_size": max(shape[1:])}
-        for key, value in found.items():
-            if getattr(self, key) not in (None, value):
-                raise UserError(
-                    f"data.{key}={getattr(self, key)} is not what item {items.row(0)} of {items.key} has, which is "
-                    f"{form(sample[0])}: set data.{key}={value}, or change the transform of {name}."
-                )
+        declared = {"channels": self.channels, "image_size": self.image_size}
+        check_image(sample, declared, items, name, str(getattr(self.trainer, "precision", "")))
 
     def _take_names(self) -> None:
         """Classes that were given no names take those of the dataset's own target."""
@@ -240,7 +230,14 @@ class DatasetDataModule(ExactDataModule[Items]):
             self.class_names = check_class_names(getattr(feature, "names", None), self.num_classes)
 
     def _collate(self, items: Items) -> Collate:
-        return Collate(items, self.collate_fn, self.num_classes)
+        # the first samples of a stream are not looked at beforehand
+        return Collate(items, self.collate_fn, self.num_classes, is_iterable(items.dataset) and self._takes_pairs)
+
+    @property
+    def _takes_pairs(self) -> bool:
+        """Whether the task of this run takes inputs and targets, and nothing else."""
+        task = getattr(self.trainer, "lightning_module", None)
+        return bool(getattr(task, "takes_pairs", False))
 
     def build(self, split: Items, device: torch.device, **order: Any) -> Any:
         """A loader of batches; only those that are not asked for by a trainer, which moves them itself, are moved."""

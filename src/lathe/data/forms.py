@@ -4,7 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+
+from lathe.errors import UserError
 
 
 def form(sample: Any) -> str:
@@ -31,3 +34,18 @@ def mixed(column: Sequence[Any]) -> bool:
     if isinstance(first, Mapping):
         return any(mixed([one[name] for one in column]) for name in first)
     return isinstance(first, (tuple, list)) and any(mixed(part) for part in zip(*column, strict=False))
+
+
+def check_pairs(batch: Any, key: str) -> None:
+    """Raises UserError where a batch is no inputs and their targets; warns where there is more than these."""
+    ways = "give (input, target), or write a task of your own for samples like these"
+    if isinstance(batch, Mapping):
+        names = ", ".join(map(str, batch))
+        raise UserError(f"{key}: samples have the keys {names}: name two in data.input and data.target.")
+    if not isinstance(batch, (tuple, list)) or len(batch) < 2 or isinstance(batch[0], str):
+        raise UserError(f"{key}: a batch is {form(batch)}, expected inputs and their targets: {ways}.")
+    if len(batch) > 2:
+        rank_zero_warn(
+            f"{key}: samples have {len(batch)} parts, of which the task takes the first two, input and target: "
+            "the others are not used."
+        )

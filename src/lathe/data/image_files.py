@@ -3,7 +3,7 @@
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -82,10 +82,17 @@ def some(names: Sequence[str]) -> str:
     return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
+def _below(folder: Path) -> Iterator[str]:
+    """The names of all files in a folder, however deep."""
+    for _, _, files in os.walk(folder):
+        yield from files
+
+
 def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
     require(place.is_dir(), f"data.folder={folder}: {place} is no folder: name one, or a list of files (.txt, .csv).")
     found: list[tuple[str, str]] = []
     other: list[str] = []
+    deeper: list[str] = []
     for label in subfolders(place):
         home, inside = place / label, []
         try:
@@ -93,8 +100,10 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
         except OSError as error:
             raise UserError(f"data.folder={folder}: {home} can't be read: {error.strerror}.") from error
         images = [name for name in inside if os.path.splitext(name)[1].lower() in SUFFIXES]
-        other += [str((home / name).relative_to(folder)) for name in inside if name not in set(images)]
-        inner = subfolders(home) if not images else []
+        folders = subfolders(home)
+        other += [str((home / name).relative_to(folder)) for name in inside if name not in {*images, *folders}]
+        deeper += [str((home / name).relative_to(folder)) for name in folders]
+        inner = folders if not images else []
         below = f", and the folders in it are not read: {some(inner)}" if inner else ""
         way = ", or name it as a split (data.source.train, val, test)" if inner else ""
         require(
@@ -112,8 +121,14 @@ def _in_folders(place: Path, folder: Path) -> list[tuple[str, str]]:
         found += [(str((home / name).relative_to(folder)), label) for name in images]
     if other:
         warn_once(
-            f"data.folder={folder}: {len(other)} files or folders in it are no images ({', '.join(SUFFIXES)}) and "
-            f"are left out: {some(other)}."
+            f"data.folder={folder}: {len(other)} files in it are no images ({', '.join(SUFFIXES)}) and are left out: "
+            f"{some(other)}."
+        )
+    if deeper:
+        within = sum(os.path.splitext(file)[1].lower() in SUFFIXES for name in deeper for file in _below(folder / name))
+        warn_once(
+            f"data.folder={folder}: {len(deeper)} folders in those of the classes are not read, with {within} images: "
+            f"{some(deeper)}. A list of files (data.source.train=<name>.csv) can name what lies deeper."
         )
     return found
 

@@ -62,10 +62,11 @@ class UnreadableError(UserError):
 
 
 class LeftOut:
-    """Files that can't be read and are left out, `most` at most, as the option `key` says."""
+    """Files that can't be read and are left out, `most` at most, as the option `key` says; and `others`, the names of
+    what lies in the folder besides and is no image."""
 
     def __init__(self, most: int = 0, key: str = "") -> None:
-        self.most, self.key, self.files = most, key, list[Path]()
+        self.most, self.key, self.files, self.others = most, key, list[Path](), list[str]()
 
     def add(self, path: Path, error: UnreadableError) -> None:
         """Raises `error` where no more may be left out."""
@@ -77,7 +78,7 @@ class LeftOut:
 
 def find_images(path: Path, channels: int, left_out: LeftOut | None = None) -> list[ImageFile]:
     """The pictures (`SUFFIXES`) and .npy files of a folder by name, a picture alone, or one .npy file whose images are
-    called by their number. Subfolders are not read. Files of a folder that can't be read go to `left_out`.
+    called by their number. Subfolders are not read. What a folder has besides goes to `left_out`.
 
     Raises:
         UserError: nothing there, or not images of that many channels.
@@ -87,8 +88,11 @@ def find_images(path: Path, channels: int, left_out: LeftOut | None = None) -> l
         picture = path.suffix.lower() in SUFFIXES
         return [open_image(path, channels) if picture else open_array(path, channels, one=False)]
     wanted = (*SUFFIXES, ".npy")
-    found = sorted(file for file in path.iterdir() if file.suffix.lower() in wanted and not file.name.startswith("."))
-    inner = sum(entry.is_dir() for entry in path.iterdir()) if not found else 0
+    entries = sorted(entry for entry in path.iterdir() if not entry.name.startswith("."))
+    found = [entry for entry in entries if entry.suffix.lower() in wanted]
+    inner = sum(entry.is_dir() for entry in entries) if not found else 0
+    if left_out is not None:
+        left_out.others = [entry.name for entry in entries if entry.suffix.lower() not in wanted]
     below = f" itself, and its {inner} subfolders are not read: give one of them" if inner else ""
     require(bool(found), f"input={path}: the folder has no {', '.join(wanted)} files{below}.")
     opened = []

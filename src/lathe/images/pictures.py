@@ -139,7 +139,8 @@ def scaled(picture: Array, size: tuple[int, int], squash: bool = False) -> Array
         return picture
     (tall, wide), (height, width) = picture.shape[1:], size
     step = min(tall / height, wide / width)  # pixels of the picture to one of the result
-    top, left = (tall - step * height) / 2, (wide - step * width) / 2
+    # not below 0, where one of both is but for the last digit
+    top, left = max(0.0, (tall - step * height) / 2), max(0.0, (wide - step * width) / 2)
     window: tuple[float, float, float, float] = (0, 0, wide, tall)
     if not squash:
         window = (left, top, min(left + step * width, wide), min(top + step * height, tall))

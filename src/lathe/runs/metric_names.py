@@ -2,17 +2,20 @@
 (val_accuracy); and which way is better. Imports no torch."""
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from lathe.config.splits import SPLIT, split_of
 
-__all__ = ["bare", "directions", "is_cost", "is_curve", "on_test", "split_of", "told_direction"]
+__all__ = ["bare", "directions", "is_cost", "is_curve", "loss_keys", "on_test", "split_of", "told_direction"]
 
 # What a run measures of itself: how long it took and how large it is, not how good.
 _COST = re.compile(
     r"seconds|parameters|\w+_per_s|step_ms|data_wait|grad_sync|mfu|epoch_s|rank_ms_\w+|slowest_rank|energy_\w+|"
     r"peak_\w+|bytes|macs|latency\w*"
 )
+# keys of a task that change what is reported, or trained on alone
+_SAME_LOSS = ("task.metrics", "task.label_smoothing")
 # columns of metrics.csv that say how fast, not how well
 _CLOCKED = ("throughput/", "device/", "DeviceStatsMonitor.", "lr-")
 
@@ -36,6 +39,12 @@ def is_cost(name: str) -> bool:
 def is_curve(name: str) -> bool:
     """Whether a column of metrics.csv is a metric: neither its place nor a speed nor a learning rate."""
     return name not in ("step", "epoch", "") and not name.startswith(_CLOCKED) and not is_cost(name)
+
+
+def loss_keys(keys: Iterable[str]) -> list[str]:
+    """Those of the configuration that make the loss of an evaluation another function, so that the losses of runs which
+    differ in one are no measure of each other."""
+    return [key for key in keys if key.startswith("task.") and not key.startswith(_SAME_LOSS)]
 
 
 def directions(task: Any, monitor: str | None, mode: str) -> dict[str, str]:

@@ -4,6 +4,19 @@ from copy import deepcopy
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+
+def other_sizes(datamodule: Any, checkpoint: dict[str, Any]) -> str | None:
+    """In which splits the data have another number of samples than when `checkpoint` was written, such as "train 900 ->
+    901"; None in none, or where either does not say.
+    """
+    kept = checkpoint.get(type(datamodule).__qualname__)
+    before = kept.get("sizes") if isinstance(kept, dict) else None
+    now = getattr(datamodule, "sizes", None)
+    if not isinstance(before, dict) or not isinstance(now, dict):
+        return None
+    return ", ".join(f"{n} {before[n]} -> {now[n]}" for n in now if n in before and before[n] != now[n]) or None
 
 
 class Restored(Callback):
@@ -18,6 +31,12 @@ class Restored(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         kept, datamodule = self._checkpoint, trainer.datamodule  # type: ignore[attr-defined]  # a connector sets it
         name = type(datamodule).__qualname__
+        changed = other_sizes(datamodule, kept)
+        if changed is not None and stage != "fit":
+            rank_zero_warn(
+                f"The data have changed since this checkpoint was trained: samples of {changed}. Where splits are cut "
+                "out of one set, some of those that were trained on may be in another split now."
+            )
         if datamodule is not None and name in kept:
             datamodule.load_state_dict(kept[name])
         everyone: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # likewise

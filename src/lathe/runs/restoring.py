@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from torch import OutOfMemoryError, Tensor
 
 from lathe.errors import UserError
+from lathe.runs.restored import other_sizes
 from lathe.tasks.base import Task
 from lathe.tasks.plain import check_checkpoint
 
@@ -51,6 +52,13 @@ class Restoring(_CheckpointConnector):
             super().resume_start(*args, **kwargs)
 
     def restore_datamodule(self) -> None:
+        datamodule = self.trainer.datamodule  # type: ignore[attr-defined]  # a connector sets it
+        changed = other_sizes(datamodule, self._loaded_checkpoint)
+        if changed is not None and self._fits() and self._own():
+            raise UserError(
+                f"checkpoint={self._ckpt_path}: the data have changed since the run began, samples of {changed}: put "
+                "them back as they were, or start a new run from its weights with ckpt_path."
+            )
         with self._told("state of the data"):
             super().restore_datamodule()
 

@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from lathe import trust
 from lathe.config.composed import GROUPS as PARTS
+from lathe.config.schema import current
 from lathe.errors import UserError, require
 from lathe.files import disk_sentence, open_plain, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
@@ -257,9 +258,9 @@ def point_latest(log_dir: Path, target: Path) -> None:
         link.symlink_to(os.path.relpath(target, log_dir.absolute()), target_is_directory=True)
 
 
-def open_run(path: str | Path, key: str, trusted: Sequence[str] = ()) -> RunDir:
-    """The run directory that `key` (such as `resume`) names. Packages that are `trusted` are so in this process from
-    now on.
+def open_run(path: str | Path, key: str, trusted: Sequence[str] = (), look: bool = False) -> RunDir:
+    """The run directory that `key` (such as `resume`) names; with `look` it may be of parts that a saved configuration
+    may not build, and is to be read alone. Packages that are `trusted` are so in this process from now on.
 
     Raises:
         UserError: it does not exist or is not a run directory.
@@ -272,9 +273,8 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = ()) -> RunDir:
         run = RunDir(Path(path).resolve(), f"{key}={path}")
         there = run.path.exists()
     except (OSError, RuntimeError, ValueError) as error:  # a loop of links, a name too long or with a null byte
-        raise UserError(
-            f"{key}={str(path)[:200]!r} leads nowhere: {_reason(error)}; logs/latest is the newest run."
-        ) from error
+        why = str(error.strerror if isinstance(error, OSError) else error)[:200]
+        raise UserError(f"{key}={str(path)[:200]!r} leads nowhere: {why}; logs/latest is the newest run.") from error
     way = "python train.py makes a run." if run.path.name == "latest" else "logs/latest is the newest run."
     require(there, f"{key}={path}: there is no such directory; {way}")
     if not (run.path / "config.yaml").is_file() or not (run.path / "environment.json").is_file():
@@ -284,8 +284,10 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = ()) -> RunDir:
         )
     trust.tell_owner(run.path, run.path / "config.yaml", run.path / "checkpoints")
     require("launch_id" in run.environment, f"{key}={path}: its environment.json is not one that a run has written.")
-    saved = run.known_config
-    require("name" in saved, f"{key}={path}: its config.yaml can't be read as a configuration.")
+    saved = current(run.plain("config.yaml")) if look else run.known_config
+    require(
+        isinstance(saved, dict) and "name" in saved, f"{key}={path}: its config.yaml can't be read as a configuration."
+    )
     for group in GROUPS:
         lacks = (
             f"{key}={path}: its config.yaml has no group {group}, which every run has: take a run directory as Lathe "
@@ -294,7 +296,3 @@ def open_run(path: str | Path, key: str, trusted: Sequence[str] = ()) -> RunDir:
         require(isinstance(saved.get(group), dict), lacks)
     run.sweep()
     return run
-
-
-def _reason(error: Exception) -> str:
-    return str(error.strerror if isinstance(error, OSError) else error)[:200]

@@ -33,6 +33,11 @@ class SupervisedTask(Task):
 
     known: tuple[str, ...] = ()
 
+    @property
+    def takes_pairs(self) -> bool:
+        """Whether all that it looks at of a batch is `(x, y)`; a class of the user's own may take more."""
+        return type(self).__module__.startswith("lathe.")
+
     def __init__(
         self,
         net: nn.Module,

@@ -69,6 +69,10 @@ def predict(cfg: dict[str, Any]) -> int:
     )
     left_out = LeftOut(request["skip_bad"], "skip_bad")
     files = find_images(Path(request["input"]), facts["channels"], left_out)
+    others = [name for name in left_out.others if Path(request["input"], name) != Path(request["output"])]
+    if others:
+        told = f"{len(others)} files or folders in it are no images and are not read"
+        warn_once(f"input={request['input']}: {told}: {some(others)}.")
     require(bool(files), f"skip_bad={left_out.most}: nothing in input={request['input']} can be read: mend it.")
     batch_size = request["batch_size"] or facts.get("eval_batch_size") or facts.get("batch_size") or BATCH
     images = Images(files, size, request["resize"], batch_size, squashed(facts), left_out)

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import check, environment, run
+import yaml
+from support.commands import check, environment, in_process, run
 from support.run_folders import Cli, refused, run_dirs
 from support.runs import ROOT, SMALL
 
@@ -160,6 +161,30 @@ def test_two_runs_are_compared(logs: Path, cli: Cli, capfd: pytest.CaptureFixtur
     assert found["environment"]["uncommitted diff"][1].startswith("2 lines, ")
     assert found["complete"] == [True, False]
     assert "columns=[x/y]: neither run has such a metric" in refused(cli, f"compare=[{a},{b}]", "columns=[x/y]")
+
+
+def test_what_measures_different_things_is_not_subtracted(
+    logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And parts that a saved configuration may not build are compared: nothing is built."""
+    a, _, c = run_dirs(logs)
+    config = yaml.safe_load((c / "config.yaml").read_text())
+    config["task"]["class_weights"], config["model"]["net"]["_target_"] = [1.0] * 10, "elsewhere.Net"
+    (c / "config.yaml").write_text(yaml.safe_dump(config))
+    (c / "result.json").write_text(json.dumps({**RunDir(c).result, "monitor": "val/loss", "objective": 0.25}))
+    assert cli(f"compare=[{a},{c}]", "output=c.json", script="scripts/runs.py") == (0, "")
+    assert json.loads(Path("c.json").read_text())["apart"] == {
+        "objective": "val/accuracy and val/loss",
+        **dict.fromkeys(["train/loss", "val/loss", "test/loss"], "different task.class_weights"),
+    }
+    capfd.readouterr()
+    in_process("scripts/runs.py", f"compare=[{a},{c}]")
+    lines = capfd.readouterr().out.partition("curve ")[0].splitlines()
+    shown = {line.split("  ")[0]: line for line in lines}
+    assert shown["test/loss"].endswith("different task.class_weights")
+    assert shown["objective"].endswith("val/accuracy and val/loss")
+    assert "elsewhere.Net" in shown["model.net._target_"]
+    assert "different" not in shown["test/accuracy"]
 
 
 def test_curves_are_compared_whatever_their_names_are(logs: Path, cli: Cli, capfd: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lathe.config.schema import shown
+from lathe.runs.metric_names import bare, loss_keys
 from lathe.runs.state import STATES
 from lathe.verbs.report.collect import Run, harmless
 from lathe.verbs.report.factors import ABSENT, Differences, below, code
@@ -37,6 +38,7 @@ def marks(runs: Sequence[Run], differences: Differences, metrics: Sequence[str],
     return [
         *_versions(complete),
         *_data(differences),
+        *_losses(differences, metrics),
         *_devices(complete),
         *_folds(complete),
         *(line for metric in metrics for line in _without(complete, metric)),
@@ -72,6 +74,14 @@ def _code(environment: dict[str, Any]) -> tuple[str, str]:
 def _data(differences: Differences) -> list[str]:
     keys = [key for key in differences.keys if below(key, ["data"]) and not below(key, _NOT_THE_DATA)]
     return [f"The runs are of different data ({', '.join(keys[:4])}): a difference may be theirs."] if keys else []
+
+
+def _losses(differences: Differences, metrics: Sequence[str]) -> list[str]:
+    keys, losses = loss_keys(differences.keys), [name for name in metrics if bare(name) == "loss"]
+    if not keys or not losses:
+        return []
+    told = f"The runs' losses are different functions ({', '.join(keys[:4])})"
+    return [f"{told}: {' and '.join(losses)} of one is no measure of another's."]
 
 
 def _devices(runs: Sequence[Run]) -> list[str]:

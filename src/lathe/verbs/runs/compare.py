@@ -8,26 +8,29 @@ from pathlib import Path
 from typing import Any
 
 from lathe.config.composed import flatten
+from lathe.config.schema import current
 from lathe.errors import require
 from lathe.files import open_plain
-from lathe.runs.metric_names import is_curve
+from lathe.runs.metric_names import is_curve, loss_keys
 from lathe.runs.rundir import RunDir, open_run
 from lathe.verbs.runs.places import differing_environments
 from lathe.verbs.runs.table import printable
 
 NOT_SHOWN = ("paths", "launch", "hydra", "resume", "trusted")
+LOSSES = tuple(f"{split}{mark}loss" for split in ("train", "val", "test") for mark in "/_")
 
 
 def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) -> dict[str, Any]:
     """What differs between two runs: words `typed` for one of them, `configuration`, `environment`, `metrics` and, by
-    metric, `curves` at `points` equal steps. `columns` are the metrics that are compared; null: all.
+    metric, `curves` at `points` equal steps, and why metrics are `apart`, whose values measure different things.
+    `columns` are the metrics that are compared; null: all.
 
     Raises:
         UserError: one is no run directory, or both are the same.
     """
-    runs = [open_run(word, "compare") for word in words]
+    runs = [open_run(word, "compare", look=True) for word in words]
     require(runs[0].path != runs[1].path, f"compare=[{words[0]},{words[1]}]: both are {runs[0].path}; give two runs.")
-    a, b = (flatten(run.known_config) for run in runs)
+    a, b = (flatten(current(run.plain("config.yaml"))) for run in runs)
     configuration = {
         key: (a.get(key, "absent"), b.get(key, "absent"))
         for key in sorted(a.keys() | b.keys())
@@ -40,6 +43,7 @@ def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) ->
         if any(_is_number(result.get(key)) for result in results)
     }
     found = curves(runs, points)
+    apart = _apart(results, loss_keys(configuration))
     for key in columns or ():
         require(
             key in numbers or key in found,
@@ -52,8 +56,16 @@ def compare(words: Sequence[str], columns: Sequence[str] | None, points: int) ->
         "configuration": configuration,
         "environment": differing_environments(*(run.environment for run in runs)),
         "metrics": {key: pair for key, pair in numbers.items() if columns is None or key in columns},
+        "apart": {name: why for name, why in apart.items() if name in numbers or name in found},
         "curves": {key: rows for key, rows in found.items() if columns is None or key in columns},
     }
+
+
+def _apart(results: Sequence[dict[str, Any]], keys: Sequence[str]) -> dict[str, str]:
+    """Why a difference of a metric says nothing, by its name: both runs mean something else by it."""
+    monitors = [str(result.get("monitor")) for result in results]
+    found = {"objective": f"{monitors[0]} and {monitors[1]}"} if all(results) and len({*monitors}) > 1 else {}
+    return found | (dict.fromkeys(LOSSES, f"different {', '.join(keys)}") if keys else {})
 
 
 def curves(runs: Sequence[RunDir], points: int) -> dict[str, list[tuple[int, float, float]]]:
@@ -80,11 +92,15 @@ def show(found: dict[str, Any]) -> str:
     for title in ("configuration", "environment"):
         pairs = [[key, _cell(a), _cell(b)] for key, (a, b) in found[title].items()]
         lines += ["", *(_table([title, *names], pairs) if pairs else [f"{title}: the same"])]
-    numbers = [[key, _cell(a), _cell(b), _difference(a, b)] for key, (a, b) in found["metrics"].items()]
+    apart = found["apart"]
+    numbers = [
+        [key, _cell(a), _cell(b), printable(apart[key]) if key in apart else _difference(a, b)]
+        for key, (a, b) in found["metrics"].items()
+    ]
     if numbers:
         lines += ["", *_table(["metric", *names, "b - a"], numbers)]
     rows = [
-        [name if i == 0 else "", str(step), _cell(a), _cell(b), _difference(a, b)]
+        [name if i == 0 else "", str(step), _cell(a), _cell(b), "" if name in apart else _difference(a, b)]
         for name, some in found["curves"].items()
         for i, (step, a, b) in enumerate(some)
     ]

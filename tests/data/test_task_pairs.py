@@ -1,0 +1,156 @@
+"""data=dataset with a task of inputs and targets: samples of another form are told, not trained on by places."""
+
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.runs import new_run
+from torch import Tensor, nn
+from torch.utils.data import IterableDataset
+
+from lathe.errors import UserError
+from lathe.runs.restored import other_sizes
+from lathe.runs.rundir import RunDir
+from lathe.tasks import RegressionTask
+from lathe.verbs.evaluate import evaluate
+from lathe.verbs.train import train
+
+QUICK = (
+    "task=regression",
+    "trainer.accelerator=cpu",
+    "trainer.max_epochs=1",
+    "data.batch_size=8",
+    "trainer.log_every_n_steps=2",
+)
+QUIET = ("trainer.enable_progress_bar=false", "trainer.enable_model_summary=false", "optimizer=adamw")
+
+
+class Rows:
+    """Samples of a form; `n` of them."""
+
+    def __init__(self, form: str = "pair", n: int = 40) -> None:
+        self.form, self.n = form, n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, row: int) -> Any:
+        x = torch.arange(4.0) + row % self.n
+        return {
+            "pair": (x, x),
+            "alone": x,
+            "list of one": [x],
+            "three": (x, x, 1.0),
+            "dict": {"x": x, "y": x, "id": row},
+            "text": "a word",
+        }[self.form]
+
+
+class Flowing(IterableDataset[Any]):
+    def __init__(self, form: str) -> None:
+        self.rows = Rows(form)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.rows[row] for row in range(40))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """It always begins anew."""
+
+
+class Together(RegressionTask):
+    """A task of the user's own for inputs alone."""
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.training_loss(self.net(batch), (batch, batch))
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.evaluate_outputs("val", self.net(batch), (batch, batch))
+
+    def test_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.evaluate_outputs("test", self.net(batch), (batch, batch))
+
+    def count_units(self, batch: Tensor) -> int:
+        return len(batch)
+
+
+class Net(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+
+
+def run(folder: Path, form: str, *words: str, name: str = "Rows") -> dict[str, Any]:
+    cfg = new_run(folder, "data=dataset", "data.train={_target_: x}", *QUICK, *QUIET, *words)
+    cfg["data"]["train"] = {"_target_": f"{__name__}.{name}", "form": form}
+    if name == "Flowing":
+        cfg["data"] |= {"samples": 40, **{split: {"_target_": f"{__name__}.Rows"} for split in ("val", "test")}}
+    cfg["model"] = {"init": None, "net": {"_target_": f"{__name__}.Net"}}
+    return cfg
+
+
+SENTENCES = {
+    "alone": r"data.train: a batch is float32 \[\d, 4\], expected inputs and their targets: give \(input, target\), or",
+    "list of one": r"data.train: a batch is \(float32 \[\d, 4\]\), expected inputs and their targets",
+    "dict": "data.train: samples have the keys x, y, id: name two in data.input and data.target.",
+    "text": "data.train: a batch is .*, expected inputs and their targets",
+}
+
+
+@pytest.mark.parametrize("name", ["Rows", "Flowing"])
+@pytest.mark.parametrize("form", SENTENCES)
+def test_samples_that_are_no_inputs_and_targets_are_refused(tmp_path: Path, form: str, name: str) -> None:
+    with pytest.raises(UserError) as told:
+        train(run(tmp_path, form, name=name))
+    assert re.match(SENTENCES[form], str(told.value))
+
+
+def test_what_is_not_used_of_a_sample_is_told_once(tmp_path: Path) -> None:
+    told = r"^data\.train: samples have 3 parts, of which the task takes the first two, input and target: the others"
+    with pytest.warns(UserWarning, match=told) as seen:
+        train(run(tmp_path, "three"))
+    assert len([one for one in seen if "3 parts" in str(one.message)]) <= 3  # a split each
+
+
+def test_named_parts_and_own_tasks_take_what_they_say(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(run(tmp_path / "named", "dict", "data.input=x", "data.target=y"))
+        own = run(tmp_path / "own", "alone")
+        own["task"] = {**own["task"], "_target_": f"{__name__}.Together"}
+        assert train(own)["steps"] == 4
+
+
+def test_data_that_have_changed_since_the_run_are_told(tmp_path: Path) -> None:
+    cfg = run(tmp_path, "pair")
+    train(cfg)
+    done = RunDir(cfg["paths"]["run_dir"])
+    assert torch.load(done.best, weights_only=True)["DatasetDataModule"] == {
+        "sizes": {"train": 32, "val": 4, "test": 4}
+    }
+    asked = {**cfg, "request": {"run": str(done.path), "checkpoint": "best", "split": "test", "output": None}}
+    same = evaluate(asked)
+    asked["data"] = {**cfg["data"], "train": {**cfg["data"]["train"], "n": 41}}
+    told = r"^The data have changed since this checkpoint was trained: samples of train 32 -> 33\. Where splits are cut"
+    with pytest.warns(UserWarning, match=told):
+        evaluate(asked)
+    assert evaluate({**asked, "data": cfg["data"]}) == same
+    cfg["data"]["train"]["n"], cfg["trainer"]["max_epochs"] = 60, 2
+    with pytest.raises(UserError, match=r"ckpt: the data have changed since the run began, samples of train 32 -> 48"):
+        train(cfg)
+    begun = run(tmp_path / "from", "pair", f"ckpt_path={done.last}", "ckpt_mode=trainer", "trainer.max_epochs=2")
+    begun["data"]["train"]["n"] = 41
+    assert train(begun)["steps"] == 8  # another run may go on with other data
+
+
+@pytest.mark.parametrize("kept", [None, {}, {"sizes": None}, {"sizes": {}}, {"sizes": {"more": 3}}, 7])
+def test_a_checkpoint_that_does_not_say_is_taken(kept: Any) -> None:
+    data = type("Data", (), {"sizes": {"train": 3}})()
+    assert other_sizes(data, {"Data": kept}) is None
+    assert other_sizes(object(), {"object": {"sizes": {"train": 4}}}) is None
+    assert other_sizes(None, {}) is None
