@@ -17,6 +17,8 @@ GROUPS = {
     "scheduler": [],
     "trainer": [],
     "logger": ["csv", "wandb"],
+    "callbacks": ["default", "early_stopping"],
+    "experiment": ["digits_quickstart"],
     "seed": [],
     "resume": [],
 }
@@ -36,6 +38,18 @@ GROUPS = {
             "callbacks.chekpoint.monitor=x",
             "callbacks.chekpoint: there is no such key in callbacks; did you mean checkpoint?",
         ),
+        (
+            "callbacks.early_stopping.patience=3",
+            "callbacks.early_stopping: the run has no early_stopping among its callbacks: add it by "
+            "callbacks=[default,early_stopping].",
+        ),
+        (
+            "logger.wandb.project=x",
+            "logger.wandb: the run has no wandb among its logger: add it by logger=[csv,wandb].",
+        ),
+        ("model.optimizer.lr=1", "model.optimizer: there is no such key in model; did you mean optimizer?"),
+        ("model=not/there", "model=not/there: there is no such choice"),
+        ("experiment=sub/example", "experiment=sub/example: there is no such choice"),
         ("optimizer.lr=[1", "'optimizer.lr=[1' can't be read as an override: write key=value, and quote"),
         ("foo bar", "'foo bar' can't be read as an override"),
         ("+optimizer.lr=3", "+optimizer.lr: the key is there already: write it without the plus."),

@@ -3,6 +3,7 @@ through every verb.
 """
 
 import runpy
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -159,7 +160,6 @@ VERBS = {
     "sensitivity": ["run={run}"],
     "profile": ["run={run}"],
     "reproduce": ["run={run}", "code=current"],
-    "runs": ["compare=[{run},{run}]"],
     "serve": ["run={run}"],
     "benchmark": ["suite=inference", "run={run}"],
     "resume": ["resume={run}"],
@@ -195,6 +195,41 @@ def test_no_verb_builds_what_a_foreign_run_names(
     assert not Path(CANARY).exists()
     assert [path.name for path in Path("logs").glob("*/*")] == []  # no run directory is left
     assert SECRET not in errors[0]
+
+
+def test_a_comparison_reads_and_builds_nothing(
+    foreign: RunDir, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    other = foreign.path.with_name("other")
+    shutil.copytree(foreign.path, other)
+    planted = gadgets(Path(CANARY).absolute())
+    plant(foreign, "data.source", planted["builtins.open"])
+    plant(foreign, "model.net", planted["setuptools._distutils.spawn.spawn"])
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "scripts/runs.py"), f"compare=[{foreign.path},{other}]"])
+    with pytest.raises(SystemExit) as stop:
+        runpy.run_path(str(ROOT / "scripts/runs.py"), run_name="__main__")
+    assert stop.value.code == 0
+    told = capfd.readouterr()
+    assert not told.err
+    assert "setuptools._distutils.spawn.spawn" in told.out
+    assert SECRET not in told.out
+    assert not Path(CANARY).exists()
+
+
+PARTIAL = {"_target_": "torch.optim.Adam", "_partial_": True, "lr": 0.01}
+PLANNED = {"_target_": "torch.optim.lr_scheduler.ReduceLROnPlateau", "_partial_": True}
+
+
+def test_a_module_of_ones_own_may_be_given_its_optimizer_and_schedule() -> None:
+    """As other templates write it, `_partial_`; at other keys an optimizer is still none of the parts that belong."""
+    net = {"_target_": "lathe.nets.MLP", "optimizer": PARTIAL, "schedules": [PLANNED], "loss": {"optimizer": PARTIAL}}
+    assert not list(findings({"model": {"net": net}}, [], {}))
+    for kind in ("EMA", "Checkpoint"):
+        part = {"_target_": f"lathe.callbacks.{kind}"}
+        assert list(findings({"model": {"net": {**net, "x": part}}}, [], {}))
+    for place in ({"model": {"net": PARTIAL}}, {"model": {"x": PARTIAL}}, {"task": {"x": PARTIAL}}):
+        (found,) = findings(place, [], {})
+        assert not found.mend
 
 
 def test_overrides_of_a_foreign_run_only_choose_and_set(foreign: RunDir) -> None:

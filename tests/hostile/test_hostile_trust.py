@@ -186,7 +186,7 @@ def test_names_that_stand_in_runs_made_earlier_may_be_built() -> None:
     ],
 )
 def test_what_is_listed_is_of_its_kind_and_takes_no_code(kind: str, place: str, names: str) -> None:
-    assert set(BASES) | {"data part"} == set(KINDS)
+    assert set(BASES) | {"data part", "net part"} == set(KINDS)
     (base,) = [getattr(importlib.import_module(module), name) for module, name in BASES[kind]]
     module = importlib.import_module(place)
     code = {

@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from lathe.errors import UserError, refuse, require
@@ -65,6 +67,18 @@ def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.
         parsed.experimental_rerun is None,
         f"--experimental-rerun {parsed.experimental_rerun}: runs leave no pickle of Hydra's: one is made again by "
         "python scripts/reproduce.py run=...",
+    )
+    verb = Path(sys.argv[0]).stem
+    name = str(parsed.config_name or verb).removesuffix(".yaml")
+    require(  # the schema, and what the script does with it, are of its own
+        name == verb,
+        f"--config-name {name}: each script has one configuration of its own: leave it out, and put what is to be "
+        "otherwise into configs/experiment/<name>.yaml, for experiment=<name>.",
+    )
+    require(
+        parsed.config_path is None,
+        f"--config-path {parsed.config_path}: leave it out; --config-dir {parsed.config_path} adds the files of a "
+        "folder of your own to those of configs.",
     )
     folder = parsed.config_dir
     require(folder is None or os.path.isdir(folder), f"--config-dir={folder}: there is no such folder.")

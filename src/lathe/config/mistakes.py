@@ -52,7 +52,7 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         path = next(filter(_undecodable, paths), None)
         return None if path is None else f"{path} can't be read as YAML (it is no UTF-8 text): write it anew."
     if name == "MissingConfigException":
-        group, _, choice = str(getattr(error, "missing_cfg_file", None) or "").rpartition("/")
+        group, choice = _group_and_choice(str(getattr(error, "missing_cfg_file", None) or ""), groups)
         options = getattr(error, "options", None) or groups.get(group)  # Hydra lists none for a choice among several
         if group and options:
             return no_such_choice(group, choice, options, groups)
@@ -72,6 +72,11 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
             prefix, _, last = key.rpartition(".")
             deeper = _leaves_called(last, parent) if not prefix else []
             hint = f"did you mean {' or '.join(deeper)}?" if deeper else did_you_mean(last, names)
+            if prefix in groups and last in groups[prefix]:
+                listed = ",".join([*{"callbacks": ["default"], "logger": ["csv"]}.get(prefix, []), last])
+                return f"{key}: the run has no {last} among its {prefix}: add it by {prefix}=[{listed}]."
+            if prefix and last in groups and last != prefix and not hint.startswith("did you mean"):
+                hint = f"did you mean {last}?"
             return _no_such_key(key, hint)
         several = re.search(r"Ambiguous value for argument '(.+?)'", text)
         if several:
@@ -154,6 +159,15 @@ def _quoted(override: str) -> str:
     except Exception:  # its key is what can't be read
         return ""
     return ": " + (shlex.quote(word) if re.search(r'["$`!\\]', word) else f'"{word}"')
+
+
+def _group_and_choice(file: str, groups: Groups) -> tuple[str, str]:
+    """The group of a file that Hydra has not found, the longest that there is, and its choice: perhaps a path."""
+    known = max((name for name in groups if file.startswith(f"{name}/")), key=len, default="")
+    if known:
+        return known, file.removeprefix(f"{known}/")
+    group, _, choice = file.rpartition("/")
+    return group, choice
 
 
 def _nothing_to_leave_out(word: str, groups: Groups) -> str:

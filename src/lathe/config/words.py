@@ -267,6 +267,6 @@ def no_such_choice(group: str, choice: str, options: Sequence[str], groups: Grou
     hint = did_you_mean(choice, options)
     others = [name for name, names in groups.items() if name != group and choice in names]
     others.sort(key=lambda name: name == "debug")  # whose choices stand for those of other groups
-    if others and not hint.startswith("did you mean"):
+    if others and choice != "default" and not hint.startswith("did you mean"):
         hint = f"{choice} is one of {others[0]}: {others[0]}={choice}."
     return f"{group}={choice}: there is no such choice; {hint}"

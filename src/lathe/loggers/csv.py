@@ -11,11 +11,15 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from lathe.errors import naming
+from lathe.errors import UserError, naming
 from lathe.files import open_plain, require_plain, whole
 from lathe.loggers.lines import Lines, read_lines
 
 PERIOD = 0.2  # seconds between two writes of a run that logs without pause
+
+
+class NoWriterError(UserError, AttributeError):
+    """What Lightning calls a logger's `experiment` is not there; `hasattr` says so too."""
 
 
 class CSVLogger(Logger):
@@ -56,7 +60,7 @@ class CSVLogger(Logger):
     @property
     def experiment(self) -> Any:
         """Lightning's name for what a logger writes with, which other loggers have."""
-        raise AttributeError("metrics.csv takes numbers alone, by self.log: add logger=[csv,tensorboard] for more.")
+        raise NoWriterError("metrics.csv takes numbers alone, by self.log: add logger=[csv,tensorboard] for more.")
 
     @property
     def log_dir(self) -> str:

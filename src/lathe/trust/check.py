@@ -18,6 +18,7 @@ PLACES = [
     for pattern, kind in (
         (r"task", "task"),
         (r"task\..+", "module"),
+        (r"model\.net[.\[].+", "net part"),
         (r"model\..+", "module"),
         (r"optimizer(?:\.kind)?", "optimizer"),
         (r"scheduler(?:\.scheduler)?(?:\.schedulers\[\d+\])*", "scheduler"),
@@ -35,6 +36,7 @@ PLACES = [
 KINDS = {
     "task": "a task, which is a LightningModule",
     "module": "a torch module",
+    "net part": "a part of a net",
     "optimizer": "an optimizer",
     "scheduler": "a learning-rate scheduler",
     "trainer": "Lightning's Trainer",
@@ -47,7 +49,7 @@ KINDS = {
 }
 # Hydra's functions that look a name up: what counts is the name that they are given.
 GETTERS = {f"hydra.utils.{name}": name for name in ("get_class", "get_method", "get_object", "get_static_method")}
-GETTERS_AT = ("optimizer", "module", "data part")  # the kinds that may be looked up instead of made
+GETTERS_AT = ("optimizer", "module", "net part", "data part")  # the kinds that may be looked up instead of made
 OPTIONS = {"_partial_": (bool,), "_convert_": (str, bool), "_recursive_": (bool,), "_args_": (list,)}
 NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+", re.ASCII)
 INIT = re.compile(r"model\.init(?:\[\d+\])?")  # a name of a table, or a dotted path to a function
@@ -147,7 +149,7 @@ def _options(node: Any, key: str) -> Iterator[Finding]:
             yield Finding(full, repr(child)[:80], False, "which is no key")
         elif isinstance(child, str) and re.fullmatch(r"_\w*_", child) and child != "_target_":
             fits = "_target_" in node and child in OPTIONS and isinstance(value, OPTIONS[child])
-            if not fits or (child == "_args_" and kind_at(key) != "module"):
+            if not fits or (child == "_args_" and kind_at(key) not in ("module", "net part")):
                 yield Finding(full, child, False, "which Lathe never writes there")
         yield from _options(value, full)
 

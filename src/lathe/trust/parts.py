@@ -121,11 +121,13 @@ def _patterns() -> dict[str, re.Pattern[str]]:
 
 
 LISTED = _patterns()
+# A net may be made of other modules, and a LightningModule also be given what makes its optimizer and schedule.
+NET_PARTS = ("module", "optimizer", "scheduler")
 
 
 def listed(name: str, kind: str) -> bool:
     """Whether `name` is a part of this kind that any saved configuration may build."""
-    return LISTED[kind].fullmatch(name) is not None
+    return any(LISTED[one].fullmatch(name) is not None for one in (NET_PARTS if kind == "net part" else (kind,)))
 
 
 def kinds_of(name: str) -> list[str]:

@@ -39,6 +39,9 @@ def reproduce(request: dict[str, Any]) -> int:
         folder = Path(request["output"]).absolute().parent
         require(folder.is_dir(), f"output={request['output']}: its folder does not exist.")
         require(not Path(request["output"]).is_dir(), f"output={request['output']} is a folder: name a file.")
+        # before everything is trained again
+        require(os.access(folder, os.W_OK), f"output={request['output']}: its folder can't be written to.")
+        files.require_file(Path(request["output"]))
     with code_of(run.environment, request["code"], f"run={request['run']}") as code:
         print(f"The code is {code.said}.", flush=True)
         again = begin(run, request, code)
