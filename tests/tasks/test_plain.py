@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from support.own_lightning import QUICK, LitNet
 from support.own_values import ODD
@@ -63,6 +64,22 @@ def test_hyper_parameters_that_are_a_configuration_are_told() -> None:
 
     with pytest.raises(UserError, match=r"^model\.net: .*Configured keeps options, a DictConfig, by save_hyperparamet"):
         LightningTask(Configured(OmegaConf.create({"lr": 0.1})))
+
+
+def test_all_that_no_checkpoint_holds_is_told_at_once() -> None:
+    """As modules of other templates keep what Hydra makes of their nodes."""
+
+    class Keeping(LitNet):
+        def __init__(self, net: Any, optimizer: Any, width: int) -> None:
+            super().__init__()
+            self.save_hyperparameters(logger=False)
+
+    made = instantiate({"_target_": "torch.optim.Adam", "_partial_": True})
+    told = (
+        r"keeps net, a Linear, and optimizer, a partial, by save_hyperparameters, .*ignore=..net., .optimizer.\]\)\.$"
+    )
+    with pytest.warns(UserWarning, match="already saved"), pytest.raises(UserError, match=told):
+        LightningTask(Keeping(nn.Linear(2, 2), made, 3))
 
 
 WRITERS = {

@@ -45,12 +45,16 @@ def check_hyper_parameters(part: LightningModule | LightningDataModule, key: str
     """
     held: Any = part.hparams
     whole = isinstance(held, Container)  # which Lightning writes as it is
-    for name, value in ({str(getattr(part, "_hparams_name", None) or "hparams"): held} if whole else held).items():
-        if not readable(value):
-            raise UserError(
-                f"{key}: {name_of(part)} keeps {name}, a {type(value).__name__}, by save_hyperparameters, and "
-                f'checkpoints hold plain values: save_hyperparameters(ignore=["{name}"]).'
-            )
+    kept = {str(getattr(part, "_hparams_name", None) or "hparams"): held} if whole else held
+    odd = {name: type(value).__name__ for name, value in kept.items() if not readable(value)}
+    if odd:
+        # what Hydra makes of a node with _partial_
+        told = " and ".join(f"{n}, a {'partial' if kind == '_DeferredTarget' else kind}," for n, kind in odd.items())
+        ignored = ", ".join(f'"{name}"' for name in odd)
+        raise UserError(
+            f"{key}: {name_of(part)} keeps {told} by save_hyperparameters, and checkpoints hold plain values: "
+            f"save_hyperparameters(ignore=[{ignored}])."
+        )
 
 
 def readable(value: Any) -> bool:
