@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from lathe.errors import UserError
 from lathe.loggers import CSVLogger, csv
 
 
@@ -29,7 +30,9 @@ def test_what_other_loggers_write_with_is_not_there(path: Path) -> None:
     """And says which has it; Lightning asks each logger whether it has one."""
     logger = CSVLogger(path)
     assert not hasattr(logger, "experiment")
-    with pytest.raises(AttributeError, match=r"add logger=\[csv,tensorboard\] for more"):
+    with pytest.raises(
+        UserError, match=r"^metrics\.csv takes numbers alone, .* add logger=\[csv,tensorboard\] for more"
+    ):
         _ = logger.experiment
 
 

@@ -113,6 +113,8 @@ def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli) -> None:
     rewrite(copy.path / "environment.json", git_commit="ab" * 20)
     assert refused().startswith(": its commit abababababab is not in this repository: fetch it (git fetch --all), or")
     assert "output=none/x.json: its folder does not exist." in refused("code=current", "output=none/x.json")
+    os.mkfifo("pipe")
+    assert "a device, a pipe or a socket stands there" in refused("code=current", "output=pipe")
     text = (copy.path / "config.yaml").read_text()
     (copy.path / "config.yaml").write_text(text.replace("ckpt_path: null", "ckpt_path: /nowhere/best.ckpt"))
     assert refused("code=current") == " needs ckpt_path=/nowhere/best.ckpt, which is not there any more: put it back."
