@@ -2,6 +2,7 @@
 docs/architecture.md draws it.
 """
 
+import re
 from functools import cache
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from support.runs import ROOT
 
 ROOMS, LOOSE, FLOORS, ARROWS = 24, 3, 9, 100
 SOURCE = ROOT / "src" / "lathe"
+BY_NAME = re.compile(r"""import_module\(\s*["'](lathe[\w.]*)["']""")
 
 
 @cache
 def arrows() -> frozenset[tuple[str, str]]:
-    """Pairs of rooms of which the first imports the second; the package's own `__init__` is a room as well."""
+    """Pairs of rooms of which the first imports the second; the package's own `__init__` is a room as well, and what it
+    names in its table is the one thing that it asks of a floor above.
+    """
     graph = grimp.build_graph("lathe", cache_dir=None)
 
     def room(module: str) -> str:
@@ -23,6 +27,12 @@ def arrows() -> frozenset[tuple[str, str]]:
 
     pairs = {(room(a), room(b)) for a in graph.modules for b in graph.find_modules_directly_imported_by(a)}
     return frozenset((a, b) for a, b in pairs if a != b)
+
+
+def test_nothing_is_imported_past_the_arrows() -> None:
+    """By its name in a string, where no arrow would show it."""
+    found = {str(p.relative_to(SOURCE)): BY_NAME.findall(p.read_text(encoding="utf-8")) for p in SOURCE.rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def rooms() -> list[Path]:

@@ -1,14 +1,19 @@
 """Lathe: a Lightning + Hydra research template.
 
-From Python: `lathe.compose`, `lathe.train` and `lathe.load` (docs/python.md).
+From Python: `lathe.compose`, `lathe.train`, `lathe.load` and `lathe.restore` (docs/python.md).
 """
 
 from importlib import import_module
 from typing import Any
 
 # Where the faces stand. They are named, not imported: `import lathe` is the first thing that every command does.
-_FACES = {"compose": "lathe.launch.python", "train": "lathe.launch.python", "load": "lathe.verbs.load"}
-__all__ = ["compose", "load", "train"]
+_FACES = {
+    "compose": "lathe.launch.python",
+    "train": "lathe.launch.python",
+    "load": "lathe.verbs.load",
+    "restore": "lathe.verbs.load",
+}
+__all__ = ["compose", "load", "restore", "train"]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from lathe.config.composed import check
 from lathe.errors import UserError
 from lathe.nets import MLP, timm_net
+from lathe.runs.pretrained import take_pretrained
 from lathe.runs.rundir import open_run
 from lathe.runs.score import open_run_net
-from lathe.verbs.pretrained import take_pretrained
 from lathe.verbs.train import train
 
 pytestmark = pytest.mark.usefixtures("timm")

@@ -14,8 +14,7 @@ from lathe.callbacks import skip_empty_hooks
 from lathe.measure import count_parameters
 from lathe.runs.build import make_data, make_task
 from lathe.runs.methods import make_methods
-from lathe.runs.trainer import make_trainer
-from lathe.verbs.train import prepare
+from lathe.runs.trainer import make_trainer, prepare
 
 
 def fit(cfg: dict[str, Any], callbacks: list[Callback]) -> tuple[Trainer, int]:

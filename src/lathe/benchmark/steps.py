@@ -22,8 +22,7 @@ from lathe.callbacks import skip_empty_hooks
 from lathe.launch.python import compose
 from lathe.runs.attached import make_callbacks, make_loggers
 from lathe.runs.build import make_task
-from lathe.runs.trainer import make_trainer
-from lathe.verbs.train import prepare
+from lathe.runs.trainer import make_trainer, prepare
 
 Trained = tuple[float, nn.Module]  # CPU seconds of the timed epochs, and the net
 EPOCHS = 3  # that are timed

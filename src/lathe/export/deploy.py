@@ -106,6 +106,11 @@ def _read(x: Tensor, source: Affine | str | None, dialect: Dialect) -> Tensor:
     return x if source is None else dialect.rounded_dynamically(x)
 
 
+def is_quantized(net: nn.Module) -> bool:
+    """Whether `net` has layers that ship as integers."""
+    return bool(quantized_layers(net))
+
+
 def deployable(net: nn.Module, example: Tensor, dialect: Dialect) -> nn.Module:
     """A copy of `net` in eval mode on the CPU, whose quantized layers are written in `dialect`. It is meant to be
     traced, not run: ONNX's operators compute nothing in torch. `net` stays as it is.

@@ -11,11 +11,11 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib import import_module
 from typing import Any
 
 from omegaconf import DictConfig
 
+import lathe
 from lathe.config.composed import resolve
 from lathe.config.composing import composing, overrides_of
 from lathe.errors import Stopped, UserError, require
@@ -73,7 +73,7 @@ def train(cfg: DictConfig | Sequence[str] = ()) -> Any:
             if sentence is None:
                 raise
             raise UserError(sentence) from error
-        return import_module("lathe.verbs.load").load(path)
+        return lathe.load(path)
 
 
 def _check_words(words: Any) -> None:

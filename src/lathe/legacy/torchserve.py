@@ -26,9 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from lathe import export as exports
-from lathe.compression.quantization.net import quantized_layers
 from lathe.config.schema.held import held
 from lathe.errors import UserError, uninstalled
+from lathe.export.deploy import is_quantized
 from lathe.export.files import readable, whole
 from lathe.files import put, scratch, scratch_prefix
 
@@ -83,7 +83,7 @@ def export(
     sentence = available()
     if sentence:
         raise UserError(sentence)
-    quantized = bool(quantized_layers(net))
+    quantized = is_quantized(net)
     kind = payload or ("onnx" if quantized else "torch_export")
     target = exports.get("onnx_int8" if kind == "onnx" and quantized else kind)
     sentence = target.available()

@@ -17,13 +17,15 @@ from lightning.pytorch.plugins.layer_sync import TorchSyncBatchNorm
 from lightning.pytorch.strategies import Strategy
 from torch import nn
 
-from lathe.callbacks import AtomicCheckpointIO
+from lathe.callbacks import AtomicCheckpointIO, Compression
 from lathe.data.prefetch import tell_no_effect
 from lathe.errors import under
+from lathe.nets import recompute
 from lathe.runs import restoring
 from lathe.runs.build import call_factory, make, make_part
 from lathe.runs.checkpoints import read_checkpoint
-from lathe.strategies import DDP, SyncBatchNorm, precision_plugin
+from lathe.strategies import DDP, SyncBatchNorm, channels_last, compile_task, precision_plugin
+from lathe.tasks import Task
 
 # keys of `trainer` that Lightning's does not have
 OURS = (
@@ -155,3 +157,25 @@ def device_type(accelerator: str) -> str:
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
     return {"gpu": "cuda"}.get(accelerator, accelerator)
+
+
+def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
+    """Makes the net recompute and compile what the configuration asks for, in place.
+
+    Raises:
+        UserError: the net can't.
+    """
+    check = getattr(trainer.strategy, "check", None)
+    if check is not None:
+        check(task.net)  # a net that can't be spread so is told before any data is touched
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
+        if isinstance(callback, Compression):
+            callback.check(task.net)
+    with under("trainer"):
+        how = cfg["trainer"].get("activation_checkpointing", "none")
+        recompute.check_device(how, trainer.strategy.root_device.type)
+        recompute.apply(task.net, how)
+        channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
+    with under("compile"):
+        kept = Path(cfg["paths"]["data_dir"]) / "compiled" if "data_dir" in cfg["paths"] else None
+        compile_task(task, trainer.strategy.root_device.type, cfg["compile"], kept)

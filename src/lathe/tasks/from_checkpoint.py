@@ -1,12 +1,12 @@
 """`load_from_checkpoint` as Lightning's users call it."""
 
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Self
 
 from lightning.pytorch import LightningModule
 from torch import nn
 
+import lathe
 from lathe.errors import require
 
 
@@ -36,14 +36,8 @@ class FromCheckpoint(LightningModule):
         require(weights_only is not False, "weights_only=False: checkpoints are plain tensors; leave weights_only out.")
         path = Path(checkpoint_path)
         if "net" in kwargs:
-            # Of a floor above, which rebuilds tasks: it is asked for by name when there is a task to rebuild.
-            checkpoints = import_module("lathe.runs.checkpoints")
-            state, task = checkpoints.read_checkpoint(path, "checkpoint_path"), cls(**kwargs)
-            if strict is False:
-                checkpoints.apply_structure(task.net, state.get("structure", {}))
-                task.net.load_state_dict(state["state_dict"], strict=False)
-            else:
-                checkpoints.restore(task.net, state, f"checkpoint_path={path}")
+            task = cls(**kwargs)
+            lathe.restore(task.net, path, strict=strict is not False, key="checkpoint_path")
         else:
             given = ", ".join([*kwargs, *(["strict"] if strict is False else [])])
             require(not given, f"{given}: expected with net=, the net to fill; without it config.yaml says all.")
@@ -54,7 +48,7 @@ class FromCheckpoint(LightningModule):
                 f"checkpoint_path={path} lies in no run directory, whose config.yaml would say what its net is: give "
                 "net=, the net to fill.",
             )
-            task = import_module("lathe.runs.score").open_run_net(home, "checkpoint_path", path.resolve().stem)[0]
+            task = lathe.load(home, path.resolve().stem, key="checkpoint_path").task
             require(
                 isinstance(task, cls),
                 f"checkpoint_path={path} is of a {type(task).__name__}: expected a {cls.__name__}; load it with its "

@@ -18,12 +18,16 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 from torch.utils.data import DataLoader
 
+from lathe.compression.structure import apply_structure
 from lathe.config.composed import data_at
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
 from lathe.errors import UserError, require
 from lathe.images.files import ImageFile, find_images, open_array, open_image
 from lathe.loggers.lines import numbers, read_lines
+from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.checkpoints import restore as fill
+from lathe.runs.foreign_weights import take_what_fits
 from lathe.runs.metric_names import split_of
 from lathe.runs.rundir import RunDir, open_run
 from lathe.runs.score import check_taken, open_data, open_run_net
@@ -46,17 +50,39 @@ def load(
     checkpoint: str = "best",
     trusted: Sequence[str] = (),
     folder: str | Path | None = None,
+    key: str = "run",
 ) -> "Run":
     """The run in the directory `path`, with the weights of its `checkpoint`, `best` or `last`. Nothing is built before
     it is asked for. `trusted` are packages that the run may build parts of, as `trusted=[...]` of the commands;
-    `folder` is where its data are now, if they were in a folder that has moved, as `data.folder=...`.
+    `folder` is where its data are now, if they were in a folder that has moved, as `data.folder=...`. `key` names
+    `path` in what is said of it.
 
     Raises:
         UserError: it is no run directory, or its configuration names what may not be built.
     """
-    found = Run(open_run(path, "run", trusted), checkpoint)
+    found = Run(open_run(path, key, trusted), checkpoint)
     data_at(found._config, None if folder is None else str(folder))
     return found
+
+
+def restore(net: nn.Module, checkpoint: str | Path, strict: bool = True, key: str = "checkpoint") -> nn.Module:
+    """`net`, made as its class makes it, with the structure (pruned channels, masks, quantizers) and the weights of a
+    `checkpoint`, a file of any run or a sharded folder, in place. `strict` False takes the weights that fit, and prints
+    which do not; `key` names the file in what is said of it.
+
+    Raises:
+        UserError: there is no such file, it is damaged, or it does not fit (with `strict` False: nowhere).
+    """
+    path = Path(checkpoint)
+    state = read_checkpoint(path, key)
+    if strict:
+        fill(net, state, f"{key}={path}")
+    else:
+        apply_structure(net, state.get("structure", {}))
+        lines = take_what_fits(net, state["state_dict"], f"{key}={path}")
+        if len(lines) > 1:  # not all of them
+            print(*lines, sep="\n")
+    return net
 
 
 @dataclass(frozen=True, repr=False)

@@ -19,24 +19,22 @@ from lathe.callbacks import Compression, Elapsed, skip_empty_hooks
 from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
 from lathe.config.stages import methods
-from lathe.errors import UserError, require, under
+from lathe.errors import UserError, require
 from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_page, log_result, run_facts, run_log
-from lathe.nets import recompute
 from lathe.runs import rundir, summary
 from lathe.runs.attached import make_callbacks, make_loggers, trial_report
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
+from lathe.runs.pretrained import take_pretrained
 from lathe.runs.reported import check_names, not_reported
-from lathe.runs.trainer import found_device, make_trainer, quiet, widen
+from lathe.runs.trainer import found_device, make_trainer, prepare, quiet, widen
 from lathe.runs.typed import run_command
-from lathe.strategies import channels_last, compile_task
 from lathe.tasks import Task
 from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
 from lathe.verbs.finish import conclude, finish
 from lathe.verbs.interrupts import interruptible
-from lathe.verbs.pretrained import take_pretrained
 
 OWN_CHECKPOINTS = "checkpoints/own"  # in the run directory; beside it, a last.ckpt would be in the way of the run's own
 
@@ -140,28 +138,6 @@ def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:
         not cfg["test"] or is_overridden("test_dataloader", datamodule),
         f"{name} test_dataloader: write one, or add test=false.",
     )
-
-
-def prepare(cfg: dict[str, Any], task: Task, trainer: Trainer) -> None:
-    """Makes the net recompute and compile what the configuration asks for, in place.
-
-    Raises:
-        UserError: the net can't.
-    """
-    check = getattr(trainer.strategy, "check", None)
-    if check is not None:
-        check(task.net)  # a net that can't be spread so is told before any data is touched
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # a connector sets it
-        if isinstance(callback, Compression):
-            callback.check(task.net)
-    with under("trainer"):
-        how = cfg["trainer"].get("activation_checkpointing", "none")
-        recompute.check_device(how, trainer.strategy.root_device.type)
-        recompute.apply(task.net, how)
-        channels_last(task.net, trainer.strategy, cfg["trainer"].get("channels_last", False))
-    with under("compile"):
-        kept = Path(cfg["paths"]["data_dir"]) / "compiled" if "data_dir" in cfg["paths"] else None
-        compile_task(task, trainer.strategy.root_device.type, cfg["compile"], kept)
 
 
 class Start(Callback):

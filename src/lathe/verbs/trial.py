@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from lathe.callbacks import FrozenStatistics
 from lathe.errors import require
 from lathe.runs.build import make_data, make_task
-from lathe.runs.trainer import make_trainer, quiet, widen
+from lathe.runs.pretrained import take_pretrained
+from lathe.runs.trainer import make_trainer, prepare, quiet, widen
 from lathe.tasks import Task
-from lathe.verbs.pretrained import take_pretrained
-from lathe.verbs.train import check_loaders, prepare, start_from, tell_lightnings
+from lathe.verbs.train import check_loaders, start_from, tell_lightnings
 
 # What a test of a few steps leaves out of a run.
 WITHOUT = {
