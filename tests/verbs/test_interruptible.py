@@ -22,8 +22,8 @@ from lathe.verbs.interrupts import interruptible
 
 @pytest.fixture(autouse=True)
 def _handler() -> Iterator[None]:
-    """The first Ctrl-C leaves the signal ignored."""
-    before = signal.getsignal(signal.SIGINT)
+    """Python's, whatever an earlier test has left; the first Ctrl-C leaves the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 

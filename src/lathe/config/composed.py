@@ -90,6 +90,19 @@ def _fact(error: OmegaConfBaseException) -> str:
 _RAISED = "UserError raised while resolving interpolation: "
 
 
+# What OmegaConf says of an interpolation, and what is meant.
+_LACKING = (
+    (r"Interpolation key '([\w.]+)' not found", r"it follows \1, which is not there; give either."),
+    (
+        r".*\"Environment variable '(.*)' not found\"",
+        r"the environment variable \1 is not set: set it, or write ${oc.env:\1,<a default>}.",
+    ),
+    (r"Unsupported interpolation type (.*)", r"${\1:...}: there is no such resolver; give a value, or ${a.key}."),
+    (r"Recursive interpolation detected", r"it follows itself: give a value."),
+    (r"\w+ raised while resolving interpolation: (.*)", r"its ${...} can't be resolved (\1): give a value."),
+)
+
+
 def _why(error: OmegaConfBaseException) -> str:
     if _fact(error):
         return (
@@ -101,8 +114,11 @@ def _why(error: OmegaConfBaseException) -> str:
         return said.removeprefix(_RAISED)
     if said.startswith("Missing mandatory value"):
         return f"{key}: a value has to be given, {key}=...; --help {key} says what it takes."
-    lacking = re.fullmatch(r"Interpolation key '([\w.]+)' not found", said)
-    return f"{key}: it follows {lacking.group(1)}, which is not there; give either." if lacking else f"{key}: {said}"
+    for pattern, sentence in _LACKING:
+        found = re.fullmatch(pattern, said)
+        if found:
+            return f"{key}: {found.expand(sentence)}"
+    return f"{key}: {said}"
 
 
 def _fits(default: Any, value: Any) -> bool:

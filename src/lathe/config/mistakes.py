@@ -5,7 +5,6 @@ come to among them.
 import re
 import shlex
 import sys
-import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lathe.config.composed import check, flatten, resolve
 from lathe.config.flags import MULTIRUN, Groups, check_flags
 from lathe.config.help import configuration_folder
+from lathe.config.raised import loaded_file, of_hydras_lists, of_omegaconf, override_of, unchosen, undecodable
 from lathe.config.schema.strategies import COMPILE
 from lathe.config.schema.trainer import FILLED_IN
 from lathe.config.typed import as_typed
@@ -49,7 +49,7 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
     if name == "UnicodeDecodeError":
         folders = [configuration_folder(), check_flags(sys.argv[1:]).config_dir]
         paths = (path for folder in folders if folder for path in Path(folder).rglob("*.yaml"))
-        path = next(filter(_undecodable, paths), None)
+        path = next(filter(undecodable, paths), None)
         return None if path is None else f"{path} can't be read as YAML (it is no UTF-8 text): write it anew."
     if name == "MissingConfigException":
         group, choice = _group_and_choice(str(getattr(error, "missing_cfg_file", None) or ""), groups)
@@ -67,6 +67,8 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         text = str(error)
         if isinstance(cause, OmegaConfBaseException):
             key = str(cause.full_key or "")
+            if type(cause).__name__ == "GrammarParseError":
+                return f"{key}: its ${{...}} can't be read: write ${{a.key}}, or a value."
             parent = cause.parent_node
             names = [str(k) for k in parent] if isinstance(parent, DictConfig) else []
             prefix, _, last = key.rpartition(".")
@@ -108,13 +110,16 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         twice = re.search(r"Multiple values for (\S+)\. To override a value use 'override \S+ (.+)'", text)
         if twice:
             return f"{twice[1]}: a file's defaults choose it once more: write - override /{twice[1]}: {twice[2]}."
-        return " ".join(text.split()) or None
+        return unchosen(text, groups) or " ".join(text.split()) or None
     if name == "HydraException":
         hint = ": give values, such as 0.1,0.01, or use another sweeper" if "sweep type" in str(error) else ""
         return " ".join(str(error).split()) + hint
-    if isinstance(error, ValueError) and str(error).startswith("Config group override must be"):
-        return f"{error}: write group=choice, such as model=mlp, or ~group to leave a group out."
-    if _of_hydras_lists(error):
+    if isinstance(error, ValueError) and str(error).startswith("Config group override"):  # it is no word
+        group, choice = override_of(error)
+        if "deletion" in str(error):
+            return f"~{group}={choice}: expected ~{group}, which leaves it out whatever its choice is."
+        return no_such_choice(group, choice, groups.get(group, ()), groups)
+    if of_hydras_lists(error):
         why = {"ValueError": str(error).rstrip("."), "RecursionError": "it names itself, or goes in a circle"}
         return (
             f"the defaults of a YAML file can't be read ({why.get(name) or 'something else than text'}): they hold "
@@ -122,28 +127,13 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
             "its group."
         )
     if isinstance(error, OSError) and str(error).startswith("Invalid loaded object type"):
-        return f"{_loaded(error)}: expected a mapping of keys to values, got {str(error).rpartition(' ')[2]}."
-    if isinstance(error, ValueError) and str(error).startswith("invalid literal for int()") and _of_omegaconf(error):
+        return f"{loaded_file(error)}: expected a mapping of keys to values, got {str(error).rpartition(' ')[2]}."
+    if isinstance(error, ValueError) and str(error).startswith("invalid literal for int()") and of_omegaconf(error):
         word = str(error).rpartition(": ")[2].strip("'")
         return f"{word}: a list has no such key; its items have numbers from 0, as in data.mean.0=0.5."
     if isinstance(error, OmegaConfBaseException):
         return f"{error.full_key or 'the configuration'}: {str(error).splitlines()[0]}"
     return None
-
-
-def _of_hydras_lists(error: BaseException) -> bool:
-    """Whether Hydra's code has raised it, reading which files a file names: none of its own exceptions."""
-    if not isinstance(error, (TypeError, ValueError, AttributeError, KeyError, AssertionError, RecursionError)):
-        return False
-    frames = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
-    lists = ("hydra._internal.defaults_list", "hydra.core.default_element", "hydra._internal.config_repository")
-    return any(name in lists for name in (frames if isinstance(error, RecursionError) else frames[-1:]))
-
-
-def _loaded(error: BaseException) -> str:
-    """The name of the file that OmegaConf was to load."""
-    files = [frame.f_locals.get("file_") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return next((str(getattr(file, "name", file)) for file in files if file is not None), "a configuration file")
 
 
 def _quoted(override: str) -> str:
@@ -176,20 +166,6 @@ def _nothing_to_leave_out(word: str, groups: Groups) -> str:
         return f"~{word}: its value is null, so there is nothing to leave out: leave that word out."
     hint = did_you_mean(word, groups)
     return f"~{word}: there is no such key to leave out, or its value is null{'; ' if hint else ''}{hint}"
-
-
-def _of_omegaconf(error: BaseException) -> bool:
-    """Whether OmegaConf's own code has raised it, reading a key: the same words can come from any number in a file."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return bool(frames) and str(frames[-1].f_globals.get("__name__")).startswith("omegaconf.")
-
-
-def _undecodable(path: Path) -> bool:
-    try:
-        path.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        return True
-    return False
 
 
 def refused_as_well(
