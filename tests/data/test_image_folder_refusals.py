@@ -259,13 +259,26 @@ def test_what_an_archive_leaves_is_no_class(tmp_path: Path) -> None:
     assert config("data=image_folder", f"data.folder={folder}")["data"]["num_classes"] == 2
     (folder / "__MACOSX" / "._000.png").write_bytes(b"\0\5\x16\7")
     shutil.rmtree(folder / "cat" / "__MACOSX")
-    ImageFolder(str(folder), str(tmp_path / "data")).prepare()
+    ImageFolder(str(folder), str(tmp_path / "data"), val_share=0.2, test_share=0.2).prepare()
 
 
 def test_one_class_is_told(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos", {"cat": 6})
     with pytest.warns(UserWarning, match=r"^data\.folder=.*photos has one class, cat, as which any net names every im"):
         ImageFolder(str(folder), str(tmp_path / "data")).prepare()
+
+
+def test_a_class_that_a_split_lacks_is_told(tmp_path: Path) -> None:
+    folder = pictures(tmp_path / "photos", {"cat": 18, "dog": 18, "newt": 1})
+    source = ImageFolder(str(folder), str(tmp_path / "data"))
+    with pytest.warns(UserWarning, match=r"photos: val has none of newt, and test has none of newt, and metrics"):
+        source.prepare()
+    for number in range(1, 10):
+        shutil.copy(folder / "newt" / "000.png", folder / "newt" / f"{number:03}.png")
+    whole = ImageFolder(str(folder), str(tmp_path / "data"))
+    whole.prepare()  # says nothing
+    held = {split: getattr(whole.load(), split) for split in ("train", "val", "test")}
+    assert [set(own.labels[own.rows].tolist()) for own in held.values()] == [{0, 1, 2}] * 3
 
 
 def test_a_link_in_a_circle_is_no_class(tmp_path: Path) -> None:
@@ -276,14 +289,14 @@ def test_a_link_in_a_circle_is_no_class(tmp_path: Path) -> None:
     with pytest.warns(
         UserWarning, match=r"1 folders in those of the classes are not read, with \d+ images: cat/again\. A list"
     ):
-        ImageFolder(str(folder), str(tmp_path / "data")).prepare()
+        ImageFolder(str(folder), str(tmp_path / "data"), val_share=0.2, test_share=0.2).prepare()
 
 
 def test_files_of_one_stem_are_told(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos", CLASSES)
     Image.new("RGB", (9, 9)).save(folder / "cat" / "000.jpg")
     with pytest.warns(UserWarning, match=r"cat has 000\.jpg, 000\.png, which differ in their suffix alone"):
-        ImageFolder(str(folder), str(tmp_path / "data")).prepare()
+        ImageFolder(str(folder), str(tmp_path / "data"), val_share=0.2, test_share=0.2).prepare()
 
 
 def test_a_folder_that_the_source_does_not_read(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from lathe.config.schema.held import held
+from lathe.data.absent import tell_absent
 from lathe.data.base import SPLITS, ExactDataModule
 from lathe.data.checks import check_class_names
 from lathe.data.folds import check_folds, fold_rows, share_rows
@@ -196,6 +197,8 @@ class DatasetDataModule(ExactDataModule[Items]):
             rows |= {"train": rows["train"][kept], "val": rows["train"][held_out]}
         if self.share < 1:
             rows["train"] = rows["train"][share_rows(labels[rows["train"]], self.share, self.split_seed)]
+        if self.num_classes is not None:
+            tell_absent("data.train", labels, rows, self.class_names, "add samples, or choose larger shares")
         return rows
 
     def _labels(self) -> Labels:

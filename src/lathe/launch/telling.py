@@ -201,7 +201,14 @@ def own_sentence(error: BaseException) -> str | None:
     if "DataLoader worker process" in said:
         lines = [line for line in str(error).strip().splitlines() if not (item and line.endswith(item))]
         said = f"{lines[-1]:.500}"
-    return f"{places[-1][0]} failed{f' ({item})' if item else ''}: {said}; {FULL}."
+    return f"{places[-1][0]} failed{f' ({item})' if item else ''}: {said}; {_other_numbers(said)}{FULL}."
+
+
+def _other_numbers(said: str) -> str:
+    """The way out where torch was given numbers of two kinds, most often NumPy's float64 or the integers of a file."""
+    if not re.search(r"same dtype|same datatype|[Ii]nput type \(|input dtype|scalar type", said):
+        return ""
+    return "inputs and weights are numbers of different types: let the dataset give float32 (x.float()); "
 
 
 def _called_wrongly(error: BaseException) -> str | None:
