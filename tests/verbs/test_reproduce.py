@@ -117,6 +117,11 @@ def test_what_can_not_be_made_again_is_refused(copy: RunDir, cli: Cli, monkeypat
     with monkeypatch.context() as patch:  # it is told before anything is trained again
         patch.setattr("lathe.verbs.reproduce.command.begin", lambda *_: pytest.fail("too late"))
         assert "a device, a pipe or a socket stands there" in refused("code=current", "output=pipe")
+        best = copy.path / "checkpoints" / "best.ckpt"
+        whole = best.read_bytes()
+        best.write_bytes(whole[:5000])
+        assert "best.ckpt can't be read as a checkpoint: it is cut off" in refused("code=current")
+        best.write_bytes(whole)
     text = (copy.path / "config.yaml").read_text()
     (copy.path / "config.yaml").write_text(text.replace("ckpt_path: null", "ckpt_path: /nowhere/best.ckpt"))
     assert refused("code=current") == " needs ckpt_path=/nowhere/best.ckpt, which is not there any more: put it back."

@@ -1,4 +1,4 @@
-"""What `python scripts/reproduce.py` does. Imports torch only when both runs are there to be compared."""
+"""What `python scripts/reproduce.py` does. Imports torch only when there is a run to be made again."""
 
 import json
 import os
@@ -42,6 +42,7 @@ def reproduce(request: dict[str, Any]) -> int:
         # before everything is trained again
         require(os.access(folder, os.W_OK), f"output={request['output']}: its folder can't be written to.")
         files.require_file(Path(request["output"]))
+    _check_checkpoints(run)
     with code_of(run.environment, request["code"], f"run={request['run']}") as code:
         print(f"The code is {code.said}.", flush=True)
         again = begin(run, request, code)
@@ -66,6 +67,13 @@ def check(run: RunDir, where: str) -> None:
     require(nodes == 1, f"{where} was trained on {nodes} machines (trainer.num_nodes), and this is one.")
     for key, path in _started_from(config):
         require(os.path.exists(path), f"{where} needs {key}={path}, which is not there any more: put it back.")
+
+
+def _check_checkpoints(run: RunDir) -> None:
+    """Raises UserError where a checkpoint is damaged: told here, not after training."""
+    from lathe.verbs.reproduce import compared  # here: it imports torch, and what is wrong so far needs none
+
+    compared.checkpoints(run)
 
 
 def _started_from(config: dict[str, Any]) -> list[tuple[str, str]]:

@@ -13,17 +13,26 @@ from lathe.runs.rundir import RunDir
 NOT_METRICS = ("tags", "notes", "directions")
 
 
+def checkpoints(run: RunDir) -> dict[str, dict[str, Any]]:
+    """What best.ckpt and last.ckpt of a run hold, those that it has.
+
+    Raises:
+        UserError: one is damaged.
+    """
+    paths = {name: run.path / "checkpoints" / f"{name}.ckpt" for name in ("best", "last")}
+    return {name: read_checkpoint(path, name) for name, path in paths.items() if path.exists()}
+
+
 def weights(run: RunDir, again: RunDir) -> dict[str, dict[str, Any]]:
     """What is the same of best.ckpt and last.ckpt: how many tensors there are, how many differ, and by how much at
     most. `missing` names the run that has no such checkpoint."""
+    mine, theirs = checkpoints(run), checkpoints(again)
     found: dict[str, dict[str, Any]] = {}
     for name in ("best", "last"):
-        paths = [each.path / "checkpoints" / f"{name}.ckpt" for each in (run, again)]
-        there = [path.exists() for path in paths]
-        if all(there):
-            found[f"{name}.ckpt"] = _tensors(*(read_checkpoint(path, name)["state_dict"] for path in paths))
-        elif any(there):
-            found[f"{name}.ckpt"] = {"missing": str((again if there[0] else run).path)}
+        if name in mine and name in theirs:
+            found[f"{name}.ckpt"] = _tensors(mine[name]["state_dict"], theirs[name]["state_dict"])
+        elif name in mine or name in theirs:
+            found[f"{name}.ckpt"] = {"missing": str((again if name in mine else run).path)}
     return found
 
 
