@@ -193,7 +193,7 @@ class DatasetDataModule(ExactDataModule[Items]):
         labels = self._labels()
         rows = stratified_split(labels, sizes, self.split_seed)
         if self.folds is not None and self.fold is not None:
-            kept, held_out = fold_rows(labels[rows["train"]], self.folds, self.fold, self.split_seed)
+            kept, held_out = fold_rows(labels[rows["train"]], self.folds, self.fold, self.split_seed, self.class_names)
             rows |= {"train": rows["train"][kept], "val": rows["train"][held_out]}
         if self.share < 1:
             rows["train"] = rows["train"][share_rows(labels[rows["train"]], self.share, self.split_seed)]

@@ -2,6 +2,8 @@
 learning curves, a share of those that train.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from lathe.data.splits import Labels, Split, Splits, stratified_order
@@ -18,11 +20,13 @@ def check_folds(folds: int | None, fold: int | None) -> None:
         raise ArgumentError(f"fold={fold} is none of data.folds={folds}: choose 0 to {folds - 1}.")
 
 
-def fold_rows(labels: Labels, folds: int, fold: int, seed: int) -> tuple[Labels, Labels]:
+def fold_rows(
+    labels: Labels, folds: int, fold: int, seed: int, names: Sequence[str] | None = None
+) -> tuple[Labels, Labels]:
     """The places in `labels` [n] that train, and those that validate, both in rising order.
 
     Samples are shuffled within their class, and dealt out class by class: of each class, and of all samples, each fold
-    has as many as any other, or one less. Each sample validates in one fold.
+    has as many as any other, or one less. Each sample validates in one fold. `names` are what the classes are called.
 
     Raises:
         UserError: a class has fewer samples than there are folds.
@@ -31,7 +35,8 @@ def fold_rows(labels: Labels, folds: int, fold: int, seed: int) -> tuple[Labels,
     shuffled = rng.permutation(len(labels))
     classes, counts = np.unique(labels, return_counts=True)
     if not len(labels) or counts.min() < folds:
-        few = f"class {classes[counts.argmin()]} has" if len(classes) > 1 else "there are"
+        rarest = int(classes[counts.argmin()]) if len(labels) else 0
+        few = f"class {names[rarest] if names else rarest} has" if len(classes) > 1 else "there are"
         least = int(counts.min()) if len(labels) else 0
         raise UserError(
             f"data.folds={folds}: {few} {least} samples outside the test, of which each fold needs one: choose at most "
@@ -43,7 +48,7 @@ def fold_rows(labels: Labels, folds: int, fold: int, seed: int) -> tuple[Labels,
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def refold(splits: Splits, folds: int, fold: int, seed: int) -> Splits:
+def refold(splits: Splits, folds: int, fold: int, seed: int, names: Sequence[str] | None = None) -> Splits:
     """Training and validation images put together and divided anew; the test stays.
 
     Raises:
@@ -62,7 +67,7 @@ def refold(splits: Splits, folds: int, fold: int, seed: int) -> Splits:
         parts = train.read(), val.read()
         images, labels = (np.concatenate([part[i] for part in parts]) for i in range(2))
         rows, names = np.arange(len(labels)), None
-    kept, held_out = fold_rows(labels[rows], folds, fold, seed)
+    kept, held_out = fold_rows(labels[rows], folds, fold, seed, names)
     trained, held = (Split(images, labels, rows[some], names) for some in (kept, held_out))
     return Splits(trained, held, splits.test)
 

@@ -133,7 +133,7 @@ class ImageDataModule(ExactDataModule[Split]):
         if self.class_names is None:
             self.class_names = check_class_names(getattr(self.source, "class_names", None), self.num_classes)
         if self.folds is not None and self.fold is not None:
-            splits = refold(splits, self.folds, self.fold, getattr(self.source, "split_seed", 0))
+            splits = refold(splits, self.folds, self.fold, getattr(self.source, "split_seed", 0), self.class_names)
         if self.share < 1:
             splits = with_share(splits, self.share, getattr(self.source, "split_seed", 0))
         return {"train": splits.train, "val": splits.val, "test": splits.test}
