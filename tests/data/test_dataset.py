@@ -156,17 +156,6 @@ def test_what_is_not_given_is_cut_out_of_train_by_class() -> None:
     assert str(whole) == "DatasetDataModule(train: 100, val: 30, test: 2)"
 
 
-@pytest.mark.parametrize("names", [None, ["cat", "dog", "newt"]])
-def test_a_class_that_a_split_lacks_is_told(names: list[str] | None) -> None:
-    x, y = torch.randn(60, 1, 4, 4), torch.tensor([0, 1] * 29 + [2, 2])
-    newt = "newt" if names else "class 2"
-    with pytest.warns(UserWarning, match=rf"^data\.train: val has none of {newt}, and test has none of {newt}, and"):
-        module(TensorDataset(x, y), **{**FACTS, "num_classes": 3}, class_names=names).setup()
-    values = module(TensorDataset(x, y))  # of whole numbers that are no classes, for all that is known
-    values.setup()
-    assert str(values).startswith("DatasetDataModule(train: 48")
-
-
 def test_labels_that_are_not_at_hand_are_told() -> None:
     with pytest.warns(
         UserWarning, match=r"data\.train: Pictures has no labels at hand .* without regard to its classes"

@@ -268,19 +268,6 @@ def test_one_class_is_told(tmp_path: Path) -> None:
         ImageFolder(str(folder), str(tmp_path / "data")).prepare()
 
 
-def test_a_class_that_a_split_lacks_is_told(tmp_path: Path) -> None:
-    folder = pictures(tmp_path / "photos", {"cat": 18, "dog": 18, "newt": 1})
-    source = ImageFolder(str(folder), str(tmp_path / "data"))
-    with pytest.warns(UserWarning, match=r"photos: val has none of newt, and test has none of newt, and metrics"):
-        source.prepare()
-    for number in range(1, 10):
-        shutil.copy(folder / "newt" / "000.png", folder / "newt" / f"{number:03}.png")
-    whole = ImageFolder(str(folder), str(tmp_path / "data"))
-    whole.prepare()  # says nothing
-    held = {split: getattr(whole.load(), split) for split in ("train", "val", "test")}
-    assert [set(own.labels[own.rows].tolist()) for own in held.values()] == [{0, 1, 2}] * 3
-
-
 def test_a_link_in_a_circle_is_no_class(tmp_path: Path) -> None:
     folder = pictures(tmp_path / "photos", CLASSES)
     (folder / "around").symlink_to("around")

@@ -53,7 +53,10 @@ def test_a_node_becomes_an_object_with_what_is_added() -> None:
             {"_target_": "hydra.utils.get_class", "path": "torch.optim.Adamm"},
             "model can't be built: the module torch.optim has no Adamm; did you mean Adam?",
         ),
-        ({"_target_": "no_such_package.Thing"}, "model can't be built: "),
+        (
+            {"_target_": "no_such_package.Thing"},
+            "model can't be built: No module named 'no_such_package': a module of your own lies in src/, or PYTHONPATH",
+        ),
         ({"_target_": "torch.nn.Linear"}, "model can't be built: "),
         (
             {"_target_": "torch.nn.Conv2d", "in_channels": 3, "out_channels": 4, "kernel_size": 3, "groups": 2},

@@ -255,7 +255,9 @@ def _foreign_sentence(error: BaseException) -> str | None:
             "trainer.accumulate_grad_batches."
         )
     if kind == "MisconfigurationException":
-        return " ".join(str(error).split())
+        place = next((place for place, own in reversed(own_places(error)) if own), None)
+        said = " ".join(str(error).split())
+        return f"{place}: {said}" if place else said
     return None
 
 

@@ -26,6 +26,12 @@ from lathe.runs.nodes import located
 from lathe.tasks import LightningTask, Task, apply_init
 from lathe.tasks.plain import check_hyper_parameters
 
+# What a part that can't be made with its arguments may raise.
+_RAISED = (
+    *(TypeError, ImportError, AttributeError, ValueError, RuntimeError, MemoryError, OSError, LookupError),
+    MisconfigurationException,
+)
+
 
 def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
     """Instantiates `node`, which stands at `key` of the configuration, with plain lists and dicts as its arguments.
@@ -64,27 +70,12 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
             if (full, surplus.group(1)) == ("data", "eval_batch_size"):  # as the verbs' batch_size sets it
                 hint = "if it came from batch_size=..., leave that out"
             raise UserError(f"{full}.{surplus.group(1)}: {inner['_target_']} takes no such argument; {hint}") from error
-        if (
-            isinstance(
-                deepest,
-                (
-                    TypeError,
-                    ImportError,
-                    AttributeError,
-                    ValueError,
-                    RuntimeError,
-                    MemoryError,
-                    MisconfigurationException,
-                    OSError,
-                    LookupError,
-                ),
-            )
-            or deepest is error
-        ):
+        if isinstance(deepest, _RAISED) or deepest is error:
             named = f"{type(deepest).__name__}: " * isinstance(deepest, LookupError)  # which says a key and no more
-            raise UserError(
-                f"{full} can't be built: {named}{' '.join(str(deepest).split())[:500]}{own_place(deepest)}"
-            ) from error
+            said = f"{named}{' '.join(str(deepest).split())[:500]}{own_place(deepest)}"
+            if isinstance(deepest, ModuleNotFoundError) and str(inner.get("_target_")).startswith(f"{deepest.name}."):
+                said += ": a module of your own lies in src/, or PYTHONPATH names its folder"
+            raise UserError(f"{full} can't be built: {said}") from error
         raise
 
 
