@@ -20,6 +20,7 @@ from lathe.receipt.forms import CPU, Compiled, Eager, Form, Target, export_to, r
 from lathe.receipt.timing import time_forms
 from lathe.runs.build import make_task
 from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.metric_names import data_keys
 from lathe.runs.rundir import RunDir
 from lathe.runs.score import open_data, open_run_net
 from lathe.tasks import Task
@@ -122,9 +123,10 @@ class _Receipt:
         notes = []
         if structure_of(task.net) or facts.weight_sparsity(task.net) >= facts.NOTHING:
             notes.append("The baseline is itself a compressed net: ratios are to it, not to a dense one.")
-        others = differences(cfg["data"], self.cfg["data"], ("batch_size", "eval_batch_size", "seed", "augment"))
+        unlike = {f"data.{line.partition(':')[0]}": line for line in differences(cfg["data"], self.cfg["data"])}
+        others = data_keys(unlike)
         if others:
-            notes.append(f"The baseline was trained on other data ({others[0]}).")
+            notes.append(f"The baseline was trained on other data ({unlike[others[0]]}).")
         return task, notes
 
     def sample(self, n: int) -> Tensor:

@@ -7,7 +7,17 @@ from typing import Any
 
 from lathe.config.splits import SPLIT, split_of
 
-__all__ = ["bare", "directions", "is_cost", "is_curve", "loss_keys", "on_test", "split_of", "told_direction"]
+__all__ = [
+    "bare",
+    "data_keys",
+    "directions",
+    "is_cost",
+    "is_curve",
+    "loss_keys",
+    "on_test",
+    "split_of",
+    "told_direction",
+]
 
 # What a run measures of itself: how long it took and how large it is, not how good.
 _COST = re.compile(
@@ -16,6 +26,11 @@ _COST = re.compile(
 )
 # keys of a task that change what is reported, or trained on alone
 _SAME_LOSS = ("task.metrics", "task.label_smoothing")
+# keys of the data that say how batches are made and where files are, and not which samples there are
+_SAME_DATA = (
+    *("batch_size", "eval_batch_size", "seed", "fold", "augment", "normalize", "loader", "num_workers", "pin_memory"),
+    *("prefetch_factor", "persistent_workers", "class_names", "source.skip_bad", "source.data_dir"),
+)
 # columns of metrics.csv that say how fast, not how well
 _CLOCKED = ("throughput/", "device/", "DeviceStatsMonitor.", "lr-")
 
@@ -45,6 +60,13 @@ def loss_keys(keys: Iterable[str]) -> list[str]:
     """Those of the configuration that make the loss of an evaluation another function, so that the losses of runs which
     differ in one are no measure of each other."""
     return [key for key in keys if key.startswith("task.") and not key.startswith(_SAME_LOSS)]
+
+
+def data_keys(keys: Iterable[str]) -> list[str]:
+    """Those of the configuration that make the data other data."""
+    data = (key for key in keys if key.startswith("data."))
+    same = [f"data.{name}" for name in _SAME_DATA]
+    return [key for key in data if not any(key == name or key.startswith(f"{name}.") for name in same)]
 
 
 def directions(task: Any, monitor: str | None, mode: str) -> dict[str, str]:

@@ -5,15 +5,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lathe.config.schema import shown
-from lathe.runs.metric_names import bare, loss_keys
+from lathe.runs.metric_names import bare, data_keys, loss_keys
 from lathe.runs.state import STATES
 from lathe.verbs.report.collect import Run, harmless
-from lathe.verbs.report.factors import ABSENT, Differences, below, code
+from lathe.verbs.report.factors import ABSENT, Differences, code
 from lathe.verbs.runs.table import many
-
-# What of `data` says how batches are made, and not which samples there are.
-_BATCHES = "batch_size eval_batch_size seed fold augment normalize loader num_workers pin_memory prefetch_factor"
-_NOT_THE_DATA = tuple(f"data.{name}" for name in (*_BATCHES.split(), "persistent_workers"))
 
 
 def counts(runs: Sequence[Run]) -> dict[str, int]:
@@ -72,7 +68,7 @@ def _code(environment: dict[str, Any]) -> tuple[str, str]:
 
 
 def _data(differences: Differences) -> list[str]:
-    keys = [key for key in differences.keys if below(key, ["data"]) and not below(key, _NOT_THE_DATA)]
+    keys = data_keys(differences.keys)
     return [f"The runs are of different data ({', '.join(keys[:4])}): a difference may be theirs."] if keys else []
 
 
