@@ -59,7 +59,12 @@ GROUPS = {
         ("~resume", "~resume: its value is null, so there is nothing to leave out: leave that word out."),
         ("~seed=7", "~seed: its value is 42: write ~seed, which leaves it out whatever it is."),
         ("data.mean.x=0.5", "x: a list has no such key; its items have numbers from 0, as in data.mean.0=0.5."),
-        ("seed=1,2", "seed=1,2 has several values: add -m for a sweep, or write [...] for a list."),
+        ("seed=1,2", "seed=1,2 has several values: add -m for a sweep, or write seed=[1,2] for a list."),
+        (
+            "logger=csv,wandb",
+            "logger=csv,wandb has several values: add -m for a sweep, or write logger=[csv,wandb] for",
+        ),
+        ("experiment=null", "experiment=null: write ~experiment to leave it out, or nothing where it holds none"),
         ("data.batch_size=${nope}", "data.batch_size: it follows nope, which is not there; give either."),
         ("seed=${oc.env:NOPE_}", "seed: the environment variable NOPE_ is not set: set it, or write ${oc.env:NOPE_,<a"),
         ("seed=${nope:1}", "seed: ${nope:...}: there is no such resolver; give a value, or ${a.key}."),

@@ -8,10 +8,11 @@ import pytest
 from lightning.pytorch import Trainer
 from support.runs import ROOT, config
 
+from lathe.config.choice import BESIDE, OVER
 from lathe.config.composed import check
 from lathe.config.help import choices
 from lathe.config.schema.trainer import FILLED_IN
-from lathe.config.words import HABITS, UNUSED, translate
+from lathe.config.words import FILLED, HABITS, UNUSED, translate
 from lathe.errors import UserError
 
 GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name": [], "test": [], "hydra": []}
@@ -63,6 +64,18 @@ GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name":
             ["callbacks=[default]", "+callbacks.big={_target_: a.Big}", "callbacks.ema=null"],
         ),
         (["-m", "hydra/launcher=glob(*)"], ["-m", "hydra/launcher=glob(*)"]),
+        *[([f"local={word}"], ["~local"]) for word in ("none", "null")],
+        (["experiment=[a,b]"], ["experiment=[a,b]"]),
+        (["model=[mlp]"], ["model=[mlp]"]),
+        (
+            ["callbacks=[default,{_target_: a.Big},{_target_: a.Big}]"],
+            [
+                "callbacks=[default]",
+                "+callbacks.big={_target_: a.Big}",
+                "+callbacks.big_2={_target_: a.Big}",
+            ],
+        ),
+        (["hydra.job.env_set.X=1"], ["hydra.job.env_set.X=1"]),
     ],
 )
 def test_translated(typed: list[str], meant: list[str]) -> None:
@@ -105,6 +118,22 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["trainer.auto_lr_find=true"], ["trainer.auto_lr_find=true", "scripts/lr_find.py"]),
         (["precision=16"], ["precision=16", "16-mixed"]),
         (["="], ["'='", "key=value"]),
+        *[
+            ([f"{key}=[{','.join(GROUPS[key][:2])}]"], [f"{key} takes one choice, ", f"-m {key}="])
+            for key in GROUPS
+            if len(GROUPS[key]) > 1 and key not in (*BESIDE, *OVER, "sweep")
+        ],
+        (["-m", "sweep=[folds,seeds]"], ["sweep=[folds,seeds]: sweep takes one choice, folds or seeds"]),
+        (["-m", "sweep=folds,seeds"], ["sweep=folds,seeds: a sweep does not go over its own keys", "seed=1,2,3"]),
+        (["-m", "sweep.retries=1,2"], ["sweep.retries=1,2: a sweep does not go over its own keys"]),
+        (["-m", "hydra.job.name=a,b"], ["hydra.job.name=a,b: a sweep does not go over Hydra's keys"]),
+        (["local=cluster"], ["local=cluster: there is no such choice; write configs/local/cluster.yaml"]),
+        (["-m", "local=a,b"], ["local=a: there is no such choice"]),
+        (["+optimizer@other=adamw"], ["+optimizer@other=...: a group's keys stand in one place: write optimizer="]),
+        (["model@other=mlp"], ["model@other=...: a group's keys stand in one place: write model="]),
+        (["callbacks=[default,none]"], ["none beside others leaves nothing out", "callbacks=none"]),
+        (["logger=[csv,wandb,csv]"], ["csv stands there twice"]),
+        *[([f"{key}=3"], [f"{key}=3 would change nothing"]) for key in (*FILLED, "+hydra.other")],
         (["--trainer.max_epochs", "3"], ["--trainer.max_epochs 3: ", "without dashes: trainer.max_epochs=3."]),
     ],
 )
@@ -226,3 +255,9 @@ def test_names_that_lie_elsewhere_or_need_quoting_or_are_lathes_own(name: Any) -
         r"name=.*: expected letters, digits and . _ - \+ alone, at most 100 and none of latest, benchmark, slurm",
         sentence,
     )
+
+
+def test_the_groups_that_take_several_are_those_that_say_so() -> None:
+    maps = [path.read_text(encoding="utf-8") for path in (ROOT / "configs").glob("*.yaml")]
+    said = {name for text in maps for name in re.findall(r"^  - (\w+): .* \1=\[", text, flags=re.MULTILINE)}
+    assert said == set(BESIDE)

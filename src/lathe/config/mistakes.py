@@ -12,6 +12,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lathe.config.choice import BESIDE, NOTHING
 from lathe.config.composed import check, flatten, resolve
 from lathe.config.flags import MULTIRUN, Groups, check_flags
 from lathe.config.help import configuration_folder
@@ -82,7 +83,10 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
             return _no_such_key(key, hint)
         several = re.search(r"Ambiguous value for argument '(.+?)'", text)
         if several:
-            return f"{several.group(1)} has several values: add -m for a sweep, or write [...] for a list."
+            key, _, values = several.group(1).partition("=")
+            one = key in groups and groups[key] and key not in BESIDE
+            way = "" if one else f", or write {key}=[{values}] for a list"
+            return f"{several.group(1)} has several values: add -m for a sweep{way}."
         match = re.search(r"Could not (override|append|delete from config)\D*?'([^'@]+)", text)
         if match:
             word = match.group(2)
@@ -118,6 +122,8 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         group, choice = override_of(error)
         if "deletion" in str(error):
             return f"~{group}={choice}: expected ~{group}, which leaves it out whatever its choice is."
+        if choice in NOTHING:
+            return f"{group}={choice}: write ~{group} to leave it out, or nothing where it holds none already."
         return no_such_choice(group, choice, groups.get(group, ()), groups)
     if of_hydras_lists(error):
         why = {"ValueError": str(error).rstrip("."), "RecursionError": "it names itself, or goes in a circle"}

@@ -4,12 +4,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from lathe.config.choice import NOTHING, SEVERAL, check_choice, check_local, check_swept
 from lathe.config.flags import MULTIRUN, Groups, check_flags
 from lathe.config.listed import spread, top_level
 from lathe.errors import UserError, did_you_mean, require
-
-SEVERAL = ("callbacks", "logger", "compression")  # groups that take a list of choices
-NOTHING = ("", "null", "none", "None", "[]", "false", "False")  # ways to say that a group is to hold no part
 
 # Keys of other templates, with what is typed here.
 HABITS = {
@@ -40,6 +38,8 @@ HABITS = {
 }
 # Hydra's own, which would be taken and do nothing: a run has a directory by Lathe's rules.
 UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir")
+# Those that Hydra fills in itself, or that say how it logs, which is nothing here.
+FILLED = ("hydra.job.num", "hydra.job.id", "hydra.job.override_dirname", "hydra.job.config_name", "hydra.verbose")
 # Those of Hydra's keys that choose a file, where a name in a key's place would be taken and choose none.
 HYDRAS = ("callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
 FUNCTION = re.compile(r"\b(choice|range|interval)\(")  # of several values
@@ -155,6 +155,10 @@ def _translated(word: str, groups: Groups) -> list[str]:
     require("=" in word or sign == "~" or not re.fullmatch(r"[\w.@/+-]+", word), _formless(word, groups))
     if (key, value) == ("train", "false") and not sign and key not in groups:
         return ["trainer.max_epochs=0"]
+    if key == "local" and not sign and "local" in groups:
+        if value in NOTHING:
+            return ["~local"]
+        check_local(value, groups["local"])
     if not choices:
         habit = key if key in HABITS else key.partition(".")[0]
         way = HABITS.get(habit, "")
@@ -163,6 +167,11 @@ def _translated(word: str, groups: Groups) -> list[str]:
         require(not way or habit in groups, f"{word}: there is no such key; {way.rstrip('.')}.")
         ours = "a run has a directory of its own below paths.log_dir=..., under name=..."
         require(key not in UNUSED, f"{word} would change nothing: {ours}")
+        added = sign.startswith("+") and key.count(".") == 1 and key.startswith("hydra.")
+        require(
+            not (key in FILLED or (added and key.removeprefix("hydra.") not in HYDRAS)),
+            f"{word} would change nothing: Hydra reads no such key from a command; leave it out.",
+        )
         chosen = key.removeprefix("hydra.") if sign != "~" and value[:1] not in ("{", "$") else ""
         require(
             not (key.startswith("hydra.") and chosen in HYDRAS),
@@ -176,6 +185,7 @@ def _translated(word: str, groups: Groups) -> list[str]:
     several = top_level(value)  # of a sweep
     if "none" in choices and not sign and len(several) > 1 and set(several) & set(NOTHING):
         return [f"{key}={','.join('none' if one in NOTHING else one for one in several)}"]
+    check_choice(word, key, value, groups)
     if key not in SEVERAL and WHOLE_NODE.match(value):  # Hydra would mix it with the keys of the file it replaces
         return [f"~{key}", f"+{key}={value}"]
     if sign.startswith("+"):
@@ -252,6 +262,7 @@ def _check_jobs(overrides: Sequence[str], groups: Groups) -> None:
     except HydraException:
         return  # Hydra tells it with its place
     for item in sweeps:
+        check_swept(str(item.key_or_group), str(item.input_line))
         if isinstance(item.value(), Glob):
             _check_pattern(str(item.input_line), item.value(), groups.get(item.key_or_group))
         elif item.is_discrete_sweep():
