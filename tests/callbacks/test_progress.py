@@ -39,6 +39,13 @@ def test_a_line_says_what_its_epoch_took(tiny: SimpleNamespace, capsys: pytest.C
     assert [line and float(line[2]) for line in told] == pytest.approx([peak] * 2, rel=0.1)
 
 
+def test_an_epoch_that_was_cut_has_not_the_seconds_of_another(
+    tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny.trainer(Progress(), Throughput(), enable_progress_bar=True, max_steps=8).fit(tiny.Task(), tiny.Loader())
+    assert ["epoch_s" in line for line in capsys.readouterr().out.splitlines()] == [True, False]
+
+
 @pytest.mark.parametrize("name", ["val_acc", "valid/acc", "validation_acc"])
 def test_a_modules_own_names_of_validation(
     name: str, tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]

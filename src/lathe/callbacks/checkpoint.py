@@ -7,15 +7,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint as CheckpointBase
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from lathe.callbacks.checkpoint_io import AsyncCheckpointIO, AtomicCheckpointIO
 from lathe.callbacks.checkpoint_top import Top
 from lathe.callbacks.methods.base import compressions
+from lathe.callbacks.moments import ends, stop_is_due, validation_follows
 from lathe.config.schema.held import held
 from lathe.data.steps import reached
 from lathe.errors import ArgumentError, UserError, did_you_mean, require
@@ -82,6 +84,8 @@ class Checkpoint(CheckpointBase):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._dirpath is None:
             self._dirpath = Path(trainer.default_root_dir) / "checkpoints"
+        # after a ModelCheckpoint of the user's own, so that what that has decided and written is in the files of here
+        trainer.callbacks = [*(each for each in trainer.callbacks if each is not self), self]  # type: ignore[attr-defined]
         writer = trainer.strategy.checkpoint_io
         if self.asynchronous and getattr(trainer.strategy, "_save_distributed_checkpoint", False):
             raise UserError(
@@ -155,7 +159,7 @@ class Checkpoint(CheckpointBase):
         if self.monitor is not None and last_epoch and self.best_score is None:
             late = [type(method).__name__ for method in compressions(trainer) if not method.ready(trainer)]
             self.keep_newest(trainer, f"{' and '.join(late)} ended with the run" if late else "no validation ran")
-        self._stopped = _ends(trainer) if stopped else None
+        self._stopped = ends(trainer) if stopped else None
         if self.monitor is None:
             self.save(trainer, "best")
         if last_epoch or (self.every_n_epochs and epoch % self.every_n_epochs == 0):
@@ -179,6 +183,21 @@ class Checkpoint(CheckpointBase):
                 os.link(best, temporary)
             except OSError:  # a file system without second names
                 shutil.copyfile(best, temporary)
+
+    @property
+    def best_model_path(self) -> str:
+        """As Lightning's ModelCheckpoint has it: where best.ckpt is, empty before there is one."""
+        return str(self.path("best")) if self._dirpath is not None and self.path("best").exists() else ""
+
+    @property
+    def last_model_path(self) -> str:
+        """As Lightning's ModelCheckpoint has it: where last.ckpt is, empty before there is one."""
+        return str(self.path("last")) if self._dirpath is not None and self.path("last").exists() else ""
+
+    @property
+    def best_model_score(self) -> Tensor | None:
+        """As Lightning's ModelCheckpoint has it: the best value of the monitor, a scalar; None before there is one."""
+        return None if self.best_score is None else torch.tensor(self.best_score)
 
     @property
     def saved_step(self) -> int:
@@ -235,7 +254,7 @@ class Checkpoint(CheckpointBase):
             "go on from another checkpoint, or start a new run from its weights with ckpt_path.",
         )
         stopped = checkpoint["callbacks"].get(self.state_key, {}).get("stopped")
-        if stopped == _ends(trainer) and self.path("last").exists():
+        if stopped == ends(trainer) and self.path("last").exists():
             trainer.should_stop = True
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -266,21 +285,3 @@ def _reported(trainer: Trainer) -> dict[str, float]:
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
     """Metrics as plain numbers, without the learning rates that Lightning's monitor puts among them."""
     return {name: float(value) for name, value in metrics.items() if not name.startswith("lr-")}
-
-
-def _ends(trainer: Trainer) -> list[float | None]:
-    """What ends the run: epochs, steps, and seconds of `trainer.max_time`, for which Lightning adds a callback."""
-    timers = [callback._duration for callback in trainer.callbacks if isinstance(callback, Timer)]  # type: ignore[attr-defined]
-    return [trainer.max_epochs, trainer.max_steps, *timers]
-
-
-def stop_is_due(trainer: Trainer) -> bool:
-    """Whether the run ends with this step's epoch because somebody has asked for it."""
-    return bool(trainer.should_stop and trainer.fit_loop._can_stop_early)
-
-
-def validation_follows(trainer: Trainer) -> bool:
-    """Whether Lightning validates right after the batch that has just ended."""
-    loop = trainer.fit_loop.epoch_loop
-    fetcher = trainer.fit_loop._data_fetcher
-    return fetcher is not None and loop._should_check_val_fx(fetcher)

@@ -10,7 +10,8 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
-from lathe.callbacks.checkpoint import Checkpoint, validation_follows
+from lathe.callbacks.checkpoint import Checkpoint
+from lathe.callbacks.moments import validation_follows
 from lathe.config.schema.held import held
 from lathe.data.steps import reached
 

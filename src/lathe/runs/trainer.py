@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -38,6 +39,7 @@ OURS = (
     "fused_optimizer",
 )
 
+OWN_CHECKPOINTS = "checkpoints/own"  # in the run directory; beside it, a last.ckpt would be in the way of the run's own
 REPORTS = "lightning.pytorch.profilers"  # the logger of what trainer.profiler has measured
 
 
@@ -58,6 +60,8 @@ def quiet() -> None:
         reports.setLevel(logging.INFO)
         reports.propagate = False  # two loggers above it would print it, each in its form
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # images on the device need none
+    # of a run that goes on, in which a ModelCheckpoint of the user's own has written before
+    warnings.filterwarnings("ignore", message=f"Checkpoint directory .*{re.escape(OWN_CHECKPOINTS)} exists and is not")
     # a run that is to have several ranks has started them
     warnings.filterwarnings("ignore", message="The `srun` command is available on your system but is not used")
     warnings.filterwarnings(

@@ -29,14 +29,12 @@ from lathe.runs.fetched import checkpoint_path
 from lathe.runs.foreign_weights import read_weights, renamed_weights, take_what_fits
 from lathe.runs.pretrained import take_pretrained
 from lathe.runs.reported import check_names, not_reported
-from lathe.runs.trainer import found_device, make_trainer, prepare, quiet, widen
+from lathe.runs.trainer import OWN_CHECKPOINTS, found_device, make_trainer, prepare, quiet, widen
 from lathe.runs.typed import run_command
 from lathe.tasks import Task
 from lathe.verbs.finalise import tell_what_goes, tell_what_is_not_measured, write_receipt
 from lathe.verbs.finish import conclude, finish
 from lathe.verbs.interrupts import interruptible
-
-OWN_CHECKPOINTS = "checkpoints/own"  # in the run directory; beside it, a last.ckpt would be in the way of the run's own
 
 
 def train(cfg: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""A ModelCheckpoint of the user's own goes on where it was, and Lathe's answers to the names of Lightning's."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.own_lightning import QUICK
+from support.runs import column, new_run, weights
+
+from lathe.verbs.train import train
+
+KIND = "lightning.pytorch.callbacks.ModelCheckpoint"
+# the worst epoch, which is the first: what was decided before an interruption counts after it
+WORST = f'+callbacks.mine={{_target_: {KIND}, monitor: val_loss, mode: max, save_top_k: 1, filename: "x{{epoch}}"}}'
+
+
+def run(folder: Path, *words: str, module: str = "LitNet") -> dict[str, Any]:
+    monitor = ("callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=min", "test=false")
+    net = f"model.net={{_target_: support.own_lightning.{module}, width: 16}}"
+    return new_run(folder, *QUICK, *monitor, net, "data.batch_size=100", *words)
+
+
+def kept(cfg: dict[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """The files of the callback, and what it knows in last.ckpt, without the folder of the run."""
+    home = Path(cfg["paths"]["run_dir"])
+    state = torch.load(home / "checkpoints" / "last.ckpt", weights_only=True)["callbacks"]
+    own = next(value for key, value in state.items() if key.startswith("ModelCheckpoint"))
+    # current_score is of the newest file that it wrote, and Lightning does not read it back
+    plain = {name: str(value).replace(str(home), "") for name, value in own.items() if name != "current_score"}
+    return sorted(path.name for path in (home / "checkpoints" / "own").iterdir()), plain
+
+
+@pytest.mark.parametrize(("words", "module"), [((WORST,), "LitNet"), ((), "Checkpointing")])
+def test_it_goes_on_where_it_was(tmp_path: Path, words: tuple[str, ...], module: str) -> None:
+    whole = run(tmp_path / "whole", *words, "trainer.max_epochs=3", module=module)
+    train(whole)
+    begun = run(tmp_path / "begun", *words, "trainer.max_epochs=1", module=module)
+    train(begun)
+    train({**begun, "trainer": {**begun["trainer"], "max_epochs": 3}})
+    assert kept(begun) == kept(whole)
+    if words:
+        assert kept(whole)[0] == ["xepoch=0.ckpt"]
+    last = [weights(Path(cfg["paths"]["run_dir"])) for cfg in (begun, whole)]
+    assert all(torch.equal(value, last[1][name]) for name, value in last[0].items())
+
+
+def test_lathes_answers_to_the_names_of_lightnings(tmp_path: Path) -> None:
+    cfg = run(tmp_path, "trainer.max_epochs=2", module="Asking")
+    train(cfg)
+    home = Path(cfg["paths"]["run_dir"]) / "checkpoints"
+    first = column(home.parent, "val_loss")[0]
+    asked = torch.load(home / "last.ckpt", weights_only=True)["asked"]
+    assert asked[0] == ["", "", None]  # before the first epoch's end
+    assert asked[-1] == [str(home / "best.ckpt"), str(home / "last.ckpt"), pytest.approx(first)]
