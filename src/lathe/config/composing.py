@@ -38,8 +38,8 @@ def composing(verb: str, overrides: Sequence[str]) -> Iterator[DictConfig]:
     with _hydra_as_found():
         try:
             initialize_config_dir(str(FOLDER), version_base="1.3", job_name=verb)
-            translated = translate(words, names)
-            cfg = compose(verb, overrides=translated, return_hydra_config=True)
+            words = translate(words, names)
+            cfg = compose(verb, overrides=words, return_hydra_config=True)
         except Exception as error:
             GlobalHydra.instance().clear()
             also = refused_as_well(error, FOLDER, names, words, verb) or [explain(error, names) or ""]
@@ -50,7 +50,7 @@ def composing(verb: str, overrides: Sequence[str]) -> Iterator[DictConfig]:
             cfg.hydra.mode, cfg.hydra.job.config_name = RunMode.RUN, verb
             HydraConfig.instance().set_config(cfg)
             del cfg["hydra"]
-        _remember(cfg, translated)
+        _remember(cfg, words)
         yield cfg
 
 

@@ -80,10 +80,7 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     for word in ordered:
         try:
             new = _translated(word, groups) if word in typed else [word]
-            # a whole part, in the place of whatever was left out or chosen to be none before
-            if len(new) == 2 and new[0].startswith("~"):
-                words = [old for old in words if old not in (new[0], f"{key_of(word)}=none")]
-            words += new
+            words = [*_without_earlier(words, word, new), *new]
         except UserError as error:
             refused += error.args
     if refused:
@@ -94,6 +91,20 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     if parsed.multirun:
         _check_jobs(overrides, {} if parsed.config_dir else groups)  # such a folder may bring choices
     return words
+
+
+def _without_earlier(words: list[str], word: str, new: Sequence[str]) -> list[str]:
+    """Those before `word`, which is `new` now, that have a place beside it: Hydra would mix a whole part with one that
+    was typed for the same key before."""
+    key = key_of(word)
+    if not WHOLE_NODE.match(word.partition("=")[2]):
+        return words
+    earlier = [old for old in words if key_of(old) == key and WHOLE_NODE.match(old.partition("=")[2])]
+    for old in earlier:
+        if old.lstrip("+") != word.lstrip("+"):
+            print(f"{old.lstrip('+')} is replaced by {word}, which was typed later.")
+    around = (new[0], f"{key}=none") if new[0].startswith("~") else ()  # left out, or chosen to be none, before
+    return [old for old in words if old not in (*earlier, *around)]
 
 
 def _spaced(words: Sequence[str]) -> tuple[list[str], list[str]]:
