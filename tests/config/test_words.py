@@ -131,6 +131,8 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["-m", "local=a,b"], ["local=a: there is no such choice"]),
         (["+optimizer@other=adamw"], ["+optimizer@other=...: a group's keys stand in one place: write optimizer="]),
         (["model@other=mlp"], ["model@other=...: a group's keys stand in one place: write model="]),
+        (["callbacks={_target_: a.B, c: 1}"], ["in the list of them: callbacks=[default,{_target_: a.B, c: 1}]."]),
+        (["logger={_target_: a.B}"], ["logger=[{_target_: a.B}]."]),
         (["callbacks=[default,none]"], ["none beside others leaves nothing out", "callbacks=none"]),
         (["logger=[csv,wandb,csv]"], ["csv stands there twice"]),
         *[([f"{key}=3"], [f"{key}=3 would change nothing"]) for key in (*FILLED, "+hydra.other")],

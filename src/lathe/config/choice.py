@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from lathe.config.flags import Groups
-from lathe.config.listed import top_level
+from lathe.config.listed import WHOLE_NODE, top_level
 from lathe.errors import UserError, did_you_mean, require
 
 SEVERAL = ("callbacks", "logger", "compression")  # groups whose choices act side by side
@@ -17,6 +17,8 @@ def check_choice(word: str, key: str, value: str, groups: Groups) -> None:
     the last wins, and passes over a place that it was told to put the keys into."""
     typed = word.split("=", 1)[0]
     require("@" not in typed, f"{typed}=...: a group's keys stand in one place: write {key}=<choice>, without the @.")
+    listed = f"{key}=[{'default,' * ('default' in groups[key])}{value}]"
+    require(key not in SEVERAL or not WHOLE_NODE.match(value), f"{word}: a part stands in the list of them: {listed}.")
     inside = top_level(value[1:-1]) if value.startswith("[") and value.endswith("]") else []
     if key in BESIDE:
         nothing = next((item for item in inside if item in NOTHING and item not in ("null", "false", "False")), None)

@@ -11,6 +11,7 @@ from lathe.errors import require
 PAIRS = {"[": "]", "{": "}", "(": ")"}
 TARGET = re.compile(r"_target_ *: *['\"]?([\w.]+)")
 HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+WHOLE_NODE = re.compile(r"\{.*\b_target_ *:", re.DOTALL)  # a part that is typed with its class, as in a file
 NAMED = re.compile(r"(\w+) *: *(\{.*\})", re.DOTALL)
 
 

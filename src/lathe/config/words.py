@@ -6,7 +6,7 @@ from typing import Any
 
 from lathe.config.choice import NOTHING, SEVERAL, check_choice, check_local, check_swept
 from lathe.config.flags import MULTIRUN, Groups, check_flags
-from lathe.config.listed import spread, top_level
+from lathe.config.listed import WHOLE_NODE, spread, top_level
 from lathe.errors import UserError, did_you_mean, require
 
 # Keys of other templates, with what is typed here.
@@ -47,7 +47,6 @@ QUOTES = ("'", '"')
 ITEM = r"""(?:[^,\[\]'"]|\[[^\]]*\]|'[^']*'|"[^"]*")+"""  # of a list, whose brackets and quotes close
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
 FIELDS = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
-WHOLE_NODE = re.compile(r"\{.*\b_target_ *:", re.DOTALL)  # a part that is typed with its class, as in a file
 
 
 class Untranslated(UserError):
