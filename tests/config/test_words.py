@@ -15,7 +15,10 @@ from lathe.config.schema.trainer import FILLED_IN
 from lathe.config.words import FILLED, HABITS, UNUSED, translate
 from lathe.errors import UserError
 
-GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name": [], "test": [], "hydra": []}
+GROUPS: dict[str, list[str]] = {
+    **choices(ROOT / "configs"),
+    **{key: [] for key in ("seed", "name", "test", "ckpt_path", "hydra")},
+}
 
 
 @pytest.mark.parametrize(
@@ -64,6 +67,9 @@ GROUPS: dict[str, list[str]] = {**choices(ROOT / "configs"), "seed": [], "name":
             ["callbacks=[default]", "+callbacks.big={_target_: a.Big}", "callbacks.ema=null"],
         ),
         (["-m", "hydra/launcher=glob(*)"], ["-m", "hydra/launcher=glob(*)"]),
+        (["ckpt_path=a/epoch=4-step=10.ckpt"], ["ckpt_path='a/epoch=4-step=10.ckpt'"]),
+        (["ckpt_path='a/epoch=4.ckpt'"], ["ckpt_path='a/epoch=4.ckpt'"]),
+        (["-m", "ckpt_path=a=1.ckpt,b=2.ckpt"], ["-m", "ckpt_path=a=1.ckpt,b=2.ckpt"]),
         *[([f"local={word}"], ["~local"]) for word in ("none", "null")],
         (["experiment=[a,b]"], ["experiment=[a,b]"]),
         (["model=[mlp]"], ["model=[mlp]"]),

@@ -1,5 +1,7 @@
 """A ModelCheckpoint of the user's own goes on where it was, and Lathe's answers to the names of Lightning's."""
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +45,20 @@ def test_it_goes_on_where_it_was(tmp_path: Path, words: tuple[str, ...], module:
         assert kept(whole)[0] == ["xepoch=0.ckpt"]
     last = [weights(Path(cfg["paths"]["run_dir"])) for cfg in (begun, whole)]
     assert all(torch.equal(value, last[1][name]) for name, value in last[0].items())
+
+
+def test_one_that_it_wrote_is_evaluated(tmp_path: Path, cli: Callable[..., tuple[int, str]]) -> None:
+    cfg = run(tmp_path, WORST, "trainer.max_epochs=2")
+    train(cfg)
+    home = Path(cfg["paths"]["run_dir"])
+    trusted, script = f"trusted=[{KIND},support.own_lightning.LitNet]", "scripts/evaluate.py"
+    for words in ((f"run={home}/checkpoints/own/xepoch=0.ckpt",), (f"run={home}", "checkpoint=own/xepoch=0")):
+        assert cli(*words, trusted, "split=val", "output=found.json", script=script) == (0, "")
+        found = json.loads(Path("found.json").read_text())
+        assert found["val_loss"] == pytest.approx(column(home, "val_loss")[0])
+    code, error = cli(f"run={home}", "checkpoint=own/none", trusted, script=script)
+    assert (code, error.count("\n")) == (1, 1)
+    assert "no checkpoint 'own/none': it has best, last, own/xepoch=0; checkpoint=own/xepoch=0 takes that." in error
 
 
 def test_lathes_answers_to_the_names_of_lightnings(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from lathe.config.choice import NOTHING, SEVERAL, check_choice, check_local, check_swept
 from lathe.config.flags import MULTIRUN, Groups, check_flags
 from lathe.config.listed import WHOLE_NODE, spread, top_level
+from lathe.config.typed import in_quotes
 from lathe.errors import UserError, did_you_mean, require
 
 # Keys of other templates, with what is typed here.
@@ -43,8 +44,6 @@ FILLED = ("hydra.job.num", "hydra.job.id", "hydra.job.override_dirname", "hydra.
 # Those of Hydra's keys that choose a file, where a name in a key's place would be taken and choose none.
 HYDRAS = ("callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
 FUNCTION = re.compile(r"\b(choice|range|interval)\(")  # of several values
-QUOTES = ("'", '"')
-ITEM = r"""(?:[^,\[\]'"]|\[[^\]]*\]|'[^']*'|"[^"]*")+"""  # of a list, whose brackets and quotes close
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
 FIELDS = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
 
@@ -145,22 +144,12 @@ def earlier(word: str) -> str:
     return f"++{word}" if re.match(r"model\.(label_smoothing|_target_)=", word) else word
 
 
-def quoted_items(text: str) -> str:
-    """A list as it is typed, [a=b,c>=1], with each item in the quotes that Hydra's grammar wants around such words."""
-    inside = text[1:-1] if text.startswith("[") and text.endswith("]") else text
-    if not re.fullmatch(rf"(?:{ITEM}|,)*", inside):
-        return text  # brackets or quotes that don't close: Hydra tells their place
-    bare = [item.strip() for item in re.findall(ITEM, inside) if item.strip()]
-    return f"[{','.join(item if item[0] in QUOTES else repr(item) for item in bare)}]"
-
-
 def _translated(word: str, groups: Groups) -> list[str]:
     key, sign, value = key_of(word), word[: len(word) - len(word.lstrip("+~"))], word.partition("=")[2]
     choices = groups.get(key)
-    if key == "where" and key in groups and "=" in word and sign != "~":
-        return [f"{sign}{key}={quoted_items(value)}"]
-    if key == "baseline" and key in groups and "=" in value and value[0] not in QUOTES:
-        return [f"{sign}{key}={value!r}"]  # an override as a value: baseline=optimizer.lr=0.1
+    if "=" in word and sign != "~" and key in groups:
+        value = in_quotes(key, value)
+        word = f"{word.partition('=')[0]}={value}"
     require(bool(key), f"{word!r} can't be read as an override: write key=value.")
     require("=" in word or sign == "~" or not re.fullmatch(r"[\w.@/+-]+", word), _formless(word, groups))
     if (key, value) == ("train", "false") and not sign and key not in groups:

@@ -235,16 +235,15 @@ def _name_checkpoint(cfg: DictConfig) -> None:
     Raises:
         UserError: `checkpoint` was typed too, and is another.
     """
-    path = None if OmegaConf.is_missing(cfg, "run") else Path(str(cfg.run))
-    if path is None or path.suffix != ".ckpt" or not (path.parent.parent / "config.yaml").is_file():
+    path = Path("" if OmegaConf.is_missing(cfg, "run") else str(cfg.run))
+    home = next((above.parent for above in path.parents if above.name == "checkpoints"), None)
+    if path.suffix != ".ckpt" or home is None or not (home / "config.yaml").is_file():
         return
-    chosen = any(key_of(word) == "checkpoint" for word in typed_words()) and cfg.get("checkpoint") != path.stem
-    require(
-        "checkpoint" in cfg,
-        f"run={path}: this takes a run as it is, not one of its checkpoints: run={path.parent.parent}.",
-    )
+    name = str(path.relative_to(home / "checkpoints").with_suffix(""))  # own/... of a ModelCheckpoint of the user's
+    chosen = any(key_of(word) == "checkpoint" for word in typed_words()) and cfg.get("checkpoint") != name
+    require("checkpoint" in cfg, f"run={path}: this takes a run as it is, not one of its checkpoints: run={home}.")
     require(not chosen, f"run={path} is a checkpoint, and checkpoint={cfg.get('checkpoint')} another: leave that out.")
-    cfg.run, cfg.checkpoint = str(path.parent.parent), path.stem
+    cfg.run, cfg.checkpoint = str(home), name
 
 
 def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[Together] | None = ()) -> None:

@@ -124,9 +124,11 @@ class RunDir:
         Raises:
             UserError: the run has no such checkpoint.
         """
-        path = self.path / "checkpoints" / f"{name}.ckpt"
+        home = self.path / "checkpoints"
+        path = home / f"{name}.ckpt"
         if not path.exists():
-            there = sorted(file.stem for file in path.parent.glob("*.ckpt")) if path.parent.is_dir() else []
+            files = [*home.glob("*.ckpt"), *home.glob("own/*.ckpt")]  # own: of a ModelCheckpoint of the user's
+            there = sorted(str(file.relative_to(home).with_suffix("")) for file in files)
             way = f"; {key}={there[-1]} takes that" if key and there else ""
             raise UserError(f"{self.path} has no checkpoint {name!r}: it has {', '.join(there) or 'none at all'}{way}.")
         return path

@@ -28,7 +28,8 @@ _RUN = text("a run directory")
 _NAME = "letters, digits and . _ - + alone, at most 100 and none of latest, benchmark, slurm and sweeps"
 _name = text(_NAME, r"(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}")
 _trusted = items(text("a package or a dotted name"))
-_checkpoint = word("best", "last") | text("the name of one that save_top_k kept", r"epoch=\d+-step=\d+")
+_kept = text("the name of one that save_top_k kept, or own/<name>", r"epoch=\d+-step=\d+|own/[^/]+")
+_checkpoint = word("best", "last") | _kept
 _batch = whole(1, 2**31) | None
 _launch = Keys(LAUNCH)
 _log_dir = Keys({"log_dir": path})
