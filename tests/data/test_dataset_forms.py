@@ -9,6 +9,7 @@ from support.own_datasets import Odd
 from torch.utils.data import Dataset
 
 from lathe.data import DatasetDataModule
+from lathe.data.order import IGNORE
 from lathe.errors import UserError
 
 
@@ -20,6 +21,8 @@ from lathe.errors import UserError
         (torch.tensor([1]), "int64 [2, 1]"),
         (torch.zeros(3), "float32 [2, 3]"),
         ((1, 2), "a list of int64 [2]"),
+        (torch.tensor(1, dtype=torch.complex64), "complex64 [2]"),
+        (torch.tensor(1, dtype=torch.uint16), "uint16 [2]"),
     ],
 )
 def test_targets_that_are_no_classes(y: Any, got: str) -> None:
@@ -39,6 +42,17 @@ def test_targets_that_are_scores_or_pictures_of_classes(y: torch.Tensor, classes
     data.setup()
     _, targets = next(iter(data.train_dataloader()))[:2]
     assert (targets.shape, targets.dtype) == ((4, *y.shape), y.dtype)
+
+
+@pytest.mark.parametrize(
+    "y", [True, *(torch.tensor(1, dtype=getattr(torch, kind)) for kind in ("bool", "uint8", "int16"))]
+)
+def test_whole_numbers_of_every_type_are_classes(y: Any) -> None:
+    data = module(Odd(y=y), num_classes=2, batch_size=4)
+    data.setup()
+    for batch in (next(iter(data.train_dataloader())), next(iter(data.eval_loader("val")))):
+        assert batch[1].dtype == torch.int64
+        assert set(batch[1].tolist()) <= {1, IGNORE}
 
 
 OTHERS = ("uint8", "int64", "bool", "complex64", "float64", "float16", "bfloat16")

@@ -4,10 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lathe.errors import UserError
+
+# What torch can compare and count with; uint16 and wider are for storage alone.
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def form(sample: Any) -> str:

@@ -8,7 +8,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import Subset, TensorDataset
 
-from lathe.data.forms import form
+from lathe.data.forms import INTEGERS, form
 from lathe.data.items import Items
 from lathe.data.splits import Labels
 from lathe.errors import UserError
@@ -22,7 +22,7 @@ def check_target(batch: Any, items: Items, num_classes: int) -> None:
     expected = f"expected a whole number from 0 to {num_classes - 1}, or {num_classes} scores of classes, as"
     got = f"a list of {form(y[0])}" if isinstance(y, (tuple, list)) and len(y) else form(y)
     scores = isinstance(y, Tensor) and y.ndim > 1 and y.shape[1] == num_classes
-    numbers = isinstance(y, Tensor) and not y.is_floating_point() and not (y.ndim == 2 and y.shape[1] == 1)
+    numbers = isinstance(y, Tensor) and y.dtype in INTEGERS and not (y.ndim == 2 and y.shape[1] == 1)
     if not scores and not numbers:
         raise UserError(
             f"{items.key}: targets of a batch are {got}, {expected} data.num_classes={num_classes} says: change the "

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import default_collate, get_worker_info
 
-from lathe.data.forms import check_pairs, form, mixed
+from lathe.data.forms import INTEGERS, check_pairs, form, mixed
 from lathe.data.pairs import FIRST, Pairs, Sent
 from lathe.data.seeded import Reads, Rowed, draws_nothing, fetch
 from lathe.data.splits import Labels
@@ -215,8 +215,8 @@ class Collate:
         if self.num_classes is None or not isinstance(batch, (tuple, list)) or len(batch) != 2:
             return batch
         x, y = batch
-        if not isinstance(y, Tensor) or y.is_floating_point() or y.dtype == torch.bool:
-            return batch
+        if not isinstance(y, Tensor) or y.dtype not in INTEGERS:
+            return [x, y.long()] if isinstance(y, Tensor) and y.dtype == torch.bool and y.ndim == 1 else batch
         wrong = (y < 0) | (y >= self.num_classes)
         if wrong.any():
             where = int(wrong.flatten(1).any(1).nonzero()[0]) if y.ndim > 1 else int(wrong.nonzero()[0])

@@ -52,7 +52,9 @@ def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
         while cause is not None:
             if isinstance(cause, UserError) and not isinstance(cause, ArgumentError):
                 raise cause from error
-            deepest, cause, said = cause, cause.__cause__, f"{said} {cause}"
+            # an ArgumentError has put the words of those that it comes of into the caller's terms
+            deepest, said = cause, f"{said} {cause}"
+            cause = None if isinstance(cause, ArgumentError) else cause.__cause__
         lines = [line for line in str(error).splitlines() if line.strip()]
         where = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
         where, inner = located(node, where)

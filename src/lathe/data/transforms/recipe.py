@@ -134,12 +134,15 @@ def _check_fields(fields: Augment, channels: int, height: int, width: int) -> No
     """Raises ArgumentError where the fields of `Augment` can't be used on images of this shape."""
     same: dict[str, Field | None] = {"crop": RandomCrop(fields.crop, fields.crop_fill) if fields.crop else None}
     same["cutout"] = Cutout(fields.cutout) if fields.cutout else None
+    told = []
     for name, one in same.items():
         try:
             if one is not None:
                 one.check(channels, height, width)
         except ArgumentError as error:
-            raise ArgumentError(f"augment.{name}={str(error).partition('=')[2]}") from error
+            told.append(f"augment.{name}={str(error).partition('=')[2]}")
+    if told:
+        raise ArgumentError(*told)
 
 
 def _of_list(items: list[Any], shape: tuple[int, int, int] | None) -> Recipe:
