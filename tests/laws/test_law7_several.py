@@ -80,6 +80,13 @@ SEVERAL = {
         ["'='", "' opt", "'optim", "seed=-1"],
     ),
     "two that can't be read": (["optimizer.lr=[", "data.batch_size={"], ["'optimizer.lr=['", "'data.batch_size={'"]),
+    "a key that another word leaves out": (
+        ["model.net.width=16", "~model.net", "trainer.max_epochs=2", "~trainer.max_epochs"],
+        [
+            "model.net.width: it was typed, and another word leaves it out",
+            "trainer.max_epochs: it was typed, and another",
+        ],
+    ),
     "keys of other templates": (["gpus=2", "epochs=3"], ["gpus=2: ", "epochs=3: "]),
     "interpolations that lead nowhere": (
         ["data.batch_size=${nope}", "seed=${neither}"],

@@ -149,7 +149,9 @@ def mistyped(
                     leaf,
                     f"{leaf}={value!r} is {kind_of(value)}, but it takes {kind_of(default)}, such as {default!r}.",
                 )
-        if key not in values and isinstance(reference.get(key), (int, float, str)):
+        if key not in values and not any(name.startswith(f"{key}.") for name in values):
+            yield key, f"{key}: it was typed, and another word leaves it out: keep one of the two."
+        elif key not in values and isinstance(reference.get(key), (int, float, str)):
             such = f"it takes {kind_of(reference[key])}, such as {reference[key]!r}."
             yield key, f"{key} is a group of keys here, but {such}"
 

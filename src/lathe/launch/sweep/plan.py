@@ -14,6 +14,8 @@ from lathe.config.words import key_of
 from lathe.errors import did_you_mean, require
 from lathe.launch.sweep.place import Job, SweepDir
 
+MANY = 1000  # jobs whose files take seconds to write
+
 
 def own_words(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     """The words of the sweep itself, and those of its jobs."""
@@ -83,6 +85,8 @@ class Listed:
 
     def prepare(self, folder: SweepDir) -> None:
         """Writes down those jobs that are not there yet."""
+        if len(self.jobs) > MANY:
+            print(f"{len(self.jobs)} jobs are written down in {folder.path}, which takes a while.", flush=True)
         with folder.adding():
             there = {job.number for job in folder.jobs()}
             for number, words in enumerate(self.jobs):
