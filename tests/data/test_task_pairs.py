@@ -1,6 +1,7 @@
 """data=dataset with a task of inputs and targets: samples of another form are told, not trained on by places."""
 
 import re
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset
 
 from lathe.errors import UserError
-from lathe.runs.restored import other_sizes
+from lathe.runs.restored import other_seed, other_sizes
 from lathe.runs.rundir import RunDir
 from lathe.tasks import RegressionTask
 from lathe.verbs.evaluate import evaluate
@@ -131,7 +132,8 @@ def test_data_that_have_changed_since_the_run_are_told(tmp_path: Path) -> None:
     train(cfg)
     done = RunDir(cfg["paths"]["run_dir"])
     assert torch.load(done.best, weights_only=True)["DatasetDataModule"] == {
-        "sizes": {"train": 32, "val": 4, "test": 4}
+        "sizes": {"train": 32, "val": 4, "test": 4},
+        "seed": 42,
     }
     asked = {**cfg, "request": {"run": str(done.path), "checkpoint": "best", "split": "test", "output": None}}
     same = evaluate(asked)
@@ -148,9 +150,30 @@ def test_data_that_have_changed_since_the_run_are_told(tmp_path: Path) -> None:
     assert train(begun)["steps"] == 8  # another run may go on with other data
 
 
+def test_a_checkpoint_of_a_run_with_another_seed_is_told(tmp_path: Path) -> None:
+    first, second = (run(tmp_path / str(seed), "pair", f"seed={seed}") for seed in (1, 2))
+    for cfg in (first, second):
+        train(cfg)
+    folders = [RunDir(cfg["paths"]["run_dir"]) for cfg in (first, second)]
+    for name in ("best", "last"):
+        shutil.copy(folders[0].path / "checkpoints" / f"{name}.ckpt", folders[1].path / "checkpoints" / f"{name}.ckpt")
+    asked = {"run": str(folders[1].path), "checkpoint": "best", "split": "test", "output": None}
+    with pytest.warns(UserWarning, match=r"^This checkpoint is another run's: it was written with data\.seed=1\.$"):
+        evaluate({**second, "request": asked})
+    second["trainer"]["max_epochs"] = 2
+    with pytest.raises(
+        UserError, match=r"last\.ckpt is another run's: it was written with data\.seed=1, this run has"
+    ):
+        train(second)
+    begun = run(tmp_path / "from", "pair", f"ckpt_path={folders[0].last}", "ckpt_mode=trainer", "trainer.max_epochs=2")
+    assert begun["data"]["seed"] == 42
+    assert train(begun)["steps"] == 8  # as another run may
+
+
 @pytest.mark.parametrize("kept", [None, {}, {"sizes": None}, {"sizes": {}}, {"sizes": {"more": 3}}, 7])
 def test_a_checkpoint_that_does_not_say_is_taken(kept: Any) -> None:
     data = type("Data", (), {"sizes": {"train": 3}})()
     assert other_sizes(data, {"Data": kept}) is None
     assert other_sizes(object(), {"object": {"sizes": {"train": 4}}}) is None
+    assert other_seed(data, {"Data": kept}) is None
     assert other_sizes(None, {}) is None

@@ -73,8 +73,9 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """`sizes`, which a checkpoint keeps: whoever goes on from it sees by them that the data are others by now."""
-        return {"sizes": self.sizes} if self.sizes else {}
+        """`sizes` and the seed, which a checkpoint keeps: whoever goes on from it sees by them that the data are others
+        by now, or that it is another run's."""
+        return {"sizes": self.sizes, "seed": self.seed} if self.sizes else {}
 
     def teardown(self, stage: str) -> None:
         """Ends the processes that stay to read (`persistent_workers`): nobody else does before this process ends."""

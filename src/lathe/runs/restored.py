@@ -19,6 +19,13 @@ def other_sizes(datamodule: Any, checkpoint: dict[str, Any]) -> str | None:
     return ", ".join(f"{n} {before[n]} -> {now[n]}" for n in now if n in before and before[n] != now[n]) or None
 
 
+def other_seed(datamodule: Any, checkpoint: dict[str, Any]) -> int | None:
+    """The seed of the data that `checkpoint` was written with, if that is another: it is another run's."""
+    kept = checkpoint.get(type(datamodule).__qualname__)
+    seed = kept.get("seed") if isinstance(kept, dict) else None
+    return None if seed is None or seed == getattr(datamodule, "seed", seed) else seed
+
+
 class Restored(Callback):
     """Gives the data module and the user's own callbacks what they had kept in `checkpoint`, once they are set up, as
     `Trainer.test(ckpt_path=...)` does; the last of a Trainer's callbacks. Those of Lathe and Lightning act in training
@@ -37,6 +44,9 @@ class Restored(Callback):
                 f"The data have changed since this checkpoint was trained: samples of {changed}. Where splits are cut "
                 "out of one set, some of those that were trained on may be in another split now."
             )
+        seed = other_seed(datamodule, kept)
+        if seed is not None and stage != "fit":
+            rank_zero_warn(f"This checkpoint is another run's: it was written with data.seed={seed}.")
         if datamodule is not None and name in kept:
             datamodule.load_state_dict(kept[name])
         everyone: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]  # likewise

@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from torch import OutOfMemoryError, Tensor
 
 from lathe.errors import UserError
-from lathe.runs.restored import other_sizes
+from lathe.runs.restored import other_seed, other_sizes
 from lathe.tasks.base import Task
 from lathe.tasks.plain import check_checkpoint
 
@@ -58,6 +58,12 @@ class Restoring(_CheckpointConnector):
             raise UserError(
                 f"checkpoint={self._ckpt_path}: the data have changed since the run began, samples of {changed}: put "
                 "them back as they were, or start a new run from its weights with ckpt_path."
+            )
+        seed = other_seed(datamodule, self._loaded_checkpoint)
+        if seed is not None and self._fits() and self._own():
+            raise UserError(
+                f"checkpoint={self._ckpt_path} is another run's: it was written with data.seed={seed}, this run has "
+                f"{datamodule.seed}: put its own back, or start a new run from its weights with ckpt_path."
             )
         with self._told("state of the data"):
             super().restore_datamodule()
