@@ -8,6 +8,7 @@ from hydra.errors import OverrideParseException
 from support.runs import config
 
 from lathe.config.mistakes import explain
+from lathe.config.schema.trainer import with_keys
 from lathe.errors import UserError
 
 GROUPS = {
@@ -174,3 +175,13 @@ def test_a_value_that_lacks_quotes_is_told_with_them(override: str, end: str) ->
     if end.startswith(": "):
         (word,) = shlex.split(end[2:-1])
         assert OverridesParser.create().parse_override(word).value() == override.partition("=")[2]
+
+
+def test_arguments_of_lightnings_trainer_are_keys_here() -> None:
+    said = (
+        "`val_check_interval` (9)\nis much: set `limit_val_batches` to 0, `check_val_every_n_epoch=None` or `x=None`."
+    )
+    assert with_keys(said) == (
+        "trainer.val_check_interval (9) is much: set trainer.limit_val_batches to 0, "
+        "trainer.check_val_every_n_epoch=null or `x=None`."
+    )

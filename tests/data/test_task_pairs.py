@@ -161,9 +161,7 @@ def test_a_checkpoint_of_a_run_with_another_seed_is_told(tmp_path: Path) -> None
     with pytest.warns(UserWarning, match=r"^This checkpoint is another run's: it was written with data\.seed=1\.$"):
         evaluate({**second, "request": asked})
     second["trainer"]["max_epochs"] = 2
-    with pytest.raises(
-        UserError, match=r"last\.ckpt is another run's: it was written with data\.seed=1, this run has"
-    ):
+    with pytest.raises(UserError, match=r"last\.ckpt is another run's: it was written with data\.seed=1, this run has"):
         train(second)
     begun = run(tmp_path / "from", "pair", f"ckpt_path={folders[0].last}", "ckpt_mode=trainer", "trainer.max_epochs=2")
     assert begun["data"]["seed"] == 42

@@ -18,6 +18,7 @@ from lathe.config.flags import check_flags
 from lathe.config.help import configuration_folder, help_text, root_names
 from lathe.config.mistakes import explain, refused_as_well
 from lathe.config.schema import renamed
+from lathe.config.schema.trainer import with_keys
 from lathe.config.words import translate
 from lathe.errors import Stopped, UserError, is_own, noted_item, own_places, worker_sentence
 from lathe.launch.group import waited
@@ -267,7 +268,7 @@ def _foreign_sentence(error: BaseException) -> str | None:
         )
     if kind == "MisconfigurationException":
         place = next((place for place, own in reversed(own_places(error)) if own), None)
-        said = " ".join(str(error).split())
+        said = with_keys(str(error))
         return f"{place}: {said}" if place else said
     return None
 

@@ -18,6 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 from lathe.callbacks import Compression, Elapsed, skip_empty_hooks
 from lathe.compression.structure import apply_structure
 from lathe.config.composed import flatten
+from lathe.config.schema.trainer import with_keys
 from lathe.config.stages import methods
 from lathe.errors import UserError, require
 from lathe.loggers import CSVLogger, ended_on_error, log_facts, log_page, log_result, run_facts, run_log
@@ -190,7 +191,7 @@ def tell_lightnings(error: Exception, begun: bool) -> None:
     """
     looked = traceback.extract_tb(error.__traceback__)[-1].name.startswith("_verify_")
     if (looked or not begun) and from_lightning(error):
-        raise UserError(f"Lightning refuses this run: {' '.join(str(error).split())}") from error
+        raise UserError(f"Lightning refuses this run: {with_keys(str(error))}") from error
 
 
 def from_lightning(error: BaseException) -> bool:

@@ -116,6 +116,8 @@ class Rule:
                 return f"{'a list' if isinstance(value, list) else 'a group'} with {shown(wrong)} in it{end}"
             if isinstance(value, list):
                 return f"a list of {len(value)}{end}"
+            if isinstance(value, bool):
+                return f"{shown(value)}{end}"
             return f"{'another number' if all(map(_one, self.kinds())) else 'one out of this range'}{end}"
         if isinstance(value, str) and not _plain(value):
             return f"an empty word, or one with characters that can't be printed{end}"

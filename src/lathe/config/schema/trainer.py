@@ -1,5 +1,6 @@
 """Lightning's Trainer."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,6 +70,20 @@ TRAINER: dict[str, Rule] = {
     "reload_dataloaders_every_n_epochs": whole(0),
     "fast_dev_run": flag | whole(0),
 }
+
+
+_ARGUMENT = re.compile(rf"`({'|'.join(TRAINER)})(?:=([^`]+))?`")
+_TYPED = {"None": "null", "True": "true", "False": "false"}
+
+
+def with_keys(said: str) -> str:
+    """A sentence of Lightning's on one line, in which arguments of its Trainer are what they are here: keys."""
+
+    def key(found: re.Match[str]) -> str:
+        value = "" if found[2] is None else f"={_TYPED.get(found[2], found[2])}"
+        return f"trainer.{found[1]}{value}"
+
+    return _ARGUMENT.sub(key, " ".join(said.split()))
 
 
 def overfitting(cfg: Mapping[str, Any]) -> Iterator[str]:
