@@ -18,7 +18,7 @@ from lathe.errors import UserError
 from lathe.launch.sweep import devices
 from lathe.launch.sweep.devices import slots_of
 from lathe.launch.sweep.place import Job
-from lathe.launch.sweep.plan import Listed, planned
+from lathe.launch.sweep.plan import Listed, planned, tell_typed
 from lathe.launch.sweep.screen import Screen
 
 NONE: dict[str, Any] = {"axes": None, "runs": None, "remove": None}
@@ -42,6 +42,13 @@ def test_a_pattern_stands_for_the_choices_that_fit() -> None:
     for word in ("model=glob(nosuch*)", "optimizer.lr=glob(*)"):
         with pytest.raises(UserError, match=rf"^{re.escape(word)}: no choice has that name"):
             plan(word)
+
+
+def test_what_was_typed_beside_values_of_the_sweep_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    plan("seed=7", "model=mlp", axes={"seed": [1, 2], "data.fold": [0, 1]})
+    assert capsys.readouterr().out == "sweep.axes.seed is replaced by seed=7.\n"
+    tell_typed(["optimizer.lr=0.3", "seed=1"], ["optimizer.lr", "data.fold"], "sweep.space", wins=False)
+    assert capsys.readouterr().out == "optimizer.lr=0.3 is replaced by sweep.space.optimizer.lr.\n"
 
 
 def test_axes_come_first_and_what_is_typed_wins() -> None:

@@ -4,7 +4,7 @@ ablation.
 
 import itertools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -63,12 +63,22 @@ def planned(
         UserError: a word to leave out was not typed, or a command of the list is none.
     """
     variants = _variants(words, options)
+    tell_typed(words, options["axes"] or {}, "sweep.axes")
     axes = axes_as_words(options["axes"] or {}, params)
     jobs = [tuple(job) for variant in variants for job in combinations([*axes, *variant], loader)]
     once = list(dict.fromkeys(jobs))
     if len(once) < len(jobs):
         print(f"{len(jobs) - len(once)} jobs stand there twice, and are run once.")
     return [list(job) for job in once]
+
+
+def tell_typed(words: Sequence[str], keys: Iterable[str], name: str, wins: bool = True) -> None:
+    """Says of a key that was typed and has values in the sweep's `name` as well which of them count."""
+    typed = {key_of(word): word for word in words}
+    for key in keys:
+        if key in typed:
+            taken, left = (typed[key], f"{name}.{key}") if wins else (f"{name}.{key}", typed[key])
+            print(f"{left} is replaced by {taken}.", flush=True)
 
 
 class Listed:

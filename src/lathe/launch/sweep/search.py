@@ -16,6 +16,7 @@ from lathe.errors import UserError, require
 from lathe.launch.sweep.context import Context
 from lathe.launch.sweep.objectives import check_objectives, objectives_of, reached
 from lathe.launch.sweep.place import Job, SweepDir
+from lathe.launch.sweep.plan import tell_typed
 from lathe.launch.sweep.repeats import check_pruner, repeats_of
 from lathe.launch.sweep.space import all_values, brief, check_conditions, entry_of, suggested, word
 from lathe.runs.study import (
@@ -47,6 +48,8 @@ class Search:
         self.space = {key: entry_of(key, entry) for key, entry in options["space"].items()}
         require(bool(self.space), "sweep.space is empty: name a key and its values, {optimizer.lr: [0.1, 0.3]}.")
         check_conditions(self.space)
+        always = [key for key, entry in self.space.items() if not entry.get("when")]
+        tell_typed(words, always, "sweep.space", wins=False)
         self.repeats = repeats_of(options["repeats"], words, self.space)
         self.trials: int = options["trials"]
         self.grid: list[dict[str, Any]] = []
