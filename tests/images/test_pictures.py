@@ -107,6 +107,20 @@ def test_a_header_tells_the_size_without_the_pixels() -> None:
         picture_size(io.BytesIO(cut), "PNG", 600)
 
 
+@pytest.mark.parametrize("kind", ["PNG", "WEBP"])
+def test_an_animation_is_no_picture(kind: str) -> None:
+    frames, file = [Image.new("RGB", (8, 6), colour) for colour in ("red", "blue", "green")], io.BytesIO()
+    frames[0].save(file, kind, save_all=True, append_images=frames[1:])
+    for asked in (lambda: picture_size(file, kind, 100), lambda: read_picture(file, kind, 3, 100)):
+        file.seek(0)
+        with pytest.raises(PictureError, match=r"^is animated, 3 frames, expected one picture$"):
+            asked()
+    file = io.BytesIO()
+    frames[0].save(file, kind)
+    file.seek(0)
+    assert read_picture(file, kind, 3, 100).shape == (3, 6, 8)
+
+
 def test_a_jpeg_of_endless_scans_is_refused() -> None:
     """Each scan of a progressive JPEG takes a pass over all pixels, and may be a few bytes."""
     file = io.BytesIO()

@@ -66,6 +66,9 @@ def open_picture(file: IO[bytes], kind: str, most: int) -> ImageFile.ImageFile:
     width, height = image.size
     if width * height > most:
         raise TooLarge(f"has {height} x {width} pixels, more than {most}")
+    frames = getattr(image, "n_frames", 1)  # of formats that may be animated
+    if frames > 1:
+        raise PictureError(f"is animated, {frames} frames, expected one picture")
     return image
 
 
