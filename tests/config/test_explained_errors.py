@@ -53,6 +53,7 @@ GROUPS = {
         ("model=not/there", "model=not/there: there is no such choice"),
         ("experiment=sub/example", "experiment=sub/example: there is no such choice"),
         ("optimizer.lr=[1", "'optimizer.lr=[1' can't be read as an override: write key=value, and quote"),
+        ("model=mlp,", "model=mlp,: a comma stands at its end: leave it out, or write what is to follow."),
         ("foo bar", "'foo bar' can't be read as an override"),
         ("+optimizer.lr=3", "+optimizer.lr: the key is there already: write it without the plus."),
         ("~optimizer.rl", "~optimizer.rl: there is no such key to leave out, or its value is null"),

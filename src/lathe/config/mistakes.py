@@ -60,6 +60,8 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
         return str(error).splitlines()[0]
     if name == "OverrideParseException":
         override = getattr(error, "override", "")
+        if override.endswith(","):
+            return f"{override}: a comma stands at its end: leave it out, or write what is to follow."
         return (
             f"{override!r} can't be read as an override: write key=value, and quote a value that has more than letters "
             f"of a to z, digits and . _ - / : in it{_quoted(override)}."
