@@ -7,7 +7,7 @@ import re
 import signal as signals
 import sysconfig
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,21 @@ def refuse(sentences: Iterable[str]) -> None:
     found = list(dict.fromkeys(sentences))
     if found:
         raise UserError(*found)
+
+
+def together(*checks: Callable[[], object]) -> None:
+    """Calls these, which need nothing of each other.
+
+    Raises:
+        UserError: some of them did; with the sentences of all.
+    """
+    told: list[str] = []
+    for check in checks:
+        try:
+            check()
+        except UserError as error:
+            told += error.args
+    refuse(told)
 
 
 def did_you_mean(word: object, options: Iterable[object], otherwise: str | None = None) -> str:

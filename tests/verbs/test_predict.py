@@ -219,3 +219,6 @@ def test_mistakes_are_told_before_the_net_is_built(
         predict(request(run, source, tmp_path / "no" / "out.csv"))
     with pytest.raises(UserError, match=r"^trainer\.devices=2: prediction runs on one device\.$"):
         predict(request(run, source, tmp_path / "out.csv", "trainer.devices=2"))
+    with pytest.raises(UserError) as told:  # all at once
+        predict(request(run, tmp_path / "none", tmp_path / "no" / "out.csv", "trainer.devices=2"))
+    assert [sentence.split("=")[0] for sentence in told.value.args] == ["trainer.devices", "input", "output"]

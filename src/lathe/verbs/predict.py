@@ -16,7 +16,7 @@ from lathe import export
 from lathe.data import Normalizer
 from lathe.data.checks import squashed
 from lathe.data.image_files import some, warn_once
-from lathe.errors import UserError, require
+from lathe.errors import UserError, require, together
 from lathe.export import manifest as manifests
 from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
@@ -47,9 +47,13 @@ def predict(cfg: dict[str, Any]) -> int:
     """
     request, facts = cfg["request"], cfg["data"]
     devices, target = cfg["trainer"]["devices"], request["export"] or MODULE
-    require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device.")
-    check_request(request)
-    check_taken(cfg, request["run"])
+    given = Path(request["input"])
+    together(
+        lambda: require(devices in (1, "auto"), f"trainer.devices={devices}: prediction runs on one device."),
+        lambda: require(given.exists(), f"input={given}: there is no such file or folder."),
+        lambda: check_request(request),
+        lambda: check_taken(cfg, request["run"]),
+    )
     require(
         is_image(cfg),
         f"run={request['run']}: its data are not images, and prediction takes images: choose another run.",
@@ -68,7 +72,7 @@ def predict(cfg: dict[str, Any]) -> int:
         "Python, or an export.",
     )
     left_out = LeftOut(request["skip_bad"], "skip_bad")
-    files = find_images(Path(request["input"]), facts["channels"], left_out)
+    files = find_images(given, facts["channels"], left_out)
     others = [name for name in left_out.others if Path(request["input"], name) != Path(request["output"])]
     if others:
         told = f"{len(others)} files or folders in it are no images and are not read"

@@ -74,7 +74,7 @@ def chosen(runs: list[Listed], where: Sequence[str], since: str | None) -> list[
         UserError: `since` is no time, or `where` names what no run has.
     """
     if since is not None:
-        begin = f"{_time(since):%Y-%m-%d %H:%M:%S}"
+        begin = f"{begun_since(since):%Y-%m-%d %H:%M:%S}"
         runs = [run for run in runs if run.date >= begin]
     for condition in conditions(where):
         before, runs = runs, [run for run in runs if condition.holds(run)]
@@ -134,7 +134,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _time(since: str) -> datetime:
+def begun_since(since: str) -> datetime:
+    """The time that `since` means.
+
+    Raises:
+        UserError: it is none.
+    """
     age = AGE.fullmatch(since.strip())
     try:
         if age is not None:

@@ -1,13 +1,14 @@
 """What `python scripts/runs.py` does."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lathe import files
-from lathe.errors import require
+from lathe.errors import require, together
 from lathe.verbs.runs import change, compare, table
-from lathe.verbs.runs.choose import check_key, chosen, conditions, ordered
+from lathe.verbs.runs.choose import begun_since, check_key, chosen, conditions, ordered
 from lathe.verbs.runs.find import count_gone, find
 
 ACTIONS = ("compare", "tag", "archive", "delete")
@@ -23,14 +24,24 @@ def runs(request: dict[str, Any]) -> None:
     request["tag both"] = bool(request["tag"] or request["untag"])
     asked = [name for name in ACTIONS if request["tag both" if name == "tag" else name]]
     require(len(asked) < 2, f"{' and '.join(asked)} are one thing each: give one of them at a time.")
-    conditions(request["where"])
-    if request["output"] is not None:
-        table.check_output(request["output"], (".json",) if request["compare"] else (".csv", ".json"))
+    forms = (".json",) if request["compare"] else (".csv", ".json")
+    together(
+        lambda: conditions(request["where"]),
+        lambda: request["since"] is None or begun_since(request["since"]),
+        lambda: request["output"] is None or table.check_output(request["output"], forms),
+    )
     if request["compare"] is not None:
         show_comparison(request)
         return
     log_dir = Path(request["paths"]["log_dir"]).resolve()
-    found = chosen(find(request["runs"], log_dir), request["where"], request["since"])
+    every = find(request["runs"], log_dir)
+    if not asked:  # names that no run has at all; which of them those that are chosen lack is told later
+        together(
+            *(partial(chosen, every, [word], None) for word in request["where"]),
+            *(partial(check_key, every, key, f"columns=[{key}]") for key in request["columns"] or ()),
+            lambda: ordered(every, request["sort"]),
+        )
+    found = chosen(every, request["where"], request["since"])
     if not asked:
         show_list(request, found)
         return
