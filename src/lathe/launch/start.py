@@ -226,7 +226,8 @@ def _name_export(cfg: DictConfig) -> None:
         cfg.get("export") is None,
         f"export={cfg.get('export')} is filled in from target=: write target={cfg.get('export')}.",
     )
-    cfg.export = HydraConfig.get().runtime.choices["target"]
+    cfg.export = HydraConfig.get().runtime.choices.get("target")
+    require(bool(cfg.export), "target: expected one choice here, such as target=onnx, and no list.")
 
 
 def _name_checkpoint(cfg: DictConfig) -> None:

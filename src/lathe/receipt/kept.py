@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from lathe.errors import UserError
-from lathe.files import write_atomically
+from lathe.files import require_plain, write_atomically
 from lathe.receipt import page
 from lathe.runs.checkpoints import read_checkpoint
 from lathe.runs.exported import checkpoint_sum
@@ -32,6 +32,12 @@ def still_true(run: RunDir) -> dict[str, Any] | None:
         if section["checkpoint"] == fingerprint(run):
             return dict(section)
     return None
+
+
+def check_places(run: RunDir) -> None:
+    """Raises OSError where one of a receipt's files can't be written, before anything is measured for them."""
+    for name in ("receipt.svg", "receipt.md", "receipt.json"):
+        require_plain(run.path / name)
 
 
 def put(run: RunDir, receipt: Mapping[str, Any], section: Mapping[str, Any] | None = None) -> dict[str, Any]:

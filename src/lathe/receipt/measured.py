@@ -65,6 +65,7 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
             "callbacks.checkpoint)."
         )
         return {}
+    kept.check_places(run)
     threads = torch.get_num_threads()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():

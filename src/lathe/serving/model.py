@@ -48,6 +48,11 @@ def describe(run: str, target: str, checkpoint: str) -> dict[str, Any]:
             f"target={target} holds weights alone, which compute nothing without their net: choose another target."
         )
     check_origin(_folder(path, target), found)
+    if checkpoint not in ("best", found["checkpoint"]):  # best: what nobody has typed
+        raise UserError(
+            f"checkpoint={checkpoint}: target={target} was exported from {found['checkpoint']}.ckpt: leave it out, or "
+            "export the other."
+        )
     if not described(found):
         again = "export the run again with scripts/export.py"
         raise UserError(f"{_folder(path, target) / manifest.NAME} does not describe a net that can be served: {again}.")

@@ -250,7 +250,8 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
     names = list(methods(request["compression"]))
     overrides = [f"run={source.path}", f"checkpoint={request['checkpoint']}", f"compression=[{','.join(names)}]"]
     overrides += [f"name={request['name']}"] if request["name"] else []
-    run = rundir.create(source.path.parent.parent, config, overrides)
+    home = source.path.parent  # <log_dir>/<name>; of a directory that was copied elsewhere, the folder around it
+    run = rundir.create(home.parent if home.name == source.config["name"] else home, config, overrides)
     try:
         finalise.write_weights(run.best, net, state)
     except OSError as error:

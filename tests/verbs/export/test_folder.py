@@ -19,8 +19,8 @@ from lathe.verbs.export.folder import fresh_folder, stoppable
 
 def write(path: Path, text: str) -> None:
     with fresh_folder(path) as folder:
-        (folder / "file").write_text(text)
-        assert not (path / "file").exists() or (path / "file").read_text() != text
+        (folder / "manifest.json").write_text(text)
+        assert not (path / "manifest.json").exists() or (path / "manifest.json").read_text() != text
 
 
 def test_a_folder_takes_the_place_of_the_earlier_one(tmp_path: Path) -> None:
@@ -28,14 +28,24 @@ def test_a_folder_takes_the_place_of_the_earlier_one(tmp_path: Path) -> None:
     write(path, "first")
     (path / "more").write_text("only of the first")
     write(path, "second")
-    assert (path / "file").read_text() == "second"
-    assert os.listdir(path) == ["file"]
+    assert (path / "manifest.json").read_text() == "second"
+    assert os.listdir(path) == ["manifest.json"]
     assert os.listdir(path.parent) == ["onnx"]
+
+
+def test_what_is_no_export_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "onnx"
+    path.mkdir()
+    write(path, "in an empty folder")
+    (path / "manifest.json").rename(path / "mine.txt")
+    with pytest.raises(UserError, match=r"onnx is there, and no export that Lathe has written: move it elsewhere\.$"):
+        write(path, "again")
+    assert os.listdir(path) == ["mine.txt"]
 
 
 def fail(path: Path, error: BaseException) -> None:
     with fresh_folder(path) as folder:
-        (folder / "file").write_text("half")
+        (folder / "manifest.json").write_text("half")
         raise error
 
 
@@ -48,7 +58,7 @@ def test_nothing_is_left_after_an_error(tmp_path: Path, error: BaseException) ->
     write(path, "first")
     with pytest.raises(type(error)):
         fail(path, error)
-    assert (path / "file").read_text() == "first"
+    assert (path / "manifest.json").read_text() == "first"
     assert os.listdir(path.parent) == ["onnx"]
 
 
@@ -82,7 +92,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
         write(disk / "exports" / "onnx", "small")
         with pytest.raises(UserError, match=r"can't be written, the disk is full: free some space\.$"):
             write(disk / "exports" / "onnx", "x" * 2**20)
-        assert (disk / "exports" / "onnx" / "file").read_text() == "small"
+        assert (disk / "exports" / "onnx" / "manifest.json").read_text() == "small"
         assert os.listdir(disk / "exports") == ["onnx"]
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -91,10 +101,10 @@ def test_a_full_disk(tmp_path: Path) -> None:
 def test_another_process_may_put_its_own_there_meanwhile(tmp_path: Path) -> None:
     path = tmp_path / "onnx"
     with fresh_folder(path) as folder:
-        (folder / "file").write_text("ours")
+        (folder / "manifest.json").write_text("ours")
         path.mkdir()
-        (path / "file").write_text("theirs")
-    assert (path / "file").read_text() == "ours"
+        (path / "manifest.json").write_text("theirs")
+    assert (path / "manifest.json").read_text() == "ours"
     assert os.listdir(tmp_path) == ["onnx"]
 
 
@@ -108,7 +118,7 @@ def test_a_signal_unwinds_what_is_under_way(tmp_path: Path, name: str) -> None:
 
     def interrupted() -> None:
         with stoppable(), fresh_folder(path) as folder:
-            (folder / "file").write_text("half")
+            (folder / "manifest.json").write_text("half")
             try:
                 os.kill(os.getpid(), number)
                 time.sleep(5)
@@ -130,7 +140,7 @@ import sys, time
 from pathlib import Path
 from lathe.verbs.export.folder import fresh_folder
 with fresh_folder(Path(sys.argv[1])) as folder:
-    (folder / "file").write_text("half")
+    (folder / "manifest.json").write_text("half")
     print("half", flush=True)
     time.sleep(600)
 """
@@ -150,7 +160,7 @@ def test_a_killed_export_leaves_what_was_there_and_is_cleaned_up(tmp_path: Path)
         process.kill()
         process.communicate()
     left = Path(str(beside(path)).replace(f"-{os.getpid()}.", f"-{process.pid}."))
-    assert (path / "file").read_text() == "earlier"
+    assert (path / "manifest.json").read_text() == "earlier"
     assert sorted(os.listdir(tmp_path)) == sorted([left.name, "onnx"])
     write(path, "new")
     assert os.listdir(tmp_path) == ["onnx"]

@@ -129,23 +129,6 @@ def test_a_mistake_costs_a_sentence_and_changes_nothing(logs: Path, cli: Cli, wo
     assert after == {path: text for path, text in before.items() if path.name != ".lock"}
 
 
-@pytest.mark.parametrize(
-    ("words", "begins"),
-    [
-        (
-            ["sort=foo", "where=[seed=1,nope=3]", "columns=[zzz]"],
-            ["where=nope=3: ", "columns=[zzz]: ", "sort=foo: "],
-        ),
-        (["where=[seed]", "since=xx", "output=x.doc"], ["where=seed: ", "since=xx: ", "output=x.doc"]),
-    ],
-)
-def test_several_mistakes_are_told_at_once(logs: Path, cli: Cli, words: list[str], begins: list[str]) -> None:
-    code, error = cli(*words, script="scripts/runs.py")
-    lines = error.splitlines()
-    assert (code, len(lines)) == (1, len(begins))
-    assert all(line.startswith(f"Error: {begin}") for line, begin in zip(lines, begins, strict=True))
-
-
 def test_a_table_has_the_columns_that_are_asked_for(logs: Path, cli: Cli) -> None:
     assert cli("columns=[test/accuracy,optimizer.lr]", "output=list.csv", script="scripts/runs.py") == (0, "")
     with open("list.csv", newline="") as file:

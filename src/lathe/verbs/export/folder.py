@@ -9,8 +9,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lathe.errors import Stopped, UserError
+from lathe.errors import Stopped, UserError, require
 from lathe.export.files import refused
+from lathe.export.manifest import NAME
 from lathe.files import disk_reason, whole
 
 SPARE = 2**20  # bytes: with less than this left, whatever a writer says, the disk is full
@@ -23,8 +24,10 @@ def fresh_folder(path: Path) -> Iterator[Path]:
     and what was at `path` is untouched. What killed processes have left there is cleaned up.
 
     Raises:
-        UserError: the disk is full or can't be written to.
+        UserError: the disk is full or can't be written to, or something else than an export stands there.
     """
+    foreign = path.is_file() or (path.is_dir() and any(path.iterdir()) and not (path / NAME).is_file())
+    require(not foreign, f"{path} is there, and no export that Lathe has written: move it elsewhere.")
     first = not path.parent.exists()
     try:
         with refused(path):

@@ -15,7 +15,7 @@ _ORDER = ("test", "val", "objective", None, "train", "cost")
 def available(runs: Sequence[Run]) -> list[str]:
     """The metrics that some run has measured: those of the test split first, then of val, then objective, and last what
     runs cost."""
-    names = {name for run in runs for name in run.metrics}
+    names = {name for run in runs if run.leaves for name in run.metrics}  # one that can't be read is in no table
     return sorted(names, key=lambda name: (_ORDER.index(_kind(name)), name))
 
 
@@ -45,7 +45,9 @@ def chosen(runs: Sequence[Run], asked: Sequence[str] | None) -> list[str]:
 def _why_none(runs: Sequence[Run]) -> UserError:
     """Why there is nothing to compare: what runs have failed of, or can't be read for, and whether others go on."""
     none = f"none of the {len(runs)} runs has a metric" if len(runs) > 1 else "the only run has no metric"
-    lost = [run.sentence.rstrip(".") for run in runs if run.state in ("failed", "gone") and run.sentence]
+    lost = [
+        run.sentence.rstrip(".") for run in runs if (run.state in ("failed", "gone") or not run.leaves) and run.sentence
+    ]
     told = "; ".join([*lost[:NAMED], *([f"and {len(lost) - NAMED} more"] if len(lost) > NAMED else [])])
     if lost and not any(run.state in ("running", "unfinished") for run in runs):
         return UserError(f"runs: {none}: {told}.")

@@ -123,6 +123,7 @@ def delete(runs: Sequence[Listed], log_dir: Path, state: str, sure: bool) -> Non
         count += _deleted(run, state)
     _mend_latest(log_dir)
     print(f"{count} of {many(len(gone), 'run')} removed.")
+    require(count == len(gone), f"delete={state}: {many(len(gone) - count, 'run')} stayed, as is said above.")
 
 
 def _without_directory(jobs: Sequence[Listed], state: str) -> str:

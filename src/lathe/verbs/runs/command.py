@@ -1,17 +1,31 @@
 """What `python scripts/runs.py` does."""
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lathe import files
-from lathe.errors import require, together
+from lathe.config.schema import shown
+from lathe.errors import refuse, require, together
 from lathe.verbs.runs import change, compare, table
 from lathe.verbs.runs.choose import begun_since, check_key, chosen, conditions, ordered
 from lathe.verbs.runs.find import count_gone, find
 
 ACTIONS = ("compare", "tag", "archive", "delete")
+# Keys that say how one of them is done, with what configs/runs.yaml has; and of which. The list is that of no action.
+PARTS: dict[str, tuple[Any, tuple[str, ...]]] = {
+    "runs": (None, ("the list", "tag", "archive", "delete")),
+    "where": ([], ("the list", "tag", "archive", "delete")),
+    "since": (None, ("the list", "tag", "archive", "delete")),
+    "sort": ("date", ("the list",)),
+    "limit": (50, ("the list",)),
+    "columns": (None, ("the list", "compare")),
+    "output": (None, ("the list", "compare")),
+    "points": (8, ("compare",)),
+    "yes": (False, ("delete",)),
+}
 
 
 def runs(request: dict[str, Any]) -> None:
@@ -24,6 +38,7 @@ def runs(request: dict[str, Any]) -> None:
     request["tag both"] = bool(request["tag"] or request["untag"])
     asked = [name for name in ACTIONS if request["tag both" if name == "tag" else name]]
     require(len(asked) < 2, f"{' and '.join(asked)} are one thing each: give one of them at a time.")
+    refuse(_of_others(request, asked[0] if asked else "the list"))
     forms = (".json",) if request["compare"] else (".csv", ".json")
     together(
         lambda: conditions(request["where"]),
@@ -60,6 +75,15 @@ def runs(request: dict[str, Any]) -> None:
         change.archive(found, log_dir, request["archive"])
     else:
         change.delete(found, log_dir, request["delete"], request["yes"])
+
+
+def _of_others(request: dict[str, Any], action: str) -> Iterator[str]:
+    """A sentence for each key that was typed and that this action does not look at."""
+    for key, (usual, takes) in PARTS.items():
+        if request[key] != usual and action not in takes:
+            way = "name the runs themselves" if action == "compare" else "choose runs by runs, where or since"
+            away = way if key in ("where", "since", "sort", "limit", "runs") else "leave it out"
+            yield f"{key}={shown(request[key])} is for {' and '.join(takes)}, and {action} does not use it: {away}."
 
 
 def show_comparison(request: dict[str, Any]) -> None:

@@ -1,0 +1,46 @@
+"""scripts/runs.py: several mistakes are told at once, and no key is passed over."""
+
+from pathlib import Path
+
+import pytest
+from support.run_folders import Cli
+from support.runs import config
+
+from lathe.verbs.runs.command import PARTS
+
+
+@pytest.mark.parametrize(
+    ("words", "begins"),
+    [
+        (
+            ["sort=foo", "where=[seed=1,nope=3]", "columns=[zzz]"],
+            ["where=nope=3: ", "columns=[zzz]: ", "sort=foo: "],
+        ),
+        (["where=[seed]", "since=xx", "output=x.doc"], ["where=seed: ", "since=xx: ", "output=x.doc"]),
+    ],
+)
+def test_several_mistakes_are_told_at_once(logs: Path, cli: Cli, words: list[str], begins: list[str]) -> None:
+    code, error = cli(*words, script="scripts/runs.py")
+    lines = error.splitlines()
+    assert (code, len(lines)) == (1, len(begins))
+    assert all(line.startswith(f"Error: {begin}") for line, begin in zip(lines, begins, strict=True))
+
+
+@pytest.mark.parametrize("words", [(), ("compare=[a,b]",), ("tag=[x]", "runs=x"), ("archive=x",), ("delete=failed",)])
+def test_a_key_that_is_not_used_is_refused(logs: Path, cli: Cli, words: tuple[str, ...]) -> None:
+    """Every key that belongs to some of these, beside each of them."""
+    asked = words[0].partition("=")[0] if words else "the list"
+    odd = {"where": "[seed=1]", "since": "3d", "sort": "name", "limit": "1", "columns": "[seed]", "points": "3"}
+    odd |= {"output": "x.json", "runs": "logs", "yes": "true"}
+    assert set(odd) == set(PARTS)
+    typed = [key for key, (_, takes) in PARTS.items() if asked not in takes]
+    code, error = cli(*words, *(f"{key}={odd[key]}" for key in typed), script="scripts/runs.py")
+    lines = error.splitlines()
+    assert (code, [line.removeprefix("Error: ").split("=")[0] for line in lines]) == (1, typed)
+    assert all(f", and {asked} does not use it: " in line for line in lines)
+    assert not Path("x.json").exists()
+
+
+def test_the_usual_values_are_those_of_the_file() -> None:
+    composed = config(name="runs")
+    assert {key: composed[key] for key in PARTS} == {key: usual for key, (usual, _) in PARTS.items()}
