@@ -83,6 +83,13 @@ def test_an_export_of_earlier_weights_is_refused(served_run: Path, tmp_path: Pat
         describe(str(run), "onnx", "best")
 
 
+def test_a_checkpoint_that_the_export_is_not_of_is_refused(served_run: Path) -> None:
+    with pytest.raises(
+        UserError, match=r"^checkpoint=last: target=onnx was exported from best\.ckpt: leave it out, or"
+    ):
+        describe(str(served_run), "onnx", "last")
+
+
 def test_receipts(tmp_path: Path, options: Callable[..., Any]) -> None:
     assert receipt(tmp_path) is None
     path = tmp_path / "receipt.json"

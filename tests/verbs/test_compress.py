@@ -1,6 +1,7 @@
 """A finished run is made smaller as a new run, and is itself only read."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +238,16 @@ def test_a_full_disk_leaves_nothing_behind(source: RunDir, monkeypatch: pytest.M
     with pytest.raises(UserError, match=r"^best\.ckpt can't be written, the disk is full"):
         compress(request(source, "compression=ptq_static"))
     assert sorted(source.path.parent.iterdir()) == before
+
+
+def test_of_a_directory_that_was_copied_the_new_run_stays_in_its_folder(source: RunDir, tmp_path: Path) -> None:
+    copied = RunDir(shutil.copytree(source.path, tmp_path / "mine" / "fz"))
+    asked = request(copied, "compression=weight_only", "compression.receipt=none")
+    asked["paths"]["run_dir"] = str(copied.path)  # as the launch has it
+    compress(asked)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine"]
+    (made,) = (tmp_path / "mine" / source.config["name"]).iterdir()
+    assert (tmp_path / "mine" / "latest").resolve() == made
 
 
 @pytest.mark.slow
