@@ -105,7 +105,7 @@ def test_refusals(settings: dict[str, Any], sentence: str) -> None:
 def test_more_refusals() -> None:
     with pytest.raises(UserError, match=r"^folds=3 divides data\.train: let data\.val be null, or data\.folds\.$"):
         DatasetDataModule(Pictures(), val=Pictures(), folds=3, fold=0)
-    with pytest.raises(UserError, match=r"^data\.folds=3: class newt has 2 samples outside the test"):
+    with pytest.raises(UserError, match=r"^data\.folds=3: newt has 2 samples outside the test"):
         fold_rows(np.array([0, 0, 0, 1, 1, 1, 2, 2]), 3, 0, seed=0, names=["cat", "dog", "newt"])
     with pytest.raises(UserError, match=r"^data\.folds=46: class 0 has 45 samples outside the test"):
         DatasetDataModule(Pictures(), num_classes=2, folds=46, fold=0).setup()

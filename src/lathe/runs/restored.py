@@ -6,6 +6,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
+from lathe.data.base import ExactDataModule
+
 
 def other_sizes(datamodule: Any, checkpoint: dict[str, Any]) -> str | None:
     """In which splits the data have another number of samples than when `checkpoint` was written, such as "train 900 ->
@@ -21,9 +23,11 @@ def other_sizes(datamodule: Any, checkpoint: dict[str, Any]) -> str | None:
 
 def other_seed(datamodule: Any, checkpoint: dict[str, Any]) -> int | None:
     """The seed of the data that `checkpoint` was written with, if that is another: it is another run's."""
+    if not isinstance(datamodule, ExactDataModule):  # a user's own may keep something else under that name
+        return None
     kept = checkpoint.get(type(datamodule).__qualname__)
     seed = kept.get("seed") if isinstance(kept, dict) else None
-    return None if seed is None or seed == getattr(datamodule, "seed", seed) else seed
+    return None if seed is None or seed == datamodule.seed else seed
 
 
 class Restored(Callback):
