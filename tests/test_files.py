@@ -16,7 +16,7 @@ import pytest
 from support.runs import SMALL, new_run
 
 from lathe import files
-from lathe.files import disk_sentence
+from lathe.files import disk_sentence, followed, write_atomically
 from lathe.runs import rundir
 from lathe.runs.find import find_runs
 
@@ -243,3 +243,14 @@ def test_a_missing_file_is_a_bug_and_not_a_sentence() -> None:
     assert disk_sentence(FileNotFoundError(errno.ENOENT, "x", "/a/b")) is None
     assert disk_sentence(OSError(errno.EIO, "x", "/a/b")) is None
     assert disk_sentence(FileNotFoundError(errno.ENOENT, "x", "/proc/x")) is not None
+
+
+def test_a_link_that_a_user_has_named_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "kept.txt").write_text("old")
+    (tmp_path / "link.txt").symlink_to("kept.txt")
+    write_atomically(followed(tmp_path / "link.txt"), "new")
+    assert (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "kept.txt").read_text() == "new"
+    write_atomically(tmp_path / "link.txt", "mine")  # as in a run directory
+    assert not (tmp_path / "link.txt").is_symlink()
+    assert (tmp_path / "kept.txt").read_text() == "new"

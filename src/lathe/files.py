@@ -192,6 +192,12 @@ def remove(folder: Path) -> None:
     shutil.rmtree(aside)
 
 
+def followed(path: Path) -> Path:
+    """Where a link that a user has named leads: what is written there is what whoever made it looks at. Other writers
+    put a file in a link's place, since a run directory may be a stranger's."""
+    return Path(os.path.realpath(path)) if path.is_symlink() else path
+
+
 def write_atomically(path: Path, text: str) -> None:
     """Writes the whole of `text` or nothing: readers never see half a file, whatever kills the writer."""
     with whole(path) as temporary:

@@ -133,6 +133,11 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["-m", "sweep=folds,seeds"], ["sweep=folds,seeds: a sweep does not go over its own keys", "seed=1,2,3"]),
         (["-m", "sweep.retries=1,2"], ["sweep.retries=1,2: a sweep does not go over its own keys"]),
         (["-m", "hydra.job.name=a,b"], ["hydra.job.name=a,b: a sweep does not go over Hydra's keys"]),
+        *[
+            ([f"{key}={value}"], [f"{key}={value}: expected a choice; choose one of "])
+            for key in ("precision", "model", "strategy", "target")
+            for value in ("", "[]")
+        ],
         (["local=cluster"], ["local=cluster: there is no such choice; write configs/local/cluster.yaml"]),
         (["-m", "local=a,b"], ["local=a: there is no such choice"]),
         (["+optimizer@other=adamw"], ["+optimizer@other=...: a group's keys stand in one place: write optimizer="]),

@@ -79,6 +79,7 @@ def test_what_is_no_png_is_refused(damage: bytes) -> None:
         (b'{"tokens": [1]}', 422, "image or images"),
         (b'{"image": [[1]], "images": []}', 422, "nothing else"),
         (b'{"image": [[NaN]]}', 400, "The JSON has NaN, which is no number"),
+        (b'{"image": [[1]], "image": [[2]]}', 422, "The JSON has a key twice, 'image' last: send one JSON object"),
         (b'{"image": [[-Infinity]]}', 400, "The JSON has -Infinity"),
         (b'{"image": [[1e999]]}', 422, "something else than whole numbers"),
         (b'{"image": [[0.5]]}', 422, "something else than whole numbers"),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from lathe.config.choice import NOTHING, SEVERAL, check_choice, check_local, check_swept
+from lathe.config.choice import NOTHING, OVER, SEVERAL, check_choice, check_local, check_swept
 from lathe.config.flags import MULTIRUN, Groups, check_flags
 from lathe.config.listed import WHOLE_NODE, spread, top_level
 from lathe.config.typed import in_quotes
@@ -184,6 +184,8 @@ def _translated(word: str, groups: Groups) -> list[str]:
     several = top_level(value)  # of a sweep
     if "none" in choices and not sign and len(several) > 1 and set(several) & set(NOTHING):
         return [f"{key}={','.join('none' if one in NOTHING else one for one in several)}"]
+    if not sign and value in ("", "[]") and "=" in word and key not in OVER:
+        raise UserError(f"{word}: expected a choice; choose one of {', '.join(choices)}")
     check_choice(word, key, value, groups)
     if key not in SEVERAL and WHOLE_NODE.match(value):  # Hydra would mix it with the keys of the file it replaces
         return [f"~{key}", f"+{key}={value}"]

@@ -16,7 +16,7 @@ def whole(path: str | Path) -> Iterator[Path]:
         UserError: the disk is full or can't be written to, which is told before minutes of work where it is known by
         then.
     """
-    path = Path(path)
+    path = files.followed(Path(path))
     if not path.parent.exists():
         raise UserError(f"{path} can't be written, its folder does not exist: make it first.")
     with refused(path), files.whole(path) as temporary:

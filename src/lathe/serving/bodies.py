@@ -62,8 +62,13 @@ def read_json(body: bytes, names: tuple[str, ...], most: int) -> tuple[str, Any]
     def refuse(word: str) -> NoReturn:
         raise BadRequest(400, f"The JSON has {word}, which is no number: send whole numbers.")
 
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # of two, readers of JSON take either
+        if len(dict(pairs)) < len(pairs):
+            raise BadRequest(422, f"The JSON has a key twice, {quoted(pairs[-1][0])} last: send {form}.")
+        return dict(pairs)
+
     try:
-        found = json.loads(body.decode("utf-8"), parse_constant=refuse)
+        found = json.loads(body.decode("utf-8"), parse_constant=refuse, object_pairs_hook=once)
     except (ValueError, RecursionError) as error:
         raise BadRequest(400, f"The body can't be read as JSON: send {form}.") from error
     if not isinstance(found, dict) or len(found) != 1 or not set(found) <= set(names):

@@ -16,7 +16,7 @@ from rich.table import Table
 from lathe.callbacks import Progress
 from lathe.data.base import ExactDataModule
 from lathe.errors import require
-from lathe.files import require_file, write_atomically
+from lathe.files import followed, require_file, write_atomically
 from lathe.images.files import SUFFIXES
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
@@ -63,7 +63,7 @@ def check_request(request: dict[str, Any]) -> None:
     """
     output = request["output"]
     if output is not None:
-        require(Path(output).absolute().parent.is_dir(), f"output={output}: its folder does not exist.")
+        require(Path(output).resolve().parent.is_dir(), f"output={output}: its folder does not exist.")
         require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
         check_output(Path(output), Path(request["run"]), request.get("input"))
 
@@ -157,5 +157,6 @@ def evaluate(cfg: dict[str, Any]) -> dict[str, float]:
         words = {
             name: value if math.isfinite(value) else None for name, value in metrics.items()
         }  # a perplexity may be infinite
-        write_atomically(Path(request["output"]), json.dumps(words, indent=2, sort_keys=True, allow_nan=False) + "\n")
+        text = json.dumps(words, indent=2, sort_keys=True, allow_nan=False) + "\n"
+        write_atomically(followed(Path(request["output"])), text)
     return metrics

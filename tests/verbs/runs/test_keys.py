@@ -41,6 +41,18 @@ def test_a_key_that_is_not_used_is_refused(logs: Path, cli: Cli, words: tuple[st
     assert not Path("x.json").exists()
 
 
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json"])
+def test_an_output_that_is_a_link_is_written_where_it_leads(logs: Path, cli: Cli, name: str) -> None:
+    Path(f"kept-{name}").touch()
+    Path(name).symlink_to(f"kept-{name}")
+    assert cli(f"output={name}", script="scripts/runs.py") == (0, "")
+    assert Path(name).is_symlink()
+    assert "digits" in Path(f"kept-{name}").read_text()
+    Path("lost.csv").symlink_to("nowhere/rows.csv")
+    code, error = cli("output=lost.csv", script="scripts/runs.py")
+    assert (code, error) == (1, "Error: output=lost.csv: its folder does not exist.\n")
+
+
 def test_the_usual_values_are_those_of_the_file() -> None:
     composed = config(name="runs")
     assert {key: composed[key] for key in PARTS} == {key: usual for key, (usual, _) in PARTS.items()}

@@ -36,7 +36,7 @@ def reproduce(request: dict[str, Any]) -> int:
     run = rundir.open_run(request["run"], "run", trusted)
     check(run, f"run={request['run']}")
     if request["output"] is not None:
-        folder = Path(request["output"]).absolute().parent
+        folder = Path(request["output"]).resolve().parent
         require(folder.is_dir(), f"output={request['output']}: its folder does not exist.")
         require(not Path(request["output"]).is_dir(), f"output={request['output']} is a folder: name a file.")
         # before everything is trained again
@@ -50,7 +50,7 @@ def reproduce(request: dict[str, Any]) -> int:
         found = report(run, again, code)
     print(show(found))
     if request["output"] is not None:
-        files.write_atomically(Path(request["output"]), json.dumps(found, indent=2) + "\n")
+        files.write_atomically(files.followed(Path(request["output"])), json.dumps(found, indent=2) + "\n")
     return 0 if found["reproduced"] else DIFFERENT
 
 

@@ -91,7 +91,7 @@ def show_comparison(request: dict[str, Any]) -> None:
     found = compare.compare(request["compare"], request["columns"], request["points"])
     print(compare.show(found))
     if request["output"] is not None:
-        files.write_atomically(Path(request["output"]), json.dumps(found, indent=2) + "\n")
+        files.write_atomically(files.followed(Path(request["output"])), json.dumps(found, indent=2) + "\n")
 
 
 def show_list(request: dict[str, Any], found: list[Any]) -> None:

@@ -71,13 +71,14 @@ def unread(runs: Sequence[Listed]) -> str | None:
 def write(output: str, found: list[dict[str, Any]]) -> None:
     """Writes rows as .csv or .json."""
     path = check_output(output, (".csv", ".json"))
+    place = files.followed(path)
     if path.suffix == ".json":
-        files.write_atomically(path, json.dumps(found, indent=2) + "\n")
+        files.write_atomically(place, json.dumps(found, indent=2) + "\n")
         return
     flat = [
         [" ".join(map(str, value)) if isinstance(value, list) else value for value in row.values()] for row in found
     ]
-    files.write_atomically(path, csv_text(list(found[0]) if found else ["run"], flat))
+    files.write_atomically(place, csv_text(list(found[0]) if found else ["run"], flat))
 
 
 def check_output(output: str, suffixes: Sequence[str]) -> Path:
@@ -88,7 +89,7 @@ def check_output(output: str, suffixes: Sequence[str]) -> Path:
     """
     path = Path(output)
     require(path.suffix in suffixes, f"output={output}: name a file that ends in {' or '.join(suffixes)}.")
-    require(path.absolute().parent.is_dir(), f"output={output}: its folder does not exist.")
+    require(path.resolve().parent.is_dir(), f"output={output}: its folder does not exist.")
     require(not path.is_dir(), f"output={output} is a folder: name a file.")
     return path
 
