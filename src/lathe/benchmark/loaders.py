@@ -238,7 +238,8 @@ def _files(folder: Path, samples: int, size: int, workers: list[int], device: to
     for n in workers:
         yield Side(kind, JPEG, n, _behind(usual.Files(photos, FILE_SIDE), size, n, device), samples, size, base)
     shared = (*IMAGES, f"data.image_size={FILE_SIDE}", f"data.batch_size={size}")
-    shares = ("data.source.val_share=0.01", "data.source.test_share=0.01")
+    share = max(0.01, len(CLASSES) / samples)  # an image of each class at least
+    shares = (f"data.source.val_share={share}", f"data.source.test_share={share}")
     words = ("data=image_folder", f"data.folder={_typed(photos)}", f"paths.data_dir={_typed(folder)}", *shared, *shares)
     data = _opened(*words)
     loader = data.build(data.open()["train"], device, batch_size=size, train=True)
