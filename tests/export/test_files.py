@@ -18,6 +18,16 @@ def test_the_file_is_there_at_the_end_alone(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["net.onnx"]
 
 
+def test_a_link_is_written_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "kept.csv").write_bytes(b"old")
+    (tmp_path / "link.csv").symlink_to("kept.csv")
+    with whole(tmp_path / "link.csv") as temporary:
+        temporary.write_bytes(b"new")
+    assert (tmp_path / "link.csv").is_symlink()
+    assert (tmp_path / "kept.csv").read_bytes() == b"new"
+    assert sorted(os.listdir(tmp_path)) == ["kept.csv", "link.csv"]
+
+
 def test_an_error_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     path.write_bytes(b"old")

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -101,17 +100,6 @@ def test_a_plain_run(run: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
     assert [path.read_bytes() for path in (run.path / "exports").rglob("*") if path.is_file()] == [
         b"made by scripts/export.py"
     ]
-
-
-def test_its_places_are_looked_at_before_it_is_measured(
-    run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    copied = RunDir(shutil.copytree(run.path, tmp_path / "copied"))
-    (copied.path / "receipt.md").unlink(missing_ok=True)
-    (copied.path / "receipt.md").mkdir()
-    monkeypatch.setattr("lathe.receipt.measured._Receipt", lambda *_: pytest.fail("too late"))
-    with pytest.raises(OSError, match=r"receipt\.md is a folder"):
-        write(copied, copied.config, None, "quick")
 
 
 @pytest.mark.usefixtures("no_onnx")

@@ -1,6 +1,7 @@
 """Predictions for images that are not part of any data set."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -222,3 +223,10 @@ def test_mistakes_are_told_before_the_net_is_built(
     with pytest.raises(UserError) as told:  # all at once
         predict(request(run, tmp_path / "none", tmp_path / "no" / "out.csv", "trainer.devices=2"))
     assert [sentence.split("=")[0] for sentence in told.value.args] == ["trainer.devices", "input", "output"]
+
+
+@pytest.mark.parametrize("script", ["predict", "serve"])
+def test_one_target_is_taken(run: RunDir, cli: Callable[..., tuple[int, str]], script: str) -> None:
+    words = ("input=x.npy", "output=y.csv") if script == "predict" else ()
+    code, error = cli(f"run={run.path}", *words, "target=[onnx,weights]", script=f"scripts/{script}.py")
+    assert (code, error) == (1, "Error: target: expected one choice here, such as target=onnx, and no list.\n")

@@ -17,7 +17,7 @@ from lathe.config.schema.sweeps import SWEEP
 from lathe.errors import UserError
 from lathe.launch.sweep import devices
 from lathe.launch.sweep.devices import slots_of
-from lathe.launch.sweep.place import Job
+from lathe.launch.sweep.place import Job, create_sweep
 from lathe.launch.sweep.plan import Listed, planned, tell_typed
 from lathe.launch.sweep.screen import Screen
 
@@ -82,6 +82,18 @@ def test_a_command_of_the_list_may_be_a_list_of_overrides() -> None:
         UserError, match=r"^sweep.runs=\['model=mlp','adamw'\]: adamw is no override, such as model=mlp"
     ):
         plan(runs=[["model=mlp", "adamw"]])
+
+
+def test_very_many_jobs_are_told_before_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lathe.launch.sweep.plan.MANY", 2)
+    for count in (2, 3):
+        folder = create_sweep(tmp_path / str(count), {})
+        Listed([[f"seed={seed}"] for seed in range(count)]).prepare(folder)
+        assert len(folder.jobs()) == count
+        told = f"{count} jobs are written down in {folder.path}, which takes a while.\n"
+        assert capsys.readouterr().out == told * (count > 2)
 
 
 def test_an_ablation_leaves_out_one_word_at_a_time() -> None:
