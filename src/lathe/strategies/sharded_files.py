@@ -15,6 +15,7 @@ import secrets
 import shutil
 import warnings
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -173,8 +174,16 @@ def _text(*parts: str) -> str:
     return "/".join(map(str, parts))
 
 
+def _member(kind: Any, name: str) -> Any:
+    if not isinstance(kind, type) or not issubclass(kind, Enum) or name not in kind.__members__:
+        raise pickle.UnpicklingError("it names builtins.getattr")
+    return kind[name]
+
+
 class _RecordUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _member  # as Python 3.11.2 writes the members of an enumeration
         if module in ("pathlib", "pathlib._local") and name in ("PosixPath", "WindowsPath"):
             return _text  # where the folder was written, which nothing reads
         if name not in _RECORDS.get(module, ()):
