@@ -58,6 +58,10 @@ NAMED = {
     "trainer.max_time=5": "trainer.max_time=5: expected a time limit as DD:HH:MM:SS",
     "trainer.val_check_interval=0": "trainer.val_check_interval=0: expected a whole number from 1",
     "trainer.val_check_interval=10000": "Lightning refuses this run: trainer.val_check_interval (10000) must be",
+    "trainer.overfit_batches=0.0001": (
+        "Lightning refuses this run: You requested to check 0.0001 of the `train_dataloader` but 0.0001 * 20 < 1. Please "
+        "increase the trainer.overfit_batches argument"
+    ),
     "trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch=0: expected a whole number from 1",
     "trainer.benchmark=yess": "trainer.benchmark=yess: expected true or false",
     "optimizer=adamw optimizer.betas=[0.9]": "optimizer.betas=[0.9]: expected a list of 2 items",

@@ -239,6 +239,15 @@ def _called_wrongly(error: BaseException) -> str | None:
     return None
 
 
+def _output_fails(error: OSError) -> bool:
+    """Whether what is printed is what can't be written: an empty line can't be either."""
+    try:
+        os.write(1, b"\n")
+    except OSError as again:
+        return again.errno == error.errno and files.disk_reason(error) is not None
+    return False
+
+
 def _foreign_sentence(error: BaseException) -> str | None:
     """A sentence for another library's exception that a user can mend, or None if it is a bug."""
     if _importing_torchvision(error):
@@ -247,6 +256,8 @@ def _foreign_sentence(error: BaseException) -> str | None:
             "install the one that was made for it, from the index that torch came from, or uninstall it."
         )
     if isinstance(error, OSError):
+        if error.filename is None and _output_fails(error):
+            return f"this command's output can't be written, {files.disk_reason(error)}."
         return files.disk_sentence(error)
     note = waited(error)
     if note is not None and note.seconds:

@@ -114,6 +114,7 @@ class Engine:
     async def _keep(self, index: int, loaded: "asyncio.Future[None]") -> None:
         """Starts worker `index`, feeds it until it dies or hangs, and starts the next."""
         failures = 0
+        slow = f"had not loaded the net after load_timeout={self.options.load_timeout:g} seconds"
         while True:
             process, channel, why, up = None, None, "died", False
             try:
@@ -134,7 +135,7 @@ class Engine:
             except EOFError:
                 pass
             except TimeoutError:
-                why = f"had not loaded the net after load_timeout={self.options.load_timeout:g} seconds"
+                why = slow
             except OSError as error:  # too many files, no memory
                 why = f"could not be started ({error.strerror})"
             except UserError as error:
@@ -150,9 +151,10 @@ class Engine:
                     process.kill()
             if process is not None:
                 await asyncio.to_thread(process.join)
-                why += f", exit code {process.exitcode}"
+                why += f", exit code {process.exitcode}" * (why != slow)
             if not loaded.done():
-                loaded.set_exception(UserError(f"A worker {why}: what it printed says why."))
+                way = "raise it" if why == slow else "what it printed says why"
+                loaded.set_exception(UserError(f"A worker {why}: {way}."))
             if loaded.exception():
                 return
             print(f"Worker {index} {why}: starting another.", file=sys.stderr, flush=True)

@@ -3,6 +3,7 @@
 Every function takes the resolved configuration as plain data and runs in each rank.
 """
 
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -90,10 +91,10 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
         except RuntimeError as error:
             if str(error).startswith("Early stopping conditioned on metric"):
                 raise not_reported(cfg, callbacks, str(error), trainer.callback_metrics) from error
-            tell_lightnings(error, start.begun)
+            tell_lightnings(error, start.begun, trainer)
             raise
         except (TypeError, ValueError, AttributeError, MisconfigurationException) as error:
-            tell_lightnings(error, start.begun)
+            tell_lightnings(error, start.begun, trainer)
             raise
         start.on_train_start(trainer, task.driven)  # a run of no steps
         pruned = {} if report is None or report.pruned is None else {"pruned": report.pruned}
@@ -185,13 +186,16 @@ class Start(Callback):
             self.run.save_config({**self.cfg, "data": {**data, "class_names": list(found)}})
 
 
-def tell_lightnings(error: Exception, begun: bool) -> None:
+def tell_lightnings(error: Exception, begun: bool, trainer: Trainer) -> None:
     """Raises UserError where Lightning's own code has refused the run, before training has `begun`; or later, where it
     has looked at a user's part.
     """
     looked = traceback.extract_tb(error.__traceback__)[-1].name.startswith("_verify_")
     if (looked or not begun) and from_lightning(error):
-        raise UserError(f"Lightning refuses this run: {with_keys(str(error))}") from error
+        said = with_keys(str(error))
+        if trainer.overfit_batches:  # Lightning has put it into the limits and speaks of those
+            said = re.sub(r"trainer\.limit_(?:train|val)_batches", "trainer.overfit_batches", said)
+        raise UserError(f"Lightning refuses this run: {said}") from error
 
 
 def from_lightning(error: BaseException) -> bool:

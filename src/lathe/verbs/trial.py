@@ -74,7 +74,7 @@ class Trial:
         try:
             trainer.fit(task.driven, datamodule=self.data)
         except (RuntimeError, TypeError, ValueError, AttributeError, MisconfigurationException) as error:
-            tell_lightnings(error, bounds.batches > 0)
+            tell_lightnings(error, bounds.batches > 0, trainer)
             raise
         bounds.check_batches()
         return trainer
