@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import environment
+from support.commands import command, environment
 from support.runs import ROOT
 
 import lathe.data
@@ -135,3 +135,11 @@ def test_a_stop_amid_torchs_import_is_one_line(tmp_path: Path) -> None:
 def shown(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
     """As Python's own does, which pytest takes the place of."""
     sys.stderr.write(warnings.formatwarning(message, category, filename, lineno, line))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full, a disk that is always full")
+def test_output_that_finds_no_place_is_told_as_such(tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        found = subprocess.run(command("--help"), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert found.returncode == 1
+    assert found.stderr == "Error: this command's output can't be written, the disk is full: free some space.\n"

@@ -4,7 +4,6 @@ import errno
 import os
 import re
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator
 from importlib import import_module
@@ -275,14 +274,6 @@ def test_output_that_nobody_reads_ends_a_command_in_one_sentence(
     assert process.wait(60) == 128 + signal.SIGPIPE, err
     assert err.count("Error: nobody reads standard output any more") == told
     assert "Traceback" not in err
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full, a disk that is always full")
-def test_output_that_finds_no_place_is_told_as_such(tmp_path: Path) -> None:
-    with open("/dev/full", "w") as full:
-        found = subprocess.run(command("--help"), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
-    assert found.returncode == 1
-    assert found.stderr == "Error: this command's output can't be written, the disk is full: free some space.\n"
 
 
 def test_a_file_of_variables_is_read_and_named_without_its_values(

@@ -59,8 +59,8 @@ NAMED = {
     "trainer.val_check_interval=0": "trainer.val_check_interval=0: expected a whole number from 1",
     "trainer.val_check_interval=10000": "Lightning refuses this run: trainer.val_check_interval (10000) must be",
     "trainer.overfit_batches=0.0001": (
-        "Lightning refuses this run: You requested to check 0.0001 of the `train_dataloader` but 0.0001 * 20 < 1. Please "
-        "increase the trainer.overfit_batches argument"
+        "Lightning refuses this run: You requested to check 0.0001 of the `train_dataloader` but 0.0001 * 20 < 1. "
+        "Please increase the trainer.overfit_batches argument"
     ),
     "trainer.check_val_every_n_epoch=0": "trainer.check_val_every_n_epoch=0: expected a whole number from 1",
     "trainer.benchmark=yess": "trainer.benchmark=yess: expected true or false",

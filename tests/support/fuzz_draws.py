@@ -194,6 +194,7 @@ def wrong(rule: Rule) -> list[Any]:
         if one.item is not None:
             item = next((bad for bad in wrong(one.item) if not isinstance(bad, dict)), None)
             found += [[item] * max(one.least, 1), ["ab"] * (one.least + 1), [0.5] * max(one.least - 1, 0)]
+            found += [[name] * 2 for name in one.item.words] + [["ab", "cd", "ab"], [7, 8, 7]]
     return [value for value in found if not rule.fits(value)]
 
 

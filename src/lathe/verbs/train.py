@@ -193,7 +193,7 @@ def tell_lightnings(error: Exception, begun: bool, trainer: Trainer) -> None:
     looked = traceback.extract_tb(error.__traceback__)[-1].name.startswith("_verify_")
     if (looked or not begun) and from_lightning(error):
         said = with_keys(str(error))
-        if trainer.overfit_batches:  # Lightning has put it into the limits and speaks of those
+        if getattr(trainer, "overfit_batches", 0):  # Lightning has put it into the limits and speaks of those
             said = re.sub(r"trainer\.limit_(?:train|val)_batches", "trainer.overfit_batches", said)
         raise UserError(f"Lightning refuses this run: {said}") from error
 

@@ -54,6 +54,7 @@ def _kind(rule: Rule, nodes: Iterable[str] = ()) -> Json:
         size = {
             "minItems": rule.least or None,
             "maxItems": rule.most,
+            "uniqueItems": rule.different or None,
             "items": None if rule.item is None else _value(rule.item, nodes if rule.item.kind == "node" else ()),
         }
         return {"type": "array"} | {name: value for name, value in size.items() if value is not None}

@@ -7,17 +7,17 @@ _RUN = text("a run directory")
 _log_dir = Keys({"log_dir": path})
 
 RUNS: dict[str, Place] = {
-    "runs": items(text("a folder or a pattern"), 1) | text("a folder or a pattern") | None,
-    "where": items(text("a condition such as state=complete")),
+    "runs": items(text("a folder or a pattern"), 1).once() | text("a folder or a pattern") | None,
+    "where": items(text("a condition such as state=complete")).once(),
     "since": text("a date or an age") | None,
     "sort": text("a key, after a - for the other way around"),
     "limit": count | None,
-    "columns": items(text("a metric or a key"), 1) | None,
+    "columns": items(text("a metric or a key"), 1).once() | None,
     "output": path | None,
     "compare": items(_RUN, 2, 2) | None,
     "points": count,
-    "tag": items(text("a label")),
-    "untag": items(text("a label")),
+    "tag": items(text("a label")).once(),
+    "untag": items(text("a label")).once(),
     "archive": path | None,
     "delete": word("unfinished", "failed", "pruned", "complete") | None,
     "yes": flag,
@@ -56,7 +56,7 @@ BATCH_FIND: dict[str, Place] = {
 }
 GPU_CHECK: dict[str, Place] = {
     "accelerator": word("cpu", "gpu"),
-    "only": items(text("the name of a line"), 1) | None,
+    "only": items(text("the name of a line"), 1).once() | None,
     "timeout": number(above=0),
     "overrides": items(text("an override")),
     "output": path | None,

@@ -49,9 +49,9 @@ class Rule:
     """One kind of values with its bounds, or any of several `others` beside it.
 
     `low` and `high` may be taken, `above` and `below` not. `least` and `most` count a list's items, each of which
-    follows `item`, as the values of a group do. `words` are the only ones taken, where there are any, `also` is a whole
-    number outside the bounds that has a meaning of its own, and `form` a regular expression in `saying`'s words. `noun`
-    is what a number is a number of.
+    follows `item`, as the values of a group do, and which are `different` where one twice would mean nothing. `words`
+    are the only ones taken, where there are any, `also` is a whole number outside the bounds that has a meaning of its
+    own, and `form` a regular expression in `saying`'s words. `noun` is what a number is a number of.
     """
 
     kind: str
@@ -67,6 +67,7 @@ class Rule:
     item: "Rule | None" = None
     least: int = 0
     most: int | None = None
+    different: bool = False
     others: "tuple[Rule, ...]" = ()
 
     def __or__(self, other: "Rule | str | None") -> "Rule":
@@ -76,6 +77,10 @@ class Rule:
     def of(self, noun: str) -> "Rule":
         """The same for numbers of something, such as "optimizer steps"."""
         return replace(self, noun=noun)
+
+    def once(self) -> "Rule":
+        """The same for a list in which nothing may stand twice."""
+        return replace(self, different=True)
 
     def kinds(self) -> "Iterator[Rule]":
         """The rules of which a value has to follow one."""
@@ -115,7 +120,8 @@ class Rule:
             if isinstance(value, (list, Mapping)) and wrong is not ...:
                 return f"{'a list' if isinstance(value, list) else 'a group'} with {shown(wrong)} in it{end}"
             if isinstance(value, list):
-                return f"a list of {len(value)}{end}"
+                twice = next((item for item in value if value.count(item) > 1), ...)
+                return f"a list of {len(value)}{end}" if twice is ... else f"a list with {shown(twice)} twice{end}"
             if isinstance(value, bool):
                 return f"{shown(value)}{end}"
             return f"{'another number' if all(map(_one, self.kinds())) else 'one out of this range'}{end}"
@@ -165,7 +171,9 @@ def _fits(rule: Rule, value: Any) -> bool:
         return not rule.form or re.fullmatch(rule.form, value) is not None
     if rule.kind == "list":
         fit = isinstance(value, list) and rule.least <= len(value) and (rule.most is None or len(value) <= rule.most)
-        return fit and (rule.item is None or all(rule.item.fits(item) for item in value))
+        if not fit or (rule.different and any(value.count(item) > 1 for item in value)):
+            return False
+        return rule.item is None or all(rule.item.fits(item) for item in value)
     if not isinstance(value, Mapping):
         return False
     if rule.kind == "node":
@@ -203,6 +211,7 @@ def _words(rule: Rule) -> str:
     if rule.saying:
         return rule.saying
     each = f" (each {rule.item.expected()})" if rule.item is not None and rule.item.kind != "any" else ""
+    each = f"{each}, none twice" if rule.different else each
     if rule.kind == "list":
         size = (
             f" of {rule.least} items"
