@@ -1,6 +1,7 @@
 """metrics.csv line by line: one line per step, and the same file whether or not the run was interrupted."""
 
 import csv as csv_module
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,9 @@ import torch
 
 from lathe.errors import UserError
 from lathe.loggers import CSVLogger, csv
+from lathe.loggers.lines import read_lines
+
+WRITER = CSVLogger.save.__wrapped__.__code__.co_filename  # type: ignore[attr-defined]
 
 
 @pytest.fixture
@@ -128,6 +132,57 @@ def test_save_brings_the_open_line_to_disk_and_it_stays_open(path: Path) -> None
     logger.log_metrics({"a": 5.0}, step=3)
     logger.finalize("success")
     assert lines(path) == ["step,a,b", "1,1.0,2.0", "2,0.0,4.0", "3,5.0,"]
+
+
+def test_a_saved_line_is_in_the_file_whenever_the_run_is_killed(path: Path) -> None:
+    """Looked at between any two of the writer's own lines of code."""
+    logger, kept, looks = begun(path), dict[str, str](), 0
+
+    def look(frame: Any, event: str, arg: object) -> Any:
+        nonlocal looks
+        if frame.f_code.co_filename != WRITER:
+            return None
+        looks += 1
+        found = {row["step"]: row.get("a") for row in read_lines(path).rows}
+        assert all(found.get(step) == value for step, value in kept.items()), (frame.f_lineno, found, kept)
+        return look
+
+    before = sys.gettrace()
+    for step in range(1, 40):
+        sys.settrace(look)
+        try:
+            logger.log_metrics({"a": step / 8}, step)
+            if step % 3 == 0:
+                logger.save()  # as a checkpoint does
+                kept[str(step)] = str(step / 8)
+            if step % 6 == 0:
+                logger.log_metrics({"late": 1.0, f"of {step}": 0.5} if step % 12 else {"late": 1.0}, step)
+            if step % 9 == 0:
+                logger.log_metrics({"a": step / 8}, step - 1)
+        finally:
+            sys.settrace(before)
+    assert looks > 300
+    assert len(kept) == 13
+
+
+def test_a_file_that_may_not_grow_keeps_its_lines(path: Path) -> None:
+    resource = pytest.importorskip("resource")  # not on Windows
+    logger = begun(path)
+    logger.log_metrics({"a": 1.0}, step=1)
+    logger.save()
+    before = path.read_bytes()
+    logger.log_metrics({"a": 2.0}, step=2)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 3, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large") as found:
+            logger.save()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert found.value.filename == str(path)
+    assert path.read_bytes() == before
+    logger.save()
+    assert lines(path)[1:] == ["1,1.0", "2,2.0"]
 
 
 def test_the_open_line_reaches_the_disk_when_the_next_step_comes(path: Path) -> None:

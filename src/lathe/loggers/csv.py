@@ -1,6 +1,7 @@
 """metrics.csv: one line per logged step, and the same lines whether or not the run was interrupted."""
 
 import csv
+import io
 import math
 import sys
 from argparse import Namespace
@@ -138,14 +139,36 @@ class CSVLogger(Logger):
         self._saved = monotonic()
         if not self._closed and not self._open:
             return
-        with naming(self._path), open_plain(self._path, "r+", newline="", encoding="utf-8") as file:
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, self._columns, restval="", extrasaction="ignore")
+        writer.writerows(self._closed)
+        opens = self._offset + len(text.getvalue().encode())
+        if self._open:
+            writer.writerow(self._open)
+        with naming(self._path):
+            self._put(text.getvalue().encode())
+        self._offset, self._closed = opens, []
+
+    def _put(self, data: bytes) -> None:
+        """Lets the file go on with `data` where the open line is. A line that a checkpoint has counted on is in it at
+        every moment, whenever the process is killed: it is continued, or a whole new file takes its place.
+        """
+        with open_plain(self._path, "r+b", buffering=0) as file:
             file.seek(self._offset)
-            file.truncate()
-            writer = csv.DictWriter(file, self._columns, restval="", extrasaction="ignore")
-            writer.writerows(self._closed)
-            self._offset, self._closed = file.tell(), []
-            if self._open:
-                writer.writerow(self._open)
+            old = file.read()
+            if data.startswith(old):
+                rest = data[len(old) :]
+                try:
+                    while rest:  # of a disk that fills up, a part may be taken before it is told
+                        rest = rest[file.write(rest) :]
+                except OSError:
+                    file.truncate(self._offset + len(old))
+                    raise
+                return
+            file.seek(0)
+            before = file.read(self._offset)
+        with whole(self._path) as temporary:
+            temporary.write_bytes(before + data)
 
     @rank_zero_only
     def finalize(self, status: str) -> None:
