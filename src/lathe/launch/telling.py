@@ -244,7 +244,7 @@ def _output_fails(error: OSError) -> bool:
     try:
         os.write(1, b"\n")
     except OSError as again:
-        return again.errno == error.errno and files.disk_reason(error) is not None
+        return again.errno == error.errno
     return False
 
 
@@ -256,8 +256,9 @@ def _foreign_sentence(error: BaseException) -> str | None:
             "install the one that was made for it, from the index that torch came from, or uninstall it."
         )
     if isinstance(error, OSError):
-        if error.filename is None and _output_fails(error):
-            return f"this command's output can't be written, {files.disk_reason(error)}."
+        reason = None if error.filename is not None else files.disk_reason(error)
+        if reason is not None and _output_fails(error):
+            return f"this command's output can't be written, {reason}."
         return files.disk_sentence(error)
     note = waited(error)
     if note is not None and note.seconds:
