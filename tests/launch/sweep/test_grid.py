@@ -51,6 +51,15 @@ def test_a_command_that_is_done_begins_another_sweep(tmp_path: Path) -> None:
         assert len(sweeps(tmp_path / "logs")) == count
 
 
+def test_what_is_wrong_in_every_job_is_told_before_any_of_them(tmp_path: Path) -> None:
+    done = run("-m", *WORDS, "optimizer.lr=-1", "seed=1,2,3", "model.net.depth=1,-2", cwd=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("Error: optimizer.lr=-1: expected a number above 0 ")
+    assert not (tmp_path / "logs").exists()
+
+
 def test_a_job_that_fails_costs_one_job_and_is_tried_again_alone(tmp_path: Path) -> None:
     words = ("-m", *WORDS, "seed=1,2,3", "sweep.jobs=2", "+callbacks.falls={_target_: support.sweep_parts.Falls}")
     done = run(*words, cwd=tmp_path)

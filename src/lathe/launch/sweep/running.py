@@ -10,8 +10,8 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from lathe import files
-from lathe.config.composed import resolve
-from lathe.config.schema import problems, rules, shown
+from lathe.config.composed import check, resolve
+from lathe.config.schema import TRAINING, problems, rules, shown
 from lathe.config.words import key_of
 from lathe.errors import UserError, refuse, require
 from lathe.launch.nodes import read_nodes
@@ -104,6 +104,7 @@ def _source(context: Context, words: list[str], params: dict[str, Any], options:
     if options.get("space") is None:
         composed = [context.composed(job) for job in jobs]  # what Hydra refuses is told before any job
         _check_lists(composed[0] if composed else None, words)
+        refuse(_in_every_job(composed))
         return Listed(jobs)
     require(
         len(jobs) == 1,
@@ -111,6 +112,27 @@ def _source(context: Context, words: list[str], params: dict[str, Any], options:
         "them there, run each trial with all of them by sweep.repeats={seed: [1, 2, 3]}, or start a search for each.",
     )
     return Search(context, jobs[0], options)
+
+
+def _in_every_job(jobs: Sequence[DictConfig]) -> list[str]:
+    """A sentence for each mistake that all jobs would end with. Those of some of them cost these alone, and are told
+    by them.
+    """
+    shared: list[str] | None = None
+    for job in jobs:
+        verb = str(job.hydra.job.config_name)
+        raw = OmegaConf.masked_copy(job, [str(key) for key in job if key != "hydra"])
+        try:
+            cfg = resolve(raw)
+            # a run that is continued says itself what it is made of
+            together = None if cfg.get("resume") is not None else ()
+            found = check(cfg, verb, together, OmegaConf.to_container(raw)) if verb in TRAINING else []
+        except UserError as error:
+            found = [str(sentence) for sentence in error.args]
+        shared = found if shared is None else [sentence for sentence in shared if sentence in found]
+        if not shared:
+            break
+    return shared or []
 
 
 def _check_lists(job: DictConfig | None, words: Sequence[str]) -> None:
