@@ -16,7 +16,8 @@ from lathe.callbacks.methods.distill import Distill
 from lathe.compression.distillation import kd
 from lathe.errors import UserError
 from lathe.runs import attached, methods
-from lathe.runs.build import make, make_task
+from lathe.runs.build import make_task
+from lathe.runs.nodes import make
 from lathe.runs.score import open_net
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from lathe.callbacks.methods.ptq import PTQStatic
 from lathe.compression.quantization.layer_plan import LayerPlan
-from lathe.runs.build import make
+from lathe.runs.nodes import make
 
 METHODS = ("qat", "ptq_static", "ptq_dynamic", "weight_only")
 

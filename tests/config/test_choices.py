@@ -19,8 +19,9 @@ from lathe.export import TARGETS, get
 from lathe.optim.build import factory_of
 from lathe.optim.foreign import build_scheduler
 from lathe.optim.plan import check_plan, plan_of
-from lathe.runs.build import make, make_schedule, make_task
+from lathe.runs.build import make_schedule, make_task
 from lathe.runs.methods import make_methods
+from lathe.runs.nodes import make
 from lathe.tasks import ClassificationTask
 
 CONFIGS = ROOT / "configs"

@@ -28,7 +28,7 @@ from lathe.config.schema.verbs import TRAIN
 from lathe.errors import ArgumentError, UserError
 from lathe.export import get
 from lathe.nets import MLP
-from lathe.runs.build import make
+from lathe.runs.nodes import make
 from lathe.strategies import compile_net, precision_plugin
 
 SOURCE = ROOT / "src" / "lathe"

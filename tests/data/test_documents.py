@@ -17,7 +17,7 @@ from lathe.data.documents import DocumentDataModule, find_documents
 from lathe.data.token_file import TokenFiles, TokenWriter, write_meta
 from lathe.data.tokens import Tokens
 from lathe.errors import UserError
-from lathe.runs.build import make
+from lathe.runs.nodes import make
 
 
 def test_a_stream_is_cut_behind_each_end() -> None:

@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from lathe.data.synthetic_tokens import SyntheticTokens
 from lathe.data.tokens import TokenDataModule
-from lathe.runs.build import make, make_task
+from lathe.runs.build import make_task
+from lathe.runs.nodes import make
 from lathe.strategies import DDP
 from lathe.tasks import LanguageModellingTask
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from lathe.data.tokens import TokenDataModule, TokenLoader, Tokens
 from lathe.errors import UserError
-from lathe.runs.build import make
+from lathe.runs.nodes import make
 
 pytestmark = pytest.mark.law2
 

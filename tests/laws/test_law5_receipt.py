@@ -18,7 +18,7 @@ from lathe import export
 from lathe.measure import count_flops
 from lathe.receipt import measured
 from lathe.runs import score
-from lathe.runs.build import make
+from lathe.runs.nodes import make
 from lathe.verbs.train import train
 
 SHORT = measured.Effort(repeats=5, warmup=1, seconds=1.0)

@@ -20,7 +20,7 @@ from lathe.data.shards import ShardDataModule, Shards
 from lathe.errors import UserError
 from lathe.export.preprocess import Preprocess
 from lathe.images.files import find_images
-from lathe.runs.build import make
+from lathe.runs.nodes import make
 from lathe.runs.shippable import make_preprocess
 from lathe.serving.decode import decode
 from lathe.serving.limits import Limits

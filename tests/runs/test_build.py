@@ -8,7 +8,8 @@ from support.runs import config
 from torch import nn
 
 from lathe.errors import UserError
-from lathe.runs.build import call_factory, make, make_data, make_part, make_task
+from lathe.runs.build import call_factory, make_data, make_task
+from lathe.runs.nodes import make, make_part
 from lathe.tasks import ClassificationTask
 
 

@@ -99,7 +99,7 @@ def gadgets(canary: Path) -> dict[str, dict[str, Any]]:
         "lathe.launch.agent.call": {"job": f"runpy:run_path({module})", "cfg": {}},
         "lathe.launch.agent.importlib.import_module": {"name": "planted_module"},
         "lathe.files.write_atomically": {"path": str(canary), "text": "x"},
-        "lathe.runs.build.hydra.utils.instantiate": {"config": {}},
+        "lathe.runs.nodes.hydra.utils.instantiate": {"config": {}},
         "lathe.data.unpickle.pickle.load": {},
         "lathe.legacy.torchscript.load": {"path": str(payload)},
         "hydra.utils.instantiate": {"config": {"_target_": "os.getcwd"}},

@@ -13,8 +13,8 @@ from torch import Tensor
 from lathe import trust
 from lathe.errors import UserError
 from lathe.nets import MLP
-from lathe.runs.build import make
 from lathe.runs.checkpoints import load_weights, read_checkpoint
+from lathe.runs.nodes import make
 from lathe.runs.rundir import RunDir
 from lathe.runs.score import open_data, open_run_net, score
 from lathe.tasks import ClassificationTask

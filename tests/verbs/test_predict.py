@@ -14,7 +14,7 @@ from support.runs import SMALL, new_run
 from lathe import export
 from lathe.errors import UserError
 from lathe.export import manifest as manifests
-from lathe.runs.build import make
+from lathe.runs.nodes import make
 from lathe.runs.rundir import RunDir
 from lathe.runs.shippable import open_shippable
 from lathe.verbs.predict import predict

@@ -11,7 +11,7 @@ from support.predicting import request, rows, save
 from support.runs import SMALL, new_run
 
 from lathe.errors import UserError
-from lathe.runs.build import make
+from lathe.runs.nodes import make
 from lathe.runs.rundir import RunDir
 from lathe.verbs.predict import predict
 from lathe.verbs.train import train

@@ -1,16 +1,9 @@
-"""Parts from configuration nodes, with a sentence where a node can't be built."""
+"""The data module, task, net, optimizer and scheduler of a resolved configuration."""
 
 import inspect
-import re
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
-import hydra
-from hydra._internal.utils import _locate
-from hydra.errors import InstantiationException
 from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 from torch import nn
@@ -18,117 +11,13 @@ from torch import nn
 from lathe.config.schema.optim import PLAN
 from lathe.data.base import ExactDataModule
 from lathe.data.foreign import share
-from lathe.errors import ArgumentError, UserError, did_you_mean, own_place, require, under
+from lathe.errors import UserError, require, under
 from lathe.optim.build import check_optimizer, factory_of, try_on
 from lathe.optim.plan import check_plan, plan_of
 from lathe.optim.rules import freeze
-from lathe.runs.nodes import located
+from lathe.runs.nodes import make, make_part, named, target_of
 from lathe.tasks import LightningTask, Task, apply_init
 from lathe.tasks.plain import check_hyper_parameters
-
-# What a part that can't be made with its arguments may raise.
-_RAISED = (
-    *(TypeError, ImportError, AttributeError, ValueError, RuntimeError, MemoryError, OSError, LookupError),
-    MisconfigurationException,
-)
-
-
-def make(node: Any, key: str, /, *args: Any, **kwargs: Any) -> Any:
-    """Instantiates `node`, which stands at `key` of the configuration, with plain lists and dicts as its arguments.
-
-    Raises:
-        UserError: the target does not exist or does not take these arguments; or what the target itself raised, if that
-            is one.
-    """
-    if isinstance(node, dict) and "_convert_" not in node:
-        # Hydra's own lists and dicts make groups of keys of parts that are dataclasses, and a part that keeps one, as
-        # save_hyperparameters does, would put it into checkpoints, which could then not be read without running code
-        kwargs["_convert_"] = "all"
-    try:
-        return hydra.utils.instantiate(node, *args, **kwargs)
-    except InstantiationException as error:
-        cause: BaseException | None = error
-        said = ""
-        while cause is not None:
-            if isinstance(cause, UserError) and not isinstance(cause, ArgumentError):
-                raise cause from error
-            # an ArgumentError has put the words of those that it comes of into the caller's terms
-            deepest, said = cause, f"{said} {cause}"
-            cause = None if isinstance(cause, ArgumentError) else cause.__cause__
-        lines = [line for line in str(error).splitlines() if line.strip()]
-        where = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("full_key:")), "")
-        where, inner = located(node, where)
-        full = ".".join(part for part in (key, where) if part)
-        if isinstance(deepest, ArgumentError):
-            raise deepest.under(full) from error
-        unfound = re.search(r"Error (?:locating target|loading) '([\w.]+)'", said)
-        absent = missing_name(unfound.group(1)) if unfound else None
-        if absent:
-            raise UserError(f"{full} can't be built: {absent}") from error
-        surplus = re.search(r"unexpected keyword argument '(\w+)'", str(deepest))
-        if surplus and "_target_" in inner:
-            takes = inspect.signature(hydra.utils.get_object(inner["_target_"])).parameters
-            hint = did_you_mean(surplus.group(1), takes)
-            if (full, surplus.group(1)) == ("data", "eval_batch_size"):  # as the verbs' batch_size sets it
-                hint = "if it came from batch_size=..., leave that out"
-            raise UserError(f"{full}.{surplus.group(1)}: {inner['_target_']} takes no such argument; {hint}") from error
-        if isinstance(deepest, _RAISED) or deepest is error:
-            named = f"{type(deepest).__name__}: " * isinstance(deepest, LookupError)  # which says a key and no more
-            said = f"{named}{' '.join(str(deepest).split())[:500]}{own_place(deepest)}"
-            if isinstance(deepest, ModuleNotFoundError) and str(inner.get("_target_")).startswith(f"{deepest.name}."):
-                said += ": a module of your own lies in src/, or PYTHONPATH names its folder"
-            raise UserError(f"{full} can't be built: {said}") from error
-        raise
-
-
-def missing_name(path: str) -> str | None:
-    """The sentence that says which module or class on the way to `path` lacks the next name; None if none does, or the
-    first can't be imported."""
-    home, *names = path.split(".")
-    try:
-        inside: Any = import_module(home)
-        for number, name in enumerate(names):
-            if not hasattr(inside, name) and not (hasattr(inside, "__path__") and find_spec(f"{home}.{name}")):
-                kind = "module" if inspect.ismodule(inside) else "class"
-                public = [word for word in dir(inside) if not word.startswith("_")]
-                hint = did_you_mean(name, public, "its file says which names it has")
-                return f"the {kind} {home} has no {'.'.join(names[number:])}; {hint}"
-            home = f"{home}.{name}"
-            inside = getattr(inside, name) if hasattr(inside, name) else import_module(home)
-    except Exception:  # what a user's module raises when it is imported
-        return None
-    return None
-
-
-def target_of(node: Any) -> Any:
-    """What the `_target_` of a node names; None where there is none, which `make` tells."""
-    try:
-        return _locate(node["_target_"])  # Hydra's get_object, without its lines about what is not there
-    except Exception:
-        return None
-
-
-def make_part(node: Any, key: str, kind: type, /, *args: Any, or_none: bool = False, **kwargs: Any) -> Any:
-    """`make` where a `kind` is expected, or with `or_none` a function that may have nothing to give.
-
-    Raises:
-        UserError: as `make`, and for a part of another kind.
-    """
-    if not isinstance(node, dict) or not isinstance(node.get("_target_"), str):
-        raise UserError(f"{key}={node!r}: expected a node whose _target_ names {_named(kind)}.")
-    target = target_of(node)
-    if inspect.isclass(target) and not issubclass(target, kind):
-        raise UserError(f"{key}._target_={node['_target_']}: expected {_named(kind)}, got the class {target.__name__}.")
-    part = make(node, key, *args, **kwargs)
-    if not isinstance(part, kind) and not (or_none and part is None):
-        raise UserError(f"{key}._target_={node['_target_']}: expected {_named(kind)}, got {_named(type(part))}.")
-    return part
-
-
-def _named(kind: type) -> str:
-    home = kind.__module__.split(".")[0]
-    name = kind.__name__ if home == "builtins" else f"{home} {kind.__name__}"
-    return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
 def make_data(cfg: dict[str, Any], train: bool = False) -> Any:
@@ -158,7 +47,7 @@ def make_task(cfg: dict[str, Any], train: bool = True) -> Any:
             here.
     """
     if not isinstance(cfg["task"].get("_target_"), str):
-        raise UserError(f"task={cfg['task']!r}: expected a node whose _target_ names {_named(Task)}.")
+        raise UserError(f"task={cfg['task']!r}: expected a node whose _target_ names {named(Task)}.")
     task = make(_weighted(cfg["task"]), "task", _partial_=True)
     _check_task(task.func, cfg["task"]["_target_"])
     parts = {"net": make_net(cfg["model"])} if "net" in cfg["model"] else {}
@@ -257,7 +146,7 @@ def _check_task(kind: Any, target: str) -> None:
             f"task._target_={target} is a net: expected a task such as lathe.tasks.ClassificationTask; the net "
             "stands in model.net."
         )
-    raise UserError(f"task._target_={target}: expected {_named(Task)}, got the class {kind.__name__}.")
+    raise UserError(f"task._target_={target}: expected {named(Task)}, got the class {kind.__name__}.")
 
 
 def _check_steps(net: nn.Module, kind: Any, target: str) -> None:
@@ -272,9 +161,9 @@ def _check_steps(net: nn.Module, kind: Any, target: str) -> None:
 def _called(factory: Any, **parts: Any) -> Task:
     task = call_factory(factory, "task", **parts)
     if not isinstance(task, Task):
-        raise UserError(f"task._target_={factory.func.__name__}: expected {_named(Task)}, got {_named(type(task))}.")
+        raise UserError(f"task._target_={factory.func.__name__}: expected {named(Task)}, got {named(type(task))}.")
     if not isinstance(task.net, nn.Module):
-        raise UserError(f"model.net: expected {_named(nn.Module)}, got {_named(type(task.net))}.")
+        raise UserError(f"model.net: expected {named(nn.Module)}, got {named(type(task.net))}.")
     return task
 
 

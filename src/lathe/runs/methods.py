@@ -6,7 +6,7 @@ from typing import Any
 from lathe.callbacks import Compression
 from lathe.config.stages import methods, windows
 from lathe.runs import score
-from lathe.runs.build import make_part
+from lathe.runs.nodes import make_part
 
 
 def make_methods(cfg: dict[str, Any]) -> list[Compression]:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from lathe.data.base import ExactDataModule
 from lathe.data.checks import check_declared, undeclared
 from lathe.errors import require
-from lathe.runs.build import make_data, make_task, target_of
+from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
+from lathe.runs.nodes import target_of
 from lathe.runs.rundir import open_run
 from lathe.tasks import LightningTask, Task
 

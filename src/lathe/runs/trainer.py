@@ -23,8 +23,9 @@ from lathe.data.prefetch import tell_no_effect
 from lathe.errors import under
 from lathe.nets import recompute
 from lathe.runs import restoring
-from lathe.runs.build import call_factory, make, make_part
+from lathe.runs.build import call_factory
 from lathe.runs.checkpoints import read_checkpoint
+from lathe.runs.nodes import make, make_part
 from lathe.strategies import DDP, SyncBatchNorm, channels_last, compile_task, precision_plugin
 from lathe.tasks import Task
 

@@ -24,7 +24,7 @@ from lathe import files
 from lathe.data.base import ExactDataModule
 from lathe.data.shared import SharedLoader
 from lathe.errors import UserError, own_place, require
-from lathe.runs.build import target_of
+from lathe.runs.nodes import target_of
 from lathe.runs.trainer import device_type
 from lathe.verbs.trial import Trial, rates_of
 

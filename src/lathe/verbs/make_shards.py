@@ -6,7 +6,7 @@ from typing import Any
 from lathe.data.checks import squashed
 from lathe.data.shard_write import FolderSamples, index_tars, source_samples, write_shards
 from lathe.errors import require, under
-from lathe.runs.build import make
+from lathe.runs.nodes import make
 
 
 def make_shards(settings: dict[str, Any]) -> tuple[Path, dict[str, Any]]:

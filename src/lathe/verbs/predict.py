@@ -22,9 +22,9 @@ from lathe.export.bundle import open_bundle
 from lathe.export.files import whole
 from lathe.images.files import ImageFile, LeftOut, UnreadableError, find_images
 from lathe.images.pictures import scaled
-from lathe.runs.build import target_of
 from lathe.runs.cells import cell
 from lathe.runs.exported import check_current
+from lathe.runs.nodes import target_of
 from lathe.runs.rundir import RunDir
 from lathe.runs.score import check_taken
 from lathe.runs.shippable import class_names, is_image
