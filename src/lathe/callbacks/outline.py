@@ -3,7 +3,7 @@ they belong to, a user's own callback as well as Lathe's.
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +48,20 @@ def check_outline(checkpoint: Any, path: str | Path, key: str = "checkpoint", pa
 
 
 def _digest(part: Any) -> str:
-    return hashlib.sha256("\n".join(sorted(_lines(part))).encode(errors="backslashreplace")).hexdigest()[:16]
+    lines: list[str] = []
+    _describe(part, "", lines)
+    return hashlib.sha256("\n".join(sorted(lines)).encode(errors="backslashreplace")).hexdigest()[:16]
 
 
-def _lines(tree: Any, at: str = "") -> Iterator[str]:
+def _describe(tree: Any, at: str, lines: list[str]) -> None:
+    """Adds a line for each thing in `tree`, which stands at `at`."""
     if isinstance(tree, Tensor):
-        yield f"{at} {tree.dtype} {list(tree.shape)}"
-        return
-    inside: Any = tree.items() if isinstance(tree, Mapping) else ()
-    if isinstance(tree, (list, tuple)):
-        inside = enumerate(tree)
-    yield f"{at} {'dict' if isinstance(tree, Mapping) else type(tree).__name__}"
-    for name, value in inside:
-        yield from _lines(value, f"{at}.{name!a}")
+        lines.append(f"{at} {tree.dtype} {list(tree.shape)}")
+    elif isinstance(tree, (dict, Mapping)):
+        lines.append(f"{at} dict")
+        for name, value in tree.items():
+            _describe(value, f"{at}.{name!a}", lines)
+    else:
+        lines.append(f"{at} {type(tree).__name__}")
+        for name, value in enumerate(tree) if isinstance(tree, (list, tuple)) else ():
+            _describe(value, f"{at}.{name!a}", lines)

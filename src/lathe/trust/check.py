@@ -147,11 +147,12 @@ def _options(node: Any, key: str) -> Iterator[Finding]:
         full = _join(key, child)
         if not isinstance(child, (str, int)) or isinstance(child, bool) or (not key and not isinstance(child, str)):
             yield Finding(full, repr(child)[:80], False, "which is no key")
-        elif isinstance(child, str) and re.fullmatch(r"_\w*_", child) and child != "_target_":
+        elif isinstance(child, str) and child[:1] == "_" and re.fullmatch(r"_\w*_", child) and child != "_target_":
             fits = "_target_" in node and child in OPTIONS and isinstance(value, OPTIONS[child])
             if not fits or (child == "_args_" and kind_at(key) not in ("module", "net part")):
                 yield Finding(full, child, False, "which Lathe never writes there")
-        yield from _options(value, full)
+        if isinstance(value, (dict, list)):
+            yield from _options(value, full)
 
 
 def _join(key: str, child: Any) -> str:
