@@ -1,6 +1,7 @@
 """Nodes become what Hydra makes of them."""
 
 import random
+import sys
 from typing import Any
 
 import hydra
@@ -64,6 +65,14 @@ def test_lists_and_groups_of_a_part_are_its_own() -> None:
     made.kwargs["sizes"].append(3)
     made.kwargs["group"]["deep"].append(4)
     assert (node["sizes"], node["group"]) == ([1, 2], {"deep": [3]})
+
+
+def test_a_class_that_is_defined_anew_is_the_one_that_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = {"_target_": f"{__name__}.Kept"}
+    assert type(make(node, "model")) is Kept
+    anew = type("Kept", (), {})
+    monkeypatch.setattr(sys.modules[__name__], "Kept", anew)
+    assert type(make(node, "model")) is anew
 
 
 def test_words_that_look_like_an_interpolation_stay_as_they_are() -> None:
