@@ -19,6 +19,7 @@ from lathe.config.composed import check, resolve
 from lathe.errors import UserError, refuse, require
 from lathe.launch.devices import count_processes
 from lathe.launch.start import check_typed
+from lathe.launch.stops import stoppable
 from lathe.launch.telling import one_sentence, tell
 
 OLDER = ("cli",)
@@ -28,7 +29,8 @@ OLDER = ("cli",)
 @hydra.main(version_base="1.3", config_path="../configs", config_name="benchmark")
 def main(cfg: DictConfig) -> None:
     try:
-        benchmark(cfg)
+        with stoppable():
+            benchmark(cfg)
     except Exception as error:
         sys.exit(tell(error))
 

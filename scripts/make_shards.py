@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from lathe.config.composed import resolve
 from lathe.launch.start import check_typed
+from lathe.launch.stops import stoppable
 from lathe.launch.telling import one_sentence, tell
 
 
@@ -20,7 +21,8 @@ def main(cfg: DictConfig) -> None:
         check_typed(cfg, settings)
         from lathe.verbs.make_shards import make_shards  # here: it imports torch
 
-        tell_of(*make_shards(settings))
+        with stoppable():
+            tell_of(*make_shards(settings))
     except Exception as error:
         sys.exit(tell(error))  # here: Hydra would print a line of its own first
 

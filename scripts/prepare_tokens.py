@@ -7,6 +7,7 @@ from omegaconf import DictConfig
 
 from lathe.config.composed import resolve
 from lathe.launch.start import check_typed
+from lathe.launch.stops import stoppable
 from lathe.launch.telling import one_sentence, tell
 
 
@@ -18,7 +19,8 @@ def main(cfg: DictConfig) -> None:
         check_typed(cfg, settings)
         from lathe.data.prepare_tokens import report  # imports torch: only once the command line is known to be right
 
-        report(settings)
+        with stoppable():
+            report(settings)
     except Exception as error:  # told here: Hydra would print lines of its own first
         sys.exit(tell(error))
 

@@ -132,7 +132,7 @@ def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
 @contextmanager
 def uninterrupted() -> Iterator[None]:
     """Lets a Ctrl-C within wait for the end: torch's writer of checkpoints, which Python calls back, can't be left in
-    its middle, and takes the process down when it is thrown away.
+    its middle, and takes the process down when it is thrown away; as little as its import can.
     """
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):

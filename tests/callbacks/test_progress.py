@@ -101,6 +101,18 @@ def test_the_loss_shown_is_the_last_one(
     assert f"train/loss {losses[-1]:.4g} |" in capsys.readouterr().out
 
 
+def test_a_loss_that_the_module_logs_by_that_name_is_the_one_shown(
+    tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Logs(tiny.Task):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log("train/loss", 7.0 + batch_idx, on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1).fit(Logs(), tiny.Loader())
+    assert "train/loss 9.5 |" in capsys.readouterr().out
+
+
 def test_a_line_has_the_means_of_its_own_epoch(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     class Means(tiny.Task):
         def on_train_epoch_end(self) -> None:

@@ -28,6 +28,16 @@ GROUPS = {
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
+        (
+            "strategy=ddp_find_unused_parameters_true",
+            "strategy=ddp_find_unused_parameters_true: there is no such choice; write strategy=ddp "
+            "strategy.find_unused_parameters=true.",
+        ),
+        (
+            "strategy=deepspeed_stage_3_offload",
+            "strategy=deepspeed_stage_3_offload: there is no such choice; write strategy=deepspeed_3_offload.",
+        ),
+        ("strategy=ddp_spawn", "strategy=ddp_spawn: there is no such choice; write strategy=ddp."),
         ("model=rsnet20", "model=rsnet20: there is no such choice; did you mean resnet20?"),
         (
             "optimizer.rl=1",

@@ -10,9 +10,10 @@ from support.runs import ROOT, config
 
 from lathe.config.choice import BESIDE, OVER
 from lathe.config.composed import check
+from lathe.config.habits import HABITS
 from lathe.config.help import choices
 from lathe.config.schema.trainer import FILLED_IN
-from lathe.config.words import FILLED, HABITS, UNUSED, translate
+from lathe.config.words import FILLED, UNUSED, translate
 from lathe.errors import UserError
 
 GROUPS: dict[str, list[str]] = {
@@ -116,6 +117,9 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["-m", "optimizer=glob(x*)"], ["optimizer=glob(x*)", "no choice has that name", "choose among adamw,"]),
         (["-m", "seed=glob(*)"], ["seed=glob(*)", "a group", "by commas"]),
         *[([f"{word}=3"], [f"{word}=3", "no such key"]) for word in HABITS],
+        (["trainer.strategy=ddp_spawn"], ["trainer.strategy=ddp_spawn", "write strategy=ddp"]),
+        (["fit"], ["fit", "leave it out"]),
+        (["validate", "seed=1"], ["validate", "scripts/evaluate.py", "split=val"]),
         (["extras.print_config=true"], ["extras.print_config=true", "leave it out"]),
         *[([f"{key}=/x"], [f"{key}=/x", "paths.log_dir"]) for key in UNUSED],
         *[([f"optimizer={word}"], [f"optimizer={word}", "choose one of adamw"]) for word in ("3", "true")],

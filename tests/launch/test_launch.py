@@ -121,6 +121,20 @@ def test_any_other_change_is_refused_with_a_diff(
     assert not broken.complete
 
 
+@pytest.mark.parametrize(
+    ("typed", "way"),
+    [
+        (["trainer.devices=2"], "go on elsewhere in a new run, by its other words and ckpt_path={} ckpt_mode=trainer."),
+        (["trainer.devices=2", "seed=8"], "start a new run from its weights with ckpt_path."),
+    ],
+)
+def test_other_devices_are_a_new_run_with_all_of_its_state(
+    command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str], typed: list[str], way: str
+) -> None:
+    told = command.fails(f"resume={broken.path}", *typed, capsys=capsys)
+    assert told.endswith(f": leave that out, or {way.format(broken.path)}")
+
+
 def test_a_failed_continuation_keeps_the_run(
     command: Command, broken: RunDir, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -34,6 +34,8 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_checkpoint(tmp_path / "no.ckpt", "ckpt_path")
     with pytest.raises(UserError, match="there is no such file"):
         read_checkpoint(tmp_path, "ckpt_path")
+    with pytest.raises(UserError, match=r"^ckpt_path=last: .*: name its run, such as ckpt_path=logs/latest\.$"):
+        read_checkpoint(Path("last"), "ckpt_path")
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 0.5, 0.9, 0.99])

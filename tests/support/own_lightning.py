@@ -216,6 +216,11 @@ class Detached(LitNet):
         return super().training_step(batch, batch_idx).detach()
 
 
+class Skips(LitNet):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step(batch, batch_idx) if batch_idx != 2 else None
+
+
 class Stepless(LightningModule):
     pass
 

@@ -13,6 +13,7 @@ from support.ranks import on_ranks
 from support.runs import column, config, new_run, rows, weights
 
 from lathe import trust
+from lathe.errors import UserError
 from lathe.runs.rundir import RunDir
 from lathe.verbs.evaluate import evaluate
 from lathe.verbs.load import load
@@ -61,6 +62,21 @@ def test_two_processes_have_the_losses_of_one(tmp_path: Path, data: str) -> None
     assert result["test_seen"] == (297 if data == "digits" else 7)
     for name in ("val_loss", "val_accuracy", "val_seen", "test_loss", "test_seen", "train_loss_epoch"):
         assert results[0][name] == pytest.approx(result[name], rel=1e-5), name
+
+
+def sentence_of(rank: int, cfg: dict[str, Any]) -> str:
+    with pytest.raises(UserError) as told:
+        train(cfg)
+    return str(told.value)
+
+
+# what Lightning says of it
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_step_without_a_loss_is_for_one_process(tmp_path: Path) -> None:
+    assert train(run(tmp_path / "one", module="Skips"))["test_seen"] == 297
+    told = on_ranks(sentence_of, run(tmp_path / "two", "trainer.devices=2", module="Skips"))
+    assert told[0].startswith("training_step of Skips returned None, which skips a step of one process")
+    assert told[0] == told[1]
 
 
 def test_what_it_logs_is_monitored_and_reported(tmp_path: Path) -> None:

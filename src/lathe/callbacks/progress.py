@@ -109,6 +109,8 @@ class Progress(RichProgressBar):
         """
         if self._line:
             metrics = self.get_metrics(trainer, pl_module)
+            if "train/loss" in metrics and "train/loss" in trainer.callback_metrics:  # of all batches, of all processes
+                metrics["train/loss"] = float(local(trainer.callback_metrics["train/loss"]))
             new = {name: value for name, value in metrics.items() if self._validated or split_of(name) != "val"}
             print(" | ".join([self._line, *(f"{name} {value:.4g}" for name, value in new.items())]), flush=True)
             self._line, self._validated = "", False

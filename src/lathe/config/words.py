@@ -6,37 +6,11 @@ from typing import Any
 
 from lathe.config.choice import NOTHING, OVER, SEVERAL, check_choice, check_local, check_swept
 from lathe.config.flags import MULTIRUN, Groups, check_flags
+from lathe.config.habits import HABITS, VERBS, strategy_of
 from lathe.config.listed import WHOLE_NODE, spread, top_level
 from lathe.config.typed import in_quotes
 from lathe.errors import UserError, did_you_mean, require
 
-# Keys of other templates, with what is typed here.
-HABITS = {
-    "hparams_search": "a search is a sweep: python train.py -m optimizer.lr=0.03,0.1, or sweep=optuna with sweep.space",
-    "train": "train=false tests the weights of ckpt_path=... without training; a finished run is evaluated by "
-    "python scripts/evaluate.py run=logs/latest",
-    "task_name": "the label of a run is name=...",
-    "experiment_name": "the label of a run is name=...",
-    "run_name": "the label of a run is name=...",
-    "datamodule": "data sets are chosen by data=...",
-    "dataset": "data sets are chosen by data=...",
-    "module": "nets are chosen by model=..., what is learned by task=...",
-    "net": "nets are chosen by model=...",
-    "auto_lr_find": "a learning rate is looked for by python scripts/lr_find.py",
-    "auto_scale_batch_size": "a batch size is looked for by python scripts/batch_find.py",
-    "gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
-    "devices": "devices are trainer.devices=...",
-    "epochs": "the length of a run is trainer.max_epochs=...",
-    "ckpt": "a new run starts from ckpt_path=..., an interrupted one goes on with resume=...",
-    "checkpoint": "a new run starts from ckpt_path=..., an interrupted one goes on with resume=...",
-    "output_dir": "runs are written below paths.log_dir=...",
-    "trainer.auto_lr_find": "a learning rate is looked for by python scripts/lr_find.py",
-    "trainer.auto_scale_batch_size": "a batch size is looked for by python scripts/batch_find.py",
-    "trainer.gpus": "devices are trainer.accelerator=gpu trainer.devices=...",
-    "trainer.resume_from_checkpoint": "an interrupted run goes on with resume=..., a new one starts from ckpt_path=...",
-    "extras": "leave it out: warnings and tables have keys of their own, which python train.py --help lists",
-    "compile_model": "compilation is compile=default",
-}
 # Hydra's own, which would be taken and do nothing: a run has a directory by Lathe's rules.
 UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir", "hydra.job.chdir")
 # Those that Hydra fills in itself, or that say how it logs, which is nothing here.
@@ -134,6 +108,8 @@ def _formless(word: str, groups: Groups) -> str:
     holders = [group for group, names in groups.items() if word in names]
     if word in groups:
         way = f"{word}={'|'.join(groups[word]) or '...'}"
+    elif word in VERBS and not holders:
+        return f"{word}: {VERBS[word]}."
     else:
         way = f"{holders[0]}={word}" if holders else "seed=1, say; a value with spaces in it stands in quotes"
     return f"{word}: every word has the form key=value: {way}."
@@ -152,6 +128,8 @@ def _translated(word: str, groups: Groups) -> list[str]:
         word = f"{word.partition('=')[0]}={value}"
     require(bool(key), f"{word!r} can't be read as an override: write key=value.")
     require("=" in word or sign == "~" or not re.fullmatch(r"[\w.@/+-]+", word), _formless(word, groups))
+    typed = strategy_of(value) if key == "trainer.strategy" else ""
+    require(not typed, f"{word} is not taken from here: write {typed}.")
     if (key, value) == ("train", "false") and not sign and key not in groups:
         return ["trainer.max_epochs=0"]
     if key == "local" and not sign and "local" in groups:
@@ -277,6 +255,8 @@ def _check_jobs(overrides: Sequence[str], groups: Groups) -> None:
 def no_such_choice(group: str, choice: str, options: Sequence[str], groups: Groups) -> str:
     """The sentence for a choice that a group does not have."""
     hint = did_you_mean(choice, options)
+    if group == "strategy" and (typed := strategy_of(choice)):
+        hint = f"write {typed}."
     others = [name for name, names in groups.items() if name != group and choice in names]
     others.sort(key=lambda name: name == "debug")  # whose choices stand for those of other groups
     if others and choice != "default" and not hint.startswith("did you mean"):

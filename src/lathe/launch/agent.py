@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from lathe.errors import Stopped, UserError
-from lathe.files import scratch
+from lathe.files import scratch, uninterrupted
 from lathe.launch.group import bring_up, leave_note, read_notes, waited
 from lathe.launch.nodes import Nodes
 from lathe.launch.numa import numa_mode
@@ -38,7 +38,8 @@ def imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     gc.disable()
     try:
-        return importlib.import_module(name)
+        with uninterrupted():  # torch and numpy end in the strangest ways where a Ctrl-C breaks off their import
+            return importlib.import_module(name)
     finally:
         gc.freeze()
         gc.enable()

@@ -1,6 +1,7 @@
 """What a run goes on with: its own configuration, and a later end if the command gives one. Imports no torch."""
 
 import os
+import re
 from datetime import timedelta
 from typing import Any
 
@@ -90,10 +91,12 @@ def continued(run: rundir.RunDir, cfg: dict[str, Any]) -> dict[str, Any]:
                 raised.append(name)
             else:
                 lines.append(line)
+        devices = all(re.match(r"trainer\.(devices|num_nodes|accelerator):|strategy\b", line) for line in lines)
+        elsewhere = f"go on elsewhere in a new run, by its other words and ckpt_path={cfg['resume']} ckpt_mode=trainer"
         require(
             not lines,
             f"resume={cfg['resume']} keeps the run's own configuration, but the command changes {'; '.join(lines)}: "
-            "leave that out, or start a new run from its weights with ckpt_path.",
+            f"leave that out, or {elsewhere if devices else 'start a new run from its weights with ckpt_path'}.",
         )
     if run.complete and raised:
         end = end_of(run)

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 from lathe.config.composed import resolve
 from lathe.launch.agent import call
 from lathe.launch.start import check_typed
+from lathe.launch.stops import stoppable
 from lathe.launch.telling import tell
 
 
@@ -17,9 +18,10 @@ def launch_here(cfg: DictConfig, job: str) -> None:
     """
     code: Any
     try:
-        request = resolve(cfg)
-        check_typed(cfg, request)
-        code = call(job, request)
+        with stoppable():
+            request = resolve(cfg)
+            check_typed(cfg, request)
+            code = call(job, request)
     except Exception as error:
         code = tell(error)  # here: Hydra would print a line of its own first
     sys.exit(code if isinstance(code, int) else 0)

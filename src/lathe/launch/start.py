@@ -30,8 +30,10 @@ from lathe.launch.agent import call, execute
 from lathe.launch.continued import end_of, kept_words, owes_receipt, typed_words
 from lathe.launch.devices import count_processes
 from lathe.launch.found import find_run
+from lathe.launch.named import name_checkpoint, name_export
 from lathe.launch.nodes import Nodes, arriving, read_nodes
 from lathe.launch.outer import Outer, detect_outer
+from lathe.launch.stops import stoppable
 from lathe.launch.sweep import check_sweep_words, job_of
 from lathe.launch.telling import one_sentence, tell, tell_older_names
 from lathe.runs import rundir
@@ -185,8 +187,8 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
     """
     try:
         if "export" in cfg:
-            _name_export(cfg)
-        _name_checkpoint(cfg)
+            name_export(cfg)
+        name_checkpoint(cfg)
         request = resolve(cfg)
         check_typed(cfg, request)
         trust.allow(request)
@@ -208,43 +210,12 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
             alone,
             "launch.nodes and launch.id are for training: a job on a run directory takes one machine; leave them out.",
         )
-        return execute(job, resolved, count_processes(resolved), request["launch"])
+        with stoppable():
+            return execute(job, resolved, count_processes(resolved), request["launch"])
     except Exception as error:
         if HydraConfig.get().mode == RunMode.MULTIRUN:
             raise
         sys.exit(tell(error))
-
-
-def _name_export(cfg: DictConfig) -> None:
-    """Fills in `export` with the name that `target=` chose: a group, of which the choice's name alone counts where a
-    run is used.
-
-    Raises:
-        UserError: `export` itself was typed, which would be ignored.
-    """
-    require(
-        cfg.get("export") is None,
-        f"export={cfg.get('export')} is filled in from target=: write target={cfg.get('export')}.",
-    )
-    cfg.export = HydraConfig.get().runtime.choices.get("target")
-    require(bool(cfg.export), "target: expected one choice here, such as target=onnx, and no list.")
-
-
-def _name_checkpoint(cfg: DictConfig) -> None:
-    """Where `run` is a checkpoint in its run directory, they are taken apart.
-
-    Raises:
-        UserError: `checkpoint` was typed too, and is another.
-    """
-    path = Path("" if OmegaConf.is_missing(cfg, "run") else str(cfg.run))
-    home = next((above.parent for above in path.parents if above.name == "checkpoints"), None)
-    if path.suffix != ".ckpt" or home is None or not (home / "config.yaml").is_file():
-        return
-    name = str(path.relative_to(home / "checkpoints").with_suffix(""))  # own/... of a ModelCheckpoint of the user's
-    chosen = any(key_of(word) == "checkpoint" for word in typed_words()) and cfg.get("checkpoint") != name
-    require("checkpoint" in cfg, f"run={path}: this takes a run as it is, not one of its checkpoints: run={home}.")
-    require(not chosen, f"run={path} is a checkpoint, and checkpoint={cfg.get('checkpoint')} another: leave that out.")
-    cfg.run, cfg.checkpoint = str(home), name
 
 
 def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[Together] | None = ()) -> None:

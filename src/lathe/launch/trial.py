@@ -19,6 +19,7 @@ from lathe.launch.devices import count_processes
 from lathe.launch.nodes import read_nodes
 from lathe.launch.outer import detect_outer
 from lathe.launch.start import check_together, check_typed
+from lathe.launch.stops import stoppable
 from lathe.launch.sweep import check_sweep_words
 from lathe.launch.telling import tell
 
@@ -49,7 +50,8 @@ def launch_trial(cfg: DictConfig, job: str, alone: bool = False) -> Any:
             f"{verb}.py tries one device, and this run takes {processes}: add trainer.devices=1, and give each device "
             "what fits there.",
         )
-        return execute(job, resolved, processes, resolved["launch"])
+        with stoppable():
+            return execute(job, resolved, processes, resolved["launch"])
     except Exception as error:
         sys.exit(tell(error))
 

@@ -29,9 +29,10 @@ def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
     if not path.is_file():
         if path.exists() and not path.is_dir():
             raise UserError(f"{key}={path} is a device, a pipe or a socket, and no file: take another.")
+        named = f": name its run, such as {key}=logs/latest" if str(path) in ("best", "last") else ""
         raise UserError(
             f"{key}={path}: there is no such file; a run's checkpoints are best.ckpt and last.ckpt in its "
-            "checkpoints folder."
+            f"checkpoints folder{named}."
         )
     return _checked(read_plain(path, key), path, key)
 

@@ -124,13 +124,28 @@ def conclude(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     result["objective"] = result.get(name) if name else None
     notes = list(result.get("notes", []))
     if not name:
-        notes.append("objective is null: neither objective nor the monitor of callbacks.checkpoint names a metric.")
+        notes.append(_nameless(cfg))
     elif result["objective"] is None:
         reason = "it is not finite" if name in wild else _why(name, result)
         notes.append(f"objective is null: there is no {name}, {reason}; a sweeper that optimises gets no number")
     if wild:
         notes.append(f"Not finite, and null in result.json: {', '.join(wild)}.")
     return {**result, "notes": notes} if notes else result
+
+
+def _nameless(cfg: dict[str, Any]) -> str:
+    """Why no metric is named as the objective."""
+    trainer = cfg["trainer"]
+    off = "fast_dev_run" if trainer.get("fast_dev_run") else "enable_checkpointing"
+    left_out = trainer.get("fast_dev_run") or trainer.get("enable_checkpointing") is False
+    monitor = ((cfg.get("callbacks") or {}).get("checkpoint") or {}).get("monitor")
+    if left_out and monitor:
+        name = "objective=val/loss, say," if monitor == "auto" else f"objective={monitor}"
+        return (
+            f"objective is null: trainer.{off}={str(trainer[off]).lower()} leaves callbacks.checkpoint out, and with "
+            f"it the metric that it monitors: {name} names one."
+        )
+    return "objective is null: neither objective nor the monitor of callbacks.checkpoint names a metric."
 
 
 def _why(name: str, result: dict[str, Any]) -> str:

@@ -52,7 +52,7 @@ def test_a_command_that_is_done_begins_another_sweep(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_in_every_job_is_told_before_any_of_them(tmp_path: Path) -> None:
-    done = run("-m", *WORDS, "optimizer.lr=-1", "seed=1,2,3", "model.net.depth=1,-2", cwd=tmp_path)
+    done = run("-m", *WORDS, "optimizer.lr=-1", "seed=1,2", "optimizer.weight_decay=0,-2", cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
     (line,) = done.stderr.splitlines()

@@ -16,7 +16,7 @@ _LENGTH = Rule("group", item=number(0), saying=f"a group of {', '.join(_UNITS)}"
 FILLED_IN = {
     "precision": "choose precision=bf16-mixed or another file of configs/precision",
     "strategy": "choose strategy=ddp or another file of configs/strategy",
-    "logger": "choose logger=tensorboard or other files of configs/logger",
+    "logger": "choose logger=tensorboard or other files of configs/logger, logger=none for none",
     "callbacks": "choose callbacks=[default,ema] or other files of configs/callbacks",
     "plugins": "precision=, strategy= and launch= choose the plug-ins",
     "default_root_dir": "set paths.log_dir",

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from lathe.errors import require
+from lathe.errors import UserError, require
 from lathe.optim.short import short_schedule, short_step, short_zero_grad
 from lathe.tasks.loops.batches import Batches, overrides
 
@@ -229,7 +229,10 @@ class Step(Batches):
     def _other_output(self, output: Any) -> tuple[Tensor | None, dict[str, Any]]:
         """What Lightning makes of a dict, of None, and of what it refuses."""
         if output is None and self.trainer.world_size > 1:
-            raise RuntimeError("training_step has returned None, which skips a step: other processes wait in it.")
+            raise UserError(
+                f"training_step of {type(self.module).__name__} returned None, which skips a step of one process while "
+                "the others wait in it: return a loss that is multiplied by 0, or take trainer.devices=1."
+            )
         kind = self.optimization.output_result_cls
         made: Any = kind.from_training_step_output(output, self.every)
         loss: Tensor | None = made.closure_loss

@@ -2,20 +2,16 @@
 
 import errno
 import shutil
-import signal
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
-from lathe.errors import Stopped, UserError, require
+from lathe.errors import UserError, require
 from lathe.export.files import refused
 from lathe.export.manifest import NAME
 from lathe.files import disk_reason, whole
 
 SPARE = 2**20  # bytes: with less than this left, whatever a writer says, the disk is full
-SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP")
 
 
 @contextmanager
@@ -51,34 +47,3 @@ def disk_is_full(path: Path) -> bool:
     """Whether nothing more can be written there."""
     there = next((folder for folder in path.parents if folder.exists()), None)
     return there is not None and shutil.disk_usage(there).free < SPARE
-
-
-class _Signalled(BaseException):
-    """No Exception: what exporters catch must not hold it up."""
-
-
-@contextmanager
-def stoppable() -> Iterator[None]:
-    """Signals that end the process unwind the block first, so that nothing half-written is left.
-
-    Raises:
-        Stopped: one came.
-    """
-    taken: dict[Any, Any] = {}
-
-    def stop(number: int, frame: Any) -> None:
-        raise _Signalled(number)
-
-    if threading.current_thread() is threading.main_thread():
-        for name in SIGNALS:
-            number = getattr(signal, name, None)
-            usual = (signal.SIG_DFL, signal.default_int_handler)
-            if number is not None and signal.getsignal(number) in usual:  # what nohup ignores stays ignored
-                taken[number] = signal.signal(number, stop)
-    try:
-        yield
-    except _Signalled as error:
-        raise Stopped(signal.Signals(error.args[0]).name, None) from None
-    finally:
-        for number, handler in taken.items():
-            signal.signal(number, handler)

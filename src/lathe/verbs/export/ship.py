@@ -11,12 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe import export, measure
-from lathe.errors import UserError
+from lathe.errors import Stopped, UserError
 from lathe.export import manifest as manifests
 from lathe.runs.rundir import RunDir
 from lathe.runs.trainer import quiet
 from lathe.verbs.export.compare import compared
-from lathe.verbs.export.folder import fresh_folder, stoppable
+from lathe.verbs.export.folder import fresh_folder
 from lathe.verbs.export.make import files_in, make, ready_for
 from lathe.verbs.export.request import check_request, taken, targets_of
 
@@ -36,12 +36,13 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
     check_request(cfg, run)
     reports: dict[str, Any] = {}
     failed: list[UserError] = []
-    with stoppable():
-        for name, options in targets.items():
-            try:
-                reports[name] = ship_one(run, cfg["request"], name, options)
-            except UserError as error:
-                failed.append(error)
+    for name, options in targets.items():
+        try:
+            reports[name] = ship_one(run, cfg["request"], name, options)
+        except Stopped:
+            raise
+        except UserError as error:
+            failed.append(error)
     show(reports, run.path)
     if failed:
         raise UserError(" ".join(map(str, failed))) from failed[0]
