@@ -195,8 +195,7 @@ def test_what_is_no_file_stays(tmp_path: Path, kind: str) -> None:
     with pytest.raises(OSError, match="no file") as caught:
         files.write_atomically(place, "new")
     assert disk_sentence(caught.value) == (
-        f"{place} can't be written, a device, a pipe or a socket stands there: name a file "
-        "(paths.log_dir and paths.data_dir say where things go)."
+        f"{place} can't be written, a device, a pipe or a socket stands there: name a file."
     )
     assert (os.lstat(place).st_ino, os.lstat(place).st_mode) == (before.st_ino, before.st_mode)
 

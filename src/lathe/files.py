@@ -91,11 +91,29 @@ def disk_reason(error: OSError) -> str | None:
 
 def disk_sentence(error: OSError) -> str | None:
     """One sentence for a full, read-only or forbidden disk, or a file that is none; None for any other error."""
-    if isinstance(error, NotPlain):
-        return str(error)
     reason = disk_reason(error)
-    hint = "(paths.log_dir and paths.data_dir say where things go)"
-    return None if reason is None else f"{error.filename or 'a file'} can't be written, {reason} {hint}."
+    if isinstance(error, NotPlain) or reason is None:
+        return str(error) if isinstance(error, NotPlain) else None
+    path = Path(str(error.filename or "a file"))
+    if error.errno in (errno.EACCES, errno.EPERM) and _hidden(path):
+        return f"{path} can't be read, this user is not permitted to: change its rights (chmod), or take another."
+    other = "choose another place"
+    if run := next((above for above in path.parents if os.path.isfile(above / "config.yaml")), None):
+        reason = reason.replace(other, f"copy the run, {run}, to a place of your own")
+    hint = " (paths.log_dir and paths.data_dir say where things go)" * reason.endswith(other)
+    return f"{path} can't be written, {reason}{hint}."
+
+
+def _hidden(path: Path) -> bool:
+    """Whether what stands there may not be read, or a folder on the way not be entered."""
+    there = next((part for part in (path, *path.absolute().parents) if os.path.lexists(part)), path)
+    return not os.access(there, os.R_OK if there == path else os.X_OK)
+
+
+def require_writable(folder: Path) -> None:
+    """Raises OSError where this user may put nothing into `folder`, before there is something to put."""
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def beside(path: Path) -> Path:
@@ -117,6 +135,8 @@ def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
     sweep(path.parent)
     try:
         yield temporary
+        if not os.path.lexists(temporary):  # a writer in C++ may say nothing of what it met
+            require_writable(path.parent)
         if _is_folder(path) and not replace_folder and not temporary.is_dir():
             raise NotPlain(path, "a folder")
         put(temporary, path, replace_folder)
@@ -131,9 +151,7 @@ def whole(path: Path, replace_folder: bool = False) -> Iterator[Path]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Lets a Ctrl-C within wait for the end: torch's writer of checkpoints, which Python calls back, can't be left in
-    its middle, and takes the process down when it is thrown away; as little as its import can.
-    """
+    """Lets a Ctrl-C wait for the end: torch's writer of checkpoints, and its import, can't be left in their middle."""
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield
@@ -219,9 +237,7 @@ def scratch_prefix() -> str:
 
 
 def sweep(*folders: Path) -> None:
-    """Removes from `folders` what dead processes of this user have left under these names, never what belongs to a
-    living one.
-    """
+    """Removes from `folders` what dead processes of this user have left under these names, never a living one's."""
     for folder in folders:
         with suppress(OSError):  # not there, or not ours to read
             for entry in list(os.scandir(folder)):
@@ -231,8 +247,7 @@ def sweep(*folders: Path) -> None:
 
 
 def _aside(path: Path) -> Path:
-    """Where this process puts what stands at `path` for the moment between two names; it comes back if nothing takes
-    its place."""
+    """Where this process puts what stands at `path` between two names; it comes back if nothing takes its place."""
     return path.with_name(f"{beside(path).name}.old")
 
 

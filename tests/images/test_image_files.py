@@ -1,5 +1,7 @@
 """Images in folders and .npy files, in batches or refused."""
 
+import random
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +87,30 @@ def test_files_that_cant_be_read_are_refused(tmp_path: Path) -> None:
         np.savez(file, a=np.zeros(3))
     with pytest.raises(UserError, match="can't be read"):
         find_images(path, 1)
+
+
+def read_or_told(path: Path) -> int | str:
+    """How many images there are, or the sentence that says why there are none."""
+    try:
+        return sum(len(part) for part in find_images(path, 1)[0].read())
+    except UserError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_header_of_any_kind_is_refused_or_read(tmp_path: Path, seed: int) -> None:
+    """Drawn shapes, of numbers that overflow, of none, of other things than numbers."""
+    rng = random.Random(seed)
+    sides = [0, 1, 3, 8, -1, 2**31, 2**63 - 1, 2**63, 2**64 + 1, True, 8.0, None, "8", (8,)]
+    shape = tuple(rng.choice(sides) for _ in range(rng.randrange(5)))
+    header = {"descr": rng.choice(["|u1", "<f4", "|O", "nothing"]), "fortran_order": False, "shape": shape}
+    path = tmp_path / "images.npy"
+    text = repr(header).encode().ljust(117) + b"\n"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + bytes(rng.choice([0, 64, 512])))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = read_or_told(path)
+    assert found > 0 if isinstance(found, int) else found.startswith(f"input={path}")
 
 
 def test_png_colours_follow_the_net(tmp_path: Path) -> None:

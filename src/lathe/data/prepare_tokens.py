@@ -92,7 +92,7 @@ def report(cfg: dict[str, Any]) -> None:
     """Runs `prepare` and prints what was written, and the command that trains on it."""
     meta = prepare(cfg)
     print(
-        f"{cfg['paths']['data_dir']}/{cfg['output']}: {meta['files']} files, {meta['bytes']:,} bytes, tokenizer "
+        f"{Path(cfg['paths']['data_dir']) / cfg['output']}: {meta['files']} files, {meta['bytes']:,} bytes, tokenizer "
         f"{meta['tokenizer']}"
     )
     for name, facts in meta["splits"].items():

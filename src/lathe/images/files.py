@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from lathe.errors import UserError, require
+from lathe.images.npy import mapped
 from lathe.images.pictures import COLOURS, MOST, SUFFIXES, PictureError, arranged, kind_of, picture_size, read_picture
 
 Array = np.ndarray[Any, Any]
@@ -163,7 +164,7 @@ def _mapped(path: Path, channels: int, one: bool | None) -> Array:
     try:
         if not path.is_file():  # as above
             raise OSError
-        array = np.lib.format.open_memmap(path, mode="r")
+        array = mapped(path)
     except (ValueError, OSError, EOFError) as error:
         raise UnreadableError(
             f"input={path} can't be read as a .npy array: give one of uint8 images, or a folder of "

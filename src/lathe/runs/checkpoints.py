@@ -43,6 +43,8 @@ def read_plain(path: Path, key: str) -> Any:
     Raises:
         UserError: it is truncated, foreign, or holds more than plain data.
     """
+    with open(path, "rb"):  # of a file that may not be read torch says that it is none
+        pass
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:

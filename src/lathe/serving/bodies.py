@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from lathe.images.npy import read_header
 from lathe.serving.limits import BadRequest
 
 Array = np.ndarray[Any, Any]
@@ -27,10 +28,8 @@ def read_npy(body: bytes) -> Array:
     """
     file = io.BytesIO(body)
     try:
-        version = np.lib.format.read_magic(file)
-        reader = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
-        shape, fortran, dtype = reader(file)
-    except Exception as error:  # the header is a Python literal, whose parser raises much
+        shape, fortran, dtype = read_header(file)
+    except ValueError as error:
         raise BadRequest(400, "The body can't be read as a .npy array: send what numpy.save writes.") from error
     if dtype.kind not in "biuf" or len(shape) > 4 or any(side < 1 for side in shape):
         raise BadRequest(

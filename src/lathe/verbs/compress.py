@@ -5,6 +5,7 @@ only read.
 """
 
 import copy
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +31,7 @@ from lathe.runs.metric_names import directions
 from lathe.runs.results import checked
 from lathe.runs.rundir import RunDir
 from lathe.runs.trainer import quiet
+from lathe.runs.typed import run_command
 from lathe.verbs import finalise
 
 Metrics = dict[str, float]
@@ -94,7 +96,12 @@ def compress(cfg: dict[str, Any]) -> dict[str, Any]:
     rundir.point_latest(run.path.parent.parent, run.path)
     show(before, after, reports, run.path)
     if request["compression"]["receipt"] != "none":
-        receipt.write(run, run.config, source.path, request["compression"]["receipt"])
+        try:
+            receipt.write(run, run.config, source.path, request["compression"]["receipt"])
+        except BaseException:  # a signal too: the run itself is whole
+            again = run_command("scripts/receipt.py", "run", run.path, run.config)
+            print(f"{run.path} is complete but for its receipt, which is measured by: {again}", flush=True)
+            raise
     return result
 
 
@@ -121,6 +128,12 @@ def check_request(cfg: dict[str, Any]) -> None:
             f"compression={name} has to train: use python train.py ckpt_path={source} compression={name}, with the "
             "model and data of that run.",
         )
+    home = _home(RunDir(cfg["paths"]["run_dir"]))
+    require(
+        os.access(home, os.W_OK),
+        f"run={source}: the new run would lie beside it, in {home}, where this user may write nothing: copy the run to "
+        "a place of your own, and name that.",
+    )
     devices = cfg["trainer"]["devices"]
     require(devices in (1, "auto"), f"trainer.devices={devices}: a run is compressed in one process; leave it 1.")
 
@@ -232,6 +245,12 @@ ONE_SHOT: dict[str, Callable[[Any, Any, Any], Metrics]] = {
 }
 
 
+def _home(source: RunDir) -> Path:
+    """Below which the new run will lie: <log_dir>; of a directory that was copied elsewhere, the folder around it."""
+    above = source.path.parent
+    return above.parent if above.name == source.config["name"] else above
+
+
 def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str, Any]) -> RunDir:
     """A fresh directory beside `source`, with its configuration under the new `compression`, and best.ckpt.
 
@@ -250,8 +269,7 @@ def write_run(source: RunDir, request: dict[str, Any], net: Any, state: dict[str
     names = list(methods(request["compression"]))
     overrides = [f"run={source.path}", f"checkpoint={request['checkpoint']}", f"compression=[{','.join(names)}]"]
     overrides += [f"name={request['name']}"] if request["name"] else []
-    home = source.path.parent  # <log_dir>/<name>; of a directory that was copied elsewhere, the folder around it
-    run = rundir.create(home.parent if home.name == source.config["name"] else home, config, overrides)
+    run = rundir.create(_home(source), config, overrides)
     try:
         finalise.write_weights(run.best, net, state)
     except OSError as error:

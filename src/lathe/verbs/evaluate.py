@@ -16,7 +16,7 @@ from rich.table import Table
 from lathe.callbacks import Progress
 from lathe.data.base import ExactDataModule
 from lathe.errors import require
-from lathe.files import followed, require_file, write_atomically
+from lathe.files import followed, require_file, require_writable, write_atomically
 from lathe.images.files import SUFFIXES
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
@@ -65,6 +65,7 @@ def check_request(request: dict[str, Any]) -> None:
     if output is not None:
         require(Path(output).resolve().parent.is_dir(), f"output={output}: its folder does not exist.")
         require(not Path(output).is_dir(), f"output={output} is a folder: name a file.")
+        require_writable(Path(output).resolve().parent)
         check_output(Path(output), Path(request["run"]), request.get("input"))
 
 

@@ -17,7 +17,7 @@ from lathe.callbacks.profiler import Operator, TorchProfiler, activities, operat
 from lathe.config.stages import methods
 from lathe.data.base import ExactDataModule
 from lathe.errors import require
-from lathe.files import whole, write_atomically
+from lathe.files import require_writable, whole, write_atomically
 from lathe.measure import describe_cpu
 from lathe.runs import score
 from lathe.runs.checkpoints import read_checkpoint, restore
@@ -46,6 +46,7 @@ def profile(cfg: dict[str, Any]) -> dict[str, Any]:
     require(devices == 1, f"trainer.devices={devices}: one device is looked at; leave it at 1.")
     folder = run.path / "profile"
     folder.mkdir(exist_ok=True)
+    require_writable(folder)
     file = run.checkpoint(request["checkpoint"], "checkpoint")
     left_out = list(methods(cfg.get("compression") or {}))
     every = int(cfg["trainer"].get("accumulate_grad_batches", 1))

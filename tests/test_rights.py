@@ -1,0 +1,92 @@
+"""What this user may not read or write is told as such, with a way out that helps."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from lathe import files
+from lathe.errors import UserError
+from lathe.files import disk_sentence
+from lathe.runs.checkpoints import read_checkpoint
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder to which every user finds the way."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+def as_nobody(act: Callable[[], object]) -> str:
+    """What is told of what happens to a process without rights of its own; tests may run as root, who has all."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        with suppress(BaseException):
+            if os.getuid() == 0:
+                os.setresuid(65534, 65534, 65534)
+            try:
+                act()
+                told = "nothing happened"
+            except OSError as error:
+                told = str(disk_sentence(error))
+            except UserError as error:
+                told = str(error)
+            os.write(write, told.encode())
+        os._exit(0)
+    os.close(write)
+    os.waitpid(pid, 0)
+    with open(read, "rb") as answer:
+        return answer.read().decode()
+
+
+@pytest.mark.parametrize("hidden", ["file", "folder"])
+def test_what_may_not_be_read_is_told_as_such(place: Path, hidden: str) -> None:
+    (place / "run").mkdir(mode=0o755)
+    file = place / "run" / "best.ckpt"
+    file.write_text("whole")
+    (file if hidden == "file" else file.parent).chmod(0)
+    try:
+        assert as_nobody(file.read_text) == (
+            f"{file} can't be read, this user is not permitted to: change its rights (chmod), or take another."
+        )
+        if hidden == "file":
+            assert "can't be read, this user is not" in as_nobody(lambda: read_checkpoint(file))
+    finally:
+        file.parent.chmod(0o755)
+
+
+def test_of_somebody_elses_run_a_copy_is_the_way_out(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").touch()
+    (tmp_path / "new").mkdir()
+    error = PermissionError(errno.EACCES, "no", str(tmp_path / "new" / "receipt.json"))
+    assert disk_sentence(error) == (
+        f"{tmp_path}/new/receipt.json can't be written, writing there is not permitted: copy the run, {tmp_path}, to a "
+        "place of your own."
+    )
+
+
+def test_a_writer_that_says_nothing_of_what_it_met_is_told_by_the_place(place: Path) -> None:
+    def write() -> None:
+        with files.whole(place / "trace.json"):
+            pass
+
+    place.chmod(0o555)
+    assert as_nobody(write) == (
+        f"{place} can't be written, writing there is not permitted: choose another place (paths.log_dir and "
+        "paths.data_dir say where things go)."
+    )
+
+
+def test_a_place_is_asked_before_there_is_something_to_put(place: Path) -> None:
+    assert as_nobody(lambda: files.require_writable(place)) == (
+        f"{place} can't be written, writing there is not permitted: choose another place (paths.log_dir and "
+        "paths.data_dir say where things go)."
+    )
+    files.require_writable(place)
