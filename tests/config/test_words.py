@@ -117,6 +117,8 @@ def test_translated(typed: list[str], meant: list[str]) -> None:
         (["-m", "optimizer=glob(x*)"], ["optimizer=glob(x*)", "no choice has that name", "choose among adamw,"]),
         (["-m", "seed=glob(*)"], ["seed=glob(*)", "a group", "by commas"]),
         *[([f"{word}=3"], [f"{word}=3", "no such key"]) for word in HABITS],
+        (["~hydra"], ["~hydra", "leave it out"]),
+        (["~hydra.sweeper", "seed=1"], ["~hydra.sweeper", "leave it out"]),
         (["trainer.strategy=ddp_spawn"], ["trainer.strategy=ddp_spawn", "write strategy=ddp"]),
         (["fit"], ["fit", "leave it out"]),
         (["validate", "seed=1"], ["validate", "scripts/evaluate.py", "split=val"]),
@@ -269,7 +271,7 @@ def test_names(name: str) -> None:
 def test_names_that_lie_elsewhere_or_need_quoting_or_are_lathes_own(name: Any) -> None:
     (sentence,) = check(config() | {"name": name})
     assert re.match(
-        r"name=.*: expected letters, digits and . _ - \+ alone, at most 100 and none of latest, benchmark, slurm",
+        r"name=.*: expected letters, digits and . _ - \+ alone, none of . - \+ first, at most 100, none of latest, ben",
         sentence,
     )
 

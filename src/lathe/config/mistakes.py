@@ -2,6 +2,7 @@
 come to among them.
 """
 
+import os
 import re
 import shlex
 import sys
@@ -88,6 +89,8 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
             key, _, values = several.group(1).partition("=")
             one = key in groups and groups[key] and key not in BESIDE
             way = "" if one else f", or write {key}=[{values}] for a list"
+            if os.path.exists(values):
+                way = f", or write {shlex.quote(f'{key}={as_typed(values)}')} for the file or folder of that name"
             return f"{several.group(1)} has several values: add -m for a sweep{way}."
         match = re.search(r"Could not (override|append|delete from config)\D*?'([^'@]+)", text)
         if match:

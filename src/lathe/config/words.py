@@ -130,6 +130,10 @@ def _translated(word: str, groups: Groups) -> list[str]:
     require("=" in word or sign == "~" or not re.fullmatch(r"[\w.@/+-]+", word), _formless(word, groups))
     typed = strategy_of(value) if key == "trainer.strategy" else ""
     require(not typed, f"{word} is not taken from here: write {typed}.")
+    require(
+        sign != "~" or key.partition(".")[0] != "hydra",
+        f"{word} would take out what Hydra needs itself: leave it out.",
+    )
     if (key, value) == ("train", "false") and not sign and key not in groups:
         return ["trainer.max_epochs=0"]
     if key == "local" and not sign and "local" in groups:

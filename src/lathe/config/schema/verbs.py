@@ -25,7 +25,7 @@ from lathe.config.schema.trainer import ACCELERATORS
 
 _RUN = text("a run directory")
 # It becomes a folder below paths.log_dir, where Lathe makes these folders itself.
-_NAME = "letters, digits and . _ - + alone, at most 100 and none of latest, benchmark, slurm and sweeps"
+_NAME = "letters, digits and . _ - + alone, none of . - + first, at most 100, none of latest, benchmark, slurm, sweeps"
 _name = text(_NAME, r"(?!(latest|benchmark|slurm|sweeps)$)\w[\w.+-]{0,99}")
 _trusted = items(text("a package or a dotted name"))
 _kept = text("the name of one that save_top_k kept, or own/<name>", r"epoch=\d+-step=\d+|own/[^/]+")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from lathe.compression.quantization.net import quantized_layers
 from lathe.config.schema.held import held
-from lathe.errors import ArgumentError, UserError
+from lathe.errors import ArgumentError, UserError, require
 from lathe.export import gpu, sums
 from lathe.export.calls import Array, on_arrays
 from lathe.export.deploy import copied, deployable
@@ -237,6 +237,11 @@ def load(path: str | Path, threads: int | None = None, device: str | None = None
     try:
         package = aoti_load_package(str(path), device_index=index)
     except Exception as error:  # an archive that is torn, or code for another machine
+        folder = os.environ.get("TMPDIR", "/tmp")  # noqa: S108 (as torch's C++ has it, which unpacks the archive there)
+        require(
+            os.access(folder, os.W_OK | os.X_OK),
+            f"{path} can't be loaded: the folder for temporary files, {folder}, can't be used; TMPDIR names another.",
+        )
         raise UserError(
             f"{path} can't be loaded as a compiled package ({type(error).__name__}): export the run again, here."
         ) from error

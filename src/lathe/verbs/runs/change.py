@@ -78,8 +78,8 @@ def archive(runs: Sequence[Listed], log_dir: Path, folder: str) -> None:
     )
     for run, place in places:
         assert run.path is not None
-        place.parent.mkdir(parents=True, exist_ok=True)
         with held(run):
+            place.parent.mkdir(parents=True, exist_ok=True)
             files.move(run.path, place)
         with suppress(OSError):
             run.path.parent.rmdir()

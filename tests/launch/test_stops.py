@@ -1,0 +1,89 @@
+"""A signal ends a command that trains nothing by taking back what it has begun, in one line."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lathe.errors import Stopped
+from lathe.files import scratch
+from lathe.launch.agent import imported
+from lathe.launch.stops import stoppable
+
+Cli = Callable[..., tuple[int, str]]
+
+
+def kills(folder: Path, number: int, seen: list[Path]) -> Callable[[Any], None]:
+    """A job that is told to end while it has a folder for temporary files."""
+
+    def job(request: Any) -> None:
+        with scratch(folder) as place:
+            seen.append(place)
+            os.kill(os.getpid(), number)
+            time.sleep(5)
+
+    return job
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+def test_a_signal_is_one_line_and_leaves_nothing(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    number, seen = getattr(signal, name), []
+    (tmp_path / "logs").mkdir()
+    before = signal.signal(number, signal.SIG_DFL)  # which an elastic agent of an earlier test may have changed
+    try:
+        monkeypatch.setattr("lathe.verbs.runs.command.runs", kills(tmp_path, number, seen))
+        assert cli(script="scripts/runs.py") == (128 + number, f"Error: stopped by {name}\n")
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
+    assert [place.exists() for place in seen] == [False]
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stoppable():
+            os.kill(os.getpid(), signal.SIGHUP)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_second_one_waits_until_all_is_taken_back() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    taken_back = []
+
+    def twice() -> None:
+        with stoppable():
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(5)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.01)
+                taken_back.append(True)
+
+    try:
+        with pytest.raises(Stopped, match=r"^stopped by SIGTERM$"):
+            twice()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert taken_back
+
+
+def test_ctrl_c_waits_for_the_end_of_an_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whose middle torch and numpy recurse without end, abort, or can't be imported any more."""
+    (tmp_path / "half_way.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            imported("half_way")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert imported("half_way").whole
