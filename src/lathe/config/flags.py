@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -63,6 +64,11 @@ def check_flags(words: Sequence[str], groups: Groups | None = None) -> argparse.
     require(len(asked) < 2, f"{' and '.join(asked)} exclude each other: keep one.")
     require(not parsed.resolve or bool(parsed.cfg), "--resolve is for --cfg: add --cfg job.")
     require(not parsed.package or bool(parsed.cfg), f"-p {parsed.package} is for --cfg: add --cfg job.")
+    require(
+        not parsed.shell_completion or any(re.match("(install|uninstall|query)=", word) for word in parsed.overrides),
+        "--shell-completion: say for which shell: install=bash, zsh or fish (or uninstall=...), as in "
+        'eval "$(python train.py --shell-completion install=bash)".',
+    )
     require(  # it would load a pickle, which is a program
         parsed.experimental_rerun is None,
         f"--experimental-rerun {parsed.experimental_rerun}: runs leave no pickle of Hydra's: one is made again by "
