@@ -100,7 +100,7 @@ def disk_sentence(error: OSError) -> str | None:
     other = "choose another place"
     if run := next((above for above in path.parents if os.path.isfile(above / "config.yaml")), None):
         reason = reason.replace(other, f"copy the run, {run}, to a place of your own")
-    hint = " (paths.log_dir and paths.data_dir say where things go)" * reason.endswith(other)
+    hint = " (paths.log_dir and paths.data_dir say where things go)" * reason.endswith((other, "free some space"))
     return f"{path} can't be written, {reason}{hint}."
 
 

@@ -208,20 +208,6 @@ def test_a_validation_of_other_weights_than_the_last_is_told(tmp_path: Path, eve
     assert again.get("notes") == result.get("notes")
 
 
-@pytest.mark.parametrize(
-    ("words", "way"),
-    [
-        (("trainer.fast_dev_run=2",), "trainer.fast_dev_run=2 leaves callbacks.checkpoint out, "),
-        (("callbacks.checkpoint.monitor=val/loss", "trainer.enable_checkpointing=false"), "objective=val/loss names "),
-    ],
-)
-def test_a_metric_whose_callback_is_left_out_is_named(tmp_path: Path, words: tuple[str, ...], way: str) -> None:
-    result = train(new_run(tmp_path, *SHORT, *words))
-    assert result["objective"] is None
-    assert way in result["notes"][0]
-    assert train(new_run(tmp_path, *SHORT, *words, "objective=val/loss"))["objective"] > 0
-
-
 def test_what_is_not_finite_is_told_and_null(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cfg = new_run(
         tmp_path, *SHORT, "optimizer.lr=1e30", "callbacks.nan_guard=null", "callbacks.checkpoint.monitor=val/loss"

@@ -276,3 +276,17 @@ def test_several_loggers_at_once(tmp_path: Path) -> None:
     lines = [(int(row["step"]), float(row["train/loss"])) for row in rows(run_of(cfg).path) if row.get("train/loss")]
     assert [step for step, _ in points] == [step for step, _ in lines]
     assert [value for _, value in points] == pytest.approx([value for _, value in lines], rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("words", "way"),
+    [
+        (("trainer.fast_dev_run=2",), "trainer.fast_dev_run=2 leaves callbacks.checkpoint out, "),
+        (("callbacks.checkpoint.monitor=val/loss", "trainer.enable_checkpointing=false"), "objective=val/loss names "),
+    ],
+)
+def test_a_metric_whose_callback_is_left_out_is_named(tmp_path: Path, words: tuple[str, ...], way: str) -> None:
+    result = train(new_run(tmp_path, *SMALL, *words))
+    assert result["objective"] is None
+    assert way in result["notes"][0]
+    assert train(new_run(tmp_path, *SMALL, *words, "objective=val/loss"))["objective"] > 0
