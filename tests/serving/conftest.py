@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
-from support.browser import open_browser, open_tab
+from support.browser import Tabs, open_browser
 from support.runs import ROOT, SMALL, new_run
 
 from lathe import export
@@ -68,7 +68,12 @@ def browser() -> Iterator[Any]:
         yield found
 
 
+@pytest.fixture(scope="module")
+def tabs(browser: Any) -> Tabs:
+    return Tabs(browser)
+
+
 @pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    with open_tab(browser) as found:
+def tab(tabs: Tabs) -> Iterator[Any]:
+    with tabs.tab() as found:
         yield found

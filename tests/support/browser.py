@@ -48,6 +48,44 @@ def open_tab(browser: Any) -> Iterator[Any]:
     assert errors == []
 
 
+class Tabs:
+    """Tabs that the tests of a file share, one after the other: a new one, and the first page in it, take a second."""
+
+    def __init__(self, browser: Any) -> None:
+        self._browser = browser
+        self._kept: dict[str, tuple[Any, list[Any]]] = {}
+
+    @contextmanager
+    def tab(self, script: str = "", strict: bool = False) -> Iterator[Any]:
+        """A tab as if it were new, in which each page begins with `script`; an error of the page's own fails the test,
+        and with `strict` whatever the console says and is asked of a network."""
+        if script not in self._kept:
+            self._kept[script] = self._made(script, strict)
+        tab, said = self._kept[script]
+        said.clear()
+        yield tab
+        tab.evaluate("try { localStorage.clear(); sessionStorage.clear(); } catch {}")
+        tab.unroute_all(behavior="ignoreErrors")
+        tab.goto("about:blank")
+        tab.set_viewport_size({"width": 1280, "height": 720})
+        tab.emulate_media(color_scheme="light")
+        assert said == []
+
+    def _made(self, script: str, strict: bool) -> tuple[Any, list[Any]]:
+        said: list[Any] = []
+        context = self._browser.new_context()
+        context.set_default_timeout(60_000)
+        tab = context.new_page()
+        if script:
+            tab.add_init_script(script)
+        tab.on("pageerror", lambda error: said.append(error))  # playwright marks the function that it is given
+        if strict:
+            tab.on("console", lambda message: said.append(message.text))
+            local = ("file:", "about:")
+            tab.on("request", lambda asked: None if asked.url.startswith(local) else said.append(asked.url))
+        return tab, said
+
+
 def recorded(tab: Any) -> list[bytes]:
     """What the page will have sent: the body of each request, which the browser tells only while it holds the
     request.
