@@ -23,7 +23,7 @@ class Progress(RichProgressBar):
     Shows epoch, batches, time, batches per second, the last training loss, the latest validation metrics, and what the
     newest epoch took. Reading the loss waits for a GPU, so that too happens only when the bar is drawn. Where the
     output is not a terminal (a file, a pipe, a notebook), each epoch prints one line without control codes and flushes
-    it.
+    it; there train/loss is the epoch's own, of all batches and processes, where the task logs that.
 
     Args:
         refresh_rate: draws per second.

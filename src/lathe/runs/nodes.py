@@ -114,8 +114,8 @@ def _told(error: Exception, node: dict[str, Any], key: str) -> Exception:
             hint = "if it came from batch_size=..., leave that out"
         return UserError(f"{key}.{surplus.group(1)}: {node['_target_']} takes no such argument; {hint}")
     if isinstance(deepest, (*_RAISED, InstantiationException)):
-        named = f"{type(deepest).__name__}: " * isinstance(deepest, LookupError)  # which says a key and no more
-        said = f"{named}{' '.join(str(deepest).split())[:500]}{own_place(deepest)}"
+        raised = f"{type(deepest).__name__}: " * isinstance(deepest, LookupError)  # which says a key and no more
+        said = f"{raised}{' '.join(str(deepest).split())[:500]}{own_place(deepest)}"
         if isinstance(deepest, ModuleNotFoundError) and str(node.get("_target_")).startswith(f"{deepest.name}."):
             said += ": a module of your own lies in src/, or PYTHONPATH names its folder"
         return UserError(f"{key} can't be built: {said}")
@@ -167,6 +167,7 @@ def make_part(node: Any, key: str, kind: type, /, *args: Any, or_none: bool = Fa
 
 
 def named(kind: type) -> str:
+    """A class in words, with the package that it comes from: a torch Module."""
     home = kind.__module__.split(".")[0]
     name = kind.__name__ if home == "builtins" else f"{home} {kind.__name__}"
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
