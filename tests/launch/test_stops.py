@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.runs import SMALL, new_run
 
 from lathe.errors import Stopped
 from lathe.files import scratch
 from lathe.launch.agent import imported
 from lathe.launch.stops import stoppable
+from lathe.verbs.train import train
 
 Cli = Callable[..., tuple[int, str]]
 
@@ -43,6 +45,21 @@ def test_a_signal_is_one_line_and_leaves_nothing(
     finally:
         signal.signal(number, before)
     assert [place.exists() for place in seen] == [False]
+
+
+def test_a_signal_means_all_jobs_of_a_sweep(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = new_run(tmp_path, *SMALL, "trainer.max_epochs=1")
+    train(run)
+
+    asked: list[Any] = []
+
+    def ended(job: str, cfg: Any, *_: Any) -> None:
+        asked.append(cfg["request"]["split"])
+        raise Stopped("SIGTERM", None)
+
+    monkeypatch.setattr("lathe.launch.start.execute", ended)
+    code, told = cli("-m", f"run={run['paths']['run_dir']}", "split=val,test", script="scripts/evaluate.py")
+    assert (code, told, asked) == (128 + signal.SIGTERM, "Error: stopped by SIGTERM\n", ["val"])
 
 
 def test_what_nohup_ignores_stays_ignored() -> None:

@@ -213,7 +213,7 @@ def launch_on_run(cfg: DictConfig, job: str) -> Any:
         with stoppable():
             return execute(job, resolved, count_processes(resolved), request["launch"])
     except Exception as error:
-        if HydraConfig.get().mode == RunMode.MULTIRUN:
+        if HydraConfig.get().mode == RunMode.MULTIRUN and not isinstance(error, Stopped):  # as above
             raise
         sys.exit(tell(error))
 
