@@ -93,7 +93,7 @@ def test_what_a_users_own_part_raises_is_one_sentence(
 ) -> None:
     here, full = re.escape(__file__), "; HYDRA_FULL_ERROR=1 shows the traceback"
     for call, words in {
-        lambda: Net()(torch.zeros(2, 2)): rf"Net\.forward at {here}:\d+ failed: RuntimeError: mat1 and mat2 shapes .*",
+        lambda: Net()(torch.zeros(2, 2)): rf"Net\.forward at {here}:\d+ failed: RuntimeError: .*mat1 and mat2 .*",
         lambda: Net().asked(): rf"Net\.asked at {here}:\d+ failed: AttributeError: 'Net' object has no .*'weight'",
         lambda: outputs_of(Bare(), [(torch.zeros(1),)]): (
             rf"Bare\.forward at {here}:\d+ can't be called so: TypeError: Bare\.forward\(\) takes 1 positional .*"
