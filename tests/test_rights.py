@@ -13,6 +13,7 @@ from lathe import files
 from lathe.errors import UserError
 from lathe.files import disk_sentence
 from lathe.runs.checkpoints import read_checkpoint
+from lathe.verbs.evaluate import check_request
 
 
 @pytest.fixture
@@ -90,3 +91,9 @@ def test_a_place_is_asked_before_there_is_something_to_put(place: Path) -> None:
         "paths.data_dir say where things go)."
     )
     files.require_writable(place)
+
+
+def test_an_output_is_asked_for_before_anything_is_evaluated(place: Path) -> None:
+    place.chmod(0o555)
+    asked = {"output": str(place / "scores.json"), "run": "logs/latest"}
+    assert as_nobody(lambda: check_request(asked)).startswith(f"{place} can't be written, writing there is not ")

@@ -31,6 +31,15 @@ def test_a_missing_compiler_is_said(
         aot.export(make_mlp(), images, tmp_path / "net.pt2")
 
 
+def test_a_folder_for_temporary_files_that_is_not_there_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "whole.pt2").write_bytes(b"which is never unpacked")
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "nowhere"))
+    with pytest.raises(UserError, match=r"the folder for temporary files, .*nowhere, can't be used; TMPDIR names anot"):
+        aot.load(tmp_path / "whole.pt2")
+
+
 def test_what_can_not_be_loaded_is_said(tmp_path: Path) -> None:
     (tmp_path / "torn.pt2").write_bytes(b"torn")
     with pytest.raises(UserError, match="can't be loaded as a compiled package"):

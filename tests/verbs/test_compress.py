@@ -87,6 +87,29 @@ def test_static_int8_as_a_new_run(source: RunDir, receipts: list[Any], capsys: p
     assert str(run.path) in printed.replace("\n", "")
 
 
+def test_a_stop_while_the_receipt_is_measured_says_what_makes_it(
+    source: RunDir, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(run: RunDir, *_: Any) -> None:
+        made.append(run)
+        raise KeyboardInterrupt
+
+    made: list[RunDir] = []
+    monkeypatch.setattr(verb.receipt, "write", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        compress(request(source, "compression=ptq_static"))
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert line.startswith(f"{made[0].path} is complete but for its receipt, which is measured by: python ")
+    assert line.endswith(f"scripts/receipt.py run={made[0].path}")
+
+
+def test_a_place_that_takes_no_run_is_told_before_the_work(source: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verb.os, "access", lambda *_: False)
+    monkeypatch.setattr(verb.score, "open_run_net", None)
+    with pytest.raises(UserError, match=r"would lie beside it, in .*: copy the run to a place of your own"):
+        compress(request(source, "compression=ptq_static"))
+
+
 def test_other_verbs_see_the_integers(source: RunDir) -> None:
     run, result = done(source, "compression=ptq_static", "compression.receipt=none")
     task, _ = score.open_run_net(run.path)

@@ -121,6 +121,14 @@ def test_a_module_as_it_is_and_what_a_run_leaves_out_are_told(tmp_path: Path) ->
     assert report["notes"] == ["A step without what compression=prune does in it, of the net as it is now."]
 
 
+def test_a_folder_that_takes_nothing_is_told_before_the_work(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    monkeypatch.setattr("lathe.verbs.profile.command.Trial", None)
+    with pytest.raises(PermissionError) as caught:
+        profile(ask(run))
+    assert caught.value.filename == str(run / "profile")
+
+
 def test_several_devices_are_refused(run: Path) -> None:
     with pytest.raises(UserError, match=r"^trainer\.devices=2: one device is looked at; leave it at 1\.$"):
         profile(ask(run, "trainer.devices=2"))

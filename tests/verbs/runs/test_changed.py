@@ -121,6 +121,17 @@ def test_a_run_that_another_needs_to_go_on_stays(logs: Path, cli: Cli) -> None:
     assert [path.is_dir() for path in (a, b, c)] == [False] * 3
 
 
+def test_an_archive_that_can_not_be_made_leaves_no_folder(
+    logs: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def others(run: Listed) -> None:
+        raise UserError(f"{run.where} can't be held.")
+
+    monkeypatch.setattr("lathe.verbs.runs.change.held", others)
+    assert refused(cli, "runs=logs", "archive=old").endswith("can't be held.")
+    assert not (logs.parent / "old").exists()
+
+
 def test_a_running_run_is_never_touched(tmp_path: Path) -> None:
     """A real one, which trains meanwhile."""
     words = [*SMALL, "trainer.max_epochs=100000", "name=long"]

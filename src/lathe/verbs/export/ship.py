@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lathe import export, measure
-from lathe.errors import Stopped, UserError
+from lathe.errors import UserError
 from lathe.export import manifest as manifests
 from lathe.runs.rundir import RunDir
 from lathe.runs.trainer import quiet
@@ -28,7 +28,6 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UserError: an unknown target or option, a run without a checkpoint, or a target that failed; of that nothing is
             left.
-        Stopped: a signal came.
     """
     quiet()
     run = RunDir(cfg["paths"]["run_dir"])
@@ -39,8 +38,6 @@ def ship(cfg: dict[str, Any]) -> dict[str, Any]:
     for name, options in targets.items():
         try:
             reports[name] = ship_one(run, cfg["request"], name, options)
-        except Stopped:
-            raise
         except UserError as error:
             failed.append(error)
     show(reports, run.path)
