@@ -10,6 +10,8 @@ from lathe.callbacks.elapsed import Elapsed
 from lathe.callbacks.ema import EMA
 from lathe.callbacks.frozen import FrozenStatistics
 from lathe.callbacks.graphs import Graphs
+from lathe.callbacks.hard_samples import HardSamples
+from lathe.callbacks.image_sizes import ImageSizes
 from lathe.callbacks.lean import skip_empty_hooks
 from lathe.callbacks.methods.base import Compression, compressions
 from lathe.callbacks.model_summary import ModelSummary
@@ -65,6 +67,8 @@ __all__ = [
     "ExactResume",
     "FrozenStatistics",
     "Graphs",
+    "HardSamples",
+    "ImageSizes",
     "Lottery",
     "ModelSummary",
     "NanGuard",

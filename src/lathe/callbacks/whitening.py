@@ -3,11 +3,11 @@
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from lathe.callbacks.driven import net_of
 from lathe.config.schema.held import held
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 
 @held("lathe.callbacks.Whitening")
@@ -20,13 +20,18 @@ class Whitening(Callback):
 
     Args:
         samples: images, the first of the training split in stored order.
+        settle_epoch: from which on the layer's bias does not learn either, by the net's method `settle()`, as Jordan's
+            does after three of eight epochs (arXiv:2404.00498): a step is shorter by the gradient of the layer's
+            outputs. None never.
 
     Raises:
-        UserError: when a fit begins, for a net that has no such method, or a data module that has no `first_images`.
+        UserError: when a fit begins, for a net that has no such method, a data module that has no `first_images`, or a
+            layer that is to settle where the number of weights that learn is settled already: in compiled code, and on
+            several processes.
     """
 
-    def __init__(self, samples: int = 5000) -> None:
-        self.samples = samples
+    def __init__(self, samples: int = 5000, settle_epoch: int | None = None) -> None:
+        self.samples, self.settle_epoch = samples, settle_epoch
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -40,7 +45,41 @@ class Whitening(Callback):
                 f"callbacks.whitening: {type(data).__name__} has no first_images(n), which gives normalised images: "
                 "leave it out."
             )
+        if self.settle_epoch is not None:
+            require(
+                hasattr(net, "settle"),
+                f"callbacks.whitening.settle_epoch={self.settle_epoch}: {type(net).__name__} has no method settle(): "
+                "set it to null.",
+            )
+            compiled = getattr(net, "_compiled_call_impl", None) is not None or "whole_step" in vars(pl_module)
+            require(
+                not compiled and trainer.world_size == 1,
+                f"callbacks.whitening.settle_epoch={self.settle_epoch} takes a weight out of training, which compiled "
+                "code and several processes do not follow: set it to null.",
+            )
         if not net.whitened:
             images = data.first_images(self.samples)
             net.whiten(images)
             rank_zero_info(f"Whitening: the first layer of {type(net).__name__} is made from {len(images)} images.")
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        epochs, settles = trainer.max_epochs, self.settle_epoch
+        if (
+            settles is not None
+            and epochs is not None
+            and 0 <= epochs <= settles
+            and not getattr(trainer, "fast_dev_run", False)
+        ):
+            rank_zero_warn(
+                f"callbacks.whitening.settle_epoch={settles} never comes in a run of trainer.max_epochs={epochs}: the "
+                "layer's bias learns to the end. Set a smaller one, or null."
+            )
+        self._settle(trainer, pl_module)  # a run that goes on within an epoch does not start it
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._settle(trainer, pl_module)
+
+    def _settle(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.settle_epoch is not None and trainer.current_epoch >= self.settle_epoch:
+            net: Any = net_of(pl_module)
+            net.settle()

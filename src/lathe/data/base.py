@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule
 
 from lathe.data.order import EpochLoader
 from lathe.data.prefetch import go_ahead
+from lathe.data.selection import Selection
 from lathe.data.workers import Workers
 from lathe.errors import UserError
 
@@ -38,6 +39,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         self.seed = seed
         self.test_split = "test"
         self._workers = Workers(0)
+        self.selection: Selection | None = None  # which training samples an epoch takes; None for all
         self.fills_up = True  # batches of an evaluation; see EpochLoader
         self._splits: dict[str, SplitData] | None = None
         self._train_loader: EpochLoader | None = None
@@ -47,6 +49,11 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
         """Its name, and the size of each split once they are open; Lightning's own would draw every batch."""
         sizes = [f"{name}: {size}" for name, size in self.sizes.items()]
         return f"{type(self).__name__}({', '.join(sizes) or 'not set up'})"
+
+    @property
+    def selects(self) -> bool:
+        """Whether its training loader takes a `selection`."""
+        return False
 
     @abstractmethod
     def open(self) -> dict[str, SplitData]:
@@ -59,7 +66,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
     def setup(self, stage: str | None = None) -> None:
         """Opens the data, once; a new fit starts again at epoch 0."""
         if stage in ("fit", None):
-            self._train_loader = None
+            self._train_loader = self.selection = None
         if self._splits is None:
             self._splits = self.open()
 
@@ -85,6 +92,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
     def train_dataloader(self) -> EpochLoader:
         """One loader for a whole fit: its epochs go on counting when Lightning asks for it again."""
         if self._train_loader is None:
+            chosen: dict[str, Any] = {} if self.selection is None else {"selection": self.selection}
             self._train_loader = self._loader(
                 "train",
                 batch_size=self.batch_size,
@@ -92,6 +100,7 @@ class ExactDataModule(LightningDataModule, Generic[SplitData]):
                 shuffle=getattr(self.trainer, "overfit_batches", 0)
                 == 0,  # overfitting means the same few samples again and again
                 limit=None if self.trainer is None else self.trainer.limit_train_batches,
+                **chosen,
             )
         return self._train_loader
 

@@ -114,6 +114,10 @@ class ImageDataModule(ExactDataModule[Split]):
         }
         Normalizer(self.mean, self.std, channels)  # a wrong mean or std is told now, not after a download
 
+    @property
+    def selects(self) -> bool:
+        return True
+
     def prepare_data(self) -> None:
         """Lets the source fetch its data; Lightning calls it in one process per machine."""
         with using(self.source, "prepared"):

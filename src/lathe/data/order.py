@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lathe.data.prefetch import Side, one_ahead
 from lathe.data.random import epoch_permutation
+from lathe.data.selection import Selection
 from lathe.errors import UserError, require
 
 Batch = tuple[Tensor, Tensor]
@@ -42,6 +43,7 @@ class EpochLoader(ABC):
         limit: where a trainer that ends its epochs early does so, in batches or (a float) as a share, as Lightning
             reads its `limit_train_batches`; a state that is loaded there continues with the next epoch. None is the
             whole epoch.
+        selection: which training samples an epoch takes; None is all.
 
     Raises:
         UserError: if a training batch does not divide by the ranks or is larger than the training set, or an evaluation
@@ -61,7 +63,9 @@ class EpochLoader(ABC):
         train: bool = False,
         shuffle: bool = True,
         limit: int | float | None = None,
+        selection: Selection | None = None,
     ) -> None:
+        chosen = n if selection is None else selection.count(n, batch_size)
         if train and batch_size % world_size:
             raise UserError(
                 f"data.batch_size={batch_size} is the global batch and does not divide by the {world_size} replicas "
@@ -69,7 +73,12 @@ class EpochLoader(ABC):
             )
         if train and not n:
             raise UserError(f"data.batch_size={batch_size} cannot be filled, as the training split has no samples.")
-        if train and not 0 < batch_size <= n:
+        if train and not 0 < batch_size <= chosen:
+            if selection is not None:
+                raise UserError(
+                    f"data.batch_size={batch_size} cannot be filled from the {chosen} of {n} training samples that "
+                    f"callbacks.hard_samples.share takes in an epoch: raise the share, or choose 1 to {chosen}."
+                )
             raise UserError(
                 f"data.batch_size={batch_size} cannot be filled from {n} training samples: choose 1 to {n}."
             )
@@ -80,13 +89,16 @@ class EpochLoader(ABC):
             )
         self.n = n
         self.seed = seed
+        self.selection = selection
+        if selection is not None:
+            selection.begin(n, batch_size)
         self.rank = rank
         self.world_size = world_size
         self.train = train
         self.shuffle = shuffle
         self.local_batch_size = batch_size // world_size
         self.global_batch_size = self.local_batch_size * world_size
-        self._length = n // batch_size if train else -(-n // self.global_batch_size)
+        self._length = chosen // batch_size if train else -(-n // self.global_batch_size)
         allowed = int(self._length * limit) if isinstance(limit, float) else limit
         self.limit = self._length if allowed is None else min(allowed, self._length)
         self._epoch = 0
@@ -140,7 +152,9 @@ class EpochLoader(ABC):
         """This rank's batches of an epoch, from batch `first` on."""
 
     def epoch_order(self, epoch: int) -> Tensor:
-        """All samples in the order of a training epoch, int64 [n]."""
+        """The samples of a training epoch in their order, all or those selected, int64."""
+        if self.selection is not None:
+            return self.selection.order(self.seed, epoch)
         return epoch_permutation(self.seed, epoch, self.n) if self.shuffle else torch.arange(self.n)
 
     def numbers(self, batch: int) -> list[int]:
@@ -148,6 +162,10 @@ class EpochLoader(ABC):
         rows, counts = self.rank_rows(self._epoch)
         listed: list[int] = rows[batch][counts[batch]].tolist()
         return listed
+
+    def rows(self) -> Tensor:
+        """This rank's samples of the epoch that is under way, int64 [batches, local batch]."""
+        return self.rank_rows(self._epoch)[0]
 
     def rank_rows(self, epoch: int, extra: int = 0) -> tuple[Tensor, Tensor]:
         """This rank's samples of an epoch, int64 [batches, local batch + extra], and which of them count, bool of the

@@ -229,6 +229,10 @@ class ShardDataModule(ImageDataModule):
         super().__init__(source, **settings)
         self.window = window
 
+    @property
+    def selects(self) -> bool:
+        return self.loader != "workers"  # which reads whole shards
+
     def build(self, split: Split, device: torch.device, **order: Any) -> Any:
         if self.loader != "workers":
             return super().build(split, device, **order)

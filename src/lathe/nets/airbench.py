@@ -114,6 +114,11 @@ class Airbench(nn.Module):
         self._mirror_filters()
         self.whitened.fill_(True)
 
+    def settle(self) -> None:
+        """End the training of the first layer, of which the bias alone learns: no gradient goes back to it any more."""
+        self.whitening.bias.requires_grad_(False)  # type: ignore[union-attr]
+        self.whitening.bias.grad = None  # type: ignore[union-attr]
+
     def enter(self, x: Tensor) -> Tensor:
         out: Tensor = self.gelu(self.whitening(x))
         return out

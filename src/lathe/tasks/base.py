@@ -59,7 +59,7 @@ class Task(Sums, Driven):
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self.objective: Objective = self.losses
         self.meters: Meters | None = None
-        self.onlookers: list[Callable[[str, Any, Any], None]] = []  # are shown split, outputs and batch of evaluations
+        self.onlookers: list[Callable[[str, Any, Any], None]] = []  # are shown split, outputs and batch of each step
         self._logged_step = -1
         self._restored: dict[str, list[list[float]]] = {}
         self._restored_log: list[dict[str, Any]] = []
@@ -152,6 +152,8 @@ class Task(Sums, Driven):
         terms = list(found.values())
         loss = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
         self.add_training(outputs, batch, loss.detach())
+        for look in self.onlookers:
+            look("train", outputs, batch)
         return loss
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:

@@ -111,6 +111,12 @@ class ClassificationTask(SupervisedTask):
         total = F.cross_entropy(outputs, target, ignore_index=IGNORE, reduction="sum")
         return {"cross_entropy": total / (target != IGNORE).sum().clamp(min=1)}
 
+    def sample_losses(self, outputs: Tensor, batch: Any) -> Tensor:
+        """The cross-entropy of each row of logits [batch, classes], without smoothing or weights: float32 or more
+        [batch].
+        """
+        return F.cross_entropy(self.aligned(outputs, batch[1]), batch[1], reduction="none")
+
     def _weighted(self, outputs: Tensor, target: Tensor) -> Tensor:
         assert self._weights is not None
         outputs = self.aligned(outputs, target)

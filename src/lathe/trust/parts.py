@@ -19,8 +19,8 @@ LATHE: dict[str, tuple[str, str]] = {
     ),
     "callback": (
         "callbacks",
-        "Alerts Checkpoint DeviceStats EMA ModelSummary NanGuard Preemption Progress Samples Throughput "
-        "TorchProfiler WhatIf Whitening",
+        "Alerts Checkpoint DeviceStats EMA HardSamples ImageSizes ModelSummary NanGuard Preemption Progress Samples "
+        "Throughput TorchProfiler WhatIf Whitening",
     ),
     "method": (
         "callbacks",

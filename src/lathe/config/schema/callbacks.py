@@ -1,6 +1,6 @@
 """Callbacks of lathe's own, and those of Lightning that configs/ names."""
 
-from lathe.config.schema.rule import Rule, batches, count, flag, null, number, path, steps, text, whole, word
+from lathe.config.schema.rule import Rule, batches, count, flag, items, null, number, path, steps, text, whole, word
 
 _metric = text("a metric such as val/loss")
 _address = text("an http:// or https:// address, or env:NAME", r"env:[A-Za-z_]\w*|https?://[^\s/@]+(?:[/?]\S*)?")
@@ -31,7 +31,16 @@ CALLBACKS: dict[str, dict[str, Rule]] = {
         "warmup": flag,
         "buffers": word("average", "copy"),
     },
-    "lathe.callbacks.Whitening": {"samples": whole(1, 2**31).of("images")},
+    "lathe.callbacks.HardSamples": {
+        "share": number(above=0, below=1),
+        "hardest": number(0, 1),
+        "passes": whole(1, 1000),
+    },
+    "lathe.callbacks.ImageSizes": {"scales": items(number(above=0, high=1), 1)},
+    "lathe.callbacks.Whitening": {
+        "samples": whole(1, 2**31).of("images"),
+        "settle_epoch": whole(0).of("epochs") | null("never"),
+    },
     "lathe.callbacks.ModelSummary": {"max_depth": whole(-1, 1000)},
     "lathe.callbacks.NanGuard": {"every_n_steps": steps},
     "lathe.callbacks.Preemption": {"every_n_steps": steps},

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from lathe.config.schema.attached import alerts, averaging, samples, whitening
+from lathe.config.schema.attached import alerts, averaging, hard_samples, image_sizes, samples, whitening
 from lathe.config.schema.compiled import offloading, whole_step
 from lathe.config.schema.names import canonical
 from lathe.config.schema.rule import shown
@@ -294,5 +294,7 @@ CONTRADICTIONS: tuple[Together, ...] = (
     samples,
     alerts,
     whitening,
+    hard_samples,
+    image_sizes,
     *CLASHES,
 )

@@ -1,0 +1,158 @@
+"""Epochs of the samples that still have something to teach."""
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.states import TrainerFn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+
+from lathe.callbacks.driven import planned_batches
+from lathe.callbacks.lean import EachStep
+from lathe.config.schema.held import held
+from lathe.data.selection import Selection
+from lathe.errors import require
+from lathe.files import write_atomically
+from lathe.measure.processes import everyones
+
+KEY = "hard_samples"  # in a checkpoint
+MOST = 1000  # samples in hard_samples.csv
+OUT = "leave hard_samples out of callbacks"
+
+
+@held("lathe.callbacks.HardSamples")
+class HardSamples(EachStep, Callback):
+    """An epoch takes a `share` of the training samples: those of the largest cross-entropy when they were last trained
+    on (`hardest` of the epoch), and others at random. See `lathe.data.selection.Selection`.
+
+    Losses are those that a step computes anyway, of augmented samples and without label smoothing, so that choosing
+    costs no pass of its own; class weights and a loss of one's own have no part in them. With several processes each
+    knows its own samples' losses, and an epoch's end brings them together: the same samples are chosen as with one,
+    where rounding does not decide. Checkpoints keep them, and hard_samples.csv in the run directory lists those of the
+    largest losses at the end: number in stored order, label, loss, how often it was trained on, and its file, if any.
+
+    Args:
+        share: of the training samples that an epoch takes; epochs, schedules and counts of steps are as much shorter.
+        hardest: share of an epoch's samples that the largest losses choose.
+        passes: how often each sample is trained on before losses decide.
+
+    Raises:
+        UserError: when a fit begins, for data whose samples are not chosen by number, a task that has no loss of each
+            sample, or an epoch that holds no batch.
+    """
+
+    each_step = ("on_train_batch_start",)
+
+    def __init__(self, share: float = 0.35, hardest: float = 0.7, passes: int = 1) -> None:
+        self.share, self.hardest, self.passes = share, hardest, passes
+        self._selection = Selection(share, hardest, passes)
+        self._loader: Any = None
+        self._losses_of: Any = None
+        self._rows: Tensor | None = None  # this process's samples of the epoch under way, [batches, local batch]
+        self._batch = 0
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        data: Any = getattr(trainer, "datamodule", None)
+        require(
+            getattr(data, "selects", False),
+            f"callbacks.hard_samples: samples of {type(data).__name__} can't be chosen by number: use images that "
+            f"Lathe reads, such as data=cifar10 or data=image_folder, or {OUT}.",
+        )
+        require(
+            hasattr(pl_module, "sample_losses"),
+            f"callbacks.hard_samples: {type(pl_module).__name__} has no cross-entropy of each sample: use "
+            f"task=classification, or {OUT}.",
+        )
+        self._selection = data.selection = Selection(self.share, self.hardest, self.passes)
+        self._rows = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        module: Any = pl_module
+        loader: Any = trainer.datamodule.train_dataloader()  # type: ignore[attr-defined]
+        n, count = loader.n, self._selection.count(loader.n, loader.global_batch_size)
+        require(
+            loader.shuffle,
+            f"callbacks.hard_samples: trainer.overfit_batches trains on the same few samples again and again: {OUT}.",
+        )
+        require(
+            not loader.augment.mixes,
+            "callbacks.hard_samples: data.augment mixes samples, and a mixture's loss is that of none of them: switch "
+            f"mixup and cutmix off, or {OUT}.",
+        )
+        require(
+            "whole_step" not in vars(module),
+            "callbacks.hard_samples reads the logits of each step, which compile.scope=step keeps within one "
+            f"function: use compile.scope=net, or {OUT}.",
+        )
+        rank_zero_info(f"hard_samples: an epoch takes {count} of {n} training samples.")
+        steps = planned_batches(trainer, loader.limit)
+        if steps is not None and steps * loader.global_batch_size <= n * self.passes:
+            often = "once" if self.passes == 1 else f"{self.passes} times"
+            rank_zero_warn(
+                f"callbacks.hard_samples: this run ends after {steps} batches of {loader.global_batch_size}, before "
+                f"each of {n} samples was trained on {often}, from which on losses decide: make it longer."
+            )
+        self._loader, self._losses_of = loader, module.sample_losses
+        module.onlookers.append(self._look)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._rows = None
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._batch = batch_idx
+
+    @torch.no_grad()
+    def _look(self, split: str, outputs: Any, batch: Any) -> None:
+        if split != "train":
+            return
+        losses = self._losses_of(outputs, batch)
+        if self._rows is None:
+            self._rows = self._loader.rows().to(losses.device)
+        self._selection.note(self._rows[self._batch], losses)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._gather()
+
+    def _gather(self) -> None:
+        mine = self._selection
+        mine.merge(everyones((mine.losses.cpu(), mine.turns.cpu())))
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        self._gather()
+        checkpoint[KEY] = self._selection.state()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if trainer.state.fn != TrainerFn.FITTING:
+            return
+        if KEY in checkpoint:
+            self._selection.restore(checkpoint[KEY])
+        else:
+            rank_zero_warn("callbacks.hard_samples: the checkpoint has no losses of samples: all count as unseen.")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero and self._loader is not None:
+            self._list(trainer)
+
+    def _list(self, trainer: Trainer) -> None:
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        losses, turns = self._selection.losses.cpu(), self._selection.turns.cpu()
+        hardest = losses.where(turns > 0, -1.0).topk(min(MOST, int((turns > 0).sum()))).indices.tolist()
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(("sample", "label", "loss", "turns", "file"))
+        for number in hardest:
+            name = data.name_of("train", number)
+            label, loss = int(self._loader.labels[number]), f"{float(losses[number]):.6g}"
+            rows.writerow((number, label, loss, int(turns[number]), name or ""))
+        write_atomically(Path(trainer.default_root_dir) / "hard_samples.csv", text.getvalue())
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        module: Any = pl_module
+        if self._look in getattr(module, "onlookers", ()):
+            module.onlookers.remove(self._look)

@@ -1,0 +1,104 @@
+"""Small images first."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch import Tensor
+from torch.nn import functional as F
+
+from lathe.callbacks.driven import net_of, planned_batches, task_of
+from lathe.compression.modes import evaluated
+from lathe.config.schema.held import held
+from lathe.errors import UserError, require
+
+
+@held("lathe.callbacks.ImageSizes")
+class ImageSizes(Callback):
+    """Trains on smaller images in the first epochs, whose steps cost as much less as they have fewer pixels
+    (progressive resizing: Howard et al. in DAWNBench 2018; Tan and Le 2021, arXiv:2104.00298).
+
+    The net is given means over areas of pixels (`torch.nn.functional.interpolate`, "area") of what the data have,
+    augmented at their own size. Evaluation, exports and everything else see whole images.
+
+    Args:
+        scales: what a side is multiplied by in each epoch from the first on, 1 for whole images; these follow.
+
+    Raises:
+        UserError: when a fit begins, for a net that takes no image of such a size, data of no images, or compiled code.
+    """
+
+    def __init__(self, scales: Sequence[float]) -> None:
+        self.scales = list(scales)
+        self._whole = 0  # pixels of a side
+        self._size = 0  # of the epoch under way
+        self._hook: Any = None
+
+    @torch.no_grad()
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        data: Any = getattr(trainer, "datamodule", None)
+        channels, whole = getattr(data, "channels", None), getattr(data, "image_size", None)
+        if not (isinstance(channels, int) and isinstance(whole, int)):
+            raise UserError(
+                f"callbacks.image_sizes: {type(data).__name__} has no square images: leave image_sizes out of "
+                "callbacks."
+            )
+        require(
+            task_of(pl_module) is pl_module,
+            "callbacks.image_sizes makes the images smaller that a task hands to its net, and "
+            f"{type(pl_module).__name__} is a LightningModule as it is: leave image_sizes out of callbacks.",
+        )
+        self._whole = whole
+        net: Any = net_of(pl_module)
+        require(
+            getattr(net, "_compiled_call_impl", None) is None and "whole_step" not in vars(pl_module),
+            "callbacks.image_sizes: compiled code is made for one size of images: use compile=none, or leave "
+            "image_sizes out of callbacks.",
+        )
+        like = next(net.parameters(), torch.empty(0))
+        for size in dict.fromkeys(self._side(epoch) for epoch in range(len(self.scales))):
+            try:
+                with evaluated(net):
+                    net(torch.zeros(1, channels, size, size, dtype=like.dtype, device=like.device))
+            except Exception as error:
+                raise UserError(
+                    f"callbacks.image_sizes.scales={self.scales}: {type(net).__name__} takes no images of {size} x "
+                    f"{size} pixels ({type(error).__name__}): choose larger ones if it can take several sizes, or a "
+                    "net whose weights have nothing to do with the size, such as model=resnet20."
+                ) from error
+
+    def _side(self, epoch: int) -> int:
+        """Pixels in an epoch."""
+        return max(1, round(self.scales[epoch] * self._whole)) if epoch < len(self.scales) else self._whole
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        sizes = [self._side(epoch) for epoch in range(len(self.scales))]
+        rank_zero_info(f"image_sizes: sides of {', '.join(map(str, sizes))} pixels by epoch, then of {self._whole}.")
+        each = int(trainer.num_training_batches)
+        batches = planned_batches(trainer, each)
+        if batches is not None and batches <= len(sizes) * each:
+            rank_zero_warn(
+                f"callbacks.image_sizes.scales={self.scales}: this run of {batches} batches ends before an epoch of "
+                "whole images: the net never trains on what it is evaluated on. Make it longer, or shorten scales."
+            )
+        self._size = self._side(trainer.current_epoch)  # a run that goes on within an epoch does not start it
+        self._hook = net_of(pl_module).register_forward_pre_hook(self._shrink)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._size = self._side(trainer.current_epoch)
+
+    def _shrink(self, net: Any, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        images = inputs[0]
+        if not net.training or images.shape[-1] <= self._size:
+            return None
+        small: Tensor = F.interpolate(images, size=(self._size, self._size), mode="area")
+        return (small, *inputs[1:])
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
