@@ -196,3 +196,13 @@ def test_arguments_of_lightnings_trainer_are_keys_here() -> None:
         "trainer.val_check_interval (9) is much: set trainer.limit_val_batches to 0, "
         "trainer.check_val_every_n_epoch=null or `x=None`."
     )
+
+
+def test_a_run_that_goes_on_keeps_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py", "resume=logs/latest", "callbacks.early_stopping.patience=3"])
+    with pytest.raises(Exception) as caught:  # noqa: PT011 - of Hydra's
+        config("callbacks.early_stopping.patience=3")
+    assert explain(caught.value, GROUPS) == (
+        "callbacks.early_stopping: a run that goes on keeps its own callbacks: leave early_stopping out, or start a "
+        "new run from its weights with ckpt_path."
+    )

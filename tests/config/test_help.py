@@ -127,6 +127,22 @@ def test_a_key_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> No
     assert [word for word in words if word not in told] == []
 
 
+@pytest.mark.parametrize(
+    ("key", "sentence"),
+    [
+        ("callbacks.ema.decay", "ema is not chosen here: add callbacks=[default,ema] to the command."),
+        ("compression.prune", "prune is not chosen here: add compression=[prune] to the command."),
+        ("logger.wandb.project", "wandb is not chosen here: add logger=[csv,wandb] to the command."),
+        ("optimizer.lr.sgd", "there is no such key; did you mean optimizer.lr?"),
+    ],
+)
+def test_a_key_of_a_part_that_is_not_chosen_names_the_choice(
+    key: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_process("train.py", "--help", key) == 1
+    assert capsys.readouterr().err == f"Error: --help {key}: {sentence}\n"
+
+
 def test_every_key_is_explained() -> None:
     page = Page(ROOT / "configs", "train", [])
     for key in page.rules:

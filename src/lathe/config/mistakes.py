@@ -79,6 +79,11 @@ def explain(error: BaseException, groups: Groups | None = None) -> str | None:
             deeper = _leaves_called(last, parent) if not prefix else []
             hint = f"did you mean {' or '.join(deeper)}?" if deeper else did_you_mean(last, names)
             if prefix in groups and last in groups[prefix]:
+                if any(typed.startswith("resume=") for typed in sys.argv[1:]):
+                    return (
+                        f"{key}: a run that goes on keeps its own {prefix}: leave {last} out, or start a new run from "
+                        "its weights with ckpt_path."
+                    )
                 listed = ",".join([*{"callbacks": ["default"], "logger": ["csv"]}.get(prefix, []), last])
                 return f"{key}: the run has no {last} among its {prefix}: add it by {prefix}=[{listed}]."
             if prefix and last in groups and last != prefix and not hint.startswith("did you mean"):

@@ -15,6 +15,9 @@ from lathe.config.schema.rule import Rule
 from lathe.config.schema.verbs import VERBS
 from lathe.errors import UserError, did_you_mean
 
+# groups whose choices act side by side, and what a further one is written behind
+BESIDE: dict[str, list[str]] = {"callbacks": ["default"], "logger": ["csv"], "compression": []}
+
 
 def explained(folder: Path, verb: str, keys: Sequence[str], overrides: Sequence[str]) -> str:
     """What there is to say of some keys of a verb's configuration, composed of the files in `folder` and these
@@ -60,6 +63,10 @@ class Page:
         every = {*self.rules, *(name.rpartition(".")[0] for name in self.rules), *self.tree, *self.groups} - {""}
         same = [name for name in sorted(every) if name.rpartition(".")[2] == key][:3]
         near = [*every, *(f"{key.rpartition('.')[0]}.{name}" for name in further)]
+        group, name = [*key.split("."), ""][:2]
+        if group in BESIDE and name in self.groups.get(group, ()):
+            listed = ",".join([*BESIDE[group], name])
+            raise UserError(f"--help {key}: {name} is not chosen here: add {group}=[{listed}] to the command.")
         hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, near, "--help lists the groups")
         raise UserError(f"--help {key}: there is no such key; {hint}")
 
