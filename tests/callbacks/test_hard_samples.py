@@ -166,10 +166,12 @@ def test_a_run_that_ends_before_losses_decide_says_so(tmp_path: Path) -> None:
         trained(tmp_path / "tried", "trainer.fast_dev_run=true")
 
 
-def test_a_checkpoint_without_losses_is_told(tmp_path: Path) -> None:
+def test_a_checkpoint_without_losses_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = trained(tmp_path / "plain", "~callbacks.hard_samples")
+    assert "an epoch takes" not in capsys.readouterr().out
     with pytest.warns(UserWarning, match="has no losses of samples: all count as unseen"):
         trained(tmp_path / "on", f"ckpt_path={plain}", "ckpt_mode=trainer", "trainer.max_epochs=9")
+    assert "hard_samples: an epoch takes 512 of 1300 training samples.\n" in capsys.readouterr().out
 
 
 def test_combinations_are_told_before_the_work() -> None:

@@ -36,7 +36,9 @@ def trained(folder: Path, *words: str) -> Any:
 
 
 @pytest.mark.parametrize("words", [(), ("trainer.steps_per_call=1", "trainer.channels_last=true")])
-def test_the_net_sees_means_of_areas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
+def test_the_net_sees_means_of_areas(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
     seen: list[tuple[bool, Tensor]] = []
     forward = CifarResNet.forward
 
@@ -46,6 +48,7 @@ def test_the_net_sees_means_of_areas(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(CifarResNet, "forward", seeing)
     trained(tmp_path / "small", "trainer.max_epochs=3", *NET, *words)
+    assert "image_sizes: sides of 4, 6 pixels by epoch, then of 8.\n" in capsys.readouterr().out
     small, seen[:] = list(seen), []
     trained(tmp_path / "whole", "trainer.max_epochs=3", "~callbacks.image_sizes", *NET, *words)
     train = [x for training, x in small if training]

@@ -125,4 +125,4 @@ def test_what_can_not_settle_is_told(tmp_path: Path) -> None:
     for world, compiled in ((2, False), (1, True)):
         net._compiled_call_impl = print if compiled else None
         with pytest.raises(UserError, match="which compiled code and several processes do not follow: set it to null"):
-            callback.setup(SimpleNamespace(datamodule=data, world_size=world), task, "fit")  # type: ignore[arg-type]
+            callback.setup(SimpleNamespace(datamodule=data, world_size=world, is_global_zero=True), task, "fit")  # type: ignore[arg-type]

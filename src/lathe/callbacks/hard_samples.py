@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.trainer.states import TrainerFn
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
 from lathe.callbacks.driven import planned_batches
@@ -90,7 +90,8 @@ class HardSamples(EachStep, Callback):
             "callbacks.hard_samples reads the logits of each step, which compile.scope=step keeps within one "
             f"function: use compile.scope=net, or {OUT}.",
         )
-        rank_zero_info(f"hard_samples: an epoch takes {count} of {n} training samples.")
+        if trainer.is_global_zero:
+            print(f"hard_samples: an epoch takes {count} of {n} training samples.", flush=True)
         steps = planned_batches(trainer, loader.limit)
         if steps is not None and steps * loader.global_batch_size <= n * self.passes:
             often = "once" if self.passes == 1 else f"{self.passes} times"

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -77,7 +77,11 @@ class ImageSizes(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         sizes = [self._side(epoch) for epoch in range(len(self.scales))]
-        rank_zero_info(f"image_sizes: sides of {', '.join(map(str, sizes))} pixels by epoch, then of {self._whole}.")
+        if trainer.is_global_zero:
+            print(
+                f"image_sizes: sides of {', '.join(map(str, sizes))} pixels by epoch, then of {self._whole}.",
+                flush=True,
+            )
         each = int(trainer.num_training_batches)
         batches = planned_batches(trainer, each)
         if batches is not None and batches <= len(sizes) * each:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.callbacks.driven import net_of
 from lathe.config.schema.held import held
@@ -60,7 +60,10 @@ class Whitening(Callback):
         if not net.whitened:
             images = data.first_images(self.samples)
             net.whiten(images)
-            rank_zero_info(f"Whitening: the first layer of {type(net).__name__} is made from {len(images)} images.")
+            if trainer.is_global_zero:
+                print(
+                    f"Whitening: the first layer of {type(net).__name__} is made from {len(images)} images.", flush=True
+                )
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         epochs, settles = trainer.max_epochs, self.settle_epoch
