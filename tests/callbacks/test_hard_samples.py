@@ -22,7 +22,7 @@ from lathe.tasks import ClassificationTask
 
 __all__ = ["interruption"]  # a fixture
 
-# 1,300 samples of which an epoch takes 512 of 520: 8 batches of 64
+# 1,300 samples of which an epoch takes 512 of 520: 4 batches of 128
 HARD = (
     *SMALL,
     "callbacks=[default,hard_samples]",
@@ -30,6 +30,7 @@ HARD = (
     "callbacks.hard_samples.share=0.4",
     "trainer.max_epochs=5",
     "trainer.log_every_n_steps=1",
+    "data.batch_size=128",
     "test=false",
 )
 
@@ -71,19 +72,19 @@ def test_losses_are_noted_under_the_samples_that_had_them(
     monkeypatch.setattr(ClassificationTask, "sample_losses", showing)
     monkeypatch.setattr(ImageLoader, "__init__", keeping)
     run_dir = trained(tmp_path, f"trainer.steps_per_call={steps}", "task.label_smoothing=0.1")
-    assert len(noted) == len(column(run_dir, "train/loss")) == 40
+    assert len(noted) == len(column(run_dir, "train/loss")) == 20
     for (samples, _), targets in zip(noted, shown, strict=True):
         assert torch.equal(labels[0][samples], targets)
-    epochs = [torch.cat([samples for samples, _ in noted[at : at + 8]]) for at in range(0, 40, 8)]
+    epochs = [torch.cat([samples for samples, _ in noted[at : at + 4]]) for at in range(0, 20, 4)]
     assert all(len(epoch.unique()) == 512 for epoch in epochs)
     latest, turns = torch.full((1300,), torch.inf), torch.zeros(1300)
-    for samples, losses in noted[:24]:
+    for samples, losses in noted[:12]:
         latest[samples], turns[samples] = losses, turns[samples] + 1
     assert int(turns.min()) == 1, "three epochs show each sample"
     hardest = set(latest.argsort(descending=True)[: round(0.7 * 512)].tolist())
     assert hardest <= set(epochs[3].tolist())
     state = torch.load(run_dir / "checkpoints" / "last.ckpt", weights_only=True)["hard_samples"]
-    for samples, losses in noted[24:]:
+    for samples, losses in noted[12:]:
         latest[samples] = losses
     assert torch.equal(state["losses"], latest)
     with open(run_dir / "hard_samples.csv", newline="") as file:
@@ -116,7 +117,7 @@ def test_a_death_changes_nothing(tmp_path: Path, interruption: Interruption) -> 
         return Path(cfg["paths"]["run_dir"])
 
     alone = train("on_train_batch_start", NEVER)
-    for hook, step in (("on_train_batch_start", 29), ("on_train_epoch_end", 32)):
+    for hook, step in (("on_train_batch_start", 14), ("on_train_epoch_end", 16)):
         again = train(hook, step)
         same(alone, again)
         states = [
@@ -129,7 +130,7 @@ def test_two_processes_choose_as_one(tmp_path: Path) -> None:
     one = trained(tmp_path / "one")
     succeeded(run(*HARD, "strategy=ddp", "trainer.devices=2", f"paths.log_dir={tmp_path / 'two'}", cwd=tmp_path))
     losses = [column(run_dir, "train/loss") for run_dir in (one, runs(tmp_path / "two")[-1])]
-    assert len(losses[0]) == 40
+    assert len(losses[0]) == 20
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
@@ -155,11 +156,11 @@ def test_what_can_not_be_chosen_is_told(tmp_path: Path, words: tuple[str, ...], 
 
 def test_a_run_that_ends_before_losses_decide_says_so(tmp_path: Path) -> None:
     with pytest.warns(
-        UserWarning, match="ends after 16 batches of 64, before each of 1300 samples was trained on once"
+        UserWarning, match="ends after 8 batches of 128, before each of 1300 samples was trained on once"
     ):
         trained(tmp_path / "short", "trainer.max_epochs=2")
-    for words in (("trainer.max_steps=20",), ("trainer.limit_train_batches=4",)):
-        with pytest.warns(UserWarning, match="ends after 20 batches of 64, before each"):
+    for words in (("trainer.max_steps=10",), ("trainer.limit_train_batches=2",)):
+        with pytest.warns(UserWarning, match="ends after 10 batches of 128, before each"):
             trained(tmp_path / "cut", *words)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

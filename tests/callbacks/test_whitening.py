@@ -87,7 +87,7 @@ def test_its_bias_settles(tmp_path: Path, interruption: Interruption) -> None:
     """From the epoch on it is as it was, and only then; also in a run that goes on."""
 
     def run(name: str, step: int, *words: str) -> dict[str, torch.Tensor]:
-        settings = ("trainer.max_epochs=4", "trainer.limit_train_batches=3", "trainer.log_every_n_steps=1")
+        settings = ("trainer.max_epochs=4", "trainer.limit_train_batches=2", "trainer.log_every_n_steps=1")
         cfg = new_run(
             tmp_path / name,
             *AIRBENCH,
@@ -109,7 +109,7 @@ def test_its_bias_settles(tmp_path: Path, interruption: Interruption) -> None:
     assert not torch.equal(short["whitening.bias"], torch.zeros_like(short["whitening.bias"]))
     assert torch.equal(settled["whitening.bias"], short["whitening.bias"])
     assert not torch.equal(settled["head.weight"], short["head.weight"])
-    again = run("again", 10, "callbacks.whitening.settle_epoch=2")
+    again = run("again", 7, "callbacks.whitening.settle_epoch=2")
     assert all(torch.equal(again[name], settled[name]) for name in settled)
 
 

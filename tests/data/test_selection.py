@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,6 +27,7 @@ def trained(selection: Selection, epochs: range, losses: Tensor, seed: int = 0) 
     return orders
 
 
+@settings(max_examples=40)
 @given(
     share=st.floats(0.05, 0.95),
     hardest=st.floats(0, 1),
