@@ -100,3 +100,7 @@ def test_a_lightning_module_as_it_is_is_told() -> None:
     data = SimpleNamespace(channels=1, image_size=8)
     with pytest.raises(UserError, match="LightningModule is a LightningModule as it is"):
         ImageSizes([0.5]).setup(SimpleNamespace(datamodule=data), module, "fit")  # type: ignore[arg-type]
+
+
+def test_a_whole_epoch_among_the_scales_is_one(tmp_path: Path) -> None:
+    trained(tmp_path, *NET, "trainer.max_epochs=2", "callbacks.image_sizes.scales=[0.5,1]")  # a warning is an error

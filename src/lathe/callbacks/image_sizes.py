@@ -83,8 +83,8 @@ class ImageSizes(Callback):
                 flush=True,
             )
         each = int(trainer.num_training_batches)
-        batches = planned_batches(trainer, each)
-        if batches is not None and batches <= len(sizes) * each:
+        batches, small = planned_batches(trainer, each), [size < self._whole for size in sizes]
+        if batches is not None and all(small[: -(-batches // max(1, each))]) and batches <= len(small) * each:
             rank_zero_warn(
                 f"callbacks.image_sizes.scales={self.scales}: this run of {batches} batches ends before an epoch of "
                 "whole images: the net never trains on what it is evaluated on. Make it longer, or shorten scales."
