@@ -54,6 +54,7 @@ def differences(
     return agreement, largest
 
 
+@pytest.mark.slow
 def test_pixels_and_integers(
     make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized, counted: list[Any]
 ) -> None:

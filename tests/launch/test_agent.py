@@ -183,7 +183,7 @@ def test_restarts_are_counted(cfg: dict[str, Any], tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_rank_that_hangs_is_ended_with_who_waited_where(cfg: dict[str, Any], rank: int) -> None:
     began = time.monotonic()
     with pytest.raises(UserError) as caught:

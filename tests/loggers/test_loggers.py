@@ -45,6 +45,7 @@ def test_tensorboard_hides_points_that_will_be_written_again(tmp_path: Path) -> 
 # wandb
 
 
+@pytest.mark.slow
 def test_wandb_writes_a_run_offline_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
         monkeypatch.delenv(key, raising=False)
@@ -115,6 +116,7 @@ def history(store: str, experiment: str) -> list[tuple[str, dict[str, str], list
 
 
 @quiet
+@pytest.mark.slow
 def test_mlflow_writes_a_run_and_a_continued_run_goes_on_in_it(tmp_path: Path, store: str) -> None:
     run_dir = tmp_path / "2026-01-01_00-00-00_abcdef"
     first = mlflow(run_dir, 0, experiment_name="trial", tracking_uri=store)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from lathe.tasks import Task
 
-pytestmark = pytest.mark.law2
+# not in the default suite, which has ZeRO in test_deepspeed.py and this law by FSDP, tensor and pipeline
+pytestmark = [pytest.mark.law2, pytest.mark.slow]
 
 if importlib.util.find_spec("deepspeed") is None:
     pytest.skip("DeepSpeed is not installed", allow_module_level=True)
@@ -145,9 +146,7 @@ def test_checkpoints_are_those_of_one_process(runs: dict[str, Any], stage: str) 
     assert sorted(path.name for path in folder.iterdir()) == ["best.ckpt", "last.ckpt"]
 
 
-@pytest.mark.parametrize(
-    "stage", [pytest.param("1", marks=pytest.mark.slow), pytest.param("2", marks=pytest.mark.slow), "3"]
-)
+@pytest.mark.parametrize("stage", ZERO)
 def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage: str) -> None:
     """ZeRO's checkpoint goes on in one process, and that one's under ZeRO, with the losses of a run that never
     changed.
@@ -166,7 +165,6 @@ def test_a_run_changes_its_strategy(runs: dict[str, Any], tmp_path: Path, stage:
     assert losses(there) == pytest.approx(losses(stay), rel=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -73,6 +73,7 @@ def test_a_pruned_net_keeps_its_zeros(tmp_path: Path) -> None:
     assert column(found, "val/accuracy")[-1] == pytest.approx(column(written, "val/accuracy")[-1], abs=0.05)
 
 
+@pytest.mark.slow
 def test_what_inductor_makes_in_bf16_is_right_and_kept_beside_the_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

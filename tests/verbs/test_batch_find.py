@@ -46,6 +46,7 @@ def test_the_rate_follows_the_optimizer(words: list[str], rate: float | None) ->
     assert told["lr"] == rate
 
 
+@pytest.mark.slow
 def test_data_bound_it_and_no_run_is_left(tmp_path: Path) -> None:
     """By real processes: 1,300 images to train on."""
     words = ["find.memory=16", "find.start=700", "trainer.max_epochs=1"]
