@@ -1,11 +1,14 @@
 """What was typed, as it was typed."""
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 from support.commands import check, run
-from support.runs import SMALL, runs
+from support.runs import ROOT, SMALL, runs
 
+from lathe.launch.start import ELSEWHERE
 from lathe.runs.rundir import RunDir
 
 
@@ -21,3 +24,15 @@ def test_a_value_may_follow_another_key(tmp_path: Path) -> None:
     check(run("-m", *words, "model.net.width=${data.batch_size}", "data.batch_size=16,24", cwd=tmp_path))
     wide = [path for path in runs(tmp_path / "logs") if "width: 24" in (path / "config.yaml").read_text()]
     assert len(wide) == 2
+
+
+def test_the_place_of_runs_is_refused_where_nothing_reads_it(cli: Callable[..., tuple[int, str]]) -> None:
+    texts = {path.stem: path.read_text() for path in (ROOT / "configs").glob("*.yaml")}
+    assert {verb for verb, text in texts.items() if re.search(r"log_dir: .* # for Hydra alone", text)} == set(ELSEWHERE)
+    for verb in ELSEWHERE:
+        keys = re.findall(r"^(\w+): \?\?\?", texts[verb], re.MULTILINE)
+        code, said = cli(*(f"{key}=x" for key in keys), "paths.log_dir=other", script=f"scripts/{verb}.py")
+        assert code == 1
+        assert said.startswith(f"Error: paths.log_dir=other has no effect on {verb}.py, which ")
+        assert len(said.splitlines()) == 1
+    assert not list(Path().iterdir())

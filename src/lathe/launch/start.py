@@ -40,6 +40,21 @@ from lathe.runs import rundir
 
 __all__ = ["launch", "launch_on_run", "one_sentence"]
 
+# Where those scripts write that paths.log_dir does not concern: there it is the place of Hydra's own sweepers alone.
+ELSEWHERE = {
+    "compress": "makes the new run beside its run",
+    "evaluate": "writes where output= says",
+    "export": "writes into its run",
+    "make_shards": "writes where output= says",
+    "predict": "writes where output= says",
+    "prepare_tokens": "writes where output= says",
+    "profile": "writes into its run",
+    "receipt": "writes into its run",
+    "report": "writes where output= says",
+    "sensitivity": "writes into its run",
+    "serve": "writes no files",
+}
+
 
 def launch(cfg: DictConfig, job: str) -> Any:
     """Runs `job`, a function named `module:function`, on the resolved `cfg` and returns what rank 0 returned.
@@ -229,6 +244,9 @@ def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[To
     verb, choices, typed = str(hydra.job.config_name), hydra.runtime.choices, typed_words()
     raw, known = OmegaConf.to_container(cfg, resolve=False), rules(resolved, verb)
     tell_older_names(raw)
+    if verb in ELSEWHERE and hydra.mode != RunMode.MULTIRUN:
+        named = next((item for item in typed if key_of(item) == "paths.log_dir"), None)
+        require(named is None, f"{named} has no effect on {verb}.py, which {ELSEWHERE[verb]}: leave it out.")
     own = [key_of(item) for item in typed if key_of(item) not in choices and not item.startswith("~")]
     if isinstance(raw, dict) and "_target_" in (raw.get("model") or {}):
         named = next((item for item in typed if key_of(item).split(".")[0] == "task"), None)

@@ -120,3 +120,16 @@ def test_latex_has_minus_signs_a_label_and_the_best_mean_in_bold(tmp_path: Path)
     assert " & 12.3 & " in text
     assert r"\textbf{0.6" not in text
     assert r"$\pm$ 7.07$\cdot 10^{-5}$" in text
+
+
+def test_steps_are_told_where_they_differ_and_the_plainest_choice_is_the_baseline(tmp_path: Path) -> None:
+    more = ["callbacks=[default,hard_samples]"]
+    for seed in (1, 2):
+        write_run(tmp_path, seed, 0.8, [], seed, steps=60)
+        write_run(tmp_path, 10 + seed, 0.9, more, seed, steps=21)
+    told = report(tmp_path)
+    assert told.groups[told.baseline].label == "callbacks=default"
+    (steps,) = (column for column in columns(told, "test/accuracy") if column.name == "steps")
+    assert sorted(steps.cells) == ["21", "60"]
+    (head, *lines) = (line.split(",") for line in groups_csv(told).replace('"[default,hard_samples]"', "").splitlines())
+    assert sorted(float(line[head.index("steps")]) for line in lines) == [21, 60]

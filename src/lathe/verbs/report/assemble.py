@@ -14,7 +14,7 @@ from lathe.verbs.report.statistics import Interval
 
 COLUMNS = (
     *("n", "mean", "interval", "best", "difference", "difference_interval", "p"),
-    *("seconds", "parameters", "bytes", "macs", "latency_ms"),
+    *("steps", "seconds", "parameters", "bytes", "macs", "latency_ms"),
 )
 SINGLE = "Each row is one run, so nothing here is evidence of a difference: add -m and seed=1,2,3 to a row's command."
 

@@ -57,6 +57,12 @@ class Group:
         return sum(values) / len(values) if values else None
 
     @property
+    def steps(self) -> float | None:
+        """The mean of the optimizer steps of its units."""
+        counts = [steps for run in self.units.values() if (steps := finite(run.result.get("steps"))) is not None]
+        return sum(counts) / len(counts) if counts else None
+
+    @property
     def commands(self) -> list[str]:
         """What to type for all of it again: a command for each configuration that it mixes."""
         units = self.units or {(at,): run for at, run in enumerate(self.runs[:1])}
@@ -183,7 +189,8 @@ def _left_out(group: Group) -> list[str]:
 
 def find_baseline(groups: Sequence[Group], asked: Any) -> int:
     """The group that `baseline` names, by its label or by overrides that hold of it alone; else the one with most of
-    the values that are most common among the runs, and the first of several. One without a complete run comes last.
+    the values that are most common among the runs (of several values the one that chooses least, as `default` beside
+    `[default,ema]`), and the first of several. One without a complete run comes last.
 
     Raises:
         UserError: no group is meant, or several are.
@@ -212,7 +219,7 @@ def _usual(groups: Sequence[Group], key: str) -> str:
     counts: dict[str, int] = {}
     for group in groups:
         counts[code(group.factors[key])] = counts.get(code(group.factors[key]), 0) + len(group.units)
-    return max(counts, key=lambda value: counts[value])
+    return max(counts, key=lambda value: (counts[value], -value.count(",")))
 
 
 def _holds(group: Group, word: str) -> bool:

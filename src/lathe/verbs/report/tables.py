@@ -72,14 +72,14 @@ def columns(report: Report, metric: str) -> list[Column]:
     """The columns that were asked for, in that order; else all that say something."""
     there = _columns(report, metric)
     if report.columns is None:
-        return [column for column in there if not column.number or (any(column.cells) and not _again(report, column))]
+        return [column for column in there if not column.number or (any(column.cells) and not _idle(report, column))]
     named = {column.name: column for column in there} | dict(zip(titles(report.factors), there, strict=False))
     return [named[name] for name in report.columns]
 
 
-def _again(report: Report, column: Column) -> bool:
-    """Whether it repeats another: the best of single runs."""
-    return column.name == "best" and report.single
+def _idle(report: Report, column: Column) -> bool:
+    """Whether it says nothing: it repeats another, as the best of single runs does, or all have the same steps."""
+    return report.single if column.name == "best" else column.name == "steps" and len(set(column.cells)) == 1
 
 
 def _columns(report: Report, metric: str) -> list[Column]:
@@ -96,6 +96,7 @@ def _columns(report: Report, metric: str) -> list[Column]:
             Column(name, title, [cells[at] for cells in differences])
             for at, (name, title) in enumerate(DIFFERENCES.items())
         ),
+        Column("steps", "steps", [number(row.group.steps) for row in told]),
         Column("seconds", "seconds", [three_digits(row.group.mean_of("seconds")) for row in told]),
         Column("parameters", "parameters", [number(row.group.mean_of("parameters")) for row in told]),
     ]
@@ -156,6 +157,7 @@ def _group(report: Report, metric: str, row: Row) -> dict[str, Any]:
         "difference": {"pairs": pair.n if pair else None, "difference": pair.difference if pair else None},
         "difference_interval": {"difference_low": below, "difference_high": above},
         "p": {"p": pair.p if pair else None},
+        "steps": {"steps": row.group.steps},
         **{name: {name: row.group.mean_of(name)} for name in ("seconds", "parameters")},
         **{name: {name: value} for name, value in row.cost.items()},
     }
