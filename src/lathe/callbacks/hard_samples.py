@@ -33,7 +33,8 @@ class HardSamples(EachStep, Callback):
     costs no pass of its own; class weights and a loss of one's own have no part in them. With several processes each
     knows its own samples' losses, and an epoch's end brings them together: the same samples are chosen as with one,
     where rounding does not decide. Checkpoints keep them, and hard_samples.csv in the run directory lists those of the
-    largest losses at the end: number in stored order, label, loss, how often it was trained on, and its file, if any.
+    largest losses at the end: number in stored order, label where labels are at hand, loss, how often it was trained
+    on, and its file or item, if any.
 
     Args:
         share: of the training samples that an epoch takes; epochs, schedules and counts of steps are as much shorter.
@@ -62,7 +63,7 @@ class HardSamples(EachStep, Callback):
         require(
             getattr(data, "selects", False),
             f"callbacks.hard_samples: samples of {type(data).__name__} can't be chosen by number: use images that "
-            f"Lathe reads, such as data=cifar10 or data=image_folder, or {OUT}.",
+            f"Lathe reads, such as data=cifar10 or data=image_folder, or data=dataset with a __len__, or {OUT}.",
         )
         require(
             hasattr(pl_module, "sample_losses"),
@@ -81,7 +82,7 @@ class HardSamples(EachStep, Callback):
             f"callbacks.hard_samples: trainer.overfit_batches trains on the same few samples again and again: {OUT}.",
         )
         require(
-            not loader.augment.mixes,
+            not getattr(getattr(loader, "augment", None), "mixes", False),
             "callbacks.hard_samples: data.augment mixes samples, and a mixture's loss is that of none of them: switch "
             f"mixup and cutmix off, or {OUT}.",
         )
@@ -112,10 +113,16 @@ class HardSamples(EachStep, Callback):
     def _look(self, split: str, outputs: Any, batch: Any) -> None:
         if split != "train":
             return
-        losses = self._losses_of(outputs, batch)
         if self._rows is None:
-            self._rows = self._loader.rows().to(losses.device)
-        self._selection.note(self._rows[self._batch], losses)
+            self._rows = self._loader.rows().to(outputs.device)
+        rows, target = self._rows[self._batch], batch[1]
+        require(
+            not target.is_floating_point() and len(target) == len(rows),
+            f"callbacks.hard_samples: a batch of {len(rows)} samples has targets of {tuple(target.shape)} "
+            f"({str(target.dtype).removeprefix('torch.')}), where each sample has a class number of its own: let "
+            f"data.collate_fn keep them apart, or {OUT}.",
+        )
+        self._selection.note(rows, self._losses_of(outputs, batch))
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._gather()
@@ -149,8 +156,8 @@ class HardSamples(EachStep, Callback):
         rows.writerow(("sample", "label", "loss", "turns", "file"))
         for number in hardest:
             name = data.name_of("train", number)
-            label, loss = int(self._loader.labels[number]), f"{float(losses[number]):.6g}"
-            rows.writerow((number, label, loss, int(turns[number]), name or ""))
+            label = "" if self._loader.labels is None else int(self._loader.labels[number])
+            rows.writerow((number, label, f"{float(losses[number]):.6g}", int(turns[number]), name or ""))
         write_atomically(Path(trainer.default_root_dir) / "hard_samples.csv", text.getvalue())
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

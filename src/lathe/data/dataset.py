@@ -19,7 +19,7 @@ from lathe.data.items import Collate, Items, taken
 from lathe.data.iterable import EvalStream, TrainStream, is_iterable
 from lathe.data.seeded import Rows, Seeded
 from lathe.data.shared import read_over, seeded
-from lathe.data.sized import check_kind, count_samples
+from lathe.data.sized import check_batch, check_kind, count_samples
 from lathe.data.source import using
 from lathe.data.splits import Labels, stratified_split
 from lathe.data.workers import Workers, batches_ahead
@@ -162,6 +162,10 @@ class DatasetDataModule(ExactDataModule[Items]):
                 )
             self.samples = count_samples("train", train)
 
+    @property
+    def selects(self) -> bool:
+        return not is_iterable(self.datasets["train"])
+
     def open(self) -> dict[str, Items]:
         """The splits, whose first samples have been read and are as declared."""
         rows = self._rows()
@@ -208,6 +212,11 @@ class DatasetDataModule(ExactDataModule[Items]):
         self._undivided = labels is None and self.num_classes is not None
         return np.zeros(len(train), np.int64) if labels is None else labels
 
+    def _classes(self, split: Items) -> Labels | None:
+        """The class numbers of a split's samples where they are at hand, int64 [n]."""
+        found = labels_at_hand(split.dataset, self.columns and self.columns[1])
+        return found if found is None or split.rows is None else found[split.rows]
+
     def _check_first(self, name: str, items: Items) -> None:
         if not len(items):
             raise UserError(f"{items.key} has no samples: give a dataset with some.")
@@ -248,11 +257,11 @@ class DatasetDataModule(ExactDataModule[Items]):
         if is_iterable(split.dataset):
             return self._stream(split, size, train, order)
         if train:
-            self._check_size(size, len(split), order["world_size"])
+            check_batch(size, len(split), order["world_size"])
 
         def made(workers: int) -> Any:
             reader = self._reader(split, size, train, workers)
-            return ItemLoader(reader, **order) if train else InOrder(reader, **order)
+            return ItemLoader(reader, labels=self._classes(split), **order) if train else InOrder(reader, **order)
 
         def read(workers: int, lists: Iterable[list[int]]) -> Iterable[Any]:
             reader = self._reader(split, size, train, workers, stay=False)
@@ -289,12 +298,3 @@ class DatasetDataModule(ExactDataModule[Items]):
             return EvalStream(split, self._collate(split), size, order["seed"])
         assert self.samples is not None
         return TrainStream(split, self._collate(split), self.samples, batch_size=size, **order)
-
-    def _check_size(self, size: int, n: int, replicas: int) -> None:
-        if size % replicas:
-            raise UserError(
-                f"data.batch_size={size} is the global batch and does not divide by the {replicas} replicas that "
-                f"trainer.devices={replicas} makes: choose a multiple of {replicas}, or other devices."
-            )
-        if size > n:
-            raise UserError(f"data.batch_size={size} cannot be filled from {n} training samples: choose 1 to {n}.")

@@ -11,11 +11,22 @@ from lathe.data.items import all_taken
 from lathe.data.prefetch import Side, one_ahead
 from lathe.data.seeded import Rows
 from lathe.data.shared import SharedLoader, collates_apart, parts_in_order, read_over, seeded
+from lathe.data.splits import Labels
 from lathe.errors import UserError
 
 
 class ItemLoader(SharedLoader):
-    """`SharedLoader` whose batches may turn out to be refused."""
+    """`SharedLoader` whose batches may turn out to be refused.
+
+    Args:
+        loader: as `SharedLoader` has it.
+        labels: of all samples, int64 [n], where they are known.
+        order: as `SharedLoader` has it.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, labels: Labels | None, **order: Any) -> None:
+        super().__init__(loader, **order)
+        self.labels = labels
 
     def _batches(self, epoch: int, first: int) -> Iterator[Any]:
         return all_taken(super()._batches(epoch, first))

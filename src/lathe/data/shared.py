@@ -10,6 +10,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from lathe.data.order import EpochLoader
 from lathe.data.seeded import Rows, Seeded, draws_nothing, fetch
+from lathe.data.selection import Selection
 from lathe.data.workers import Reader
 from lathe.errors import UserError
 
@@ -100,7 +101,15 @@ class SharedLoader(EpochLoader):
     """
 
     def __init__(
-        self, loader: DataLoader[Any], *, shuffle: bool, seed: int, rank: int, world_size: int, limit: Any
+        self,
+        loader: DataLoader[Any],
+        *,
+        shuffle: bool,
+        seed: int,
+        rank: int,
+        world_size: int,
+        limit: Any,
+        selection: Selection | None = None,
     ) -> None:
         dataset: Any = loader.dataset
         n = len(dataset)
@@ -117,7 +126,15 @@ class SharedLoader(EpochLoader):
         if n == 0 or size > n:
             raise UserError(f"data: train_dataloader has {n} samples, which fill no batch of {size}.")
         super().__init__(
-            n, batch_size=size, seed=seed, rank=rank, world_size=world_size, train=True, shuffle=shuffle, limit=limit
+            n,
+            batch_size=size,
+            seed=seed,
+            rank=rank,
+            world_size=world_size,
+            train=True,
+            shuffle=shuffle,
+            limit=limit,
+            selection=selection,
         )
         self.rest = rest // world_size
         if rest:

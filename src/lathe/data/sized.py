@@ -25,6 +25,19 @@ def check_kind(name: str, dataset: Any) -> None:
     count_samples(name, dataset)
 
 
+def check_batch(size: int, n: int, replicas: int) -> None:
+    """Raises UserError where a global training batch is not shared out by the replicas, or has more than the `n`
+    samples.
+    """
+    if size % replicas:
+        raise UserError(
+            f"data.batch_size={size} is the global batch and does not divide by the {replicas} replicas that "
+            f"trainer.devices={replicas} makes: choose a multiple of {replicas}, or other devices."
+        )
+    if size > n:
+        raise UserError(f"data.batch_size={size} cannot be filled from {n} training samples: choose 1 to {n}.")
+
+
 def count_samples(name: str, dataset: Sized) -> int:
     """The samples of `data.<name>`; raises UserError where they are too many."""
     with using(dataset, "counted", f"data.{name}"):
