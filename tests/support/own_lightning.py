@@ -8,7 +8,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim import SGD
-from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
 from torchmetrics.classification import MulticlassAccuracy
 
 # words of a short run of one
@@ -89,6 +89,22 @@ class Cycled(LitNet):
     def configure_optimizers(self) -> Any:
         optimizer = SGD(self.parameters(), lr=0.001, momentum=0.9)
         cycle = OneCycleLR(optimizer, self.hparams["lr"], total_steps=5, cycle_momentum=False)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+
+class Planned(LitNet):
+    """With a schedule over the whole run, made for `length` steps or epochs, or for as many as the run has."""
+
+    def __init__(self, kind: str = "cycle", length: int | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.save_hyperparameters()
+
+    def configure_optimizers(self) -> Any:
+        length, trainer = self.hparams["length"], self.trainer
+        optimizer = SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
+        if self.hparams["kind"] == "cosine":
+            return {"optimizer": optimizer, "lr_scheduler": CosineAnnealingLR(optimizer, length or trainer.max_epochs)}
+        cycle = OneCycleLR(optimizer, self.hparams["lr"], total_steps=length or int(trainer.estimated_stepping_batches))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
 

@@ -21,6 +21,7 @@ from lathe.errors import UserError
 from lathe.runs.restored import other_seed, other_sizes
 from lathe.tasks.base import Task
 from lathe.tasks.plain import check_checkpoint
+from lathe.tasks.replanned import replan
 
 COUNTS = ("ready", "started", "processed", "completed")
 # of a group of parameters, in every version of torch
@@ -153,17 +154,23 @@ class Restoring(_CheckpointConnector):
         super().restore_optimizers_and_schedulers()
 
     def restore_lr_schedulers(self) -> None:
+        configs = self.trainer.lr_scheduler_configs
+        made = [config.scheduler.state_dict() for config in configs]
         if self._loaded_checkpoint:
-            states, configs = self._part("lr_schedulers", list), self.trainer.lr_scheduler_configs
+            states = self._part("lr_schedulers", list)
             self._count("lr_schedulers", len(states), len(configs))
-            for number, (config, state) in enumerate(zip(configs, states, strict=True)):
-                fresh = config.scheduler.state_dict()
+            for number, (fresh, state) in enumerate(zip(made, states, strict=True)):
                 self._compare(f"lr_schedulers.{number}", fresh, state)
                 # other versions of torch keep other things besides
                 counts = {name: fresh[name] for name in ("last_epoch",) if name in fresh}
                 self._compare(f"lr_schedulers.{number}", counts, state, whole=True)
         with self._told("lr_schedulers"):
             super().restore_lr_schedulers()
+            changed = [replan(config.scheduler, fresh) for config, fresh in zip(configs, made, strict=True)]
+        for config, lengths in zip(configs, changed, strict=True):
+            if lengths and self.trainer.is_global_zero:
+                name = type(config.scheduler).__name__
+                print(f"{name} is planned anew for this run's length: {', '.join(lengths)}.", flush=True)
 
     def restore_precision_plugin_state(self) -> None:
         with self._told("state of the number format"):

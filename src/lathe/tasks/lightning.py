@@ -20,7 +20,7 @@ from lathe.tasks.base import Task
 from lathe.tasks.loops import StepLoop
 from lathe.tasks.manual import KeepsGradients
 from lathe.tasks.plain import check_hyper_parameters, name_of
-from lathe.tasks.scheduler import KEY, make_optimizers
+from lathe.tasks.scheduler import KEY, check_lengths, make_optimizers
 
 LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
 
@@ -125,7 +125,7 @@ class KeepsLog(Callback):
         parameters: names of those that the module has without a Trainer, as whoever loads it has it.
 
     Raises:
-        UserError: it trains others.
+        UserError: it trains others, or has a schedule that refuses to go on before the run's end.
     """
 
     def __init__(self, parameters: Sequence[str]) -> None:
@@ -157,6 +157,7 @@ class KeepsLog(Callback):
         self._restored = checkpoint.get("task", {}).get("log", [])
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        check_lengths(trainer)
         restored, self._restored = self._restored, []
         ranks.restore_logs(restored, trainer, pl_module)
         loop = trainer.fit_loop.epoch_loop

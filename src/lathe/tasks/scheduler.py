@@ -10,7 +10,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies import DDPStrategy, DeepSpeedStrategy, SingleDeviceStrategy
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from lathe.errors import ArgumentError, UserError, did_you_mean, under
 from lathe.optim.build import factory_of
@@ -112,6 +112,32 @@ def _length(plan: Plan, trainer: Trainer, repeats: int) -> int | None:
             "trainer.limit_train_batches above 0."
         )
     return int(total) // repeats // plan.frequency
+
+
+def check_lengths(trainer: Trainer) -> None:
+    """Holds torch's OneCycleLR, which ends with an error, against what is left of the run.
+
+    Raises:
+        UserError: the run is longer than one of them.
+    """
+    if not trainer.lightning_module.automatic_optimization:
+        return
+    for config in trainer.lr_scheduler_configs:
+        if not isinstance(config.scheduler, OneCycleLR):
+            continue
+        left = config.scheduler.total_steps - config.scheduler.last_epoch
+        if config.interval == "epoch":
+            end, done = trainer.max_epochs, trainer.current_epoch
+        else:
+            end, done = int(min(trainer.estimated_stepping_batches, NEVER)), trainer.global_step
+        if end is None or not 0 <= end < NEVER or (end - done) // config.frequency <= left:
+            continue
+        unit = "epochs" if config.interval == "epoch" else "steps"
+        raise UserError(
+            f"The learning rate's schedule refuses to go on after {left} more {unit} (OneCycleLR), and this run makes "
+            f"{end - done}: plan it for them, as by total_steps=self.trainer.estimated_stepping_batches, or let the "
+            "run end sooner (trainer.max_epochs, trainer.max_steps)."
+        )
 
 
 class Stepping(Callback):
