@@ -24,7 +24,7 @@ def test_lines_for_a_pipe(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[s
     lines = out.splitlines()
     assert "\x1b" not in out
     assert len(lines) == 2
-    pattern = r"epoch {0}/2 \| step {1} \| [\d.]+ it/s \| train/loss [\d.]+ \| val/accuracy [\d.]+"
+    pattern = r"epoch {0}/2 \| step {1} \| [\d.]+ it/s \| loss of the last batch [\d.]+ \| val/accuracy [\d.]+"
     assert re.fullmatch(pattern.format(1, 6), lines[0])
     assert re.fullmatch(pattern.format(2, 12), lines[1])
 
@@ -65,7 +65,7 @@ def test_an_epoch_without_validation_has_no_metrics_of_the_one_before(
     tiny.trainer(Progress(), **options).fit(tiny.Task(), tiny.Loader())
     lines = capsys.readouterr().out.splitlines()
     assert ["val/accuracy" in line for line in lines] == [False, True, False, True]
-    assert all("train/loss" in line for line in lines)
+    assert all("loss of the last batch" in line for line in lines)
 
 
 def test_what_a_callback_monitors_is_shown(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -98,7 +98,7 @@ def test_the_loss_shown_is_the_last_one(
     tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1, accumulate_grad_batches=batches).fit(
         Keeps(), tiny.Loader()
     )
-    assert f"train/loss {losses[-1]:.4g} |" in capsys.readouterr().out
+    assert f"loss of the last batch {losses[-1]:.4g} |" in capsys.readouterr().out
 
 
 def test_a_loss_that_the_module_logs_by_that_name_is_the_one_shown(

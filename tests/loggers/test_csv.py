@@ -31,13 +31,15 @@ def begun(path: Path, start_step: int = 0) -> CSVLogger:
 
 
 def test_what_other_loggers_write_with_is_not_there(path: Path) -> None:
-    """And says which has it; Lightning asks each logger whether it has one."""
+    """And says which has it; Lightning, and who goes through all loggers, asks each whether it has one."""
     logger = CSVLogger(path)
-    assert not hasattr(logger, "experiment")
+    assert not hasattr(logger.experiment, "add_images")
     with pytest.raises(
-        UserError, match=r"^metrics\.csv takes numbers alone, .* add logger=\[csv,tensorboard\] for more"
+        UserError,
+        match=r"^metrics\.csv takes numbers alone, .* no add_images: add logger=\[csv,tensorboard\] for more, and of "
+        r"self\.loggers use those that have it: if hasattr\(logger\.experiment, 'add_images'\)\.$",
     ):
-        _ = logger.experiment
+        logger.experiment.add_images("x", None)
 
 
 def test_a_line_per_step_with_the_step_first(path: Path) -> None:

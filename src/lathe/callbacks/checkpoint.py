@@ -184,6 +184,18 @@ class Checkpoint(CheckpointBase):
             except OSError:  # a file system without second names
                 shutil.copyfile(best, temporary)
 
+    def __getattr__(self, name: str) -> Any:
+        # what is not there: a habit from Lightning's ModelCheckpoint, mostly
+        raise AttributeError(
+            f"{type(self).__name__} has no {name}: of ModelCheckpoint's attributes it has monitor, mode, dirpath, "
+            "best_model_path, best_model_score and last_model_path"
+        )
+
+    @property
+    def dirpath(self) -> str | None:
+        """As Lightning's ModelCheckpoint has it: the folder of the checkpoints, None before `setup`."""
+        return None if self._dirpath is None else str(self._dirpath)
+
     @property
     def best_model_path(self) -> str:
         """As Lightning's ModelCheckpoint has it: where best.ckpt is, empty before there is one."""

@@ -109,8 +109,11 @@ class Progress(RichProgressBar):
         """
         if self._line:
             metrics = self.get_metrics(trainer, pl_module)
-            if "train/loss" in metrics and "train/loss" in trainer.callback_metrics:  # of all batches, of all processes
-                metrics["train/loss"] = float(local(trainer.callback_metrics["train/loss"]))
+            if "train/loss" in metrics:
+                if "train/loss" in trainer.callback_metrics:  # of all batches, of all processes
+                    metrics["train/loss"] = float(local(trainer.callback_metrics["train/loss"]))
+                else:  # the module logs it under another name, or not at all
+                    metrics = {"loss of the last batch" if k == "train/loss" else k: v for k, v in metrics.items()}
             new = {name: value for name, value in metrics.items() if self._validated or split_of(name) != "val"}
             print(" | ".join([self._line, *(f"{name} {value:.4g}" for name, value in new.items())]), flush=True)
             self._line, self._validated = "", False

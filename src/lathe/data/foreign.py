@@ -122,6 +122,7 @@ def _train_loader(loader: Any, datamodule: Any, seed: int) -> Any:
     replicas, rank = replicas_of(datamodule.trainer)
     reason = _reason(loader)
     if reason is None:
+        _check_divided(loader, datamodule, replicas)
         overfit = getattr(datamodule.trainer, "overfit_batches", 0)
         limit = None if datamodule.trainer is None else datamodule.trainer.limit_train_batches
         shuffle = isinstance(loader.sampler, RandomSampler) and not overfit
@@ -134,6 +135,20 @@ def _train_loader(loader: Any, datamodule: Any, seed: int) -> Any:
             "epoch starts that epoch's data again, so continue from the end of an epoch."
         )
     return loader
+
+
+def _check_divided(loader: Any, datamodule: Any, replicas: int) -> None:
+    """Raises UserError where a data module has divided its batch_size by the devices, as other templates do: the
+    global batch would be divided twice.
+    """
+    hyper = getattr(datamodule, "hparams", None) or {}
+    said = getattr(datamodule, "batch_size", hyper.get("batch_size") if hasattr(hyper, "get") else None)
+    if replicas > 1 and isinstance(said, int) and said == loader.batch_size * replicas:
+        raise UserError(
+            f"data: {type(datamodule).__name__} has batch_size={said} and a train_dataloader of {loader.batch_size}, "
+            f"its {replicas}th part: the DataLoader's batch_size is the global batch, which Lathe divides among the "
+            f"{replicas} replicas itself, so give it all of batch_size."
+        )
 
 
 def _eval_loader(loader: Any, datamodule: Any, name: str) -> Any:

@@ -20,7 +20,17 @@ PERIOD = 0.2  # seconds between two writes of a run that logs without pause
 
 
 class NoWriterError(UserError, AttributeError):
-    """What Lightning calls a logger's `experiment` is not there; `hasattr` says so too."""
+    """What a logger's `experiment` has elsewhere is not there; `hasattr` says so too."""
+
+
+class NumbersAlone:
+    """What metrics.csv has in the place of an `experiment`: nothing to write images or texts with."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise NoWriterError(
+            f"metrics.csv takes numbers alone, by self.log, and has no {name}: add logger=[csv,tensorboard] for more, "
+            f"and of self.loggers use those that have it: if hasattr(logger.experiment, {name!r})."
+        )
 
 
 class CSVLogger(Logger):
@@ -60,8 +70,8 @@ class CSVLogger(Logger):
 
     @property
     def experiment(self) -> Any:
-        """Lightning's name for what a logger writes with, which other loggers have."""
-        raise NoWriterError("metrics.csv takes numbers alone, by self.log: add logger=[csv,tensorboard] for more.")
+        """Lightning's name for what a logger writes with."""
+        return NumbersAlone()
 
     @property
     def log_dir(self) -> str:

@@ -148,6 +148,12 @@ class KeepsLog(Callback):
         require(loss.numel() == 1, f"{step} a tensor {list(loss.shape)}, expected a scalar: take its mean.")
         require(loss.requires_grad, f"{step} a loss without a gradient: compute it from the net's outputs, undetached.")
 
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        ranks.agree(trainer, pl_module)
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        ranks.agree(trainer, pl_module)
+
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         checkpoint["task"] = {"log": ranks.logs(trainer, pl_module)}
         for logger in trainer.loggers:
@@ -158,6 +164,7 @@ class KeepsLog(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         check_lengths(trainer)
+        ranks.agree(trainer, pl_module)
         restored, self._restored = self._restored, []
         ranks.restore_logs(restored, trainer, pl_module)
         loop = trainer.fit_loop.epoch_loop

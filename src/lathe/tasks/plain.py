@@ -53,7 +53,8 @@ def check_hyper_parameters(part: LightningModule | LightningDataModule, key: str
         ignored = ", ".join(f'"{name}"' for name in odd)
         raise UserError(
             f"{key}: {name_of(part)} keeps {told} by save_hyperparameters, and checkpoints hold plain values: "
-            f"save_hyperparameters(ignore=[{ignored}])."
+            f"save_hyperparameters(ignore=[{ignored}]), and what is read as self.hparams.{next(iter(odd))} as an "
+            f"attribute of your own, self.{next(iter(odd))} = {next(iter(odd))}."
         )
 
 

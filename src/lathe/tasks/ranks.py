@@ -8,7 +8,9 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
+from lathe.errors import UserError
 from lathe.tasks import logged
 
 
@@ -54,6 +56,41 @@ def gathered(mine: Any, trainer: Trainer) -> list[Any]:
     if trainer.world_size > 1:
         torch.distributed.all_gather_object(each, mine)
     return each
+
+
+def agree(trainer: Trainer, module: LightningModule) -> None:
+    """Has a user's own module step the schedulers that wait for a metric by that of the first rank, and refuse to
+    gather what ranks have in other shapes.
+
+    A metric that was logged without `sync_dist` is each rank's own: their rates, and then their weights, would part.
+    And an evaluation sees each sample once, so ranks' last batches may differ by one, of which a collective of torch
+    makes an abort.
+
+    Raises:
+        UserError: when ranks gather tensors of other shapes.
+    """
+    if trainer.world_size == 1 or "all_gather" in vars(module):
+        return
+    gather, step = module.all_gather, module.lr_scheduler_step
+
+    def gathering(data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        if group is None and not module.training:
+            shapes = gathered([list(leaf.shape) for leaf in tree_leaves(data) if isinstance(leaf, Tensor)], trainer)
+            if any(other != shapes[0] for other in shapes):
+                told = "; ".join(f"rank {rank}: {shape}" for rank, shape in enumerate(shapes[:4]))
+                raise UserError(
+                    f"{type(module).__name__}.all_gather has tensors of other shapes on other ranks ({told}): each "
+                    "sample is evaluated once, so the last batches of ranks may differ by one; reduce before you "
+                    "gather, or use torchmetrics or self.log(..., sync_dist=True)."
+                )
+        return gather(data, group, sync_grads)
+
+    def stepping(scheduler: Any, metric: Any) -> None:
+        step(scheduler, None if metric is None else trainer.strategy.broadcast(float(metric)))
+
+    module.all_gather = gathering  # type: ignore[method-assign]
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        module.lr_scheduler_step = stepping  # type: ignore[method-assign]
 
 
 def restore_logs(saved: list[dict[str, Any]], trainer: Trainer, task: LightningModule) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.loggers import Logger
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from rich.console import Console
 from rich.table import Table
@@ -18,12 +19,13 @@ from lathe.data.base import ExactDataModule
 from lathe.errors import require
 from lathe.files import followed, require_file, require_writable, write_atomically
 from lathe.images.files import SUFFIXES
+from lathe.loggers.unkept import Unkept
 from lathe.runs.build import make_data, make_task
 from lathe.runs.checkpoints import read_checkpoint, restore
 from lathe.runs.restored import Restored
 from lathe.runs.rundir import OWN_FILES, RunDir
 from lathe.runs.trainer import make_trainer, quiet, widen
-from lathe.tasks import Task
+from lathe.tasks import LightningTask, Task
 
 IMAGES = (*SUFFIXES, ".npy")
 # what a program goes by that opens a file: a table of another kind under such a name opens in none
@@ -51,8 +53,9 @@ def rebuild(cfg: dict[str, Any]) -> tuple[Task, Trainer]:
     if cfg["trainer"]["enable_progress_bar"]:
         callbacks.append(Progress())
     callbacks.append(Restored(state))
-    trainer = make_trainer(cfg, run.path, callbacks)
-    return task, trainer
+    # other tasks log numbers alone, which are asked of the Trainer
+    loggers: list[Logger] | None = [Unkept()] if isinstance(task, LightningTask) else None
+    return task, make_trainer(cfg, run.path, callbacks, loggers)
 
 
 def check_request(request: dict[str, Any]) -> None:

@@ -1,0 +1,69 @@
+"""What people are used to from plain Lightning: it works, or a sentence says why not."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.own_lightning import QUICK
+from support.ranks import on_ranks
+from support.runs import new_run
+
+from lathe.errors import UserError
+from lathe.verbs.evaluate import evaluate
+from lathe.verbs.train import train
+
+TABLE = "features: 16, classes: 2, width: 4"
+
+
+def run(folder: Path, module: str, *words: str, data: str = "support.own_parts.Table") -> dict[str, Any]:
+    cfg = new_run(folder, *QUICK, f"model.net={{_target_: support.own_habits.{module}, {TABLE}}}", "test=false", *words)
+    cfg["data"] = {"_target_": data}
+    return cfg
+
+
+def test_images_for_a_logger_are_kept_in_training_and_let_go_in_an_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cfg = run(tmp_path, "Paints", "logger=tensorboard")
+    result = train(cfg)
+    home = Path(cfg["paths"]["run_dir"])
+    assert (home / "checkpoints" / "mine.pt").exists()
+    assert any(b"inputs" in path.read_bytes() for path in home.rglob("events.out.tfevents*"))
+    capsys.readouterr()
+    request = {"checkpoint": "best", "batch_size": None, "output": None, "run": "x", "split": "val"}
+    assert evaluate({**cfg, "request": request})["val_loss"] == pytest.approx(result["val_loss"])
+    said = capsys.readouterr().out
+    assert said.count("This command has no logger: what is given to self.logger.experiment is not kept.\n") == 1
+
+
+def on_two(rank: int, waiting: dict[str, Any], *refused: dict[str, Any]) -> list[str]:
+    train(waiting)
+    said = []
+    for cfg in refused:
+        with pytest.raises(UserError) as told:
+            train(cfg)
+        said.append(str(told.value))
+    return said
+
+
+def test_two_ranks_agree_or_say_why_not(tmp_path: Path) -> None:
+    two = "trainer.devices=2"
+    waiting = run(tmp_path / "waiting", "Waiting", two)
+    gathering = run(tmp_path / "gathering", "Gathers", two, data="support.own_habits.Odd")
+    divided = run(tmp_path / "divided", "LitNet", two, data="support.own_habits.Divided")
+    divided["model"]["net"]["_target_"] = "support.own_lightning.LitNet"
+    for gathered, halved in on_ranks(on_two, waiting, gathering, divided):
+        assert gathered.startswith("Gathers.all_gather has tensors of other shapes on other ranks (rank 0: [[")
+        assert halved == (
+            "data: Divided has batch_size=16 and a train_dataloader of 8, its 2th part: the DataLoader's batch_size is "
+            "the global batch, which Lathe divides among the 2 replicas itself, so give it all of batch_size."
+        )
+    home = Path(waiting["paths"]["run_dir"])
+    rates = [float((home / f"rate{rank}").read_text()) for rank in range(2)]
+    assert rates == [0.1, 0.1]  # the first rank's metric falls, and the other's does not
+
+
+def test_one_process_gathers_and_divides_by_one(tmp_path: Path) -> None:
+    train(run(tmp_path / "gathering", "Gathers"))
+    divided = run(tmp_path / "divided", "Gathers", data="support.own_habits.Divided")
+    assert train(divided)["steps"] == 12
