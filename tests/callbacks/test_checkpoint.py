@@ -197,13 +197,6 @@ def test_the_record_survives_a_resume(tiny: SimpleNamespace, tmp_path: Path) -> 
     assert step_of(second.path("last")) == 24
 
 
-def test_a_folder_of_its_own(tiny: SimpleNamespace, tmp_path: Path) -> None:
-    checkpoint = Checkpoint(dirpath=str(tmp_path / "mine"), monitor=None)
-    tiny.trainer(checkpoint, default_root_dir=tmp_path, max_epochs=1).fit(tiny.Task(), tiny.Loader())
-    assert sorted(path.name for path in (tmp_path / "mine").iterdir()) == ["best.ckpt", "last.ckpt"]
-    assert not (tmp_path / "checkpoints").exists()
-
-
 def test_a_mode_has_to_be_known_and_arguments_too() -> None:
     with pytest.raises(ArgumentError, match=r"^mode=auto is for a configuration, whose task is known"):
         Checkpoint(mode="auto")

@@ -147,15 +147,13 @@ def test_a_class_stays_what_it_was() -> None:
 
 
 def test_what_only_python_has_is_taken(tmp_path: Any) -> None:
-    @held("lathe.callbacks.Checkpoint")
-    def checkpoint(dirpath: Any, monitor: Any = None) -> Any:
+    @held("lathe.callbacks.TorchProfiler")
+    def profiler(dirpath: Any, top_k: Any = 1) -> Any:
         return dirpath
 
-    assert checkpoint(tmp_path) == tmp_path  # a path
-    with pytest.raises(
-        ArgumentError, match=r"^monitor=5: expected a metric such as val/loss or null for .*, got a whole number"
-    ):
-        checkpoint(tmp_path, monitor=5)
+    assert profiler(tmp_path) == tmp_path  # a path
+    with pytest.raises(ArgumentError, match=r"^top_k=x: expected a whole number .*, got a word"):
+        profiler(tmp_path, top_k="x")
 
     @held("lathe.data.ImageDataModule")
     def data(source: Any, mean: Any) -> Any:

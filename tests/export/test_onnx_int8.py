@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lathe.compression.quantization.net import LayerPlan, integer_weight
 from lathe.data.digits import DIGITS
 from lathe.export import get
-from lathe.export.targets.onnx_graph import open_session
+from lathe.export.targets.onnx_graph import EXACT, open_session
 from lathe.nets import GPT, ResNet, ViT, WideResNet
 
 onnx: Any = pytest.importorskip("onnx")
@@ -74,6 +74,14 @@ def test_a_resnet_runs_in_integers_from_end_to_end(exported: tuple[Any, Path], i
     np.testing.assert_array_equal(stored["head.integers"], integer_weight(net.head)[0].numpy())
 
 
+def entry(settings: Any) -> str | None:
+    """What a session is told of exact sums; None where nothing is said."""
+    try:
+        return str(settings.get_session_config_entry(EXACT))
+    except RuntimeError:
+        return None
+
+
 def zero_points(path: Path) -> list[str]:
     """The names of the zero points of weights, layer by layer."""
     graph = onnx.load(path).graph
@@ -101,7 +109,7 @@ def test_a_file_that_cannot_be_summed_exactly_is_told(
     real, entries = onnxruntime.InferenceSession, []
 
     def session(path: str, settings: Any, **options: Any) -> Any:
-        entries.append(settings.get_session_config_entry("session.x64quantprecision"))
+        entries.append(entry(settings))
         if entries[-1] == "1":
             raise RuntimeError("[ONNXRuntimeError] AddInitializedOrtValue Attempt to replace the existing tensor")
         return real(path, settings, **options)
@@ -109,12 +117,36 @@ def test_a_file_that_cannot_be_summed_exactly_is_told(
     net, path = quantized(make_mlp(), images), tmp_path / "net.onnx"
     get("onnx_int8").export(net, images[:1], path)
     monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     assert get("onnx_int8").load(path, 1)(images.numpy()).shape == (64, 10)
     assert entries == ["1", "0"]
     assert [record.getMessage() for record in caplog.records if record.name == "lathe.export.targets.onnx_graph"] == [
         f"{path} was exported by an older version, and this processor (x86 without VNNI) sums its integers inexactly: "
         "export the run again."
     ]
+
+
+@pytest.mark.parametrize("vnni", [True, False])
+def test_exact_sums_are_asked_for_where_they_are_not_the_processors_own(
+    exported: Any, images: Tensor, monkeypatch: pytest.MonkeyPatch, vnni: bool
+) -> None:
+    """With VNNI the option costs more than twice the time, and changes nothing."""
+    import onnxruntime
+
+    real, asked, path = onnxruntime.InferenceSession, [], exported[1]
+    plain = real(str(path), providers=["CPUExecutionProvider"])
+    own = torch.cpu._is_vnni_supported()
+
+    def session(path: str, settings: Any, **options: Any) -> Any:
+        asked.append(entry(settings))
+        return real(path, settings, **options)
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", session)
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    found = get("onnx_int8").load(path, 1)(images.numpy())
+    assert asked == [None if vnni else "1"]
+    if own:
+        assert np.array_equal(found, plain.run(None, {plain.get_inputs()[0].name: images.numpy()})[0])
 
 
 def test_dynamic_ranges(make_mlp: Make, images: Tensor, tmp_path: Path, quantized: Quantized) -> None:

@@ -151,7 +151,9 @@ def fit(
         build(name) if net is None else net, optimizer=optimizer
     )
     losses = Losses()
-    kept = [Checkpoint(dirpath=str(folder), monitor=None)] if folder is not None else []
+    kept = [Checkpoint(monitor=None)] if folder is not None else []
+    for checkpoint in kept:
+        checkpoint._dirpath = folder  # there is no run directory
     several = torch.distributed.is_initialized() and strategy != "auto"
     rows = data(name) if batches is None else batches
     if several:

@@ -76,8 +76,8 @@ def test_all_that_no_checkpoint_holds_is_told_at_once() -> None:
 
     made = instantiate({"_target_": "torch.optim.Adam", "_partial_": True})
     told = (
-        r"keeps net, a Linear, and optimizer, a partial, by save_hyperparameters, .*ignore=..net., .optimizer.\]\), and "
-        r"what is read as self\.hparams\.net as an attribute of your own, self\.net = net\.$"
+        r"keeps net, a Linear, and optimizer, a partial, by save_hyperparameters, .*ignore=..net., .optimizer.\]\), "
+        r"and what is read as self\.hparams\.net as an attribute of your own, self\.net = net\.$"
     )
     with pytest.warns(UserWarning, match="already saved"), pytest.raises(UserError, match=told):
         LightningTask(Keeping(nn.Linear(2, 2), made, 3))

@@ -188,6 +188,14 @@ class EMA(EachStep, Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._show_raw()
 
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.updates and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            rank_zero_warn(
+                f"callbacks.ema: none of the run's {trainer.global_step} optimizer steps was averaged "
+                f"(every_n_steps={self.every_n_steps}, start_step={self.start_step}): the weights are those of "
+                "training alone."
+            )
+
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit" and self._average.tensors:
             self._show_average()

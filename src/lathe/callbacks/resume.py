@@ -12,6 +12,7 @@ from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 
+from lathe.data.order import EpochLoader
 from lathe.errors import UserError, require
 from lathe.measure.processes import everyones
 
@@ -50,6 +51,12 @@ class ExactResume(Callback):
             loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
             loop._combined_loader_states_to_load = []
             iter(loop._data_fetcher)  # its iterator was made before the position was known
+        current: Any = loop.epoch_progress.current
+        if current.ready and current.ready == current.started == current.processed and loop._combined_loader:
+            # its epoch was ended early, as by max_steps: Lightning counts the next one, whose data are its own
+            for loader in loop._combined_loader.flattened:
+                if isinstance(loader, EpochLoader):
+                    loader.load_state_dict({**loader.state_dict(), "batch": len(loader)})
         states, self._states = self._states, None
         if states is not None and len(states) == trainer.world_size:
             try:

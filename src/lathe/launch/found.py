@@ -33,6 +33,8 @@ def find_run(cfg: dict[str, Any], outer: Outer | None, nodes: Nodes) -> tuple[Ru
         run = open_run(resume, "resume")
         if run.complete:
             _ = run.result  # which says here what no run has left
+        elif run.begun and not run.last.exists():
+            print(f"{run.path} has no checkpoints/last.ckpt to go on from: it begins again, at step 0.")
         return run, continued(run, cfg)
     elif nodes.launch_id is not None:
         found = find.find_launch(log_dir, str(cfg["name"]), nodes.launch_id, unfinished=False)

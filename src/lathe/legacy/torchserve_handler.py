@@ -114,7 +114,8 @@ def open_payload(kind: str, path: Path, threads: int | None) -> Callable[[Array]
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads or 0
-        options.add_session_config_entry("session.x64quantprecision", "1")  # lathe.export.targets.onnx_graph.EXACT
+        if not torch.cpu._is_vnni_supported():
+            options.add_session_config_entry("session.x64quantprecision", "1")  # lathe.export.targets.onnx_graph.EXACT
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         return lambda x: np.asarray(session.run(["output"], {"input": x})[0])
     net: Any

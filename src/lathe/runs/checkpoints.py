@@ -1,6 +1,8 @@
 """Reading checkpoint files without running code, and putting their weights into plain nets."""
 
 import pickle
+import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from torch import Tensor, nn
 
 from lathe.callbacks.outline import check_outline
 from lathe.compression.structure import apply_structure
-from lathe.errors import UserError
+from lathe.errors import UserError, require
 
 
 def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
@@ -45,6 +47,7 @@ def read_plain(path: Path, key: str) -> Any:
     """
     with open(path, "rb"):  # of a file that may not be read torch says that it is none
         pass
+    _check_sums(path, key)
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
@@ -55,6 +58,24 @@ def read_plain(path: Path, key: str) -> Any:
         raise UserError(
             f"{key}={path} can't be read as a checkpoint: it is cut off or of another kind; take another."
         ) from error
+
+
+def _check_sums(path: Path, key: str) -> None:
+    """Holds what a file's records are by now against the sums that were written with them, which torch doesn't do: a
+    damaged block of a disk would be weights.
+    """
+    damaged = None
+    try:
+        with zipfile.ZipFile(path) as file:
+            if all(record.compress_type == zipfile.ZIP_STORED for record in file.infolist()):  # as torch writes them
+                damaged = file.testzip()
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, NotImplementedError, RuntimeError):
+        return  # torn, or in the format of torch before 1.6: torch says what it is
+    require(
+        damaged is None,
+        f"{key}={path} is damaged: its record {damaged!a} is not what was written (its checksum differs); take another "
+        "checkpoint, or a copy of this one.",
+    )
 
 
 def _checked(state: Any, path: Path, key: str) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from lightning.pytorch.trainer.connectors.checkpoint_connector import _CheckpointConnector
 from lightning.pytorch.trainer.states import TrainerFn
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import OutOfMemoryError, Tensor
 
 from lathe.errors import UserError
@@ -143,6 +144,7 @@ class Restoring(_CheckpointConnector):
             self._count("optimizer_states", len(states), len(fresh))
             for number, (optimizer, state) in enumerate(zip(fresh, states, strict=True)):
                 self._compare_optimizer(f"optimizer_states.{number}", optimizer.state_dict(), state)
+                self._tell_others(optimizer.state_dict(), state)
         with self._told("optimizer_states"):
             super().restore_optimizers()
 
@@ -217,6 +219,26 @@ class Restoring(_CheckpointConnector):
         for key, values in saved["state"].items():
             self._compare(f"{part}.state.{key}", first, values)
             first = {name: value for name, value in values.items() if value is not None} | first
+
+    def _tell_others(self, fresh: dict[str, Any], saved: dict[str, Any]) -> None:
+        """Says which of this run's own options of an optimizer a checkpoint of another run takes the place of: its
+        configuration says them all the same.
+        """
+        if self._own():
+            return
+        pairs = zip(fresh.get("param_groups", ()), saved["param_groups"], strict=False)
+        changed: dict[str, str] = {}
+        for mine, theirs in pairs:
+            for name, value in mine.items():
+                start = f"initial_{name}" if f"initial_{name}" in mine and f"initial_{name}" in theirs else name
+                plain = name not in ("params", "name") and not name.startswith("initial_") and name in theirs
+                if plain and not isinstance(value, Tensor) and mine[start] != theirs[start]:
+                    changed.setdefault(name, f"{name}={theirs[start]} (here {mine[start]})")
+        if changed:
+            rank_zero_warn(
+                f"ckpt_mode=trainer takes the optimizer as {self._ckpt_path} has it, and not as config.yaml says: "
+                f"{', '.join(changed.values())}. For this run's own options start from its weights, ckpt_mode=weights."
+            )
 
     def _refusal(self, part: str, reason: str) -> UserError:
         return UserError(

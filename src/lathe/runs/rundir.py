@@ -7,19 +7,19 @@ complete, result.json. One process at a time may write to it; a lock says so.
 import json
 import os
 import secrets
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from lathe import trust
 from lathe.config.composed import GROUPS as PARTS
 from lathe.config.schema import current
 from lathe.errors import UserError, require
-from lathe.files import disk_sentence, open_plain, remove, require_plain, sweep, whole, write_atomically
+from lathe.files import disk_sentence, remove, require_plain, sweep, whole, write_atomically
 from lathe.runs.environment import describe_environment
+from lathe.runs.lock import locked
 from lathe.runs.results import checked
 from lathe.runs.typed import with_ends
 from lathe.trust.document import as_yaml, read_mapping, read_yaml
@@ -186,15 +186,8 @@ class RunDir:
 
     @contextmanager
     def locked(self, shared: bool = False) -> Iterator[None]:
-        """Holds the directory for this process, or with `shared` for it and the other machines of its launch; the
-        kernel lets go of it however the process ends.
-
-        Raises:
-            UserError: another process is writing to it.
-            NotPlain: something else than a plain file stands at .lock.
-        """
-        with open_plain(self.path / ".lock", "a") as file:
-            _lock(file, self.path, shared)
+        """As `lathe.runs.lock.locked`, without what killed processes have left half-written."""
+        with locked(self.path, shared):
             self.sweep()
             yield
 
@@ -210,17 +203,6 @@ class RunDir:
                 return False
         except UserError:
             return True
-
-
-def _lock(file: IO[str], path: Path, shared: bool = False) -> None:
-    if sys.platform == "win32":  # no flock there: two writers are not kept apart
-        return
-    import fcntl
-
-    try:
-        fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-    except OSError as error:
-        raise UserError(f"{path} is being written to by another process: wait for it, or stop it first.") from error
 
 
 def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: str | None = None) -> RunDir:
@@ -254,9 +236,15 @@ def create(log_dir: Path, cfg: dict[str, Any], overrides: list[str], launch_id: 
 
 
 def point_latest(log_dir: Path, target: Path) -> None:
-    """Makes `<log_dir>/latest` a link to `target`, in one step, so that it always leads somewhere."""
-    # a file system without links, or a folder of that name: the run itself is not hurt
-    with suppress(OSError), whole(log_dir / "latest") as link:
+    """Makes `<log_dir>/latest` a link to `target`, in one step, so that it always leads somewhere. What somebody else
+    has put there stays: a file, a folder, or a link to anything but a run.
+    """
+    place = log_dir / "latest"
+    ours = place.is_symlink() and (not place.exists() or (place / "environment.json").is_file())
+    if os.path.lexists(place) and not ours:
+        print(f"{place} is no link to a run, and stays as it is.")
+        return
+    with suppress(OSError), whole(place) as link:  # a file system without links: the run itself is not hurt
         link.symlink_to(os.path.relpath(target, log_dir.absolute()), target_is_directory=True)
 
 

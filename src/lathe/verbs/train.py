@@ -97,6 +97,8 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
             tell_lightnings(error, start.begun, trainer)
             raise
         start.on_train_start(trainer, task.driven)  # a run of no steps
+        if trainer.global_step == 0:
+            tell_undone(callbacks, trainer)
         pruned = {} if report is None or report.pruned is None else {"pruned": report.pruned}
         if pruned:  # what is left out of the race is not looked at again
             cfg = {**cfg, "test": False}
@@ -104,6 +106,13 @@ def _train(cfg: dict[str, Any], run: rundir.RunDir, place: dict[str, Any] | None
         result = conclude(cfg, {"parameters": parameters, **result, "seconds": elapsed.seconds})
         _tell_end(cfg, run, trainer, callbacks, loggers, result)
     return result
+
+
+def tell_undone(callbacks: list[Callback], trainer: Trainer) -> None:
+    """Says which methods of compression a run without a step had no occasion for."""
+    names = [type(one).__name__ for one in callbacks if isinstance(one, Compression) and not one.ready(trainer)]
+    if names:
+        rank_zero_warn(f"compression: no optimizer step was made, so {' and '.join(names)} had nothing to do.")
 
 
 def _tell_end(
@@ -171,7 +180,9 @@ class Start(Callback):
             log_facts(logger, run_facts(flatten(self.cfg)), tags, self.first_step, self.monitor)
         if trainer.is_global_zero:
             self.keep_names(getattr(trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
-            rundir.point_latest(self.run.path.parent.parent, self.run.path)
+            log_dir = Path(self.cfg["paths"]["log_dir"])
+            if log_dir.resolve() == self.run.path.parent.parent:  # not where a run was copied to
+                rundir.point_latest(log_dir, self.run.path)
             if self.cfg["trainer"].get("accelerator") == "auto":
                 print(found_device(trainer), flush=True)
 

@@ -175,6 +175,12 @@ class QAT(EachStep, Compression):
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.world_size > 1:
             self._check_ranks()
+        if self._quantizers and not self.ready(trainer) and not trainer.fast_dev_run:  # type: ignore[attr-defined]  # a connector sets it
+            rank_zero_warn(
+                f"compression.qat: training ended at step {trainer.global_step}, before rounding began at step "
+                f"{self._steps['start']} (compression.qat.start), so nothing was trained for integers: let it run on, "
+                "or begin sooner."
+            )
 
     def _apply(self, step: int) -> None:
         """Brings the quantizers to where they have to be after optimizer step `step`."""

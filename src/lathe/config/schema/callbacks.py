@@ -15,7 +15,7 @@ CALLBACKS: dict[str, dict[str, Rule]] = {
         "timeout": number(above=0, high=600).of("seconds"),
     },
     "lathe.callbacks.Checkpoint": {
-        "dirpath": path | null("checkpoints/ in the run directory"),
+        "dirpath": null("checkpoints/ in the run directory; paths.log_dir moves runs"),
         "monitor": _metric | null("the newest state as the best"),
         "mode": word("auto", "min", "max"),
         "every_n_train_steps": steps | null("the ends of epochs alone"),
