@@ -26,7 +26,6 @@ TARGETS = {FLOAT: "onnx", INTEGER: "onnx_int8", TRAINED: "onnx_int8"}
 # Trained for seconds on a CPU; on a GPU what the published figures are of.
 SMALL = (
     "model=resnet18",
-    "model.net.width=32",
     "data=digits",
     "data.image_size=16",
     "trainer.accelerator=cpu",
