@@ -2,6 +2,7 @@
 
 import io
 import os
+import signal
 import subprocess
 import sys
 import warnings
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import command, environment
+from support.commands import command, environment, start
 from support.runs import ROOT
 
 import lathe.data
@@ -143,3 +144,12 @@ def test_output_that_finds_no_place_is_told_as_such(tmp_path: Path) -> None:
         found = subprocess.run(command("--help"), cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True)
     assert found.returncode == 1
     assert found.stderr == "Error: this command's output can't be written, the disk is full: free some space.\n"
+
+
+@pytest.mark.parametrize("words", [("--cfg", "job"), ("model=mlp", "trainer.max_epochs=1")], ids=["text", "table"])
+def test_both_streams_that_nobody_reads_end_a_command_as_one_does(words: tuple[str, ...], tmp_path: Path) -> None:
+    """As behind `2>&1 | head`: there is nobody to tell."""
+    process = start(command(*words), tmp_path, merged=True)
+    for stream in filter(None, (process.stdout, process.stderr)):
+        stream.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE

@@ -30,6 +30,7 @@ from lathe.launch.agent import call, execute
 from lathe.launch.continued import end_of, kept_words, owes_receipt, typed_words
 from lathe.launch.devices import count_processes
 from lathe.launch.found import find_run
+from lathe.launch.idle import idle
 from lathe.launch.named import name_checkpoint, name_export
 from lathe.launch.nodes import Nodes, arriving, read_nodes
 from lathe.launch.outer import Outer, detect_outer
@@ -253,7 +254,8 @@ def check_typed(cfg: DictConfig, resolved: dict[str, Any], together: Sequence[To
         require(named is None, f"{named}: the file model={choices['model']} names its own task: take that out of it.")
     own = [key for key in map(moved, own) if key not in known]
     defaults = _defaults([item for item in typed if key_of(item) in choices]) if own else {}
-    refuse(check(resolved, verb, together, raw, more=mistyped(own, resolved, defaults, verb)))
+    more = [*mistyped(own, resolved, defaults, verb), *idle(typed, resolved)]
+    refuse(check(resolved, verb, together, raw, more=more))
 
 
 def _defaults(groups: list[str]) -> dict[str, Any]:

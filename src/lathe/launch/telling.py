@@ -131,7 +131,10 @@ def tell(error: Exception) -> int:
 
 def _tell_unread() -> int:
     words = "nobody reads standard output any more (a command such as head has ended), so this one ends too."
-    print(f"Error: {words}", file=sys.stderr, flush=True)
+    try:
+        print(f"Error: {words}", file=sys.stderr, flush=True)
+    except BrokenPipeError:  # 2>&1: errors go the same way
+        return leave_unread(1, 2)
     return leave_unread()
 
 
@@ -144,12 +147,13 @@ def _is_unread() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def leave_unread() -> int:
+def leave_unread(*streams: int) -> int:
     """Lets what is left of the output go nowhere, so that Python does not complain of it on its way out; the exit code
-    that a shell gives for it.
+    that a shell gives for it. `streams` are those that nobody reads, by number; standard output where none is named.
     """
     with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 1)
+        for stream in streams or (1,):
+            os.dup2(nowhere.fileno(), stream)
     return 128 + signal.SIGPIPE
 
 
