@@ -163,6 +163,10 @@ def test_options_that_another_runs_optimizer_takes_the_place_of_are_told(tmp_pat
     assert all(value.equal(theirs[name]) for name, value in weights(other).items())
 
 
+def test_all_devices_of_a_cpu_are_one_process(tmp_path: Path) -> None:
+    assert (trained(tmp_path, "trainer.devices=-1", "trainer.max_epochs=1") / "result.json").exists()
+
+
 SILENT: dict[str, tuple[tuple[str, ...], str]] = {
     "an average of nothing": (
         ("callbacks=[default,ema]", "callbacks.ema.every_n_steps=1000"),

@@ -21,7 +21,12 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Node
     accelerator, devices = trainer["accelerator"], trainer["devices"]
     several = len(devices) if isinstance(devices, list) else devices
     cores = os.cpu_count() or 1
-    if accelerator == "cpu" or (accelerator == "auto" and several == 1):
+    if accelerator == "cpu" or (accelerator == "auto" and devices == 1):
+        require(
+            not isinstance(devices, list),
+            f"trainer.devices={devices} names GPUs by their numbers, and this run is on the CPU: give a number of "
+            "processes, such as 1.",
+        )
         several = 1 if several in ("auto", -1) else several
         require(
             several <= max(8, CPU_PROCESSES_PER_CORE * cores),
@@ -45,7 +50,8 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Node
             return count_processes({**cfg, "trainer": {**trainer, "accelerator": "cpu"}}, outer, nodes)
         require(
             there > 0,
-            f"trainer.accelerator={accelerator}: no GPU is visible here; use trainer.accelerator=cpu or auto.",
+            f"trainer.accelerator={accelerator}: no {'TPU' if accelerator == 'tpu' else 'GPU'} is visible here; use "
+            "trainer.accelerator=cpu or auto.",
         )
         several = there if several in ("auto", -1) else several
         require(

@@ -93,6 +93,8 @@ def make_trainer(
     }
     for key, kind in kinds.items():  # Lightning would put one of its own in the place of a callback that was left out
         options[key] = any(isinstance(callback, kind) for callback in callbacks)
+    if options.get("devices") == -1 and device_type(options["accelerator"]) == "cpu":
+        options["devices"] = "auto"  # all that there are, which Lightning counts on GPUs alone
     one_process = cfg["strategy"].get("processes") == "one"
     if one_process:
         options["devices"] = 1
