@@ -15,6 +15,7 @@ from lathe.callbacks.ema import EMA
 pytestmark = pytest.mark.law3
 
 
+@pytest.mark.filterwarnings("ignore:callbacks.ema. none of the run's 1 optimizer steps was averaged")  # yet
 @pytest.mark.parametrize("stop", [1, 5, 6, 7, 10])
 @pytest.mark.parametrize("strips", [True, False])
 def test_resume_is_bit_for_bit(tiny: SimpleNamespace, tmp_path: Path, stop: int, strips: bool) -> None:

@@ -85,6 +85,7 @@ def strict(path: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text(), parse_constant=refuse))
 
 
+@pytest.mark.filterwarnings("ignore:compression. no optimizer step was made")  # as it says
 @pytest.mark.parametrize("way", WAYS)
 def test_it_ends_with_its_result_and_is_completed_without_training(tmp_path: Path, way: str) -> None:
     overrides, steps, best, objective = WAYS[way]
