@@ -46,7 +46,7 @@ def test_it_is_told_and_the_others_end(end: Any, words: str, stays: bool) -> Non
         list(Reader(Ending(end), batch_size=1, num_workers=2, persistent_workers=stays))
     said = str(caught.value if isinstance(caught.value, UserError) else worker_sentence(caught.value))
     # torch has the system's word, unless it sees the end of a queue before
-    assert any(said.startswith(f"a process that reads data {how}, ") for how in (words, "ended unexpectedly"))
+    assert any(said.startswith(f"a process that reads data {how}, ") for how in (words, "ended unexpectedly")), said
     assert said.endswith(WAY)
     assert not [child for child in set(active_children()) - children if child.is_alive()]
 

@@ -23,7 +23,7 @@ def count_processes(cfg: dict[str, Any], outer: Outer | None = None, nodes: Node
     cores = os.cpu_count() or 1
     if accelerator == "cpu" or (accelerator == "auto" and devices == 1):
         require(
-            not isinstance(devices, list),
+            not isinstance(devices, list) or len(set(devices)) < len(devices),  # which is told elsewhere
             f"trainer.devices={devices} names GPUs by their numbers, and this run is on the CPU: give a number of "
             "processes, such as 1.",
         )
