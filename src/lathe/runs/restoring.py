@@ -28,6 +28,9 @@ COUNTS = ("ready", "started", "processed", "completed")
 # of a group of parameters, in every version of torch
 NUMBERS = ("params", "lr", "weight_decay", "momentum", "dampening", "nesterov", "betas", "eps")
 
+# what is no option, or decides how a step is computed and not which
+UNTOLD = ("params", "name", "fused", "foreach", "capturable", "differentiable")
+
 
 def install(trainer: Trainer) -> None:
     """Has the Trainer refuse a checkpoint whose parts do not fit the run, and to write one that could not be read."""
@@ -231,8 +234,8 @@ class Restoring(_CheckpointConnector):
         for mine, theirs in pairs:
             for name, value in mine.items():
                 start = f"initial_{name}" if f"initial_{name}" in mine and f"initial_{name}" in theirs else name
-                plain = name not in ("params", "name") and not name.startswith("initial_") and name in theirs
-                if plain and not isinstance(value, Tensor) and mine[start] != theirs[start]:
+                told = name not in UNTOLD and not name.startswith("initial_") and name in theirs
+                if told and not isinstance(value, Tensor) and _plain(mine[start]) != _plain(theirs[start]):
                     changed.setdefault(name, f"{name}={theirs[start]} (here {mine[start]})")
         if changed:
             rank_zero_warn(
@@ -255,6 +258,10 @@ class Restoring(_CheckpointConnector):
         except Exception as error:
             said = " ".join(str(error).split()) or "nothing more is known"
             raise self._refusal(part, f"{type(error).__name__}, {said}") from error
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
 
 
 def misfit(fresh: Any, saved: Any, whole: bool = False, at: str = "") -> str | None:
