@@ -16,13 +16,13 @@ from lathe.errors import UserError, require
 
 
 def read_checkpoint(path: Path, key: str = "checkpoint") -> dict[str, Any]:
-    """The contents of a checkpoint that Lathe or Lightning wrote. Tensors of a file stay on disk until they are used; a
-    folder that a sharded strategy wrote is put together in memory.
+    """The contents of a checkpoint that Lathe or Lightning wrote. A file is read through once, for its checksums, and
+    its tensors stay on disk until they are used; a folder that a sharded strategy wrote is put together in memory.
 
     `key` is the configuration key that named the file.
 
     Raises:
-        UserError: no such file, or it is truncated, foreign, or holds more than plain data.
+        UserError: no such file, or it is truncated, damaged, foreign, or holds more than plain data.
     """
     if (path / "meta.pt").is_file():
         from lathe.strategies import sharded_files  # here: most checkpoints are files, and its imports take a second
