@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -27,7 +27,8 @@ def trained(selection: Selection, epochs: range, losses: Tensor, seed: int = 0) 
     return orders
 
 
-@settings(max_examples=40)
+# no time limits: with the first number that it draws, Hypothesis reads the constants of all modules that are imported
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     share=st.floats(0.05, 0.95),
     hardest=st.floats(0, 1),
