@@ -103,4 +103,5 @@ def test_a_lightning_module_as_it_is_is_told() -> None:
 
 
 def test_a_whole_epoch_among_the_scales_is_one(tmp_path: Path) -> None:
-    trained(tmp_path, *NET, "trainer.max_epochs=2", "callbacks.image_sizes.scales=[0.5,1]")  # a warning is an error
+    words = (*NET, "trainer.max_epochs=2", "callbacks.image_sizes.scales=[0.5,1]")  # a warning is an error
+    assert trained(tmp_path, *words)["epochs"] == 2

@@ -81,6 +81,15 @@ def test_latest_takes_the_place_of_nothing_but_itself(tmp_path: Path, capsys: py
         latest.unlink()
 
 
+def test_runs_below_a_link_have_their_latest(tmp_path: Path, cli: Cli) -> None:
+    """As where logs/ lies on another disk."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "linked").symlink_to(tmp_path / "disk")
+    assert cli(*SMALL, "test=false", "trainer.max_epochs=1", f"paths.log_dir={tmp_path / 'linked'}")[0] == 0
+    (run,) = runs(tmp_path / "disk")
+    assert (tmp_path / "linked" / "latest").resolve() == run
+
+
 def test_a_run_that_was_copied_elsewhere_makes_no_link_there(tmp_path: Path, cli: Cli) -> None:
     run = trained(tmp_path / "logs")
     copied = tmp_path / "other" / "mine" / "run"

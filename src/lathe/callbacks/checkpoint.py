@@ -35,9 +35,9 @@ class Checkpoint(CheckpointBase):
     `every_n_train_steps` optimizer steps. Where a validation is due after such a step it is written after the
     validation, so that a continued run neither misses nor repeats one.
 
-    `dirpath` null means checkpoints/ in the run directory. The key `async`, whose name Python keeps for itself, writes
-    files in a thread while training goes on. With `save_top_k` above 1, or -1 for all, `top` keeps so many of the best
-    epochs under names of their own besides.
+    Files lie in checkpoints/ of the run directory, where all look that read a run; `dirpath` can't be another folder.
+    The key `async`, whose name Python keeps for itself, writes files in a thread while training goes on. With
+    `save_top_k` above 1, or -1 for all, `top` keeps so many of the best epochs under names of their own besides.
 
     Raises:
         UserError: a mode that is neither max nor min, an interval that is not positive, a key that is not known,
@@ -47,7 +47,7 @@ class Checkpoint(CheckpointBase):
 
     def __init__(
         self,
-        dirpath: str | None = None,
+        dirpath: None = None,
         monitor: str | None = "val/accuracy",
         mode: str = "max",
         every_n_train_steps: int | None = None,
@@ -67,7 +67,7 @@ class Checkpoint(CheckpointBase):
             )
         for key in options:
             raise TypeError(f"Checkpoint() got an unexpected keyword argument {key!r}")
-        self._dirpath = Path(dirpath) if dirpath else None
+        self._dirpath: Path | None = None
         self.monitor, self.mode = monitor, mode
         self.every_n_train_steps, self.every_n_epochs = every_n_train_steps, every_n_epochs
         self.top = Top(save_top_k, mode)

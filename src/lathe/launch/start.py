@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from lathe import trust
 from lathe.config.composed import check, data_at, differences, flatten, mistyped, pinned, resolve
 from lathe.config.direction import check_direction
+from lathe.config.idle import idle
 from lathe.config.mesh import data_replicas
 from lathe.config.schema import Taken, Together, current, moved, rules
 from lathe.config.stages import check_compression
@@ -30,7 +31,6 @@ from lathe.launch.agent import call, execute
 from lathe.launch.continued import end_of, kept_words, owes_receipt, typed_words
 from lathe.launch.devices import count_processes
 from lathe.launch.found import find_run
-from lathe.launch.idle import idle
 from lathe.launch.named import name_checkpoint, name_export
 from lathe.launch.nodes import Nodes, arriving, read_nodes
 from lathe.launch.outer import Outer, detect_outer

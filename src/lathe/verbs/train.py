@@ -181,7 +181,7 @@ class Start(Callback):
         if trainer.is_global_zero:
             self.keep_names(getattr(trainer.datamodule, "class_names", None))  # type: ignore[attr-defined]
             log_dir = Path(self.cfg["paths"]["log_dir"])
-            if log_dir.resolve() == self.run.path.parent.parent:  # not where a run was copied to
+            if log_dir.resolve() == self.run.path.resolve().parent.parent:  # not where a run was copied to
                 rundir.point_latest(log_dir, self.run.path)
             if self.cfg["trainer"].get("accelerator") == "auto":
                 print(found_device(trainer), flush=True)

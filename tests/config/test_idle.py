@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 from support.runs import ROOT
 
-from lathe.launch.idle import READ_WITH
+from lathe.config.idle import READ_WITH
 
 Cli = Callable[..., tuple[int, str]]
 CASES = [(group, *pair) for group, pairs in READ_WITH.items() for pair in pairs]
