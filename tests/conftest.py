@@ -40,7 +40,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Fixtures, in the processes that run tests: one that only hands them out need not import what they take."""
-    if config.getoption("gpu_results"):
+    if config.getoption("gpu_results") and not hasattr(config, "workerinput"):  # workers send theirs to who began
         if config.getoption("gpu_stand_in"):
             raise pytest.UsageError("--gpu-results is of a real GPU: leave --gpu-stand-in out.")
         from support.gpu import Record

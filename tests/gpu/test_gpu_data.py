@@ -1,11 +1,14 @@
 """Where batches are on a GPU: the same ones from memory, from workers, pinned and prefetched."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from support.gpu import PLAIN, TOKENS, Acceptance, close
+
+from lathe.data import stream
 
 WORKERS = ("data.loader=workers", "data.num_workers=1", "data.prefetch_factor=2")
 
@@ -16,7 +19,7 @@ class Batches(Callback):
     def __init__(self) -> None:
         self.seen: list[torch.Tensor] = []
         self.devices: set[str] = set()
-        self.made: set[tuple[str, bool]] = set()
+        self.made: set[str] = set()
         self.ahead = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -24,8 +27,7 @@ class Batches(Callback):
         copy = trainer.strategy.batch_to_device
 
         def copied(batch: Any, *more: Any, **named: Any) -> Any:
-            parts = [part for part in batch if isinstance(part, torch.Tensor)]
-            self.made |= {(part.device.type, part.device.type == "cpu" and part.is_pinned()) for part in parts}
+            self.made |= {part.device.type for part in batch if isinstance(part, torch.Tensor)}
             return copy(batch, *more, **named)
 
         trainer.strategy.batch_to_device = copied  # type: ignore[method-assign]
@@ -43,7 +45,7 @@ def watched(gpu: Acceptance, *words: str) -> tuple[Batches, list[float]]:
 def test_resident_images_are_on_the_device(gpu: Acceptance) -> None:
     watch, losses = watched(gpu)
     assert watch.devices == {gpu.device.type}
-    assert {device for device, _ in watch.made} == {gpu.device.type}  # nothing is copied at a step
+    assert watch.made == {gpu.device.type}  # nothing is copied at a step
     close(losses, gpu.reference(*PLAIN, "data.augment.crop=1", "data.augment.flip=random"), 1e-4)
 
 
@@ -57,9 +59,20 @@ def test_workers_give_the_same_batches(gpu: Acceptance, pinned: str) -> None:
     close(again, losses, 1e-6)
 
 
-def test_pinned_batches_are_page_locked(gpu: Acceptance) -> None:
-    workers, _ = watched(gpu, *WORKERS, "data.pin_memory=true")
-    assert {locked for _, locked in workers.made} == {gpu.real}
+@pytest.mark.parametrize("pinned", [True, False])
+def test_pinned_batches_are_page_locked(gpu: Acceptance, pinned: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What workers have read, which the loader copies to the device itself."""
+    read: list[bool] = []
+
+    class Watched(stream.Reader):
+        def __iter__(self) -> Iterator[Any]:
+            for raw in super().__iter__():
+                read.append(raw.is_pinned())
+                yield raw
+
+    monkeypatch.setattr(stream, "Reader", Watched)
+    watched(gpu, *WORKERS, f"data.pin_memory={str(pinned).lower()}")
+    assert set(read) == {pinned and gpu.real}
 
 
 @pytest.mark.parametrize("words", ["", " ".join(WORKERS), "data.batch_size=32 data.image_size=128"])

@@ -47,7 +47,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         with uninterrupted(), whole(target, replace_folder=True) as temporary:
             try:
                 with open(temporary, "wb") as file:
-                    torch.save(outlined(checkpoint), file)
+                    torch.save(in_main_memory(outlined(checkpoint)), file)
             except RuntimeError as error:
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None  # torch hides a full disk behind a complaint about positions
@@ -96,6 +96,20 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
             if self._thread is not None:
                 self._thread.shutdown()
                 self._thread = None
+
+
+def in_main_memory(tree: Any, storages: dict[Any, Any] | None = None) -> Any:
+    """As `snapshot`, but what is in main memory is not copied. A file of tensors that lie on a GPU is one that plain
+    `torch.load` opens on machines with such a GPU alone.
+    """
+    storages = {} if storages is None else storages
+    if isinstance(tree, Tensor):
+        return tree if tree.device.type in ("cpu", "meta") else _copied(tree.detach(), storages)
+    if type(tree) in (dict, OrderedDict):
+        return type(tree)((key, in_main_memory(value, storages)) for key, value in tree.items())
+    if type(tree) in (list, tuple):
+        return type(tree)(in_main_memory(value, storages) for value in tree)
+    return tree
 
 
 def snapshot(tree: Any, storages: dict[Any, Any] | None = None) -> Any:

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from lathe.config.schema.held import held
+from lathe.optim.descent import descend
 
 
 def _norm(tensor: Tensor) -> Tensor:
@@ -105,7 +106,7 @@ class LARS(_LayerWise):
         buffer = state["momentum_buffer"]
         buffer.mul_(group["momentum"]).add_(update)
         direction = update.add(buffer, alpha=group["momentum"]) if group["nesterov"] else buffer
-        parameter.add_(direction, alpha=-group["lr"])
+        descend(parameter, direction, group["lr"])
 
 
 @held("lathe.optim.LAMB")
@@ -136,11 +137,11 @@ class LAMB(_LayerWise):
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         state["step"] += 1
         beta1, beta2 = group["betas"]
-        step = float(state["step"])  # on the CPU
+        step = state["step"] if isinstance(group["lr"], Tensor) else float(state["step"])  # a compiled step reads nothing
         state["exp_avg"].lerp_(gradient, 1 - beta1)
         state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])
         update = (state["exp_avg"] / (1 - beta1**step)).div_(root).add_(parameter, alpha=group["weight_decay"])
         if adapted:
             update = update * trust_ratio(parameter, update).to(update.dtype)
-        parameter.add_(update, alpha=-group["lr"])
+        descend(parameter, update, group["lr"])

@@ -14,6 +14,7 @@ from torch.optim.optimizer import ParamsT
 
 from lathe.config.schema.held import held
 from lathe.errors import UserError
+from lathe.optim.descent import descend
 
 # The quintic of Jordan's post: the steepest slope at zero whose iterates stay near 1. Singular values end in about
 # [0.7, 1.2].
@@ -192,13 +193,13 @@ class Muon(Optimizer):
         if group.get("normalize"):  # checkpoints of before have no such key
             parameter.mul_(len(parameter) ** 0.5 / parameter.norm().clamp(min=1e-7))
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(update, alpha=-group["lr"] * scale)
+        descend(parameter, update, group["lr"] * scale)
 
     def _sgd_step(self, group: dict[str, Any], parameter: Tensor) -> None:
         gradient, buffer = self._momentum(parameter)
         buffer.mul_(group["sgd_momentum"]).add_(gradient)
         parameter.mul_(1 - group["lr"] * group["weight_decay"])
-        parameter.add_(gradient.add(buffer, alpha=group["sgd_momentum"]), alpha=-group["lr"])
+        descend(parameter, gradient.add(buffer, alpha=group["sgd_momentum"]), group["lr"])
 
     def _adamw_step(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:
@@ -223,4 +224,5 @@ class Muon(Optimizer):
             weight_decay=group["weight_decay"],
             eps=group["adamw_eps"],
             maximize=False,
+            capturable=isinstance(group["lr"], Tensor),  # in a compiled step
         )

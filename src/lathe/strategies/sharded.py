@@ -91,6 +91,7 @@ class ShardedStrategy(ModelParallelStrategy):
         self.shard(task)
         self.model = task
         self.model_to_device()
+        _evaluate_without_inference_mode(trainer)
         self.barrier()
         if trainer.state.fn == TrainerFn.FITTING:
             self.setup_optimizers(trainer)
@@ -146,6 +147,19 @@ class ShardedStrategy(ModelParallelStrategy):
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         for optimizer, state in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             load_full_optimizer_state(optimizer, state)
+
+
+def _evaluate_without_inference_mode(trainer: Trainer) -> None:
+    """What is gathered for a moment is written to, whose versions fully_shard keeps and inference mode has none of;
+    Lightning leaves that mode out under gloo and for its own FSDP alone.
+    """
+    for loop in (
+        trainer.fit_loop.epoch_loop.val_loop,
+        trainer.validate_loop,
+        trainer.test_loop,
+        trainer.predict_loop,
+    ):
+        loop.inference_mode = False
 
 
 def _check_fused(optimizer: Optimizer) -> None:

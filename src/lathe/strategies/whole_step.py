@@ -94,8 +94,9 @@ class WholeStep:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         self._gradients: list[Any] = [parameter.grad for parameter in self._parameters]
-        self._rates = [torch.tensor(float(group["lr"])) for group in optimizer.param_groups]
-        self._copies = self._copies and trainer.strategy.root_device.type == "cuda"
+        device = trainer.strategy.root_device
+        self._rates = [torch.tensor(float(group["lr"]), device=device) for group in optimizer.param_groups]
+        self._copies = self._copies and device.type == "cuda"
         self._function = torch.compile(self._make(trainer, optimizer), **self.arguments)
 
     def _make(self, trainer: Trainer, optimizer: Optimizer) -> Callable[[Any], tuple[Tensor, Any]]:
@@ -164,6 +165,7 @@ class WholeStep:
                 f"{KEY}: something changes {name} of {type(self._optimizer).__name__} during training, and a compiled "
                 "step has all but lr fixed: leave it as it is (cycle_momentum=false), or use compile.scope=net."
             )
+        self._settle()
         try:
             return self._function(batch)
         except torch._dynamo.exc.Unsupported as error:
@@ -178,6 +180,23 @@ class WholeStep:
                 "compile.scope=net.",
             )
             raise
+
+
+    def _settle(self) -> None:
+        """What a step writes to stays where it is, as CUDA graphs want it: without being told, inductor takes the
+        gradients, and the state of optimizers that are not torch's, for tensors that may be others at the next step.
+        Counters of steps, which eager optimizers keep on the CPU, go to their parameter's device.
+        """
+        assert self._optimizer is not None
+        for parameter in self._parameters:
+            state = self._optimizer.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.device != parameter.device:
+                    state[name] = value.to(parameter.device)
+        kept = (value for state in self._optimizer.state.values() for value in state.values())
+        for tensor in (*self._gradients, *self._rates, *kept):
+            if isinstance(tensor, Tensor):
+                torch._dynamo.mark_static_address(tensor)
 
 
 def _fixed(optimizer: Optimizer) -> list[dict[str, Any]]:

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 suffix = ".pt2"
 computes = True
 integers: bool | None = None
+GRID = 65535  # blocks of a grid's second and third dimension
 FLOATS = (
     "device={} compiles floats alone, and what is asked for are integers, whose kernels are those of CPUs: add "
     "target.aot_inductor.integers=false for floats of their values, or take target=tensorrt."
@@ -105,16 +106,18 @@ def export(net: nn.Module, example: Tensor, path: str | Path, device: str = "cpu
     with whole(path) as temporary, scratch() as folder, torch.no_grad(), _quiet():
         from torch._inductor.package import package_aoti
 
-        axes, there = _axes(net, given), given.to(place)
+        axes, there = _axes(net, given, place.type), given.to(place)
         program = torch.export.export(found.to(place), (there,), dynamic_shapes=axes)
         says = {**aot_metadata.signature(program), aot_metadata.EXACT: str(int(exact)), **_holds_for(device)}
         files = _compiled(program, there, folder, says)
         for file in folder.glob("*.so"):
             _blank(file, Path(torch.__file__).parent, b"torch")
             _blank(file, folder, b"model")
-        # without the generated C++, which names this machine's folders and which nothing reads once it is compiled
+        for file in files:
+            if str(file).endswith(".cpp"):  # names this machine's folders; torch 2.11 wants a file there, and reads none
+                Path(file).write_bytes(b"")
         package = folder / f"model{suffix}"  # the archive has a folder of this name
-        package_aoti(str(package), [file for file in files if not str(file).endswith(".cpp")])
+        package_aoti(str(package), files)
         shutil.copyfile(package, temporary)
 
 
@@ -147,9 +150,13 @@ def _of_integers(net: nn.Module, given: Tensor) -> tuple[nn.Module, bool]:
     return found, len(floats) < len(layers) and sums.exact()
 
 
-def _axes(net: nn.Module, given: Tensor) -> tuple[dict[int, Any]]:
-    """`dynamic_axes` with a time that may be one, which an axis that torch bounds itself may not."""
+def _axes(net: nn.Module, given: Tensor, kind: str) -> tuple[dict[int, Any]]:
+    """`dynamic_axes` with a time that may be one, which an axis that torch bounds itself may not; for a GPU with a
+    largest batch, which some of its kernels have (pooling takes a sample to a row of its grid).
+    """
     (axes,) = dynamic_axes(net, given)
+    if kind == "cuda":
+        axes[0] = torch.export.Dim("batch", min=1, max=GRID)
     if axes.get(1) is torch.export.Dim.AUTO:
         axes[1] = torch.export.Dim("time", min=1, max=given.shape[1])
     return (axes,)
