@@ -14,6 +14,8 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # A test must not reach for a network.
 os.environ["WANDB_MODE"] = "offline"
 os.environ["WANDB_SILENT"] = "true"
+# Sentences are read, which this would put a traceback around.
+os.environ.pop("HYDRA_FULL_ERROR", None)
 # The key that marks exports as made here lies in the user's folder, which is none of a test's business.
 os.environ["XDG_STATE_HOME"] = os.path.join(tempfile.gettempdir(), f"lathe-tests-{os.getuid()}")
 # What is compiled is compiled once for all tests, whose runs have data folders of their own.

@@ -1,4 +1,4 @@
-"""What a GPU says by NVML, of a library that is made up: not yet run on a GPU."""
+"""What a GPU says by NVML, of a library that is made up."""
 
 import sys
 from typing import Any

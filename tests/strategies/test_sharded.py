@@ -115,3 +115,28 @@ def test_its_configurations_name_every_option() -> None:
         assert keys == set(inspect.signature(kind).parameters)
         defaults = {key: value.default for key, value in inspect.signature(kind).parameters.items()}
         assert {key: config(f"strategy={name}")["strategy"][key] for key in keys} == defaults
+
+
+class Modes(Callback):
+    """Whether evaluation runs in inference mode, in which tensors have no versions."""
+
+    def __init__(self) -> None:
+        self.found: set[bool] = set()
+
+    def on_validation_batch_start(self, *_: Any) -> None:
+        self.found.add(torch.is_inference_mode_enabled())
+
+    on_test_batch_start = on_validation_batch_start
+
+
+@pytest.mark.parametrize("words", ["fsdp strategy.cpu_offload=true", "tensor", "auto"])
+def test_what_is_gathered_is_no_tensor_of_inference(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As under NCCL: with processes of gloo Lightning leaves the mode out by itself."""
+    monkeypatch.setattr("lightning.pytorch.loops.utilities._distributed_is_initialized", lambda: False)
+    make, modes = lathe.verbs.train.make_callbacks, Modes()
+    monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), modes])
+    whole = (*TRAIN, "trainer.devices=1", "test=true", "trainer.limit_test_batches=1", "trainer.max_epochs=1")
+    lathe.verbs.train.train(new_run(tmp_path, *whole, *f"strategy={words}".split()))
+    assert (True in modes.found) is (words == "auto")

@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import torch
+from functorch.compile import make_boxed_func
 from lightning.pytorch import Callback
 from support.interruptions import Interrupted, Interruption, interruption
 from support.runs import SMALL, column, config, new_run, rows, weights
+from torch._dynamo.backends import registry
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.utils import counters
 
 import lathe.verbs.train
@@ -62,6 +65,29 @@ def test_it_trains_as_the_step_that_is_written(recipe: str, tmp_path: Path) -> N
     assert not counters["graph_break"]
     assert not counters["recompiles"]
     alike(found, trained(tmp_path / "eager", *RECIPES[recipe]))
+
+
+@pytest.mark.parametrize("recipe", [*RECIPES, "lars"])
+def test_what_a_step_writes_to_stays_where_it_is(recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without which inductor makes no CUDA graph of it: weights, gradients, states, counters and statistics."""
+    seen: list[tuple[set[int], set[int], list[Any]]] = []
+
+    def watched(graph: Any, inputs: list[Any]) -> Any:
+        facts = torch._guards.TracingContext.get().fw_metadata
+        assert facts is not None
+        written = {number for number, one in enumerate(facts.input_info) if one.mutates_data}
+        seen.append((written, set(facts.static_input_indices), inputs))
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=watched, keep_inference_input_mutations=True)
+    registry.lookup_backend("aot_eager")  # which registers torch's own
+    monkeypatch.setitem(registry._COMPILER_FNS, "aot_eager", backend)
+    trained(tmp_path, *RECIPES.get(recipe, ("optimizer=lars", "optimizer.lr=0.1")), *GRAPH, "trainer.max_epochs=1")
+    written, static, inputs = max(seen, key=lambda one: len(one[0]))
+    assert len(written) > 10
+    assert written <= static
+    moving = [inputs[number] for number in range(len(inputs)) if number not in static]
+    assert sorted(tensor.ndim for tensor in moving) == [1, 4]  # the labels and the images
 
 
 def test_a_pruned_net_keeps_its_zeros(tmp_path: Path) -> None:

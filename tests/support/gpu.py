@@ -114,8 +114,7 @@ class Record:
             kept["figures"] = dict(report.user_properties)
         if report.outcome != "passed":
             kept["outcome"] = report.outcome
-            said = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-            kept["sentence"] = said.strip().splitlines()[-1].removeprefix("Skipped: ")[:300]
+            kept["sentence"] = _reason(report)
 
     def pytest_sessionfinish(self) -> None:
         if self.tests:
@@ -135,6 +134,19 @@ class Record:
             "seconds": round(time.monotonic() - self._began),
             "tests": self.tests,
         }
+
+
+def _reason(report: pytest.TestReport) -> str:
+    """Why a test was skipped, or what it failed of: a sentence that a command printed, else what was asserted."""
+    told = [line.removeprefix("Error: ") for line in report.capstderr.splitlines() if line.startswith("Error: ")]
+    crash = getattr(report.longrepr, "reprcrash", None)
+    if isinstance(report.longrepr, tuple):
+        said = report.longrepr[2].removeprefix("Skipped: ")
+    elif told:
+        said = told[-1]
+    else:
+        said = crash.message.splitlines()[0] if crash else str(report.longrepr)
+    return str(said.strip().splitlines()[-1][:300])
 
 
 def driver() -> str | None:

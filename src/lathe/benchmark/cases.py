@@ -151,6 +151,7 @@ GPU_NETS = {
     ),
     "resnet50": (
         "model=resnet50",
+        "model.net.stem=imagenet",
         "data=synthetic",
         "data.channels=3",
         "data.image_size=128",

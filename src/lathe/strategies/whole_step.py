@@ -181,7 +181,6 @@ class WholeStep:
             )
             raise
 
-
     def _settle(self) -> None:
         """What a step writes to stays where it is, as CUDA graphs want it: without being told, inductor takes the
         gradients, and the state of optimizers that are not torch's, for tensors that may be others at the next step.

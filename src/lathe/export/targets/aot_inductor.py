@@ -114,7 +114,9 @@ def export(net: nn.Module, example: Tensor, path: str | Path, device: str = "cpu
             _blank(file, Path(torch.__file__).parent, b"torch")
             _blank(file, folder, b"model")
         for file in files:
-            if str(file).endswith(".cpp"):  # names this machine's folders; torch 2.11 wants a file there, and reads none
+            if str(file).endswith(
+                ".cpp"
+            ):  # names this machine's folders; torch 2.11 wants a file there, and reads none
                 Path(file).write_bytes(b"")
         package = folder / f"model{suffix}"  # the archive has a folder of this name
         package_aoti(str(package), files)

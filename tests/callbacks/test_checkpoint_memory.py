@@ -1,0 +1,22 @@
+"""A checkpoint's file holds tensors of main memory, whatever device the run was on."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from lathe.callbacks import checkpoint_io
+
+
+class Away(torch.Tensor):
+    """A tensor that says that it lies on a GPU."""
+
+    device = property(lambda self: torch.device("cuda"))  # type: ignore[assignment]
+
+
+def test_what_lies_elsewhere_is_brought_and_the_rest_is_not_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_io, "_copied", lambda tensor, storages: "brought")
+    here, away = torch.ones(2), torch.ones(2).as_subclass(Away)
+    found = checkpoint_io.in_main_memory({"a": [here, away], "b": OrderedDict(c=(away, 1, "word"))})
+    assert found == {"a": [here, "brought"], "b": OrderedDict(c=("brought", 1, "word"))}
+    assert found["a"][0] is here
