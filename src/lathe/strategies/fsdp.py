@@ -48,6 +48,7 @@ class FSDP(ShardedStrategy):
         super().__init__(checkpoint)
         self.min_params, self.replicas = min_params, replicas
         self.reshard_after_forward, self.cpu_offload = reshard_after_forward, cpu_offload
+        self._alone = False
 
     def make_mesh(self) -> DeviceMesh:
         if self.world_size % self.replicas:
@@ -67,7 +68,9 @@ class FSDP(ShardedStrategy):
 
     def spread(self, task: LightningModule, net: nn.Module) -> None:
         if self.world_size == 1 and not self.cpu_offload and not self._save_distributed_checkpoint:
-            rank_zero_warn("strategy=fsdp shares the net out among processes, and there is one: it stays whole.")
+            if not self._alone:  # a test spreads once more
+                rank_zero_warn("strategy=fsdp shares the net out among processes, and there is one: it stays whole.")
+            self._alone = True
             return
         if self._layer_sync is not None and self.world_size > 1:
             self._layer_sync.apply(task)

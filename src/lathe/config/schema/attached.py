@@ -26,8 +26,14 @@ def averaging(cfg: Mapping[str, Any]) -> Iterator[str]:
 
 
 def samples(cfg: Mapping[str, Any]) -> Iterator[str]:
-    """A page of a test that is left out."""
+    """A page of a validation or a test that is left out."""
     for name, node in _callbacks(cfg, "lathe.callbacks.Samples").items():
+        split, limit = node.get("split"), f"limit_{node.get('split')}_batches"
+        if split in ("val", "test") and not cfg["trainer"].get(limit, 1.0):
+            yield (
+                f"callbacks.{name}.split={split} shows samples of batches that trainer.{limit}=0 leaves out: give "
+                "another limit, another split, or leave the callback out."
+            )
         if node.get("split") == "test" and cfg.get("test") is False:
             yield f"callbacks.{name}.split=test comes with the run's test, and test=false: use split=val, or test=true."
 

@@ -5,8 +5,10 @@ from typing import Any
 
 from lightning.pytorch.loops.fetchers import _DataFetcher
 from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.errors import require
+from lathe.tasks.loops.lengths import out_of_reach
 from lathe.tasks.loops.plateau import Plateaus
 from lathe.tasks.loops.quick import Steps
 
@@ -18,6 +20,7 @@ class StepLoop(_TrainingEpochLoop):
 
     steps_per_call: int | None = None
     _steps: "Steps | None" = None
+    _told = False
 
     @cached_property
     def plateaus(self) -> Plateaus:
@@ -34,6 +37,10 @@ class StepLoop(_TrainingEpochLoop):
 
     def on_run_start(self, data_fetcher: _DataFetcher) -> None:
         super().on_run_start(data_fetcher)
+        if not self._told and self.trainer.lightning_module.automatic_optimization:
+            for sentence in out_of_reach(self.trainer):
+                rank_zero_warn(sentence)
+        self._told = True
         self._steps = None if self.steps_per_call == 1 else Steps.found(self, data_fetcher)
         require(
             self._steps is not None or "whole_step" not in vars(self.trainer.lightning_module),
