@@ -138,5 +138,10 @@ def test_what_is_gathered_is_no_tensor_of_inference(
     make, modes = lathe.verbs.train.make_callbacks, Modes()
     monkeypatch.setattr(lathe.verbs.train, "make_callbacks", lambda cfg, task: [*make(cfg, task), modes])
     whole = (*TRAIN, "trainer.devices=1", "test=true", "trainer.limit_test_batches=1", "trainer.max_epochs=1")
-    lathe.verbs.train.train(new_run(tmp_path, *whole, *f"strategy={words}".split()))
+    before = torch.distributed.is_initialized()
+    try:
+        lathe.verbs.train.train(new_run(tmp_path, *whole, *f"strategy={words}".split()))
+    finally:
+        if not before and torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group()  # of this one process, which others' tests would take for many
     assert (True in modes.found) is (words == "auto")
