@@ -137,7 +137,7 @@ def test_several_devices_are_refused(run: Path) -> None:
 def test_a_modules_time_is_its_own_and_backward_goes_to_its_forward() -> None:
     net = nn.Sequential(nn.Linear(4, 256), nn.Sequential(nn.Linear(256, 256), nn.ReLU()))
     x = torch.randn(64, 4)
-    with marked(net), torch_profile() as done:
+    with marked(net), torch_profile(acc_events=True) as done:
         net(x).sum().backward()
     found = {one.name: one for one in module_times(done.events(), net, False, 1)}
     assert set(found) == {"the net", "0", "1", "1.0", "1.1"}

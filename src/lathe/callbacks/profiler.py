@@ -104,6 +104,7 @@ class TorchProfiler(EachStep, Callback):
             record_shapes=self.record_shapes,
             profile_memory=self.profile_memory,
             with_stack=self.with_stack,
+            acc_events=True,  # of one cycle: else torch 2.11 warns of events of cycles before, of which there are none
         )
         self._profile.start()
 

@@ -169,7 +169,7 @@ def inference(
         with ExitStack() as marks:
             if not compiled:
                 marks.enter_context(marked(net))
-            with torch_profile(activities=activities(device.type)) as done:
+            with torch_profile(activities=activities(device.type), acc_events=True) as done:
                 for x in kept:
                     forward(x)
         memory: dict[str, Any] = {}
