@@ -5,6 +5,7 @@ import zipfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,17 +121,16 @@ def test_packages_for_others_are_refused(opened: Opened, monkeypatch: pytest.Mon
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The generated C++ of each package, which is not in it."""
-    import torch._inductor.package as package
-
+    """The generated C++ of each package, of which it has the names alone."""
     found: list[str] = []
-    original = package.package_aoti
+    original = aot._compiled
 
-    def spy(path: str, files: list[str]) -> object:
-        found.append("".join(file.read_text() for file in Path(path).parent.glob("*.cpp")))
-        return original(path, files)
+    def spy(*given: Any) -> list[Any]:
+        files = original(*given)
+        found.append("".join(Path(file).read_text() for file in map(str, files) if file.endswith(".cpp")))
+        return files
 
-    monkeypatch.setattr(package, "package_aoti", spy)
+    monkeypatch.setattr(aot, "_compiled", spy)
     return found
 
 
@@ -165,8 +165,8 @@ class TestFloats:
 
         held = path.read_bytes()
         with zipfile.ZipFile(path) as archive:
-            sources = [one for one in archive.infolist() if one.filename.endswith((".cpp", ".h"))]
-            assert not any(one.file_size for one in sources)
+            generated = [one for one in archive.infolist() if one.filename.endswith((".cpp", ".h"))]
+            assert not any(one.file_size for one in generated)
         for folder in (Path(__file__).parents[2], Path(torch.__file__).parent):
             assert str(folder).encode() not in held
 
