@@ -98,32 +98,39 @@ class AsyncCheckpointIO(AtomicCheckpointIO):
                 self._thread = None
 
 
-def in_main_memory(tree: Any, storages: dict[Any, Any] | None = None) -> Any:
+def in_main_memory(tree: Any) -> Any:
     """As `snapshot`, but what is in main memory is not copied. A file of tensors that lie on a GPU is one that plain
     `torch.load` opens on machines with such a GPU alone.
     """
-    storages = {} if storages is None else storages
-    if isinstance(tree, Tensor):
-        return tree if tree.device.type in ("cpu", "meta") else _copied(tree.detach(), storages)
-    if type(tree) in (dict, OrderedDict):
-        return type(tree)((key, in_main_memory(value, storages)) for key, value in tree.items())
-    if type(tree) in (list, tuple):
-        return type(tree)(in_main_memory(value, storages) for value in tree)
-    return tree
+    storages: dict[Any, Any] = {}
+
+    def brought(leaf: Any) -> Any:
+        away = isinstance(leaf, Tensor) and leaf.device.type not in ("cpu", "meta")
+        return _copied(leaf.detach(), storages) if away else leaf
+
+    return _mapped(tree, brought)
 
 
-def snapshot(tree: Any, storages: dict[Any, Any] | None = None) -> Any:
+def snapshot(tree: Any) -> Any:
     """A copy of nested containers with their tensors in main memory. Tensors that share storage go on sharing it, as in
     a file.
     """
-    storages = {} if storages is None else storages
-    if isinstance(tree, Tensor):
-        return _copied(tree.detach(), storages)
+    storages: dict[Any, Any] = {}
+    return _mapped(
+        tree, lambda leaf: _copied(leaf.detach(), storages) if isinstance(leaf, Tensor) else copy.deepcopy(leaf)
+    )
+
+
+def _mapped(tree: Any, change: Callable[[Any], Any]) -> Any:
+    """Nested containers with `change` of what they hold."""
     if type(tree) in (dict, OrderedDict):
-        return type(tree)((key, snapshot(value, storages)) for key, value in tree.items())
+        found = type(tree)((key, _mapped(value, change)) for key, value in tree.items())
+        if type(tree) is OrderedDict:  # a module's state says in an attribute which version of the module it is of
+            vars(found).update(vars(tree))
+        return found
     if type(tree) in (list, tuple):
-        return type(tree)(snapshot(value, storages) for value in tree)
-    return copy.deepcopy(tree)
+        return type(tree)(_mapped(value, change) for value in tree)
+    return change(tree)
 
 
 def _copied(tensor: Tensor, storages: dict[Any, Any]) -> Tensor:

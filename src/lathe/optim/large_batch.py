@@ -137,9 +137,7 @@ class LAMB(_LayerWise):
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         state["step"] += 1
         beta1, beta2 = group["betas"]
-        step = (
-            state["step"] if isinstance(group["lr"], Tensor) else float(state["step"])
-        )  # a compiled step reads nothing
+        step = state["step"] if isinstance(group["lr"], Tensor) else float(state["step"])  # compiled, or on the CPU
         state["exp_avg"].lerp_(gradient, 1 - beta1)
         state["exp_avg_sq"].mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2)
         root = (state["exp_avg_sq"] / (1 - beta2**step)).sqrt_().add_(group["eps"])

@@ -113,11 +113,9 @@ def export(net: nn.Module, example: Tensor, path: str | Path, device: str = "cpu
         for file in folder.glob("*.so"):
             _blank(file, Path(torch.__file__).parent, b"torch")
             _blank(file, folder, b"model")
-        for file in files:
-            if str(file).endswith(
-                ".cpp"
-            ):  # names this machine's folders; torch 2.11 wants a file there, and reads none
-                Path(file).write_bytes(b"")
+        for name in map(str, files):
+            if name.endswith(".cpp"):  # it names this machine's folders; torch 2.11 looks for its name, and reads none
+                Path(name).write_bytes(b"")
         package = folder / f"model{suffix}"  # the archive has a folder of this name
         package_aoti(str(package), files)
         shutil.copyfile(package, temporary)
