@@ -1,84 +1,169 @@
-"""Training on a CPU that does other things as well: samples per second with the threads that torch takes by itself,
-with one, and with threads that soon sleep when they wait for each other, in turns.
+"""Training and inference on CPUs that other programs use too: Lathe's defaults over one setting at a time.
 
-    python benchmarks/bench_busy.py --rounds 3
+    python benchmarks/bench_busy.py --rounds 5 --others 0 2 6
 
-Each round runs each side once beside each number of other processes, which count as fast as they can.
+For each number of other processes, which count as fast as they can, each side runs each workload once a round, in
+turns. A side is a process that has imported everything, since GOMP_SPINCOUNT is read when torch is loaded.
 """
 
 import argparse
 import json
 import os
-import re
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
+from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RUNS = {
-    "mlp": ["model=mlp", "model.net.width=16", "model.net.depth=1", "data.batch_size=64", "trainer.max_epochs=3"],
-    "resnet20": ["trainer.max_epochs=3"],
+SHORT = ["trainer.accelerator=cpu", "trainer.enable_progress_bar=false", "trainer.enable_model_summary=false"]
+GPT = ["model=gpt_nano", "data=synthetic_tokens", "optimizer=adamw"]
+TRAINING = {  # overrides of each workload
+    "default command": ["trainer.max_epochs=4"],
+    "resnet18": ["model=resnet18", "model.net.width=16", "trainer.max_epochs=1"],
+    "mlp": ["model=mlp", "trainer.max_epochs=20"],
+    "gpt": [*GPT, "trainer.max_epochs=1", "trainer.limit_train_batches=40"],
+    "ddp, 2 ranks": ["strategy=ddp", "trainer.devices=2", "trainer.max_epochs=4"],
 }
-
-BASE = "torch's own"
-SIDES: dict[str, tuple[list[str], dict[str, str]]] = {  # words and variables of each
+INT8 = "onnx_int8, batch 32"
+BASE = "defaults"
+SIDES: dict[str, tuple[list[str], dict[str, str]]] = {  # overrides and environment variables of each
     BASE: ([], {}),
-    "launch.threads=1": (["launch.threads=1"], {}),
-    # libgomp's threads spin for 300,000 rounds, three milliseconds by its own estimate, before they sleep
-    "GOMP_SPINCOUNT=10000": ([], {"GOMP_SPINCOUNT": "10000"}),
+    "as without Lathe": (["launch.threads=null"], {"GOMP_SPINCOUNT": "300000"}),  # libgomp's own number
+    "long spin": ([], {"GOMP_SPINCOUNT": "300000"}),
+    "spin 1000": ([], {"GOMP_SPINCOUNT": "1000"}),
+    "two threads": (["launch.threads=2"], {}),
+    "one thread": (["launch.threads=1"], {}),
 }
 
 
-def samples_per_s(words: list[str], variables: dict[str, str]) -> float:
-    """What the run's closing table says."""
+def serve_side(overrides: list[str]) -> None:
+    """Run the workloads named on standard input, one a line, and answer with seconds and threads."""
+    import lathe
+    from lathe.export.targets.onnx_int8 import load
+
+    folder, model = tempfile.mkdtemp(), None
+    for line in sys.stdin:
+        name = line.strip()
+        if name == INT8:
+            import numpy as np
+            import torch
+
+            model = model or load(Path(os.environ["BENCH_INT8"]), None)
+            x = np.random.default_rng(0).random((32, 3, 32, 32), np.float32)
+            model(x)
+            began = time.perf_counter()
+            for _ in range(100):
+                model(x)
+            answer = {"seconds": time.perf_counter() - began, "threads": torch.get_num_threads()}
+        else:
+            run = lathe.train([*TRAINING[name], *SHORT, *overrides, f"paths.log_dir={folder}", "name=busy"])
+            answer = {"seconds": run.result["seconds"], "threads": run.config["launch"]["threads"]}
+        print("answer", json.dumps(answer), flush=True)
+
+
+class Side:
+    """A process that runs workloads one at a time."""
+
+    def __init__(self, name: str, int8: Path) -> None:
+        overrides, variables = SIDES[name]
+        environment = {**os.environ, **variables, "BENCH_INT8": str(int8)}
+        command = [sys.executable, __file__, "--side", json.dumps(overrides)]
+        self.process = subprocess.Popen(  # noqa: S603 - this file
+            command,
+            env=environment,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def run(self, workload: str) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        print(workload, file=self.process.stdin, flush=True)
+        for line in self.process.stdout:
+            if line.startswith("answer "):
+                return dict(json.loads(line.removeprefix("answer ")))
+        raise RuntimeError(f"the side ended with exit code {self.process.wait()}")
+
+
+def export_int8(folder: Path) -> Path:
+    """Return an integer ONNX file of a ResNet-18 that was trained for a moment on 3 x 32 x 32 pixels."""
+    run = ["data=synthetic", "model=resnet18", "trainer.max_epochs=1", "trainer.limit_train_batches=2"]
+    root = Path(__file__).parent.parent
+    for line in (
+        ["train.py", *run, *SHORT, f"paths.log_dir={folder}", "name=int8"],
+        ["scripts/export.py", f"run={folder}/latest", "target=onnx_int8"],
+    ):
+        subprocess.run([sys.executable, *line], cwd=root, check=True, capture_output=True)  # noqa: S603 - our commands
+    return next(folder.glob("int8/*/exports/*int8*/*.onnx"))
+
+
+def measure(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each run of a side."""
+    rows: list[dict[str, Any]] = []
+    names, workloads = [BASE, *(name for name in options.sides if name != BASE)], options.workloads
     with tempfile.TemporaryDirectory() as folder:
-        words = [*words, "trainer.accelerator=cpu", "trainer.enable_progress_bar=false", f"paths.log_dir={folder}"]
-        environment = {**os.environ, **variables}
-        command = [sys.executable, str(ROOT / "train.py"), *words]
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)  # noqa: S603 - our own
-    found = re.search(r"samples/s\D+([\d,]+)", done.stdout)
-    assert found is not None, done.stdout
-    return float(found[1].replace(",", ""))
-
-
-def measured(rounds: int, others: list[int]) -> dict[tuple[str, int, str], list[float]]:
-    """Of each run, number of other processes and side: samples per second of each round."""
-    found: dict[tuple[str, int, str], list[float]] = {}
-    for _ in range(rounds):
-        for count in others:
+        int8 = export_int8(Path(folder)) if INT8 in workloads else Path()
+        sides = {name: Side(name, int8) for name in names}
+        for side in sides.values():
+            for workload in workloads:
+                side.run(workload)  # imports, caches
+        for count in options.others:
             busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
             try:
-                for run, words in RUNS.items():
-                    for side, (more, variables) in SIDES.items():
-                        found.setdefault((run, count, side), []).append(samples_per_s([*words, *more], variables))
+                time.sleep(options.settle)  # until the load average knows them
+                for number in range(options.rounds):
+                    for workload in workloads:
+                        for name in sides if number % 2 else reversed(sides):
+                            row = {"workload": workload, "others": count, "side": name, "round": number}
+                            rows.append({**row, **sides[name].run(workload)})
+                            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
             finally:
                 for process in busy:
                     process.kill()
                     process.wait()
-    return found
+    return rows
+
+
+def report(rows: list[dict[str, Any]]) -> None:
+    """Print seconds, the ratio to the defaults beside as many others, and the ratio to the defaults on quiet cores."""
+    seconds: dict[tuple[str, int, str], list[float]] = {}
+    threads: dict[tuple[str, int, str], set[str]] = {}
+    for row in rows:
+        key = (row["workload"], row["others"], row["side"])
+        seconds.setdefault(key, []).append(row["seconds"])
+        threads.setdefault(key, set()).add(str(row["threads"]))
+    cores = os.cpu_count() or 1
+    print(f"{cores} CPUs. A fair share of them takes (CPUs + others) / CPUs of the quiet seconds.")
+    print("| workload | others | side | threads | n | seconds | over defaults | over quiet | fair |\n|" + "---|" * 9)
+    for key, values in seconds.items():
+        workload, others, side = key
+        ratios = [mine / base for mine, base in zip(values, seconds[workload, others, BASE], strict=True)]
+        quiet = statistics.median(seconds.get((workload, 0, BASE), [float("nan")]))
+        columns = [workload, str(others), side, ", ".join(sorted(threads[key])), str(len(values))]
+        columns += [f"{statistics.median(x):.2f} ({min(x):.2f} to {max(x):.2f})" for x in (values, ratios)]
+        columns += [f"{statistics.median(values) / quiet:.1f}", f"{(cores + others) / cores:.1f}"]
+        print(f"| {' | '.join(columns)} |")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each side (default 3)")
-    parser.add_argument("--others", type=int, nargs="+", default=[0, 1, 2], help="other processes (default 0 1 2)")
-    parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    options = parser.parse_args()
-    found = measured(options.rounds, options.others)
-    print(f"{os.cpu_count()} cores; samples per second, medians of n={options.rounds}, and over torch's own threads")
-    print(
-        f"{'run':10} {'others':>6} {'side':22} {'median':>9} {'min':>9} {'max':>9} {'ratio':>7} {'min':>7} {'max':>7}"
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each side (default 5)")
+    parser.add_argument("--others", type=int, nargs="+", default=[0, 2, 6], help="other processes (default 0 2 6)")
+    parser.add_argument(
+        "--sides", nargs="+", default=list(SIDES)[:2], choices=list(SIDES), help="default: the first two"
     )
-    for (run, count, side), values in found.items():
-        ratios = [mine / base for mine, base in zip(values, found[run, count, BASE], strict=True)]
-        row = f"{statistics.median(values):9.0f} {min(values):9.0f} {max(values):9.0f}"
-        print(
-            f"{run:10} {count:6} {side:22} {row} {statistics.median(ratios):7.2f} {min(ratios):7.2f} {max(ratios):7.2f}"
-        )
-    if options.json:
-        options.json.write_text(json.dumps([[*key, values] for key, values in found.items()], indent=1) + "\n")
+    parser.add_argument("--workloads", nargs="+", default=[*TRAINING, INT8], choices=[*TRAINING, INT8])
+    parser.add_argument("--settle", type=float, default=60.0, help="seconds before each number of others is measured")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.side is not None:
+        serve_side(json.loads(options.side))
+        return
+    report(measure(options))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,14 @@
 From Python: `lathe.compose`, `lathe.train`, `lathe.load` and `lathe.restore` (docs/python.md).
 """
 
+import os
 from importlib import import_module
 from typing import Any
+
+# How long the threads of torch's OpenMP (libgomp) spin at a barrier before they sleep. On cores that other programs use
+# too, its own 300,000 rounds made training 20 times slower (benchmarks/bench_busy.py). It is read when torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 # Where the faces stand. They are named, not imported: `import lathe` is the first thing that every command does.
 _FACES = {

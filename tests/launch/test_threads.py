@@ -1,27 +1,29 @@
-"""launch.threads: physical cores over processes, told; what the environment or a number says comes first."""
+"""launch.threads: the physical cores that other programs leave, over the processes; the same number after a resume."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
+from support.commands import run
 
 from lathe.config import cores as cores_of_machine
 from lathe.launch import threads
-from lathe.launch.agent import call
+from lathe.launch.threads import choose_threads, use_threads
+from lathe.runs.rundir import RunDir
 
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
-    """Sets what the machine has: machine(cpus=8, threads_per_core=2)."""
+    """Set what the machine has and how busy it is: machine(cpus=8, threads_per_core=2, used=1.5, load=2.0)."""
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for name in ("RANK", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    found: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", found.append)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
 
-    def has(cpus: int, threads_per_core: int = 2, quota: str | None = None) -> list[int]:
+    def has(cpus: int, threads_per_core: int = 2, quota: str | None = None, used: float = 0, load: float = 0) -> None:
         cores = cpus // threads_per_core
         for cpu in range(cpus):
             folder = tmp_path / f"cpu{cpu}" / "topology"
@@ -34,22 +36,15 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         monkeypatch.setattr(cores_of_machine, "QUOTA", tmp_path / "cpu.max")
         for module in (cores_of_machine, threads):
             monkeypatch.setattr(module, "allowed", lambda: set(range(cpus)))
-        return found
+        times = [SimpleNamespace(idle=100 - 100 * min(1, max(0, used - cpu))) for cpu in range(cpus)]
+        monkeypatch.setattr(psutil, "cpu_times_percent", lambda *_, **__: times)
+        monkeypatch.setattr(psutil, "getloadavg", lambda: (load, load, load))
 
     return has
 
 
-def asked(value: Any) -> dict[str, Any]:
-    return {"launch": {"threads": value}}
-
-
-def use(cfg: dict[str, Any]) -> None:
-    with threads.threads_of(cfg):
-        pass
-
-
 @pytest.mark.parametrize(
-    ("cpus", "per_core", "quota", "local", "count"),
+    ("cpus", "per_core", "quota", "processes", "count"),
     [
         (8, 2, None, 1, 4),
         (8, 1, None, 1, 8),
@@ -60,56 +55,80 @@ def use(cfg: dict[str, Any]) -> None:
         (8, 2, "50000 100000", 1, 1),
     ],
 )
-def test_auto_is_physical_cores_over_processes(
-    machine: Any,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    cpus: int,
-    per_core: int,
-    quota: str | None,
-    local: int,
-    count: int,
+def test_auto_is_the_physical_cores_over_the_processes(
+    machine: Any, cpus: int, per_core: int, quota: str | None, processes: int, count: int
 ) -> None:
-    found = machine(cpus, per_core, quota)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-    use(asked("auto"))
-    assert found == [count, 99]
-    assert capsys.readouterr().out.startswith(f"launch.threads=auto took {count}: ")
+    machine(cpus, per_core, quota)
+    assert choose_threads("auto", processes)[0] == count
 
 
-def test_the_environment_comes_before_auto(
-    machine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("cpus", "used", "load", "count"),
+    [
+        (2, 0.3, 0.3, 2),  # a browser
+        (2, 1.0, 1.0, 1),
+        (2, 2.0, 2.0, 1),
+        (2, 2.0, 6.0, 1),
+        (2, 2.0, 0.3, 2),  # a burst
+        (2, 0.0, 4.0, 2),  # a program that has just ended
+        (8, 1.0, 1.0, 7),
+        (8, 8.0, 8.0, 4),
+        (8, 8.0, 56.0, 1),
+    ],
+)
+def test_auto_takes_a_fair_share_of_busy_cores(machine: Any, cpus: int, used: float, load: float, count: int) -> None:
+    machine(cpus, 1, used=used, load=load)
+    threads, reason = choose_threads("auto", 1)
+    assert threads == count
+    assert ("other programs" in reason) == (count < cpus)
+
+
+def test_a_recorded_number_and_then_the_environment_come_before_auto(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = machine(8)
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    use(asked("auto"))
-    assert found == []
-    assert capsys.readouterr().out == "launch.threads=auto: OMP_NUM_THREADS=3 says it already, and stays.\n"
-    use(asked(2))
-    assert found == [2, 99]
+    machine(8)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3,2")
+    assert choose_threads("auto", 1)[0] == 3
+    assert choose_threads("auto", 1, recorded=5)[0] == 5
+    assert choose_threads("auto", 1, recorded="auto")[0] == 3
+    assert choose_threads(2, 1, recorded=5)[0] == 2
+    assert choose_threads(None, 1, recorded=5)[0] is None
 
 
-def test_null_leaves_torchs_choice_and_other_ranks_say_nothing(
-    machine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = machine(8)
-    use(asked(None))
-    use({})
-    assert found == []
-    monkeypatch.setenv("RANK", "1")
-    use(asked("auto"))
-    assert found == [4, 99]
-    assert capsys.readouterr().out == ""
-
-
-def test_more_threads_than_cpus_are_told(machine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_threads_than_cpus_are_warned_of(machine: Any) -> None:
     machine(4)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    with pytest.warns(UserWarning, match=r"launch\.threads=3 for 2 processes are more than the 4 CPUs here"):
-        use(asked(3))
+    with pytest.warns(UserWarning, match=r"launch\.threads=3"):
+        choose_threads(3, 2)
 
 
-def test_a_command_on_a_run_takes_its_own_word(machine: Any) -> None:
-    found = machine(8)
-    call("builtins:len", {**asked(7), "request": asked(5)})
-    assert found == [5, 99]
+def test_a_job_computes_with_the_number_and_null_with_torchs_own() -> None:
+    before = torch.get_num_threads()
+    for cfg, count in (({"launch": {"threads": 3}}, 3), ({"launch": {"threads": None}}, before)):
+        with use_threads(cfg):
+            assert torch.get_num_threads() == count
+        assert torch.get_num_threads() == before
+    with use_threads({"launch": {"threads": 3}, "request": {"launch": {"threads": 2}}}):
+        assert torch.get_num_threads() == 2
+
+
+def test_a_resumed_run_keeps_its_number_of_threads(tmp_path: Path) -> None:
+    words = ["model=mlp", "trainer.max_epochs=1", "trainer.accelerator=cpu", "logger=none", "name=threads"]
+    first = run(*words, cwd=tmp_path, OMP_NUM_THREADS="2")
+    assert first.returncode == 0, first.stderr
+    directory = RunDir(tmp_path / "logs" / "latest")
+    assert directory.config["launch"]["threads"] == 2
+    again = run("resume=logs/latest", "trainer.max_epochs=2", cwd=tmp_path, OMP_NUM_THREADS="1")
+    assert again.returncode == 0, again.stderr
+    assert "CPU threads per process: 2 (as when the run was started)" in again.stdout
+    assert directory.config["launch"]["threads"] == 2
+
+
+@pytest.mark.parametrize(
+    ("variables", "value"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
+)
+def test_threads_spin_shortly_unless_the_user_says_otherwise(variables: dict[str, str], value: str) -> None:
+    code = "import lathe, os; print(os.environ.get('GOMP_SPINCOUNT'))"
+    kept = {name: text for name, text in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run([sys.executable, "-c", code], env={**kept, **variables}, text=True, capture_output=True)
+    assert done.stdout == f"{value}\n"

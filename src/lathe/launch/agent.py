@@ -21,7 +21,7 @@ from lathe.launch.nodes import Nodes
 from lathe.launch.numa import numa_mode
 from lathe.launch.streams import plain_warnings, quiet_torch, usable_streams
 from lathe.launch.telling import full_error, own_sentence, sentence_for
-from lathe.launch.threads import threads_of
+from lathe.launch.threads import choose_threads, use_threads
 from lathe.runs.typed import run_command, run_words
 
 SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1"  # what the agent passes on to its workers before it leaves
@@ -53,7 +53,7 @@ def call(job: str, cfg: dict[str, Any]) -> Any:
     """
     module, _, function = OLDER_JOBS.get(job, job).partition(":")
     try:
-        with threads_of(cfg):
+        with use_threads(cfg):
             return getattr(imported(module), function)(cfg)
     except SystemExit as error:
         if error.code:
@@ -71,6 +71,8 @@ def execute(job: str, cfg: dict[str, Any], processes: int, options: dict[str, An
         UserError: a worker met a user's mistake, or died or waited too long and no restart was left.
         Stopped: a signal ended the run, which can be resumed.
     """
+    if options.get("threads") == "auto":  # a training run has its number already
+        options["threads"], _ = choose_threads("auto", processes)
     nodes, numa = nodes or Nodes(), numa_mode(cfg, options["numa"])
     if processes == 1 and options["max_restarts"] == 0 and not nodes.several and numa is None:
         return call(job, cfg)

@@ -37,6 +37,7 @@ from lathe.launch.outer import Outer, detect_outer
 from lathe.launch.stops import stoppable
 from lathe.launch.sweep import check_sweep_words, job_of
 from lathe.launch.telling import one_sentence, tell, tell_older_names
+from lathe.launch.threads import choose_threads
 from lathe.runs import rundir
 
 __all__ = ["launch", "launch_on_run", "one_sentence"]
@@ -116,6 +117,11 @@ def launched(cfg: DictConfig, job: str) -> tuple[Any, str]:
                 print(f"{run.path} is complete; raise {end_of(run)} to train it further.")
                 return run.result.get("objective"), str(run.path)
             fresh = run is None
+            recorded = None if run is None else run.known_config["launch"].get("threads")
+            threads, reason = choose_threads(resolved["launch"]["threads"], processes, recorded)
+            resolved["launch"]["threads"] = threads
+            if reason and not complete:
+                print(f"CPU threads per process: {threads} ({reason})", flush=True)
             if run is None:
                 resolved = pinned(resolved)
                 resolved["resume"] = None

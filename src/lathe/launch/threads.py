@@ -1,4 +1,4 @@
-"""How many threads of a CPU each process computes with, `launch.threads`."""
+"""CPU threads of each process: `launch.threads`."""
 
 import os
 import warnings
@@ -8,17 +8,56 @@ from typing import Any
 
 from lathe.config.cores import allowed, physical_cores
 
+SAMPLE_S = 0.2  # how long the use of the cores is measured before a run starts
+
+
+def choose_threads(wanted: int | str | None, processes: int, recorded: Any = None) -> tuple[int | None, str]:
+    """Return the threads of each of this machine's `processes` (None: torch's own choice), and the reason in words.
+
+    `auto` takes what the run was started with, as `recorded` in its config.yaml, since another number adds in another
+    order; else OMP_NUM_THREADS; else the physical cores, or as many of them as other processes leave.
+    """
+    if isinstance(wanted, int):
+        if wanted * processes > len(allowed()):
+            warnings.warn(
+                f"launch.threads={wanted}: {processes} x {wanted} threads share {len(allowed())} CPUs. Use auto.",
+                stacklevel=3,
+            )
+        return wanted, ""
+    if wanted is None:
+        return None, ""
+    if isinstance(recorded, int):
+        return recorded, "as when the run was started"
+    given = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
+    if given.isdigit():
+        return int(given), "from OMP_NUM_THREADS"
+    cores, others = physical_cores(), _load_of_others()
+    fair = min(cores, round(len(allowed()) ** 2 / (len(allowed()) + others)))
+    per_process = "" if processes == 1 else f" over {processes} processes"
+    reason = f"{cores} physical core{'s' * (cores > 1)}{per_process}"
+    if fair < cores:
+        reason += f", shared with a load of {others:.1f} from other programs"
+    return max(1, fair // processes), reason
+
+
+def _load_of_others() -> float:
+    """Return how many CPUs' worth of work other processes have: what they use now of the CPUs that this process may run
+    on, but no more than the load average, so that a short burst does not count. CPUs that are all in use hide how many
+    processes wait for them; the load average is the number then.
+    """
+    import psutil  # not needed for a command that is refused
+
+    cpus = psutil.cpu_times_percent(SAMPLE_S, percpu=True)
+    used = sum(100 - cpu.idle - getattr(cpu, "iowait", 0) for number, cpu in enumerate(cpus) if number in allowed())
+    load: float = psutil.getloadavg()[0]
+    return load if used > 90 * len(allowed()) else min(load, used / 100)
+
 
 @contextmanager
-def threads_of(cfg: dict[str, Any]) -> Iterator[None]:
-    """Lets torch compute with as many threads as `launch.threads` of the command says; as many as it would for null.
-
-    `auto` takes the physical cores that this process may use over the processes on this machine: two threads of one
-    core share its units for products, and threads beyond a container's share of CPU time wait for each other.
-    """
-    wanted = cfg.get("request", cfg).get("launch", {}).get("threads")
-    count = _count(wanted) if wanted is not None else None
-    if count is None:
+def use_threads(cfg: dict[str, Any]) -> Iterator[None]:
+    """Let torch compute with `launch.threads` threads, a number here, or with its own choice where it is null."""
+    count = cfg.get("request", cfg).get("launch", {}).get("threads")
+    if not isinstance(count, int):
         yield
         return
     import torch
@@ -28,25 +67,4 @@ def threads_of(cfg: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     finally:
-        torch.set_num_threads(before)  # for who trains from Python
-
-
-def _count(wanted: int | str) -> int | None:
-    """How many; None where the environment says it. Rank 0 tells what `auto` took."""
-    cores, local = physical_cores(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    several = f"{local} process{'es' * (local > 1)}"
-    if isinstance(wanted, int):
-        if wanted * local > len(allowed()):
-            warnings.warn(
-                f"launch.threads={wanted} for {several} are more than the {len(allowed())} CPUs here, and wait for "
-                "each other: use auto.",
-                stacklevel=4,
-            )
-        return wanted
-    given = os.environ.get("OMP_NUM_THREADS")
-    count = max(1, cores // local) if given is None else None
-    taken = f" took {count}: {cores} physical core{'s' * (cores > 1)} over {several}."
-    said = taken if count else f": OMP_NUM_THREADS={given} says it already, and stays."
-    if int(os.environ.get("RANK", "0")) == 0:
-        print(f"launch.threads=auto{said}", flush=True)
-    return count
+        torch.set_num_threads(before)  # lathe.train in a notebook
