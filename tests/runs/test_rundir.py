@@ -235,11 +235,17 @@ def test_another_process_that_writes_is_noticed_and_a_killed_one_lets_go(tmp_pat
 
 
 def test_runs_are_found_newest_first(tmp_path: Path) -> None:
-    for name in ("2026-01-01_00-00-00_ff", "2026-01-02_00-00-00_aa", "2025-12-31_00-00-00_00"):
+    begun = {  # named by three machines of different time zones
+        "2026-01-02_05-00-00_ff": "2026-01-01T20:00:00+00:00",
+        "2026-01-01_22-00-00_aa": "2026-01-01T22:00:00+00:00",
+        "2026-01-01_23-30-00_00": "2026-01-01T21:30:00+00:00",
+    }
+    for name, started in begun.items():
         (tmp_path / "train" / name).mkdir(parents=True)
         (tmp_path / "train" / name / "config.yaml").write_text("{}")
+        (tmp_path / "train" / name / "environment.json").write_text(json.dumps({"started": started}))
     (tmp_path / "train" / "mine").mkdir()
-    assert [run.path.name[:10] for run in find_runs(tmp_path, "train")] == ["2026-01-02", "2026-01-01", "2025-12-31"]
+    assert [run.path.name[-2:] for run in find_runs(tmp_path, "train")] == ["aa", "00", "ff"]
     assert find_runs(tmp_path, "other") == []
 
 

@@ -3,6 +3,7 @@
 import os
 import platform
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ PACKAGES = ("lathe", "torch", "lightning", "hydra-core", "omegaconf", "numpy", "
 
 
 def describe_environment(launch_id: str | None = None) -> dict[str, Any]:
-    """Versions, hardware and how it lies together, command, git commit and the diff that was not committed."""
+    """Return the instant in UTC, versions, hardware, command, git commit and the diff that was not committed."""
     versions = {package: _version(package) for package in PACKAGES}
     return {
+        "started": datetime.now(UTC).isoformat(timespec="microseconds"),
         "command": sys.argv,
         "launch_id": launch_id,
         "python": platform.python_version(),

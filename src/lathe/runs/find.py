@@ -9,11 +9,9 @@ from lathe.runs.rundir import NOT_THE_EXPERIMENT, RunDir
 
 
 def find_runs(log_dir: Path, name: str) -> list[RunDir]:
-    """All runs called `name`, newest first."""
-    paths = sorted(
-        (path.parent for path in (log_dir / name).glob("[!.]*/config.yaml")), key=lambda path: path.name, reverse=True
-    )
-    return [RunDir(path.absolute()) for path in paths]
+    """Return all runs called `name`, newest first."""
+    runs = [RunDir(path.parent.absolute()) for path in (log_dir / name).glob("[!.]*/config.yaml")]
+    return sorted(runs, key=lambda run: (run.started, run.path.name), reverse=True)
 
 
 def find_unfinished(log_dir: Path, cfg: dict[str, Any]) -> RunDir | None:

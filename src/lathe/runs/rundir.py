@@ -9,7 +9,7 @@ import os
 import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,17 @@ class RunDir:
     def environment(self) -> dict[str, Any]:
         """Versions, hardware and the state of the code at the start."""
         return trust.read_json(self.path / "environment.json", f"{self.where}: its environment.json")
+
+    @property
+    def started(self) -> datetime:
+        """When the run was created, in UTC; when its config.yaml was written if it does not record the instant. The
+        name of the directory is local time, which does not order runs of two time zones.
+        """
+        with suppress(UserError, OSError, KeyError, TypeError, ValueError):
+            return datetime.fromisoformat(self.environment["started"]).astimezone(UTC)
+        with suppress(OSError):
+            return datetime.fromtimestamp((self.path / "config.yaml").stat().st_mtime, UTC)
+        return datetime.fromtimestamp(0, UTC)
 
     @property
     def readable(self) -> bool:

@@ -1,6 +1,8 @@
 """Runs that are listed and changed."""
 
+import json
 import shutil
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -24,7 +26,11 @@ def logs(made: Path, tmp_path: Path) -> Path:
     """Three runs: digits/a complete, digits/b unfinished with another rate and seed, other/c complete and pruned."""
     folder = tmp_path / "logs"
     for name, stamp in (("digits", "10-00-00_aaaaaa"), ("digits", "11-00-00_bbbbbb"), ("other", "12-00-00_cccccc")):
-        shutil.copytree(made, folder / name / f"2026-11-20_{stamp}")
+        path = folder / name / f"2026-11-20_{stamp}"
+        shutil.copytree(made, path)
+        environment = json.loads((path / "environment.json").read_text())
+        began = datetime(2026, 11, 20, int(stamp[:2])).astimezone()
+        (path / "environment.json").write_text(json.dumps({**environment, "started": began.isoformat()}))
     _, b, c = run_dirs(folder)
     (b / ".lock").touch()
     edit(b, "config.yaml", optimizer={"lr": 0.2}, seed=7, tags=[])

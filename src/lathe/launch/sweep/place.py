@@ -215,7 +215,7 @@ def find_sweep(log_dir: Path, resume: str | None, identity: dict[str, Any]) -> S
             f"sweep.resume={resume} is the sweep of {' '.join(before) or 'no words'}: type these words alone.",
         )
         return found
-    for path in sorted((log_dir / "sweeps").glob("*/sweep.yaml"), reverse=True):
+    for path in sorted((log_dir / "sweeps").glob("*/sweep.yaml"), key=os.path.getmtime, reverse=True):
         found = SweepDir(path.parent)
         with suppress(UserError):  # of another tool, or a newer version
             if not found.done and _what(found.facts) == _what(identity):

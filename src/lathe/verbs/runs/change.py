@@ -220,7 +220,7 @@ def _mend_latest(log_dir: Path) -> None:
     latest = log_dir / "latest"
     if not latest.is_symlink() or latest.exists():
         return
-    left = sorted((run for run in find(None, log_dir) if run.path is not None), key=lambda run: run.date)
+    left = sorted((run for run in find(None, log_dir) if run.path is not None), key=lambda run: run.started)
     if left:
         point_latest(log_dir, left[-1].run.path)
         print(f"{latest.name} leads to {left[-1].where} now.")

@@ -5,7 +5,7 @@ import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from itertools import chain
 from typing import Any
 
@@ -74,8 +74,8 @@ def chosen(runs: list[Listed], where: Sequence[str], since: str | None) -> list[
         UserError: `since` is no time, or `where` names what no run has.
     """
     if since is not None:
-        begin = f"{begun_since(since):%Y-%m-%d %H:%M:%S}"
-        runs = [run for run in runs if run.date >= begin]
+        begin = begun_since(since)
+        runs = [run for run in runs if run.started >= begin]
     for condition in conditions(where):
         before, runs = runs, [run for run in runs if condition.holds(run)]
         if not runs or condition.sign == "!=":
@@ -101,7 +101,7 @@ def ordered(runs: list[Listed], sort: str) -> list[Listed]:
         found = run.value(key)
         return (1, found, "") if _is_number(found) else (2, 0.0, str(found))
 
-    runs = sorted(runs, key=lambda run: run.date)
+    runs = sorted(runs, key=lambda run: run.started)
     missing = [run for run in runs if run.value(key) is None]
     there = sorted((run for run in runs if run.value(key) is not None), key=place, reverse=sort.startswith("-"))
     return [*missing, *there]
@@ -143,8 +143,8 @@ def begun_since(since: str) -> datetime:
     age = AGE.fullmatch(since.strip())
     try:
         if age is not None:
-            return datetime.now() - timedelta(**{UNITS[age[2]]: float(age[1])})
-        return datetime.fromisoformat(since.strip()).replace(tzinfo=None)
+            return datetime.now(UTC) - timedelta(**{UNITS[age[2]]: float(age[1])})
+        return datetime.fromisoformat(since.strip()).astimezone()
     except (ValueError, OverflowError) as error:
         raise UserError(
             f"since={since}: expected a date such as 2026-11-20 or 2026-11-20T18:00, or an age such as 7d, 12h or 30m."

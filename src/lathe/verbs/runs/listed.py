@@ -5,7 +5,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from lathe.config.composed import flatten
 from lathe.files import open_plain
 from lathe.runs.metric_names import split_of
-from lathe.runs.places import STAMP, shown
+from lathe.runs.places import shown
 from lathe.runs.rundir import RunDir
 from lathe.runs.state import Standing, age, busy, held, standing, without_run
 
@@ -44,16 +44,18 @@ class Listed:
         return self.path.parent.name if self.path is not None else str(self.job.get("name", ""))
 
     @cached_property
-    def date(self) -> str:
-        """When it began, as 2026-11-20 18:00:00, in the time of the machine that it ran on."""
-        found = STAMP.fullmatch(self.path.name) if self.path is not None else None
-        if found is not None:
-            day, clock = found[1].split("_")
-            return f"{day} {clock.replace('-', ':')}"
+    def started(self) -> datetime:
+        """When it began; of a job without a run, when its file was last written."""
+        if self.path is not None:
+            return self.run.started
         with suppress(OSError):
-            place = self._where if self.path is None else self.path / "config.yaml"
-            return f"{datetime.fromtimestamp(Path(str(place)).stat().st_mtime):%Y-%m-%d %H:%M:%S}"
-        return ""
+            return datetime.fromtimestamp(Path(str(self._where)).stat().st_mtime, UTC)
+        return datetime.fromtimestamp(0, UTC)
+
+    @property
+    def date(self) -> str:
+        """When it began, in this machine's time, as 2026-11-20 18:00:00."""
+        return f"{self.started.astimezone():%Y-%m-%d %H:%M:%S}"
 
     @cached_property
     def standing(self) -> Standing:
