@@ -85,8 +85,8 @@ class Search:
                 "choices.",
             )
             for value in entry.get("values") or [entry["low"], entry["high"]]:
-                when = [word(other, wanted) for other, wanted in entry.get("when", {}).items()]
-                self.context.composed([*self.words, *when, word(key, value)])
+                when = [word(other, wanted, self.space.get(other)) for other, wanted in entry.get("when", {}).items()]
+                self.context.composed([*self.words, *when, word(key, value, entry)])
         for repeat in self.repeats:
             self.context.composed([*self.words, *repeat])
 
@@ -181,7 +181,7 @@ class Search:
             if any(chosen.get(other) != wanted for other, wanted in entry.get("when", {}).items()):
                 continue
             chosen[key] = suggested(trial, key, entry)
-            yield word(key, chosen[key])
+            yield word(key, chosen[key], entry)
 
     def told(self, job: Job) -> list[Job]:
         """Takes in what a job has reached, and tells the study of its trial once that is known; a job without a number
@@ -238,9 +238,8 @@ class Search:
         best = [] if not told else self.study.best_trials if len(self.directions) > 1 else [self.study.best_trial]
         for trial in best[:5]:
             values = ", ".join(f"{value:.4g}" for value in trial.values)
-            print(
-                f"Best, {values}: {self._named(trial.number)}, {' '.join(word(*item) for item in trial.params.items())}"
-            )
+            best_words = (word(key, value, self.space.get(key)) for key, value in trial.params.items())
+            print(f"Best, {values}: {self._named(trial.number)}, {' '.join(best_words)}")
         failed = [trial.number for trial in self._trials() if trial.state.name == "FAIL"]
         if failed and told:
             print(

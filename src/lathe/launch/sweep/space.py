@@ -1,6 +1,7 @@
 """The space of a search: what is drawn for each key, checked, drawn and written as a word of the command line."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +15,12 @@ FORM = "expected a list of values, or {low: ..., high: ...}"
 ENTRY = ("low", "high", "log", "step", "values", "when")
 
 
-def word(key: str, value: Any) -> str:
-    """The override that gives `key` this value."""
-    plain = isinstance(value, str) and shown(value) == value
-    return f"{key}={value if plain else as_typed(value)}"
+def word(key: str, value: Any, entry: Mapping[str, Any] | None = None) -> str:
+    """Return the override that gives `key` this value, which may be a list's spelling in a study, of this `entry`."""
+    if entry is not None and isinstance(value, str):
+        value = entry.get("lists", {}).get(value, value)
+    bare = isinstance(value, str) and re.fullmatch(r"[\w./+-]+", value, re.ASCII) and shown(value) == value
+    return f"{key}={value if bare else as_typed(value)}"
 
 
 def brief(words: Sequence[str]) -> str:
@@ -42,28 +45,32 @@ def entry_of(key: str, entry: Any) -> dict[str, Any]:
     part = key_of(f"{key}=").split(".")[0]
     require(part not in NOT_THE_EXPERIMENT, f"{name}: {part} is no part of an experiment, so nothing is to be found.")
     if isinstance(entry, list):
-        return {"values": _values(name, entry)}
+        return _listed(name, entry)
     require(isinstance(entry, Mapping), f"{name}={shown(entry)}: {FORM}.")
     found = {str(part): value for part, value in entry.items()}
     strange = next((part for part in found if part not in ENTRY), None)
     require(strange is None, f"{name}.{strange}: there is no such word; {did_you_mean(strange, ENTRY)}")
     when = found.get("when", {})
     require(isinstance(when, Mapping), f"{name}.when={shown(when)}: expected {{key: value}}.")
+    if when:
+        found["when"] = {key: plain(value) for key, value in when.items()}
     if "values" in found:
         require(set(found) <= {"values", "when"}, f"{name}: values stand alone: leave low and high out.")
-        return {**found, "values": _values(f"{name}.values", found["values"])}
+        return {**found, **_listed(f"{name}.values", found["values"])}
     _check_range(name, found, entry)
     return found
 
 
-def _values(name: str, listed: Any) -> list[Any]:
+def _listed(name: str, listed: Any) -> dict[str, Any]:
+    """Return `values` as Optuna keeps them, and under `lists` the lists and mappings by their spelling there."""
     require(isinstance(listed, list) and bool(listed), f"{name}={shown(listed)}: expected a list of values.")
     values = [plain(value) for value in listed]
     for place, value in enumerate(values):
         require(not isinstance(value, float) or math.isfinite(value), f"{name}={shown(listed)}: {value} is no number.")
         twice = any(value == other and type(value) is type(other) for other in values[:place])
         require(not twice, f"{name}={shown(listed)}: {shown(value)} is there twice, and would be run twice.")
-    return values
+    lists = {plain(value): value for value in listed if isinstance(value, (list, Mapping))}
+    return {"values": values, "lists": lists}
 
 
 def _check_range(name: str, found: Mapping[str, Any], entry: Any) -> None:
@@ -104,7 +111,7 @@ def check_conditions(space: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def plain(value: Any) -> Any:
-    """A value that Optuna keeps: others stand there as they are typed."""
+    """Return a value that Optuna can keep: of a list or a mapping, its spelling on the command line."""
     return value if value is None or isinstance(value, (bool, int, float, str)) else as_typed(value)
 
 
