@@ -146,9 +146,9 @@ def test_lists_of_files(tmp_path: Path, form: str) -> None:
     for split, numbers in {"train": (0, 1), "val": (2,), "test": (3,)}.items():
         lines = [f"{label}/{number:03}.png" for number in numbers for label in ("b", "a")]
         if form == "labels":
-            lines = ["path,label", *(f"{line},{'one' if line[0] == 'b' else 'two'}" for line in lines)]
+            lines = ["path, label", *(f"{line}, {'one' if line[0] == 'b' else 'two'}" for line in lines)]
         elif form == "csv":
-            lines = ["id,path", *(f"7,{line}" for line in lines)]
+            lines = ["path", *lines]
         (folder / f"{split}.{suffix}").write_text("\n".join([*lines, ""]))
     named = {split: f"{split}.{suffix}" for split in NAMES_OF_SPLITS}
     data = source(tmp_path, **named)

@@ -130,12 +130,17 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "a table without paths": (
         lambda folder: listed(folder, "file,label\ncat/000.png,cat\n", "list.csv"),
         {"train": "list.csv"},
-        r"list\.csv has no column path: its first line names the columns, path or path,label\.$",
+        r"list\.csv has the columns .*\. Name them path, or path and label\.$",
     ),
     "a table with a label missing": (
         lambda folder: listed(folder, "path,label\ncat/000.png,cat\ndog/000.png,\n", "list.csv"),
         {"train": "list.csv"},
         r"list\.csv has no label in line 3: give each file one\.$",
+    ),
+    "a misspelt column": (
+        lambda folder: listed(folder, "path,Label\ncat/000.png,cat\n", "list.csv"),
+        {"train": "list.csv"},
+        r"list\.csv has the columns path, Label\. Name them path, or path and label\.$",
     ),
     "no such list": (
         lambda folder: None,
@@ -145,7 +150,7 @@ CASES: dict[str, tuple[Callable[[Path], Any], dict[str, Any], str]] = {
     "a column twice": (
         lambda folder: listed(folder, "path,label,label\ncat/000.png,cat,dog\n", "list.csv"),
         {"train": "list.csv"},
-        r"^data\.source: the list .*list\.csv has a column twice \(path, label, label\): leave one out\.$",
+        r"list\.csv has the columns path, label, label\. Name them path, or path and label\.$",
     ),
     "a file in two splits": (
         twice,

@@ -162,21 +162,18 @@ def _read_list(path: Path, _: tuple[int, int]) -> tuple[tuple[str, str], ...]:
 
 
 def _rows(file: Any, path: Path) -> list[tuple[str, str]]:
-    reader = csv.DictReader(file)
-    columns = list(reader.fieldnames or ())
+    reader = csv.DictReader(file, skipinitialspace=True)
+    columns = [name.strip() for name in reader.fieldnames or ()]
     require(
-        len(columns) == len(set(columns)),
-        f"data.source: the list {path} has a column twice ({', '.join(columns)}): leave one out.",
+        columns in (["path"], ["path", "label"], ["label", "path"]),
+        f"data.source: the list {path} has the columns {', '.join(columns)}. Name them path, or path and label.",
     )
-    require(
-        "path" in (reader.fieldnames or ()),
-        f"data.source: the list {path} has no column path: its first line names the columns, path or path,label.",
-    )
+    reader.fieldnames = columns
     rows = []
     for row in reader:
         name, label = (str(row.get(column) or "").strip() for column in ("path", "label"))
         require(
-            bool(label) or "label" not in (reader.fieldnames or ()),
+            bool(label) or "label" not in columns,
             f"data.source: the list {path} has no label in line {reader.line_num}: give each file one.",
         )
         rows.append((name, label))
