@@ -8,6 +8,7 @@ from lightning.pytorch.profilers import PassThroughProfiler
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 
 from lathe.tasks.loops.batches import Batches
+from lathe.tasks.loops.fit import call_train_overrides
 
 
 class EvaluationLoop(_EvaluationLoop):
@@ -25,6 +26,10 @@ class EvaluationLoop(_EvaluationLoop):
             split = "test" if trainer.testing else "validation"
             names = (f"on_{split}_batch_start", f"on_{split}_batch_end")
             self._batches = Batches(trainer, self._results, names, f"{split}_step")
+
+    def _on_evaluation_model_train(self) -> None:
+        super()._on_evaluation_model_train()
+        call_train_overrides(self.trainer.lightning_module)
 
     def _evaluation_step(self, batch: Any, batch_idx: int, dataloader_idx: int, dataloader_iter: Any) -> None:
         batches = self._batches

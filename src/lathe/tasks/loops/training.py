@@ -8,6 +8,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from lathe.errors import require
+from lathe.tasks.loops.fit import forget_early_stop
 from lathe.tasks.loops.lengths import out_of_reach
 from lathe.tasks.loops.plateau import Plateaus
 from lathe.tasks.loops.quick import Steps
@@ -86,6 +87,7 @@ class StepLoop(_TrainingEpochLoop):
 
     def on_advance_end(self, data_fetcher: _DataFetcher) -> None:
         super().on_advance_end(data_fetcher)
+        forget_early_stop(self.trainer.fit_loop)
         if self.trainer.fit_loop._restarting and self.plateaus.known():
             self.trainer.fit_loop._restarting = False  # with which Lightning steps no plateau at the epoch's end
 
