@@ -149,6 +149,8 @@ def own_places(error: BaseException) -> list[tuple[str, bool]]:
         (frame.f_code.co_filename, line, frame.f_code.co_qualname)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno, "<module>"))
     if "DataLoader worker process" in str(error):
         frames += re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
     found = [(f"{function} at {name}:{line}", is_own(name)) for name, line, function in frames]
