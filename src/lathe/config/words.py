@@ -17,6 +17,8 @@ UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.outpu
 FILLED = ("hydra.job.num", "hydra.job.id", "hydra.job.override_dirname", "hydra.job.config_name", "hydra.verbose")
 # Those of Hydra's keys that choose a file, where a name in a key's place would be taken and choose none.
 HYDRAS = ("callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
+# What is typed for a choice, where the nearest name is another one.
+MEANT = {"resnet": "resnet20", "16": "16-mixed", "fp16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true"}
 FUNCTION = re.compile(r"\b(choice|range|interval)\(")  # of several values
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
 FIELDS = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
@@ -258,7 +260,8 @@ def _check_jobs(overrides: Sequence[str], groups: Groups) -> None:
 
 def no_such_choice(group: str, choice: str, options: Sequence[str], groups: Groups) -> str:
     """The sentence for a choice that a group does not have."""
-    hint = did_you_mean(choice, options)
+    meant = MEANT.get(choice, choice)
+    hint = f"did you mean {meant}?" if meant in options else did_you_mean(choice, options)
     if group == "strategy" and (typed := strategy_of(choice)):
         hint = f"write {typed}."
     others = [name for name, names in groups.items() if name != group and choice in names]
