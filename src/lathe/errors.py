@@ -101,11 +101,12 @@ def together(*checks: Callable[[], object]) -> None:
 
 
 def did_you_mean(word: object, options: Iterable[object], otherwise: str | None = None) -> str:
-    """A clause that proposes the nearest of `options`; where none is near `otherwise`, or without it a list of them if
-    they are few."""
-    names = sorted(map(str, options))
-    parts = [name for name in names if name.startswith(f"{word}/")]  # as of a metric of several loaders
-    close = parts or difflib.get_close_matches(str(word), names, n=1, cutoff=0.5 if len(str(word)) < 4 else 0.6)
+    """A clause that proposes the nearest of `options`: the shortest that begins with the word or holds it, else the one
+    spelled most alike; where none is near `otherwise`, or without it a list of them if they are few."""
+    names, text = sorted(map(str, options)), str(word)
+    holds = [name for name in names if len(text) > 2 and text.lower() in name.lower()]
+    close = sorted(holds, key=lambda name: (not name.lower().startswith(text.lower()), len(name)))
+    close = close or difflib.get_close_matches(text, names, n=1, cutoff=0.5 if len(text) < 4 else 0.6)
     if close:
         return f"did you mean {close[0]}?"
     listed = f"choose one of {', '.join(names)}" if 0 < len(names) <= 40 else ""
@@ -149,6 +150,8 @@ def own_places(error: BaseException) -> list[tuple[str, bool]]:
         (frame.f_code.co_filename, line, frame.f_code.co_qualname)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
+    if isinstance(error, SyntaxError) and error.filename:
+        frames.append((error.filename, error.lineno, "<module>"))
     if "DataLoader worker process" in str(error):
         frames += re.findall(r'File "(.+)", line (\d+), in (\S+)', str(error))
     found = [(f"{function} at {name}:{line}", is_own(name)) for name, line, function in frames]

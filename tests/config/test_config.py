@@ -24,6 +24,8 @@ def changed(defaults: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
 
 def test_did_you_mean() -> None:
     assert did_you_mean("adamv", ["sgd", "adamw", "muon"]) == "did you mean adamw?"
+    assert did_you_mean("adam", ["radam", "adamw", "sgd"]) == "did you mean adamw?"
+    assert did_you_mean("mnist", ["mist", "fashion_mnist"]) == "did you mean fashion_mnist?"
     assert did_you_mean("xyz", ["sgd", "adamw"]) == "choose one of adamw, sgd"
     assert did_you_mean("xyz", []) == ""
     assert did_you_mean("val_loss", ["train_loss", "val_loss/dataloader_idx_0"]) == (

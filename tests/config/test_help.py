@@ -6,10 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from support.commands import environment, in_process, run
 from support.runs import ROOT
 
 from lathe.config import help as help_page
+from lathe.config.mistakes import explain
+from lathe.config.schema.described import written
 from lathe.config.schema.explained import Page
 
 LINES = (
@@ -128,19 +131,53 @@ def test_a_key_is_explained(name: str, capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("key", "sentence"),
+    ("key", "value", "choice"),
     [
-        ("callbacks.ema.decay", "ema is not chosen here: add callbacks=[default,ema] to the command."),
-        ("compression.prune", "prune is not chosen here: add compression=[prune] to the command."),
-        ("logger.wandb.project", "wandb is not chosen here: add logger=[csv,wandb] to the command."),
-        ("optimizer.lr.sgd", "there is no such key; did you mean optimizer.lr?"),
+        ("callbacks.ema", "callbacks.ema.decay", "callbacks=[default,ema]"),
+        ("callbacks.ema.decay", "callbacks.ema.decay=0.999", "callbacks=[default,ema]"),
+        ("compression.prune", "compression.prune.sparsity", "compression=[prune]"),
+        ("logger.wandb.project", "logger.wandb.project=lathe", "logger=[csv,wandb]"),
+        ("optimizer.betas", "optimizer.betas=[0.9, 0.999]", "optimizer=adamw"),
     ],
 )
-def test_a_key_of_a_part_that_is_not_chosen_names_the_choice(
-    key: str, sentence: str, capsys: pytest.CaptureFixture[str]
+def test_a_key_that_is_not_chosen_is_explained_with_its_choice(
+    key: str, value: str, choice: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert in_process("train.py", "--help", key) == 1
-    assert capsys.readouterr().err == f"Error: --help {key}: {sentence}\n"
+    assert in_process("train.py", "--help", key) == 0
+    printed = capsys.readouterr().out
+    assert value in printed
+    assert printed.endswith(f"with    {choice}\n")
+
+
+@pytest.mark.parametrize(
+    ("script", "offered", "absent"),
+    [
+        ("train.py", ["--help optimizer.lr", "-m seed=1,2,3", "--trust"], []),
+        ("scripts/report.py", ["--help runs"], ["optimizer", "-m ", "--trust", "Choices"]),
+        ("scripts/evaluate.py", ["--help run", "--help strategy", "--trust"], ["optimizer.lr", "-m "]),
+        ("scripts/lr_find.py", ["--help optimizer.lr"], ["-m seed", "Choices"]),
+    ],
+)
+def test_help_offers_what_the_command_has(
+    script: str, offered: list[str], absent: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert in_process(script, "--help") == 0
+    printed = capsys.readouterr().out
+    assert [word for word in offered if word not in printed] == []
+    assert [word for word in absent if word in printed] == []
+
+
+def test_a_group_that_the_command_does_not_have_is_not_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert in_process("scripts/report.py", "--help", "optimizer") == 1
+    assert "optimizer: there is no such key" in capsys.readouterr().err
+
+
+def test_a_broken_file_of_any_group_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine.yaml").write_text("net: {depth: 3\ninit: [\n")
+    with pytest.raises(yaml.YAMLError) as caught:
+        written(tmp_path)
+    assert f"{tmp_path / 'model' / 'mine.yaml'}, line " in str(explain(caught.value))
 
 
 def test_every_key_is_explained() -> None:

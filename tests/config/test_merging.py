@@ -1,4 +1,4 @@
-"""A list in the place of a group of keys, and the other way round: in files, on the command line, in older runs."""
+"""Nodes of another class, and lists in place of groups or groups of lists: in files, on the command line, in runs."""
 
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,21 @@ def test_a_command_line_and_a_file_may_list(tmp_path: Path) -> None:
     assert mine == [FLIP, ERASE]
     assert back == fields
     assert differences(config("data=digits"), config(TYPED)) != []
+
+
+def test_a_node_of_another_class_replaces_one_that_a_file_has(tmp_path: Path) -> None:
+    own = {"_target_": "mine.net.SENet", "width": 4}
+    assert config("model.net={_target_: mine.net.SENet, width: 4}")["model"]["net"] == own
+    assert config("++model.net={_target_: mine.net.SENet}", "+model.net.width=4")["model"]["net"] == own
+    checkpoint = config("callbacks.checkpoint={_target_: mine.Checkpoint}")["callbacks"]["checkpoint"]
+    assert checkpoint == {"_target_": "mine.Checkpoint"}
+    same = config("model.net={_target_: lathe.nets.CifarResNet, depth: 32}")["model"]["net"]
+    assert same == config()["model"]["net"] | {"depth": 32}
+    (tmp_path / "experiment").mkdir()
+    (tmp_path / "experiment" / "mine.yaml").write_text(f"# @package _global_\nmodel: {{net: {own}}}\n")
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        overrides = [f"hydra.searchpath=[file://{tmp_path}]", "experiment=mine"]
+        assert compose("train", overrides=overrides).model.net == own
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ UNCONFIGURED = {"hydra.utils.get_class", "lathe.tasks.Weighted"}  # explained be
 
 def test_every_class_has_a_table_with_its_arguments() -> None:
     text = "".join(path.read_text() for path in sorted(REFERENCE.glob("*.md")))
-    tables = dict(re.findall(r"^##+ ([\w.]+)\n\n((?:\|.*\n)*)", text, flags=re.MULTILINE))
+    tables = dict(re.findall(r"^`([\w.]+)`\n\n((?:\|.*\n)*)", text, flags=re.MULTILINE))
     known = {**CLASSES, **OPTIMIZERS}
     assert set(known) - set(tables) - UNCONFIGURED == set()
     for name in set(known) - UNCONFIGURED:
@@ -44,3 +44,14 @@ def test_rows_are_whole_and_links_lead_somewhere() -> None:
             assert not line.startswith("|") or len(re.findall(r"(?<!\\)\|", line)) == 5, line
             for link in re.findall(r"\]\(([^)#]+)\)", line):
                 assert (REFERENCE / link).is_file(), link
+
+
+def test_a_choice_is_described_and_a_heading_is_what_is_typed() -> None:
+    pages = {path.stem: path.read_text() for path in REFERENCE.glob("*.md")}
+    for name, text in pages.items():
+        assert re.findall(r"^- `[^`]+`: *$", text, flags=re.MULTILINE) == [], name
+        prose = re.sub(r"`[^`]*`|<!--.*?-->", "", text)
+        assert "<" not in prose, name
+    assert {"## `callbacks.ema`", "## `callbacks.checkpoint`"} <= set(pages["callbacks"].splitlines())
+    assert "## `model=resnet18,resnet50`" in pages["model"].splitlines()
+    assert "### `optimizer=radam`" in pages["optimizer"].splitlines()

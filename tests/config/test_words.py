@@ -179,6 +179,21 @@ FORMS = {
             for key, value in (("seed", 1), ("name", "a"))
         ],
     ),
+    "a value without quotes": (
+        ["task.loss={_target_:", "x,", "q:", "-0.5}", "seed=1"],
+        ["task.loss: the shell split its value. Quote the whole override: 'task.loss={_target_: x, q: -0.5}'."],
+    ),
+    "a list without quotes": (
+        ["-m", "callbacks=[default,", "ema]", "seed", "=", "1"],
+        [
+            "callbacks: the shell split its value. Quote the whole override: 'callbacks=[default, ema]'.",
+            "seed = 1: write it without spaces around =: seed=1.",
+        ],
+    ),
+    "braces that bash expands": (
+        ["model.net=_target_:a.B", "model.net=width:3", "seed=1"],
+        ["model.net: the shell split its value. Quote the whole override: 'model.net={_target_:a.B,width:3}'."],
+    ),
     "a choice alone": (["mlp"], ["mlp: every word has the form key=value: model=mlp."]),
     "a key alone": (["seed"], ["seed: every word has the form key=value: seed=...."]),
     "a word alone": (

@@ -2,12 +2,14 @@
 
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import hydra
 import pytest
 from omegaconf import DictConfig, ListConfig
 
+from lathe.errors import UserError
 from lathe.runs.nodes import make
 
 
@@ -77,3 +79,19 @@ def test_a_class_that_is_defined_anew_is_the_one_that_is_made(monkeypatch: pytes
 
 def test_words_that_look_like_an_interpolation_stay_as_they_are() -> None:
     assert make({"_target_": f"{__name__}.Kept", "pattern": "${name}.png"}, "data").kwargs == {"pattern": "${name}.png"}
+
+
+@pytest.mark.parametrize(
+    ("line", "raised"),
+    [("def broken(:", "SyntaxError"), ("width = depht", "NameError: name 'depht'"), ("1 / 0", "ZeroDivisionError")],
+)
+def test_an_error_in_a_users_module_names_file_and_line(
+    line: str, raised: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "own_broken.py"
+    file.write_text(f"depth = 2\n\n{line}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError) as caught:
+        make({"_target_": "own_broken.Net"}, "model.net")
+    assert str(caught.value).startswith(f"model.net can't be built: {raised}")
+    assert str(caught.value).endswith(f"({file}:3)")

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from textwrap import fill
 
 from lathe.configs import FOLDER
 
@@ -64,27 +65,29 @@ def help_text(typed: Sequence[str] = ()) -> str:
     Raises:
         UserError: there is no such key.
     """
-    folder, keys = configuration_folder(), [word for word in typed if "=" not in word and not word.startswith("-")]
-    if folder is not None and keys:
+    folder, asked = configuration_folder(), [word for word in typed if "=" not in word and not word.startswith("-")]
+    if folder is not None and asked:
         from lathe.config.schema.explained import (
             explained,
         )  # here: it composes, which the help without keys need not wait for
 
-        return explained(folder, Path(sys.argv[0]).stem, keys, [word for word in typed if "=" in word])
+        return explained(folder, Path(sys.argv[0]).stem, asked, [word for word in typed if "=" in word])
     words = (sys.modules["__main__"].__doc__ or "").strip()
     if folder is None:
         return words
     text = _map(folder, Path(sys.argv[0]).stem)
-    named = set(re.findall(r"^  - (?:optional )?(\w+):", text, flags=re.MULTILINE))
-    table = choices(folder)
-    rows = "\n".join(f"  {group:14}{', '.join(table[group])}" for group in table if group in named and table[group])
-    return f"""{words}
-
-Choices of each group:
-{rows}
-
-{text.strip()}
-
-Flags: --help optimizer.lr explains a key, --help optimizer the group; -m runs a sweep (-m seed=1,2,3); --cfg job
-prints the composed configuration without running; --trust asks before parts that a run directory names are built;
---hydra-help lists Hydra's own."""
+    named = re.findall(r"^  - (?:optional )?(?!hydra:)(\w+):", text, flags=re.MULTILINE)
+    training = "optimizer" in named or "\n  - train " in text
+    table = {group: names for group, names in choices(folder).items() if group in named and names}
+    rows = "".join(f"  {group:14}{', '.join(names)}\n" for group, names in table.items())
+    keys = [key for key in re.findall(r"^(\w+):", text, flags=re.MULTILINE) if key != "defaults"]
+    key, group = ("optimizer.lr", "optimizer") if training else (keys[0], "".join(named[:1]))
+    flags = [
+        f"--help {key} explains a key{f', --help {group} the group' if group else ''}",
+        "-m runs a sweep (-m seed=1,2,3)" * ("sweep" in named),
+        "--cfg job prints the composed configuration without running",
+        "--trust asks before parts that a run directory names are built" * (training or "trust" in named),
+        "--hydra-help lists Hydra's own.",
+    ]
+    parts = [words, f"Choices of each group:\n{rows}" if rows else "", text.strip()]
+    return "\n\n".join([*filter(None, parts), fill(f"Flags: {'; '.join(filter(None, flags))}", 120)])

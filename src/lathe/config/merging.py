@@ -1,7 +1,7 @@
-"""A list takes the place of a group of keys, and a group that of a list, where an override or one file of a
-configuration follows another: data.augment is a group of fields in the files that ship, and may be a list.
+"""Nodes that replace earlier ones in place of being merged with them: a node of another class, whose keys are other
+ones, and a list in place of a group of keys or a group in place of a list, as data.augment may be either.
 
-OmegaConf refuses to merge the two; this stands in for its method that Hydra calls for each file and override.
+OmegaConf merges the first and refuses the second; this replaces its method that Hydra calls for each file and override.
 """
 
 from typing import Any
@@ -24,7 +24,10 @@ def _replacing(self: BaseContainer, *others: Any) -> None:
 
 
 def _differ(old: Any, new: Any) -> bool:
-    return {type(old), type(new)} == {DictConfig, ListConfig}
+    if {type(old), type(new)} == {DictConfig, ListConfig}:
+        return True
+    targets = [tree._get_node("_target_", validate_access=False) if _has_keys(tree) else None for tree in (old, new)]
+    return None not in targets and targets[0] != targets[1]
 
 
 def _make_way(old: Any, new: Any) -> None:

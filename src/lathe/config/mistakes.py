@@ -21,7 +21,7 @@ from lathe.config.raised import loaded_file, of_hydras_lists, of_omegaconf, over
 from lathe.config.schema.strategies import COMPILE
 from lathe.config.schema.trainer import FILLED_IN
 from lathe.config.typed import as_typed
-from lathe.config.words import Untranslated, key_of, no_such_choice
+from lathe.config.words import Untranslated, key_of, no_such_choice, without_split
 from lathe.errors import UserError, did_you_mean
 
 
@@ -200,7 +200,7 @@ def refused_as_well(
     translated = not isinstance(error, Untranslated)
     if folder is None or (translated and not isinstance(error, HydraException)):
         return []
-    typed = sys.argv[1:] if words is None else words
+    typed = without_split(sys.argv[1:] if words is None else words)[1]
     try:
         parsed = check_flags(sorted(typed, key=lambda word: word not in MULTIRUN))  # as `translate` has it
     except UserError as second:

@@ -1,7 +1,9 @@
 """The words of a command line: what is typed by habit is put into Lathe's terms, or told, before Hydra reads it."""
 
 import re
+import shlex
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any
 
 from lathe.config.choice import NOTHING, OVER, SEVERAL, check_choice, check_local, check_swept
@@ -17,6 +19,8 @@ UNUSED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.outpu
 FILLED = ("hydra.job.num", "hydra.job.id", "hydra.job.override_dirname", "hydra.job.config_name", "hydra.verbose")
 # Those of Hydra's keys that choose a file, where a name in a key's place would be taken and choose none.
 HYDRAS = ("callbacks", "env", "help", "hydra_help", "hydra_logging", "job_logging", "launcher", "output", "sweeper")
+# What is typed for a choice, where the nearest name is another one.
+MEANT = {"resnet": "resnet20", "16": "16-mixed", "fp16": "16-mixed", "bf16": "bf16-mixed", "32": "32-true"}
 FUNCTION = re.compile(r"\b(choice|range|interval)\(")  # of several values
 SCALAR = re.compile(r"null|true|false|[\d.]+", re.IGNORECASE)  # what Hydra does not take for the name of a file
 FIELDS = re.compile(r"\{.*\b_target_ *: *['\"]?lathe\.data\.Augment\b", re.DOTALL)
@@ -45,10 +49,13 @@ def translate(arguments: Sequence[str], groups: Groups) -> list[str]:
     # argparse takes no overrides after a flag that follows overrides: `train.py strategy=ddp -m seed=1,2` would be
     # refused
     ordered = sorted(arguments, key=lambda word: word not in MULTIRUN)
-    parsed = check_flags(ordered, groups)
+    refused, ordered = without_split(ordered)
+    try:
+        parsed = check_flags(ordered, groups)
+    except UserError as error:
+        raise UserError(*refused, *error.args) from error
     typed = set(parsed.overrides)
     words: list[str] = []
-    refused, ordered = _spaced(ordered)
     for word in ordered:
         try:
             new = _translated(word, groups) if word in typed else [word]
@@ -79,19 +86,39 @@ def _without_earlier(words: list[str], word: str, new: Sequence[str]) -> list[st
     return [old for old in words if old not in (*earlier, *around)]
 
 
-def _spaced(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """A sentence for each override that was typed with spaces around its =, and the other words."""
-    told: list[str] = []
+def without_split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """A sentence for each override that a shell has split, or that has spaces around its =, and the other words."""
+    sentences: list[str] = []
     left: list[str] = []
     rest = list(words)
     while rest:
-        pair = next((rest[:size] for size in (3, 2) if _is_spaced(rest[:size])), None)
-        if pair is None:
-            left.append(rest.pop(0))
-            continue
-        told.append(f"{' '.join(pair)}: write it without spaces around =: {''.join(pair)}.")
-        rest = rest[len(pair) :]
-    return told, left
+        size, whole = _split(rest)
+        if size:
+            sentences.append(
+                f"{key_of(whole)}: the shell split its value. Quote the whole override: {shlex.quote(whole)}."
+            )
+        else:
+            size = next((size for size in (3, 2) if _is_spaced(rest[:size])), 1)
+            pair = rest[:size]
+            if size == 1:
+                left += pair
+            else:
+                sentences.append(f"{' '.join(pair)}: write it without spaces around =: {''.join(pair)}.")
+        rest = rest[size:]
+    return sentences, left
+
+
+def _split(words: Sequence[str]) -> tuple[int, str]:
+    """The number of these words that are one override without quotes, which a shell splits at spaces and, without
+    spaces, expands at braces; and that override. 0 where the first is whole."""
+    key, _, value = words[0].partition("=")
+    if value.startswith(("[", "{")) and not top_level(value):
+        for size in range(2, len(words) + 1):
+            if top_level(" ".join(words[:size]).partition("=")[2]):
+                return size, " ".join(words[:size])
+    expanded = list(takewhile(lambda word: word.startswith(f"{key}="), words)) if "_target_:" in value[:9] else []
+    items = ",".join(word.partition("=")[2] for word in expanded)
+    return (len(expanded), f"{key}={{{items}}}") if len(expanded) > 1 else (0, "")
 
 
 def _is_spaced(words: Sequence[str]) -> bool:
@@ -258,7 +285,8 @@ def _check_jobs(overrides: Sequence[str], groups: Groups) -> None:
 
 def no_such_choice(group: str, choice: str, options: Sequence[str], groups: Groups) -> str:
     """The sentence for a choice that a group does not have."""
-    hint = did_you_mean(choice, options)
+    meant = MEANT.get(choice, choice)
+    hint = f"did you mean {meant}?" if meant in options else did_you_mean(choice, options)
     if group == "strategy" and (typed := strategy_of(choice)):
         hint = f"write {typed}."
     others = [name for name, names in groups.items() if name != group and choice in names]

@@ -113,9 +113,11 @@ def _told(error: Exception, node: dict[str, Any], key: str) -> Exception:
         if (key, surplus.group(1)) == ("data", "eval_batch_size"):  # as the verbs' batch_size sets it
             hint = "if it came from batch_size=..., leave that out"
         return UserError(f"{key}.{surplus.group(1)}: {node['_target_']} takes no such argument; {hint}")
-    if isinstance(deepest, (*_RAISED, InstantiationException)):
-        raised = f"{type(deepest).__name__}: " * isinstance(deepest, LookupError)  # which says a key and no more
-        said = f"{raised}{' '.join(str(deepest).split())[:500]}{own_place(deepest)}"
+    known = isinstance(deepest, (*_RAISED, InstantiationException))
+    if known or unfound:  # a user's module may raise anything when it is imported
+        raised = "" if known and not isinstance(deepest, LookupError) else f"{type(deepest).__name__}: "
+        text = deepest.msg if isinstance(deepest, SyntaxError) else str(deepest)  # own_place names its line
+        said = f"{raised}{' '.join(text.split())[:500]}{own_place(deepest)}"
         if isinstance(deepest, ModuleNotFoundError) and str(node.get("_target_")).startswith(f"{deepest.name}."):
             said += ": a module of your own lies in src/, or PYTHONPATH names its folder"
         return UserError(f"{key} can't be built: {said}")

@@ -41,11 +41,12 @@ def written(folder: Path) -> list[Written]:
     ]:
         group = path.parent.name if path.parent != folder else ""
         if group not in NOT_GROUPS:
-            found += _keys_of(path.read_text(encoding="utf-8"), f"configs/{path.relative_to(folder).as_posix()}", group)
+            found += _keys_of(path, f"configs/{path.relative_to(folder).as_posix()}", group)
     return found
 
 
-def _keys_of(text: str, file: str, group: str) -> Iterator[Written]:
+def _keys_of(path: Path, file: str, group: str) -> Iterator[Written]:
+    text = path.read_text(encoding="utf-8")
     lines = text.splitlines()
 
     def visit(node: yaml.MappingNode, prefix: str) -> Iterator[Written]:
@@ -67,7 +68,8 @@ def _keys_of(text: str, file: str, group: str) -> Iterator[Written]:
                 if isinstance(item, yaml.MappingNode):
                     yield from visit(item, f"{prefix}{name}[{number}].")
 
-    root = yaml.compose(text, Loader=_Loader)
+    with path.open(encoding="utf-8") as stream:  # whose name an error in it gives
+        root = yaml.compose(stream, Loader=_Loader)
     if isinstance(root, yaml.MappingNode):
         yield from visit(root, "" if not group or text.startswith(GLOBAL) else f"{group}.")
 

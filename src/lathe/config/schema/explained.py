@@ -36,12 +36,14 @@ class Page:
     def __init__(self, folder: Path, verb: str, overrides: Sequence[str]) -> None:
         with initialize_config_dir(str(folder), version_base="1.3"):
             self.verb, self.cfg = verb, compose(verb, overrides=list(overrides), return_hydra_config=True)
+        self.folder, self.overrides = folder, overrides
         self.chosen: dict[str, Any] = dict(self.cfg.hydra.runtime.choices)
         tree: Any = OmegaConf.to_container(self.cfg, resolve=False)
         self.tree = {key: value for key, value in tree.items() if key != "hydra"}
         self.rules: Mapping[str, Rule] = rules(self.tree, verb) if verb in VERBS else {}
         self.found = written(folder)
-        self.groups, self.headings = choices(self.found), headings(folder)
+        self.groups = {group: files for group, files in choices(self.found).items() if group in self.chosen}
+        self.headings = headings(folder)
         self.comments = comments([item for item in self.found if item.file == f"configs/{verb}.yaml"] + self.found)
 
     def of(self, key: str) -> str:
@@ -60,15 +62,21 @@ class Page:
             return f"{key} (an argument of {owner})\n{_table(lines)}"
         if key in self.groups:
             return self._heading(key)
+        if choice := self._choice_with(key):
+            return f"{Page(self.folder, self.verb, [*self.overrides, choice]).of(key)}\n  with    {choice}"
         every = {*self.rules, *(name.rpartition(".")[0] for name in self.rules), *self.tree, *self.groups} - {""}
         same = [name for name in sorted(every) if name.rpartition(".")[2] == key][:3]
         near = [*every, *(f"{key.rpartition('.')[0]}.{name}" for name in further)]
-        group, name = [*key.split("."), ""][:2]
-        if group in BESIDE and name in self.groups.get(group, ()):
-            listed = ",".join([*BESIDE[group], name])
-            raise UserError(f"--help {key}: {name} is not chosen here: add {group}=[{listed}] to the command.")
         hint = f"did you mean {' or '.join(same)}?" if same else did_you_mean(key, near, "--help lists the groups")
         raise UserError(f"--help {key}: there is no such key; {hint}")
+
+    def _choice_with(self, key: str) -> str | None:
+        """The override with the first choice of its group that has a key, where the chosen one has not."""
+        group = key.split(".")[0]
+        for name, items in self.groups.get(group, {}).items():
+            if any(f"{key}.".startswith(f"{item.key}.") and not self._look_up(item.key)[0] for item in items):
+                return f"{group}=[{','.join([*BESIDE[group], name])}]" if group in BESIDE else f"{group}={name}"
+        return None
 
     def _look_up(self, key: str) -> tuple[bool, Any]:
         value: Any = self.tree
@@ -114,12 +122,14 @@ class Page:
     def _group(self, key: str, value: Mapping[str, Any]) -> str:
         rows = [(name, self._shown(name, item), self.rules.get(name)) for name, item in _leaves(key, value)]
         width, values = max(len(name) for name, *_ in rows), min(28, max(len(item) for _, item, _ in rows))
-        lines = [
-            f"  {name:{width}}  {item:{values}}  {rule.expected() if rule is not None else ''}".rstrip()
-            for name, item, rule in rows
-        ]
+        place = self._written(key, value)
+        said = {item.key: item.comment for item in self.found if place is not None and item.file == place.file}
+        lines = []
+        for name, item, rule in rows:
+            note = f"  # {said[name]}" if key not in self.groups and said.get(name) else ""
+            lines.append(f"  {name:{width}}  {item:{values}}  {rule.expected() if rule else ''}{note}".rstrip())
         more = [name for name in _arguments(value) if name not in value]
-        head = self._heading(key) if key in self.groups else f"{key}: a group of keys"
+        head = self._heading(key) if key in self.groups else f"{key}: {said.get(key) or 'a group of keys'}"
         also = f"\n\n  with a plus: {', '.join(f'+{key}.{name}' for name in more)}" if more else ""
         return f"{head}\n\n" + "\n".join(lines) + also
 

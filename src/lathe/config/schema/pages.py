@@ -3,12 +3,13 @@ comment.
 """
 
 import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 from lathe.config.schema.as_json import BUILDER
 from lathe.config.schema.check import CLASSES, GLOBAL
-from lathe.config.schema.described import Written, choices, comments, headings, parts, written
+from lathe.config.schema.described import Written, comments, headings, parts, written
 from lathe.config.schema.names import canonical
 from lathe.config.schema.optim import OPTIMIZERS
 from lathe.config.schema.places import Keys, Parts, Place
@@ -23,7 +24,7 @@ class Book:
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.found = folder, written(folder)
-        self.groups, self.headings = choices(self.found), headings(folder)
+        self.headings = headings(folder)
         self.said, self.built = comments(self.found), parts(self.found)
 
     def pages(self) -> dict[str, str]:
@@ -43,7 +44,10 @@ class Book:
         return pages
 
     def _group(self, group: str, place: Place) -> str:
-        files = "".join(f"- `{name}`: {self._first_words(group, name)}\n" for name in self.groups.get(group, {}))
+        files = "".join(
+            f"- `{path.stem}`: {_escaped(_first_words(path))}\n"
+            for path in sorted((self.folder / group).glob("*.yaml"))
+        )
         title = self.headings.get(group, "")
         text = f"# {group}\n\n{NOTE}\n\n{title[:1].upper()}{title[1:]}.\n\n{files}\n"
         if isinstance(place, (Keys, Parts)):
@@ -54,13 +58,23 @@ class Book:
             for name in self.built[key]:
                 if name in CLASSES and name not in done and name != "hydra.utils.get_class":
                     done.append(name)
-                    text += f"## {name}\n\n" + self._class(name)
+                    text += f"## `{self._typed(name, key)}`\n\n`{name}`\n\n{self._class(name)}"
         return text.rstrip() + "\n"
 
-    def _first_words(self, group: str, name: str) -> str:
-        lines = (self.folder / group / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
-        head = itertools.takewhile(lambda line: line.startswith("#"), lines)
-        return " ".join(line.lstrip("# ") for line in head if not line.startswith(GLOBAL))
+    def _typed(self, name: str, key: str) -> str:
+        """What is typed for a class that the files build at a key: a choice, the key, or an item of a list."""
+        group = key.split(".")[0]
+        if "[" in key:
+            return f"{key.partition('[')[0]}=[{{_target_: {name}}}]"
+        if isinstance(TRAIN[group], Parts):
+            return key
+        choice = self._choosing(group, [item for item in self.found if item.owner == name])
+        return choice if key in (group, "model.net") else f"{choice} {key}"
+
+    def _choosing(self, group: str, items: list[Written]) -> str:
+        """The choices of a group whose files have some of these keys, as they are typed."""
+        names = dict.fromkeys(Path(item.file).stem for item in items if item.file.startswith(f"configs/{group}/"))
+        return f"{group}={','.join(names)}"
 
     def _class(self, name: str) -> str:
         own = [item for item in self.found if item.owner == name]
@@ -69,8 +83,9 @@ class Book:
             files = {
                 item.file for item in self.found if item.key == "optimizer.kind.path" and canonical(item.value) == kind
             }
-            named = [item for item in own if item.file in files]
-            text += f"### {kind}\n\n" + _table(
+            named = [item for item in own if item.file in files] or [item for item in self.found if item.owner == kind]
+            typed = self._choosing("optimizer", named) if named else f"optimizer.kind.path={kind}"
+            text += f"### `{typed}`\n\n`{kind}`\n\n" + _table(
                 "".join(self._row(key, rule, (name, key), named) for key, rule in options.items())
             )
         return text
@@ -110,9 +125,20 @@ class Book:
         return f"| `{name}` | {_cell(rule.expected())} | {value} | {_cell(said)} |\n"
 
 
+def _first_words(path: Path) -> str:
+    """The comment at the top of a file."""
+    head = itertools.takewhile(lambda line: line.startswith("#"), path.read_text(encoding="utf-8").splitlines())
+    return " ".join(line.lstrip("# ") for line in head if not line.startswith(GLOBAL))
+
+
 def _table(rows: str) -> str:
     return f"| key | takes | value | meaning |\n|---|---|---|---|\n{rows}\n" if rows else ""
 
 
 def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")
+    return _escaped(text).replace("|", "\\|")
+
+
+def _escaped(text: str) -> str:
+    """Text in which Markdown reads no HTML and no emphasis."""
+    return re.sub(r"`[^`]*`|[<*]", lambda found: {"<": "&lt;", "*": "\\*"}.get(found[0], found[0]), text)
