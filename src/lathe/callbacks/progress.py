@@ -26,9 +26,9 @@ class Progress(RichProgressBar):
 
     The bar shows the epoch (counted from 1), batches, the time left in the epoch, the last training loss, and two more
     metrics where they fit. Reading the loss waits for a GPU, so that happens only when the bar is drawn. Where the
-    output is not a terminal (a file, a pipe, a notebook), only rows are printed, without control codes. A row has the epoch's
-    seconds, `train/loss` of all its batches and processes where the task logs that, and the newest validation metrics:
-    all of them in a file, as many as fit into one line on a terminal.
+    output is not a terminal (a file, a pipe, a notebook), only rows are printed, without control codes. A row has the
+    epoch's seconds, `train/loss` of all its batches and processes where the task logs that, and the newest validation
+    metrics: all of them in a file, as many as fit into one line on a terminal.
 
     Args:
         refresh_rate: draws per second.
