@@ -19,7 +19,7 @@ def test_lines_for_a_pipe(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[s
     lines = out.splitlines()
     assert "\x1b" not in out
     assert len(lines) == 2
-    pattern = r"epoch {0}/2 \| step {1} \| [\d.]+ s \| loss of the last batch [\d.]+ \| val/accuracy [\d.]+"
+    pattern = r"epoch {0}/2 \| step {1} \| [\d.]+ s \| last batch's loss [\d.]+ \| val/accuracy [\d.]+"
     assert re.fullmatch(pattern.format(1, 6), lines[0])
     assert re.fullmatch(pattern.format(2, 12), lines[1])
 
@@ -43,7 +43,7 @@ def test_an_epoch_without_validation_has_no_metrics_of_the_one_before(
     tiny.trainer(Progress(), **options).fit(tiny.Task(), tiny.Loader())
     lines = capsys.readouterr().out.splitlines()
     assert ["val/accuracy" in line for line in lines] == [False, True, False, True]
-    assert all("loss of the last batch" in line for line in lines)
+    assert all("last batch's loss" in line for line in lines)
 
 
 def test_what_a_callback_monitors_is_shown(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +76,7 @@ def test_the_loss_shown_is_the_last_one(
     tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1, accumulate_grad_batches=batches).fit(
         Keeps(), tiny.Loader()
     )
-    assert f"loss of the last batch {losses[-1]:#.4g} |" in capsys.readouterr().out
+    assert f"last batch's loss {losses[-1]:#.4g} |" in capsys.readouterr().out
 
 
 def test_a_loss_that_the_module_logs_by_that_name_is_the_one_shown(
@@ -154,7 +154,7 @@ def test_a_bar_for_a_terminal_reaches_its_end(
 def test_a_terminal_keeps_a_row_for_each_epoch(tiny: SimpleNamespace, screen: io.StringIO) -> None:
     tiny.trainer(bar_on(screen), enable_progress_bar=True, max_epochs=3).fit(tiny.Task(), tiny.Loader())
     rows = [line for line in lines_of(screen) if line.startswith("epoch ")]
-    pattern = r"epoch {}/3 \| [\d.]+ s \| loss of the last batch [\d.]+ \| val/accuracy [\d.]+"
+    pattern = r"epoch {}/3 \| [\d.]+ s \| last batch's loss [\d.]+ \| val/accuracy [\d.]+"
     assert all(re.fullmatch(pattern.format(epoch), row) for epoch, row in zip((1, 2, 3), rows, strict=True))
     bars = {line.split("━")[0].strip() for line in lines_of(screen) if line.startswith("Epoch ")}
     assert bars == {"Epoch 1/3", "Epoch 2/3", "Epoch 3/3"}

@@ -106,6 +106,6 @@ def test_a_busy_machine_distillation_and_missing_files_are_told() -> None:
         latency=[row("dense", "eager", 2.0, p90_ms=4.0)]
     )
     assert "busy" not in told(latency=[row("dense", "eager", 2.0, p90_ms=2.5)])
-    assert "Distillation alone changes weights" in told(compression={"distill": "distillation"})
+    assert "Distillation changes only weights" in told(compression={"distill": "distillation"})
     assert "No file could be exported" in told()
     assert any("by more than 3%" in line for line in method({"baseline": None, "structure": []}, 5))

@@ -118,7 +118,7 @@ class Progress(RichProgressBar):
             if "train/loss" in trainer.callback_metrics:  # of all batches, of all processes
                 metrics["train/loss"] = float(local(trainer.callback_metrics["train/loss"]))
             else:  # the module logs it under another name, or not at all
-                metrics = {"loss of the last batch" if k == "train/loss" else k: v for k, v in metrics.items()}
+                metrics = {"last batch's loss" if k == "train/loss" else k: v for k, v in metrics.items()}
         new = {name: value for name, value in metrics.items() if self._validated or split_of(name) != "val"}
         row = [*self._row, *(f"{name} {value:#.4g}" for name, value in new.items())]
         self._row, self._validated = [], False

@@ -12,7 +12,7 @@ from lathe.measure import Latency, interleaved, verdict
 from lathe.measure.latency import MARGIN
 from lathe.receipt.forms import Form, Opened, reason
 
-UNCLEAR = "not told apart"
+UNCLEAR = "within noise"
 Cell = tuple[torch.device, int, int]
 BESIDE = {"eager": "dense eager", "bf16": "dense compiled_bf16"}  # what every row is held against
 FLOAT_TWIN = {

@@ -34,9 +34,8 @@ def show(result: dict[str, Any], run: RunDir, console: Console | None = None) ->
     for name, value in _costs(result):
         table.add_row(name, value)
     table.add_row("seconds", f"{result['seconds']:.1f}")
-    table.add_row("run directory", shown(run.path))
     console.print(table)
-    for note in result.get("notes", []):
+    for note in (f"Run directory: {shown(run.path)}", *result.get("notes", [])):
         console.print(note, soft_wrap=True, highlight=False, markup=False)
 
 

@@ -88,7 +88,7 @@ def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) 
     first = next(iter(reports.values()))
     title = f"Exports: {first['metric']} on {first['samples']} held-out samples ({first['split']})"
     if first["held_out"] is None:
-        title = "Exports: compared on noise alone"
+        title = "Exports: compared on noise only"
     table = Table(title=title, title_justify="left")
     for column in ("target", "in", "run", "file", "equal\npredictions", "logits\ndiffer by"):
         table.add_column(column, justify="left" if column in ("target", "in") else "right")
