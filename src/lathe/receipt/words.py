@@ -146,7 +146,7 @@ def _file(receipt: Mapping[str, Any]) -> list[str]:
             f"{row['target']} stores at least a byte for each weight."
         )
     if receipt.get("undeclared"):
-        return [*found, f"Declare {receipt['undeclared']} for the data to export it."]
+        return [*found, f"It can't be exported: the data declare {receipt['undeclared']}."]
     return [*found, f"Export it with python scripts/export.py run=<run directory> target={row['target']}."]
 
 
