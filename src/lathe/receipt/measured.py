@@ -1,15 +1,13 @@
 """A run's receipt from its directory alone: measured, and written to receipt.json, receipt.md and receipt.svg."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from lathe import measure
@@ -74,7 +72,7 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
     kept.check_places(run)
     threads = torch.get_num_threads()
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad(), _progress(EFFORTS[effort]) as bar:
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), page.progress(EFFORTS[effort].about) as bar:
             found = _Receipt(run, cfg, baseline or _started_from(run), effort, bar).measured()
     finally:
         torch.set_num_threads(threads)
@@ -91,20 +89,6 @@ def _started_from(run: RunDir) -> Path | None:
     places = [path, path.parent.parent] if path.name else []
     own = run.path.resolve()  # where logs/latest leads by now, if that was typed
     return next((place for place in places if (place / "config.yaml").is_file() and place.resolve() != own), None)
-
-
-@contextmanager
-def _progress(effort: Effort) -> Iterator[Progress]:
-    """A bar that is drawn between measurements only: a thread that draws would disturb them. A line without a
-    terminal.
-    """
-    text, terminal = f"Measuring the receipt (about {effort.about})", Console().is_terminal
-    if not terminal:
-        print(text, flush=True)
-    columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[now]}"))
-    with Progress(*columns, auto_refresh=False, transient=True, disable=not terminal) as bar:
-        bar.add_task(text, now="")
-        yield bar
 
 
 class _Receipt:
@@ -161,10 +145,7 @@ class _Receipt:
     def measured(self) -> dict[str, Any]:
         """The whole receipt as plain data."""
         cells = [
-            (device, batch, n)
-            for device in self.devices
-            for n in self._threads(device)
-            for batch in self.effort.batches
+            (where, batch, n) for where in self.devices for n in self._threads(where) for batch in self.effort.batches
         ]
         targets = 4 + len(self.effort.targets)
         timed = targets - 2 + (6 if self.effort.compiled else 3)

@@ -1,10 +1,12 @@
 """A receipt to read: as Markdown, as tables in the terminal, and as a figure."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from lathe.measure.plot import beside, scatter
@@ -37,6 +39,20 @@ def markdown(receipt: Mapping[str, Any]) -> str:
         if lines:
             parts += [f"## {title}", "\n".join(f"- {line}" for line in lines)]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+@contextmanager
+def progress(about: str) -> Iterator[Progress]:
+    """A bar that is drawn between measurements only: a thread that draws would disturb them. Without a terminal it is a
+    line.
+    """
+    text, terminal = f"Measuring the receipt (about {about})", Console().is_terminal
+    if not terminal:
+        print(text, flush=True)
+    columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[now]}"))
+    with Progress(*columns, auto_refresh=False, transient=True, disable=not terminal) as bar:
+        bar.add_task(text, now="")
+        yield bar
 
 
 def show(receipt: Mapping[str, Any], run: Path, console: Console | None = None) -> None:
