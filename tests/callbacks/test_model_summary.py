@@ -10,8 +10,9 @@ from lathe.callbacks.model_summary import ModelSummary
 class Task(LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False))
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2, bias=False), nn.ReLU())
         self.net[1].requires_grad_(False)
+        self.meters = nn.ModuleDict({"val": nn.Identity()})  # without parameters, as torchmetrics are
 
 
 def test_counts_and_no_figure_that_was_not_counted(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,3 +22,6 @@ def test_counts_and_no_figure_that_was_not_counted(capsys: pytest.CaptureFixture
     assert "24 parameters, 16 of them trainable" in text
     assert "net.0" in text
     assert "FLOPs" not in text
+    assert "net.1" in text
+    assert "net.2" not in text
+    assert "│ meters" not in text

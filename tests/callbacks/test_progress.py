@@ -1,7 +1,8 @@
-"""A cheap bar on a terminal, readable lines elsewhere."""
+"""The progress bar on a terminal, and the rows of finished epochs."""
 
 import io
 import re
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,12 +11,6 @@ import rich
 from lightning.pytorch.callbacks import EarlyStopping
 
 from lathe.callbacks.progress import Progress
-from lathe.callbacks.throughput import Throughput
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 def test_lines_for_a_pipe(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,26 +19,9 @@ def test_lines_for_a_pipe(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[s
     lines = out.splitlines()
     assert "\x1b" not in out
     assert len(lines) == 2
-    pattern = r"epoch {0}/2 \| step {1} \| [\d.]+ it/s \| loss of the last batch [\d.]+ \| val/accuracy [\d.]+"
+    pattern = r"epoch {0}/2 \| step {1} \| [\d.]+ s \| last batch's loss [\d.]+ \| val/accuracy [\d.]+"
     assert re.fullmatch(pattern.format(1, 6), lines[0])
     assert re.fullmatch(pattern.format(2, 12), lines[1])
-
-
-def test_a_line_says_what_its_epoch_took(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
-    throughput = Throughput()
-    tiny.trainer(Progress(), throughput, enable_progress_bar=True).fit(tiny.Task(), tiny.Loader())
-    lines = capsys.readouterr().out.splitlines()
-    told = [re.search(r" \| epoch_s (\S+) \| resident_gib ([\d.]+)$", line) for line in lines]
-    assert [line and line[1] for line in told] == [f"{seconds:.4g}" for seconds in throughput._epochs.whole]
-    peak = throughput.summary()["peak_resident_bytes"] / 2**30
-    assert [line and float(line[2]) for line in told] == pytest.approx([peak] * 2, rel=0.1)
-
-
-def test_an_epoch_that_was_cut_has_not_the_seconds_of_another(
-    tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tiny.trainer(Progress(), Throughput(), enable_progress_bar=True, max_steps=8).fit(tiny.Task(), tiny.Loader())
-    assert ["epoch_s" in line for line in capsys.readouterr().out.splitlines()] == [True, False]
 
 
 @pytest.mark.parametrize("name", ["val_acc", "valid/acc", "validation_acc"])
@@ -55,7 +33,7 @@ def test_a_modules_own_names_of_validation(
             self.log(name, 0.25)
 
     tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1).fit(Own(), tiny.Loader())
-    assert f" | {name} 0.25" in capsys.readouterr().out
+    assert f" | {name} 0.2500" in capsys.readouterr().out
 
 
 def test_an_epoch_without_validation_has_no_metrics_of_the_one_before(
@@ -65,7 +43,7 @@ def test_an_epoch_without_validation_has_no_metrics_of_the_one_before(
     tiny.trainer(Progress(), **options).fit(tiny.Task(), tiny.Loader())
     lines = capsys.readouterr().out.splitlines()
     assert ["val/accuracy" in line for line in lines] == [False, True, False, True]
-    assert all("loss of the last batch" in line for line in lines)
+    assert all("last batch's loss" in line for line in lines)
 
 
 def test_what_a_callback_monitors_is_shown(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,7 +56,7 @@ def test_what_a_callback_monitors_is_shown(tiny: SimpleNamespace, capsys: pytest
         Own(), tiny.Loader()
     )
     out = capsys.readouterr().out
-    assert " | f1 0.25" in out
+    assert " | f1 0.2500" in out
     assert "other" not in out
 
 
@@ -98,7 +76,7 @@ def test_the_loss_shown_is_the_last_one(
     tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1, accumulate_grad_batches=batches).fit(
         Keeps(), tiny.Loader()
     )
-    assert f"loss of the last batch {losses[-1]:.4g} |" in capsys.readouterr().out
+    assert f"last batch's loss {losses[-1]:#.4g} |" in capsys.readouterr().out
 
 
 def test_a_loss_that_the_module_logs_by_that_name_is_the_one_shown(
@@ -110,7 +88,7 @@ def test_a_loss_that_the_module_logs_by_that_name_is_the_one_shown(
             return super().training_step(batch, batch_idx)
 
     tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=1).fit(Logs(), tiny.Loader())
-    assert "train/loss 9.5 |" in capsys.readouterr().out
+    assert "train/loss 9.500 |" in capsys.readouterr().out
 
 
 def test_a_line_has_the_means_of_its_own_epoch(tiny: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +98,7 @@ def test_a_line_has_the_means_of_its_own_epoch(tiny: SimpleNamespace, capsys: py
 
     tiny.trainer(Progress(), enable_progress_bar=True, max_epochs=3).fit(Means(), tiny.Loader())
     found = re.findall(
-        r"^epoch (\d)/3 \| step (\d+) .* \| train/epoch (\d)$", capsys.readouterr().out, flags=re.MULTILINE
+        r"^epoch (\d)/3 \| step (\d+) .* \| train/epoch (\d)\.000$", capsys.readouterr().out, flags=re.MULTILINE
     )
     assert found == [("1", "6", "1"), ("2", "12", "2"), ("3", "18", "3")]
 
@@ -137,29 +115,64 @@ def test_the_line_of_an_epoch_after_which_the_run_ends_badly_is_printed(
     assert capsys.readouterr().out.count("epoch 1/2 | step 6") == 1
 
 
-def test_a_bar_for_a_terminal_reaches_its_end(tiny: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = Terminal()
-    monkeypatch.setattr("sys.stdout", screen)
-    rich.reconfigure(file=screen, force_terminal=True, width=120)
+@pytest.fixture
+def screen() -> Iterator[io.StringIO]:
+    """A terminal of 80 columns."""
+    yield io.StringIO()
+    rich.reconfigure()
+
+
+def bar_on(screen: io.StringIO) -> Progress:
+    bar = Progress(refresh_rate=2, plain=False)
+    bar._console_kwargs = {"file": screen, "force_terminal": True, "width": 80}
+    return bar
+
+
+def lines_of(screen: io.StringIO) -> list[str]:
+    """Everything that was drawn, without control codes."""
+    return re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", screen.getvalue().replace("\r", "\n")).splitlines()
+
+
+def test_a_bar_for_a_terminal_reaches_its_end(
+    tiny: SimpleNamespace, screen: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         "lathe.callbacks.progress.perf_counter", lambda: 1.0
     )  # no draw is ever due again after the first
-    bar, draws = Progress(refresh_rate=2), []
-    bar._console_kwargs = {"file": screen, "force_terminal": True, "width": 120}
+    bar, draws = bar_on(screen), []
     update = bar._update
     monkeypatch.setattr(bar, "_update", lambda *args, **kwargs: (draws.append(args), update(*args, **kwargs)))
-    try:
-        tiny.trainer(bar, enable_progress_bar=True, max_epochs=20, limit_val_batches=0).fit(
-            tiny.Task(), tiny.Loader(50)
-        )
-    finally:
-        rich.reconfigure()
+    tiny.trainer(bar, enable_progress_bar=True, max_epochs=20, limit_val_batches=0).fit(tiny.Task(), tiny.Loader(50))
     text = screen.getvalue()
     assert "\x1b" in text
     assert "50/50" in text
     assert "train/loss" in text
     # 1000 batches: the first, and the end of each epoch.
     assert len(draws) == 1 + 20
+
+
+def test_a_terminal_keeps_a_row_for_each_epoch(tiny: SimpleNamespace, screen: io.StringIO) -> None:
+    tiny.trainer(bar_on(screen), enable_progress_bar=True, max_epochs=3).fit(tiny.Task(), tiny.Loader())
+    rows = [line for line in lines_of(screen) if line.startswith("epoch ")]
+    pattern = r"epoch {}/3 \| [\d.]+ s \| last batch's loss [\d.]+ \| val/accuracy [\d.]+"
+    assert all(re.fullmatch(pattern.format(epoch), row) for epoch, row in zip((1, 2, 3), rows, strict=True))
+    bars = {line.split("━")[0].strip() for line in lines_of(screen) if line.startswith("Epoch ")}
+    assert bars == {"Epoch 1/3", "Epoch 2/3", "Epoch 3/3"}
+
+
+def test_bar_and_rows_fit_a_terminal_whatever_is_logged(tiny: SimpleNamespace, screen: io.StringIO) -> None:
+    class Logs(tiny.Task):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.log_dict({f"val_{name}": 0.5 for name in "abcdefghij"} | {"f1": 0.75}, prog_bar=True)
+            return super().training_step(batch, batch_idx)
+
+    tiny.trainer(bar_on(screen), EarlyStopping("f1", mode="max"), enable_progress_bar=True).fit(Logs(), tiny.Loader())
+    lines = lines_of(screen)
+    assert max(map(len, lines)) <= 80
+    bars = [line for line in lines if line.startswith("Epoch 2/2")]
+    assert max(line.count(":") for line in bars) <= 3 + 1  # of the time left
+    assert "f1: 0.750" in bars[-1]  # what is monitored comes first
+    assert all(line.startswith(("Epoch", "epoch")) for line in lines if line.strip())
 
 
 def test_plain_overrules_the_terminal(

@@ -178,7 +178,7 @@ def test_a_receipt_promises_no_export(run: RunDir, verb: Call, monkeypatch: pyte
         code, _, errors = verb("receipt", f"run={run.path}", "effort=quick", "trainer.accelerator=cpu")
     assert code == 0, errors
     text = (run.path / "receipt.md").read_text()
-    assert "No export ships it, for its data declare neither channels" in text
+    assert "It can't be exported: the data declare neither channels" in text
     assert "scripts/export.py" not in text
 
 

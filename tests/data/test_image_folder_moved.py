@@ -140,7 +140,7 @@ def test_it_ships_without_the_folder(
     monkeypatch.setattr(parity, "_run", lambda line: importlib.import_module(line[2]).main(Path(line[3])))
     with pytest.warns(UserWarning, match=r"^target=.*: the file is compared .* data\.folder=.* is no folder: "):
         assert in_process("scripts/export.py", f"run={run.path}", "target=[weights,safetensors]") == 0
-    assert "Exports: compared on noise alone" in capsys.readouterr().out
+    assert "Exports: compared on noise only" in capsys.readouterr().out
     for name in ("weights", "safetensors"):
         report = json.loads((run.path / "exports" / name / "parity.json").read_text())
         assert (report["samples"], report["held_out"], report["figures"]) == (0, None, None)

@@ -126,7 +126,7 @@ def test_the_dense_net_is_timed_beside_it_and_every_row_has_a_verdict(pruned: Pa
 
 def test_the_page_says_what_zeros_do_not_buy(pruned: Path) -> None:
     page = (pruned / "receipt.md").read_text()
-    assert "which buys no time by itself" in page
+    assert "which saves no time by itself" in page
     assert "| this | onnx |" in page
     assert (pruned / "receipt.svg").read_text().startswith("<svg ")
 
@@ -188,5 +188,4 @@ def test_the_command_measures_any_finished_run(pruned: Path, tmp_path: Path) -> 
     receipt = read(pruned)
     assert receipt["baseline"] == str(plain)
     assert 0 < next(row["agreement"]["share"] for row in receipt["figures"] if row["agreement"]) <= 1
-    assert "Latency" in done.stdout
     assert receipt["findings"][0] in done.stdout

@@ -11,7 +11,7 @@ from support.runs import config, new_run
 from lathe.config.composed import differences
 from lathe.launch.telling import one_sentence
 from lathe.runs.rundir import RunDir, create
-from lathe.runs.summary import show
+from lathe.runs.summary import show, show_next
 
 TRAINED = {"parameters": 1234567, "seconds": 12.345, "samples_per_s": 43210.9}
 RESULT = {"test/accuracy": 0.98765, "test/loss": 0.05, "val/accuracy": 0.5, **TRAINED}
@@ -25,7 +25,8 @@ def shown(result: dict[str, Any], cfg: dict[str, Any], best: bool = True) -> lis
         run.best.touch()
     console = Console(record=True, width=120, quiet=False, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
-        show(result, run, cfg, console)
+        show(result, run, console)
+        show_next(run, cfg, console)
         return console.export_text().splitlines()
 
 
@@ -49,15 +50,15 @@ def test_it_holds_test_figures_and_where_the_run_is(tmp_path: Path, monkeypatch:
         "parameters": "1,234,567",
         "samples/s": "43,211",
         "seconds": "12.3",
-        "run directory": str(Path(cfg["paths"]["run_dir"]).relative_to(tmp_path)),
     }
+    assert f"Run directory: {Path(cfg['paths']['run_dir']).relative_to(tmp_path)}" in lines
 
 
 def test_it_says_what_the_run_took(tmp_path: Path) -> None:
     costs = {"epoch_s": 12.345, "peak_gpu_bytes": 3 * 2**30, "peak_resident_bytes": 2**29, "energy_gpu_j": 9000.0}
     ranks = {"rank_ms_min": 10.04, "rank_ms_max": 31.0, "slowest_rank": "node3:5", "energy_cpu_j": None}
     table = cells(shown(RESULT | costs | ranks, new_run(tmp_path, "model=mlp")))
-    assert {name: table[name] for name in list(table)[4:-2]} == {
+    assert {name: table[name] for name in list(table)[4:-1]} == {
         "seconds per epoch (median)": "12.35",
         "peak memory, GPU": "3.00 GiB",
         "peak memory, resident": "0.50 GiB",
@@ -76,7 +77,7 @@ def test_what_best_was_chosen_by_is_shown(monitor: str, tmp_path: Path) -> None:
 
 def test_validation_stands_in_where_nothing_was_tested(tmp_path: Path) -> None:
     table = cells(shown({"val/accuracy": 0.5, "parameters": 1, "seconds": 0.0}, new_run(tmp_path, "model=mlp")))
-    assert list(table) == ["val/accuracy", "parameters", "seconds", "run directory"]
+    assert list(table) == ["val/accuracy", "parameters", "seconds"]
     assert table["val/accuracy"] == "0.5000"
 
 
@@ -107,7 +108,7 @@ def test_the_next_commands_are_about_this_run(tmp_path: Path, monkeypatch: pytes
         "seed=3",
     )
     cfg = new_run(tmp_path / "my logs", *own, "+optimizer.amsgrad=true", "resume=null", "launch.id=null")
-    evaluation, slower, seeds = commands(shown(RESULT, cfg))
+    evaluation, slower, seeds, report = commands(shown(RESULT, cfg))
     assert evaluation[:2] == ["python", "scripts/evaluate.py"]
     request = config(*evaluation[2:], name="evaluate")
     assert (tmp_path / request["run"]).samefile(cfg["paths"]["run_dir"])
@@ -119,6 +120,24 @@ def test_the_next_commands_are_about_this_run(tmp_path: Path, monkeypatch: pytes
     assert seeds[-1] == "seed=1,2,3"
     assert [word for word in seeds if word.startswith("optimizer.lr")] == ["optimizer.lr=0.004"]
     assert differences(cfg, config(*seeds[3:-1], "seed=2"), ("paths", "data", "sweep")) == ["seed: 3 -> 2"]
+    assert report[1] == "scripts/report.py"
+    assert (tmp_path / config(*report[2:], name="report")["runs"]).samefile(Path(cfg["paths"]["run_dir"]).parent)
+
+
+def test_pages_and_files_of_loggers_have_the_command_that_shows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cfg = new_run(tmp_path / "logs", "model=mlp")
+    run = Path(cfg["paths"]["run_dir"])
+    at = run.relative_to(tmp_path)
+    files = ("samples/val.html", "tensorboard/events.out.tfevents.1", "wandb/offline-run-1-a/run-a.wandb")
+    for name in files:
+        (run / name).parent.mkdir(parents=True)
+        (run / name).touch()
+    lines = shown(RESULT, cfg)
+    assert f"Samples page: {at}/samples/val.html" in lines
+    assert lines[-2:] == [f"  tensorboard --logdir {at}", f"  wandb sync {at}/wandb/offline-run-1-a"]
 
 
 def test_the_next_commands_have_the_folder_of_further_choices(
@@ -130,7 +149,7 @@ def test_the_next_commands_have_the_folder_of_further_choices(
     for name, value in {"LATHE_CONFIG_DIR": "", "HYDRA_FULL_ERROR": "0", "LATHE_FULL_ERROR": "0"}.items():
         monkeypatch.setenv(name, value)  # and is put back
     one_sentence(lambda: None)()
-    _, slower, seeds = commands(shown(RESULT, new_run(tmp_path, "model=mlp")))
+    _, slower, seeds, _ = commands(shown(RESULT, new_run(tmp_path, "model=mlp")))
     assert slower[:4] == ["python", "train.py", "--config-dir", str(own)]
     assert seeds[:5] == ["python", "train.py", "--config-dir", str(own), "-m"]
 
@@ -143,12 +162,12 @@ def test_the_next_commands_start_where_this_run_started(tmp_path: Path) -> None:
     cfg = config(*words, f"paths.log_dir={tmp_path}")
     cfg["ckpt_path"] = str(start)
     create(tmp_path, cfg, words)
-    assert all(f"ckpt_path={start}" in command for command in commands(shown(RESULT, cfg))[1:])
+    assert all(f"ckpt_path={start}" in command for command in commands(shown(RESULT, cfg))[1:3])
 
 
 def test_without_a_checkpoint_nothing_is_evaluated(tmp_path: Path) -> None:
     found = commands(shown(RESULT, new_run(tmp_path, "model=mlp"), best=False))
-    assert [command[1] for command in found] == ["train.py", "train.py"]
+    assert [command[1] for command in found] == ["train.py", "train.py", "scripts/report.py"]
 
 
 def test_a_metric_of_several_loaders_stands_once(tmp_path: Path) -> None:

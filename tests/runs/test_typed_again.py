@@ -43,7 +43,7 @@ def opens(command: str, key: str, name: str) -> dict[str, Any]:
 def test_a_run_is_opened_by_the_commands_that_it_prints(words: tuple[str, ...], tmp_path: Path) -> None:
     cfg = typed(*words, tmp_path=tmp_path)
     run = RunDir(cfg["paths"]["run_dir"])
-    commands = Start(run, cfg, 0, None).command, proposals(run, run.path, cfg)[0]
+    commands = Start(run, cfg, 0, None).command, proposals(run, cfg)[0]
     if words:
         trust.allow({})
         with pytest.raises(UserError, match="not a part that a saved configuration may build"):

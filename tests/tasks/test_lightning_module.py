@@ -243,9 +243,11 @@ def test_evaluate_has_the_metrics_of_each_split(tmp_path: Path) -> None:
 def test_without_a_monitor_the_newest_is_best(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cfg = new_run(tmp_path, *QUICK, net(), "trainer.max_epochs=1", "test=false")
     result = train(cfg)
-    assert "callbacks.checkpoint.monitor=auto: nobody knows what LitNet logs, so best.ckpt is the newest" in (
-        capsys.readouterr().out
-    )
+    told = capsys.readouterr().out
+    assert "callbacks.checkpoint.monitor=auto: LitNet declares no metrics, so best.ckpt is the last epoch" in told
+    assert "callbacks.checkpoint.monitor=val_accuracy callbacks.checkpoint.mode=max" in told
+    (note,) = result["notes"]
+    assert all(name in note for name in result if name.startswith("val_"))
     assert (result["monitor"], result["objective"]) == (None, None)
     assert weights(directory(cfg), "best").keys() == weights(directory(cfg)).keys()
 

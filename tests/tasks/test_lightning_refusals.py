@@ -86,7 +86,7 @@ TYPED = {
     ),
     "a stop without a monitor": (
         [IT, "callbacks=[default,early_stopping]"],
-        "callbacks.early_stopping.monitor=auto: nobody knows what LitNet logs: name a metric, such as callbacks.early_",
+        "callbacks.early_stopping.monitor=auto: LitNet declares no metrics. Name one, such as callbacks.early_",
     ),
     "a monitor without a mode": (
         [IT, "callbacks.checkpoint.monitor=val_loss", "callbacks.checkpoint.mode=auto"],

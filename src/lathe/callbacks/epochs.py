@@ -37,7 +37,6 @@ class Epochs:
         self.own: list[tuple[float, float]] = []  # milliseconds of the fastest process and the slowest, by epoch
         self.slowest: list[str] = []
         self.peaks = {"resident": 0, "gpu": 0}
-        self.cut = False  # whether the newest epoch that ended had not all its batches
         self._begin()
 
     def _begin(self) -> None:
@@ -54,8 +53,7 @@ class Epochs:
         self.waits += [wait] if wait is not None and not self.waits else []
         each = everyones(self._told(trainer))
         self._peak(each)
-        self.cut = not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or not self.before + self.seconds
-        if self.cut:
+        if not trainer.fit_loop.epoch_loop.batch_progress.is_last_batch or not self.before + self.seconds:
             return {}
         found = {"epoch_s": self.before + self.seconds}
         self.whole.append(found["epoch_s"])
@@ -83,13 +81,6 @@ class Epochs:
         self.own.append((min(own), max(own)))
         self.slowest.append(each[own.index(max(own))].name)
         return {"rank_ms_min": min(own), "rank_ms_max": max(own), "slowest_rank": float(own.index(max(own)))}
-
-    def shown(self) -> dict[str, float]:
-        """The seconds of the newest epoch, none of one that was cut, and the most memory in GiB: the GPU's, or where
-        there is none the resident set's."""
-        found = {"epoch_s": self.whole[-1]} if self.whole and not self.cut else {}
-        kind = next((kind for kind in ("gpu", "resident") if self.peaks[kind]), None)
-        return found | ({} if kind is None else {f"{kind}_gib": self.peaks[kind] / 2**30})
 
     def summary(self) -> dict[str, Any]:
         """Medians over the run's epochs, the largest memory of a process, and the name of the process that was slowest

@@ -1,4 +1,4 @@
-"""A table of the net's layers before training."""
+"""A table of the layers that have parameters, printed before training."""
 
 from typing import Any
 
@@ -16,11 +16,10 @@ SHOWN = ("Name", "Type", "Params", "In sizes", "Out sizes")
 
 @held("lathe.callbacks.ModelSummary")
 class ModelSummary(RichModelSummary):
-    """Lightning's summary, short: names, types and parameters.
+    """Lightning's summary, short: names, types and parameters of the modules that have any.
 
-    Lightning also prints a column of FLOPs, which stays 0 unless the task carries an example input: a metric that
-    nobody counted. The table is printed while the net is still whole: later a strategy may have cut it, and rank 0
-    would count its own part.
+    Metrics, activations and pooling layers have none. Lightning's column of FLOPs is left out: it is 0 unless the task
+    has an example input. The table is printed before a strategy shards the net: later rank 0 would count its own shard.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -45,12 +44,13 @@ class ModelSummary(RichModelSummary):
         total_flops: int,
         **summarize_kwargs: Any,
     ) -> None:
-        columns = [(name, values) for name, values in summary_data if name in SHOWN]
+        columns = {name: values for name, values in summary_data if name in SHOWN}
         table = Table()
-        for name, _ in columns:
+        for name in columns:
             table.add_column(name, justify="right" if name == "Params" else "left")
-        for row in zip(*(values for _, values in columns), strict=True):
-            table.add_row(*row)
+        for *row, count in zip(*columns.values(), columns["Params"], strict=True):
+            if count.strip() != "0":
+                table.add_row(*row)
         console = Console()
         console.print(table)
         console.print(f"{total_parameters:,} parameters, {trainable_parameters:,} of them trainable")

@@ -1,76 +1,88 @@
-"""Progress on a terminal, and plain lines everywhere else."""
+"""A progress bar on a terminal, and one finished row per epoch everywhere."""
 
 import math
 import sys
+from itertools import accumulate
 from time import perf_counter
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import RichProgressBar
+from lightning.pytorch.callbacks.progress.rich_progress import RichProgressBarTheme
+from rich.progress import TimeRemainingColumn
 from torch import Tensor
 
-from lathe.callbacks.throughput import Throughput
 from lathe.config.schema.held import held
 from lathe.config.splits import split_of
 from lathe.measure.shards import local
 
+BAR, METRICS = 8, 3  # columns of the bar itself at least, and metrics in its line at most
+OTHERS = 43  # columns of all that is not a metric in that line: epoch, bar, batches and the time left
+
 
 @held("lathe.callbacks.Progress")
 class Progress(RichProgressBar):
-    """Lightning's rich bar, touched a few times a second instead of at every batch; one line per epoch where it cannot
-    draw.
+    """Lightning's rich bar, drawn a few times a second instead of at every batch, and a row for each finished epoch.
 
-    Shows epoch, batches, time, batches per second, the last training loss, the latest validation metrics, and what the
-    newest epoch took. Reading the loss waits for a GPU, so that too happens only when the bar is drawn. Where the
-    output is not a terminal (a file, a pipe, a notebook), each epoch prints one line without control codes and flushes
-    it; there train/loss is the epoch's own, of all batches and processes, where the task logs that.
+    The bar shows the epoch (counted from 1), batches, the time left in the epoch, the last training loss, and two more
+    metrics where they fit. Reading the loss waits for a GPU, so that happens only when the bar is drawn. Where the
+    output is not a terminal (a file, a pipe, a notebook), only rows are printed, without control codes. A row has the
+    epoch's seconds, `train/loss` of all its batches and processes where the task logs that, and the newest validation
+    metrics: all of them in a file, as many as fit into one line on a terminal.
 
     Args:
         refresh_rate: draws per second.
         leave: keep one finished bar per epoch on the screen.
-        plain: lines instead of a bar; None decides by whether standard output is a terminal.
+        plain: rows without a bar; None decides by whether standard output is a terminal.
     """
 
     def __init__(self, refresh_rate: int = 5, leave: bool = False, plain: bool | None = None) -> None:
-        super().__init__(refresh_rate=refresh_rate, leave=leave)
+        super().__init__(refresh_rate=refresh_rate, leave=leave, theme=RichProgressBarTheme(metrics_format="#.3g"))
         self.plain = plain
-        self._lines = False
+        self._rows = False
         self._due = 0.0
         self._outputs: Any = None
-        self._batches = 0
         self._started = 0.0
-        self._validated = False  # since the last line: an older validation's metrics belong to that one
-        self._line = ""  # of the epoch that has just ended, until its metrics are known
+        self._validated = False  # since the last row: an older validation's metrics belong to that one
+        self._row: list[str] = []  # of the epoch that has just ended, until its metrics are known
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._lines = self.plain if self.plain is not None else not sys.stdout.isatty()
-        if self._lines:
+        if self.plain or (self.plain is None and not sys.stdout.isatty()):
             self.disable()  # Lightning's half
         super().setup(trainer, pl_module, stage)
-        self._lines = self._lines and trainer.is_global_zero
+        self._rows = trainer.is_global_zero
+
+    def configure_columns(self, trainer: Trainer) -> list[Any]:
+        text, bar, batches, *_ = super().configure_columns(trainer)
+        bar.bar_width = max(BAR, min(5 * BAR, BAR + self._width() - 100))
+        return [text, bar, batches, TimeRemainingColumn(compact=True)]
+
+    def _init_progress(self, trainer: Trainer) -> None:
+        super()._init_progress(trainer)
+        if self.progress is not None:
+            self.progress.live.transient = not self._leave  # the rows stay
+
+    def _get_train_description(self, current_epoch: int) -> str:
+        return f"{_count(self.trainer, current_epoch).capitalize():{len(self.validation_description)}}"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         super().on_train_start(trainer, pl_module)
         # An epoch that is continued in its middle has no on_train_epoch_start.
-        self._batches, self._started = 0, perf_counter()
+        self._started = perf_counter()
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._print(trainer, pl_module)
         super().on_train_epoch_start(trainer, pl_module)
-        self._batches, self._started = 0, perf_counter()
+        self._started = perf_counter()
 
     def quiet_steps(self, trainer: Trainer) -> float:
-        """All: whoever makes several at once takes no longer than two draws lie apart."""
+        """All: several at once take no longer than the time between two draws."""
         return math.inf
-
-    def on_quiet_steps(self, trainer: Trainer, pl_module: LightningModule, batches: list[Any], waited: float) -> None:
-        self._batches += len(batches)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self._outputs = outputs
-        self._batches += 1
         now = perf_counter()
         if now >= self._due and self.is_enabled:
             self._due = now + 1 / self.refresh_rate
@@ -81,15 +93,9 @@ class Progress(RichProgressBar):
             # The bar was drawn last some batches ago.
             self._update(self.train_progress_bar_id, trainer.fit_loop.epoch_loop.batch_progress.current.ready)
         super().on_train_epoch_end(trainer, pl_module)
-        if self._lines:
-            seconds = perf_counter() - self._started
-            last = "" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}"
-            parts = [
-                f"epoch {trainer.current_epoch + 1}{last}",
-                f"step {trainer.global_step}",
-                f"{self._batches / seconds:.1f} it/s",
-            ]
-            self._line = " | ".join(parts)
+        if self._rows:
+            step = [] if self.is_enabled else [f"step {trainer.global_step}"]
+            self._row = [_count(trainer, trainer.current_epoch), *step, f"{perf_counter() - self._started:.1f} s"]
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._validated = True
@@ -104,38 +110,61 @@ class Progress(RichProgressBar):
         super().on_exception(trainer, pl_module, exception)
 
     def _print(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The line of the epoch that has ended: callbacks come before the task, which logs the epoch's means at its
-        end.
-        """
-        if self._line:
-            metrics = self.get_metrics(trainer, pl_module)
-            if "train/loss" in metrics:
-                if "train/loss" in trainer.callback_metrics:  # of all batches, of all processes
-                    metrics["train/loss"] = float(local(trainer.callback_metrics["train/loss"]))
-                else:  # the module logs it under another name, or not at all
-                    metrics = {"loss of the last batch" if k == "train/loss" else k: v for k, v in metrics.items()}
-            new = {name: value for name, value in metrics.items() if self._validated or split_of(name) != "val"}
-            print(" | ".join([self._line, *(f"{name} {value:.4g}" for name, value in new.items())]), flush=True)
-            self._line, self._validated = "", False
+        """Print the row of the epoch that has ended: callbacks run before the task logs the epoch's means."""
+        if not self._row:
+            return
+        metrics = self.get_metrics(trainer, pl_module)
+        if "train/loss" in metrics:
+            if "train/loss" in trainer.callback_metrics:  # of all batches, of all processes
+                metrics["train/loss"] = float(local(trainer.callback_metrics["train/loss"]))
+            else:  # the module logs it under another name, or not at all
+                metrics = {"last batch's loss" if k == "train/loss" else k: v for k, v in metrics.items()}
+        new = {name: value for name, value in metrics.items() if self._validated or split_of(name) != "val"}
+        row = [*self._row, *(f"{name} {value:#.4g}" for name, value in new.items())]
+        self._row, self._validated = [], False
+        if self.is_enabled and self._console is not None:  # above the bar
+            fitting = row[: _fitting(row, self._width(), len(" | "))]
+            self._console.print(" | ".join(fitting), soft_wrap=True, highlight=False, markup=False)
+        else:
+            print(" | ".join(row), flush=True)
+
+    def _update_metrics(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self.is_enabled or self._metric_component is None:
+            return
+        metrics = list(self.get_metrics(trainer, pl_module).items())
+        texts = [f"{name}: {value:{self.theme.metrics_format}}" for name, value in metrics]
+        self._metric_component.update(dict(metrics[: min(METRICS, _fitting(texts, self._width() - OTHERS, 1))]))
+
+    def _width(self) -> int:
+        assert self._console is not None
+        return self._console.width
 
     def get_metrics(self, trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-        """The loss of the last batch, then every metric of validation (`val/` as a task names it, or `val_`,
-        `validation_` as a module does), those that callbacks monitor and whatever was logged with `prog_bar=True`;
-        where `Throughput` measures, the newest epoch's seconds and the most memory so far, in GiB.
+        """The loss of the last batch, then the metrics that callbacks monitor, those of validation (`val/` as a task
+        names them, or `val_`, `validation_` as a module does), and those logged with `prog_bar=True`.
         """
         loss = self._outputs.get("loss") if isinstance(self._outputs, dict) else self._outputs
         found: dict[str, Any] = {} if loss is None else {"train/loss": loss}
         monitored = {getattr(callback, "monitor", None) for callback in trainer.callbacks}  # type: ignore[attr-defined]
-        shown = {name for name in trainer.callback_metrics if split_of(name) == "val"} | monitored
-        found |= {name: value for name, value in trainer.callback_metrics.items() if name in shown}
+        logged = trainer.callback_metrics
+        names = [*(name for name in logged if name in monitored), *(name for name in logged if split_of(name) == "val")]
+        found |= {name: logged[name] for name in names}
         found |= {name: value for name, value in trainer.progress_bar_metrics.items() if name not in found}
-        told = next((callback for callback in trainer.callbacks if isinstance(callback, Throughput)), None)  # type: ignore[attr-defined]
-        found |= {} if told is None else told.shown
         # A loss that is spread over processes would want all of them to read it, and only this one draws.
         values = {name: float(local(value) if isinstance(value, Tensor) else value) for name, value in found.items()}
         if "train/loss" in values and pl_module.automatic_optimization:
-            values["train/loss"] *= trainer.accumulate_grad_batches  # by which Lightning has divided it
+            values["train/loss"] *= trainer.accumulate_grad_batches  # Lightning has divided it by this
         loss = values.get("train/loss")
         if any(values[name] == loss for name in trainer.progress_bar_metrics if name != "train/loss"):
-            del values["train/loss"]  # which the module logs under a name of its own
+            del values["train/loss"]  # the module logs it under another name
         return values
+
+
+def _count(trainer: Trainer, epoch: int) -> str:
+    """The number of an epoch, from 1, of how many."""
+    return f"epoch {epoch + 1}" + ("" if trainer.max_epochs in (None, -1) else f"/{trainer.max_epochs}")
+
+
+def _fitting(texts: list[str], width: int, gap: int) -> int:
+    """The number of texts that fit into `width` columns, `gap` columns apart."""
+    return sum(end - gap <= width for end in accumulate(len(text) + gap for text in texts))

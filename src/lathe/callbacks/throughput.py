@@ -279,11 +279,6 @@ class Throughput(Callback):
         """How many windows there were, and samples or tokens per second in the last of them; for process 0."""
         return len(self._windows), self._metrics(self._windows[-1:])[f"{self._unit}_per_s"]
 
-    @property
-    def shown(self) -> dict[str, float]:
-        """What a bar shows: seconds of the newest whole epoch, and GiB of memory at the fullest so far."""
-        return self._epochs.shown()
-
     def summary(self) -> dict[str, Any]:
         """The same metrics over the whole fit: medians of windows for `step_ms` and `grad_sync`, of epochs for theirs,
         totals for the others. `slowest_rank` is a name, host:rank.

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from rich.progress import Progress
 from torch import Tensor, nn
 
 from lathe import measure
@@ -39,11 +40,14 @@ class Effort:
     repeats: int = 50
     warmup: int = 5
     seconds: float = 6.0
+    about: str = "60 s"  # that the whole receipt of a small net takes
 
 
 EFFORTS = {
     "quick": Effort(),
-    "full": Effort(all_cores=True, compiled=True, targets=("aot_inductor",), repeats=200, warmup=10, seconds=30.0),
+    "full": Effort(
+        all_cores=True, compiled=True, targets=("aot_inductor",), repeats=200, warmup=10, seconds=30.0, about="5 min"
+    ),
 }
 
 
@@ -68,14 +72,14 @@ def write(run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) 
     kept.check_places(run)
     threads = torch.get_num_threads()
     try:
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            found = _Receipt(run, cfg, baseline or _started_from(run), effort).measured()
+        with torch.random.fork_rng(devices=[]), torch.no_grad(), page.progress(EFFORTS[effort].about) as bar:
+            found = _Receipt(run, cfg, baseline or _started_from(run), effort, bar).measured()
     finally:
         torch.set_num_threads(threads)
     for text in found["warnings"]:
         rank_zero_warn(text)
     kept.put(run, found, kept.still_true(run))
-    page.tell(found, run.path / "receipt.md")
+    page.show(found, run.path)
     return found
 
 
@@ -90,8 +94,8 @@ def _started_from(run: RunDir) -> Path | None:
 class _Receipt:
     """The parts of one receipt, in the order in which they are found."""
 
-    def __init__(self, run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str) -> None:
-        self.run, self.effort, self.baseline = run, EFFORTS[effort], baseline
+    def __init__(self, run: RunDir, cfg: dict[str, Any], baseline: Path | None, effort: str, bar: Progress) -> None:
+        self.run, self.effort, self.baseline, self.bar = run, EFFORTS[effort], baseline, bar
         self.task, self.cfg = open_run_net(run.path)
         self.net: nn.Module = self.task.net
         self.dense, self.notes = self._open_dense(baseline)
@@ -134,8 +138,18 @@ class _Receipt:
         """A batch of `n` of the split's first inputs, again and again where they are fewer."""
         return self.first[torch.arange(n) % len(self.first)].clone()
 
+    def step(self, now: str) -> None:
+        """Draw the progress bar: `now` is measured next."""
+        self.bar.update(self.bar.task_ids[0], advance=1, now=now, refresh=True)
+
     def measured(self) -> dict[str, Any]:
         """The whole receipt as plain data."""
+        cells = [
+            (where, batch, n) for where in self.devices for n in self._threads(where) for batch in self.effort.batches
+        ]
+        targets = 4 + len(self.effort.targets)
+        timed = targets - 2 + (6 if self.effort.compiled else 3)
+        self.bar.update(self.bar.task_ids[0], total=targets + timed + len(cells) * (timed + 1))
         kinds = facts.kinds_of(self.cfg)
         sample = self.sample(1)
         size = {"this": facts.sizes(self.net, sample), "dense": facts.sizes(self.dense.net, sample)}
@@ -169,13 +183,7 @@ class _Receipt:
                 ships["share"] if ships else None
             )  # what travels, over the dense net's file as it lies on disk
             found["figures"] = self._metrics(forms)
-            cells = [
-                (device, batch, n)
-                for device in self.devices
-                for n in self._threads(device)
-                for batch in self.effort.batches
-            ]
-            found["latency"] = time_forms(forms, cells, self.sample, self.effort, self.left_out)
+            found["latency"] = time_forms(forms, cells, self.sample, self.effort, self.left_out, step=self.step)
         found["left_out"] = self.left_out
         found["hardware"] = {"cpu": measure.describe_cpu(), "gpu": measure.describe_gpu(self.devices[-1])}
         found["versions"] = measure.versions()
@@ -215,6 +223,7 @@ class _Receipt:
         files: dict[tuple[str, str], measure.FileSize] = {}
         for of, net, names in (("dense", self.dense.net, ("onnx", "weights")), ("this", self.net, targets)):
             for target in names:
+                self.step(f"{of} {target}, export")
                 try:
                     path = export_to(target, net, self.sample(2), folder / of)
                 except Exception as error:  # a back end that fails must not take the rest of the receipt with it
@@ -268,6 +277,7 @@ class _Receipt:
             skip = form.device != CPU or (form.of == "dense" and (self.baseline is None or form.backend != "eager"))
             if skip:
                 continue
+            self.step(f"{form.name}, metrics")
             try:
                 opened = form.open(self.sample(max(self.effort.batches)), torch.get_num_threads())
                 for split in splits if (form.of, form.backend) == ("this", "eager") else splits[-1:]:

@@ -1,15 +1,18 @@
 """A receipt to read: as Markdown, as tables in the terminal, and as a figure."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from lathe.measure.plot import beside, scatter
-from lathe.receipt import runtimes
+from lathe.receipt import runtimes, words
 from lathe.receipt.timing import told_verdict
+from lathe.runs.places import shown
 
 Rows = Sequence[Sequence[str]]
 RUNTIMES = "Runtimes"
@@ -38,28 +41,75 @@ def markdown(receipt: Mapping[str, Any]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def tell(receipt: Mapping[str, Any], where: Path, console: Console | None = None) -> None:
-    """Prints what a reader should know at once, and where the rest stands."""
+@contextmanager
+def progress(about: str) -> Iterator[Progress]:
+    """A bar that is drawn between measurements only: a thread that draws would disturb them. Without a terminal it is a
+    line.
+    """
+    text, terminal = f"Measuring the receipt (about {about})", Console().is_terminal
+    if not terminal:
+        print(text, flush=True)
+    columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[now]}"))
+    with Progress(*columns, auto_refresh=False, transient=True, disable=not terminal) as bar:
+        bar.add_task(text, now="")
+        yield bar
+
+
+def show(receipt: Mapping[str, Any], run: Path, console: Console | None = None) -> None:
+    """Print a short table, the verdict, and where the whole receipt of `run` is."""
     console = console or Console()
-    console.print(f"Receipt: {where}", soft_wrap=True, highlight=False)
+    table = Table(title="Receipt", title_justify="left")
+    dense = "dense net" if receipt["dense"]["trained"] else "dense net, untrained"
+    for name in ("", "this net", dense, "this net is"):
+        table.add_column(name, justify="left" if name in ("", "this net is") else "right")
+    for row in _short(receipt):
+        table.add_row(*row)
+    console.print(table)
     for text in receipt["warnings"]:
-        console.print(f"  Warning: {text}", style="bold red", soft_wrap=True, highlight=False)
-    for text in receipt["findings"]:
-        console.print(f"  {text}", soft_wrap=True, highlight=False)
+        console.print(f"Warning: {text}", style="bold red", soft_wrap=True, highlight=False)
+    lines = [
+        words.verdict(receipt),
+        *words.busy(receipt["latency"], again=f"python scripts/receipt.py run={shown(run)}"),
+    ]
+    if receipt["left_out"]:
+        lines.append(f"Not measured: {', '.join(entry['form'] for entry in receipt['left_out'])}.")
+    for text in (*lines, f"Details: {shown(run / 'receipt.md')}"):
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
-def show(receipt: Mapping[str, Any], console: Console | None = None) -> None:
-    """Prints all tables but the layers', and what could not be measured."""
-    console = console or Console()
-    for title, header, rows in sections(receipt):
-        if title == "Layers":
-            continue
-        table = Table(*header, title=title, title_justify="left")
-        for row in rows:
-            table.add_row(*row)
-        console.print(table)
-    for entry in receipt["left_out"]:
-        console.print(f"Not measured: {entry['form']}: {entry['reason']}", soft_wrap=True, highlight=False)
+def _short(receipt: Mapping[str, Any]) -> Iterator[Sequence[str]]:
+    """Rows for the screen: the metric, the file that ships, sizes that differ, and the fastest form of each cell."""
+    split, metric, size = receipt["split"], receipt["metric"], receipt["size"]
+    scores = {(row["of"], row["backend"]): row for row in receipt["figures"] if row["split"] == split}
+    own, dense = scores.get(("this", "eager")), scores.get(("dense", "eager"))
+    if own is not None:
+        other = "-" if dense is None else _number(dense["figures"].get(metric))
+        yield f"{split}/{metric}", _number(own["figures"].get(metric)), other, ""
+        if own["agreement"] and own["agreement"]["share"] is not None:
+            yield "equal predictions", f"{own['agreement']['share']:.1%}", "", ""
+    file = words.shipped(receipt["files"])
+    if file is not None:
+        for title, key, share in (
+            (f"{file['target']} file", "bytes", "ratio"),
+            ("gzipped", "gzipped", "gzipped_ratio"),
+        ):
+            ratio = file[share]
+            other = "-" if ratio is None else _bytes(file[key] / ratio)
+            yield title, _bytes(file[key]), other, "" if ratio is None else words.resized(ratio)
+    for title, key in (("parameters", "parameters"), ("non-zero parameters", "non_zero"), ("MACs", "macs")):
+        this, full = size[key], receipt["dense"]["size"][key]
+        if this != full and full:
+            yield title, f"{this:,}", f"{full:,}", words.resized(this / full)
+    for row in words.fastest(receipt):
+        threads = "" if row["threads"] in (None, 1) else f", {row['threads']} threads"
+        device = "" if row["device"] == "cpu" else f", {row['device']}"
+        other = "-" if row["over_twin"] is None else f"{row['median_ms'] / row['over_twin']:.3f} ms"
+        title = f"{row['backend']}, batch {row['batch']}{threads}{device}"
+        yield title, f"{row['median_ms']:.3f} ms", other, words.sped(row, "twin")
+
+
+def _bytes(count: float) -> str:
+    return f"{count / 1e6:.2f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"
 
 
 def sections(receipt: Mapping[str, Any]) -> list[tuple[str, Sequence[str], Rows]]:

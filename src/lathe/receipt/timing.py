@@ -12,7 +12,7 @@ from lathe.measure import Latency, interleaved, verdict
 from lathe.measure.latency import MARGIN
 from lathe.receipt.forms import Form, Opened, reason
 
-UNCLEAR = "not told apart"
+UNCLEAR = "within noise"
 Cell = tuple[torch.device, int, int]
 BESIDE = {"eager": "dense eager", "bf16": "dense compiled_bf16"}  # what every row is held against
 FLOAT_TWIN = {
@@ -46,15 +46,18 @@ def time_forms(
     left_out: list[dict[str, str]],
     beside: Callable[[Form], Mapping[str, str]] = beside_dense,
     check: Callable[[Form, Opened], None] | None = None,
+    step: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
     """A row for each form in each cell; `sample` makes a batch of a size. What can't be opened, or fails `check` by an
-    exception, goes to `left_out` with its reason."""
+    exception, goes to `left_out` with its reason. `step` is called before each form is opened, and before calls are
+    timed."""
     rows: list[dict[str, Any]] = []
     for device, batch, threads in cells:
         torch.set_num_threads(threads)
         x, opened = sample(batch), dict[str, Opened]()
         there = [form for form in forms if form.device == device]
         for form in there:
+            step(f"{form.name}, batch {batch}")
             try:
                 opened[form.name] = form.open(x, threads)
                 opened[form.name].call()
@@ -65,6 +68,7 @@ def time_forms(
                 where = f"{form.name}, {device.type}, batch {batch}, {threads} thread{'s' * (threads > 1)}"
                 left_out.append({"form": where, "reason": reason(error)})
         calls = {name: form.call for name, form in opened.items()}
+        step(f"timing, batch {batch}")
         times = interleaved(calls, limits.repeats, limits.warmup, limits.seconds, device)
         rows += [_row(form, times, beside(form), device, batch, threads) for form in there if form.name in times]
         opened.clear()

@@ -1,26 +1,29 @@
-"""What a receipt says in sentences: its findings, and how they were made."""
+"""The sentences of a receipt: the verdict, the findings, and how they were measured."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from lathe.measure.latency import CLEAR, MARGIN
 from lathe.receipt.facts import NOTHING
-from lathe.receipt.timing import UNCLEAR, told_verdict
+from lathe.receipt.timing import FLOAT_TWIN, UNCLEAR, told_verdict
 
 Row = Mapping[str, Any]
 WIDE = 1.5  # p90 over p10 of one and the same call: above this, other processes took part in the measurement
 PACKED = 0.9  # a file of weights that is below this share of the file that ships is worth a sentence
 SHIPS = ("onnx_int8", "onnx", "aot_inductor", "weights")  # the first that was made is called the file that ships
+REFERENCES = {"eager": "PyTorch eager", "bf16": "the dense net compiled in bf16"}
+TWINS = {"onnx": "the dense ONNX file", "aot_inductor": "the dense AOTInductor file"}
 
 
 def findings(receipt: Mapping[str, Any]) -> list[str]:
-    """One sentence for each thing that a reader should know, bad news included."""
+    """The verdict, then a sentence for each result, bad news included."""
     found = [
+        verdict(receipt),
         _chosen(receipt),
         *_metric(receipt),
         *_file(receipt),
         *_energy(receipt["energy"]),
-        *_fastest(receipt["latency"]),
+        *(f"{_where(row)}: {row['backend']} is the fastest form. {_compared(row)}." for row in fastest(receipt)),
         *busy(receipt["latency"]),
     ]
     if "quantization" in receipt["structure"]:
@@ -29,19 +32,77 @@ def findings(receipt: Mapping[str, Any]) -> list[str]:
         found.append(_zeros(receipt))
     kinds = set(receipt["compression"].values())
     if kinds == {"distillation"}:
-        found.append("Distillation alone changes weights: size and time are those of the configured net.")
+        found.append("Distillation changes only weights: size and time are those of the configured net.")
     if not kinds:
         found.append("No compression is configured: this is the receipt of a net as it was trained.")
-    return [text for text in found if text]
+    return found
+
+
+def verdict(receipt: Mapping[str, Any]) -> str:
+    """One sentence in factors, of the fastest form at the smallest batch and of the file that ships."""
+    row, file = next(iter(fastest(receipt)), None), shipped(receipt["files"])
+    parts = [] if row is None else [f"{row['backend']} at batch {row['batch']} is {_compared(row, 'eager', 'twin')}"]
+    if file is not None and file["ratio"] is not None:
+        parts.append(f"the {file['target']} file is {resized(file['ratio'])}")
+    return f"Verdict: {'; '.join(parts) or 'nothing could be compared'}."
+
+
+def fastest(receipt: Mapping[str, Any]) -> list[Row]:
+    """The fastest form of this net for each device, batch size and number of threads, in the order of measurement."""
+    cells: dict[tuple[Any, ...], list[Row]] = {}
+    for row in receipt["latency"]:
+        if row["of"] == "this":
+            cells.setdefault((row["device"], row["batch"], row["threads"]), []).append(row)
+    return [min(some, key=lambda row: float(row["median_ms"])) for some in cells.values()]
+
+
+def twin_of(backend: str) -> str:
+    """The dense net in the runtime of `backend`."""
+    runtime = FLOAT_TWIN.get(backend, backend)
+    return TWINS.get(backend) or TWINS.get(runtime) or f"the dense net in {runtime}"
+
+
+def sped(row: Row, key: str) -> str:
+    """The time of a row as a factor of that of the form `key`: 2.6x faster, 1.9x slower, equal; empty without it."""
+    word = told_verdict(row, key)
+    if word in ("faster", "slower"):
+        return f"{_times(row[f'over_{key}'])} {word}"
+    return {"same": "equal", UNCLEAR: "equal within noise"}.get(word, "")
+
+
+def resized(ratio: float) -> str:
+    """A ratio of sizes in words: 3.5x smaller, 1.2x larger, the same size."""
+    if abs(ratio - 1) <= MARGIN:
+        return "the same size"
+    return f"{_times(ratio)} {'smaller' if ratio < 1 else 'larger'}"
+
+
+def _times(ratio: float) -> str:
+    factor = max(ratio, 1 / ratio) if ratio else float("inf")
+    return f"{factor:.1f}x" if factor >= 1.1 else f"{factor:.2f}x"
+
+
+def _compared(row: Row, *keys: str) -> str:
+    names = {**REFERENCES, "twin": twin_of(row["backend"])}
+    if row["backend"] == "eager":  # its twin is eager too
+        names.pop("twin")
+    texts = []
+    for key in keys or names:
+        factor = sped(row, key) if key in names else ""
+        if factor.startswith("equal"):
+            texts.append(f"as fast as {names[key]}{factor.removeprefix('equal')}")
+        elif factor:
+            texts.append(f"{factor} than {names[key]}")
+    return ", ".join(texts) or "not compared"
 
 
 def _chosen(receipt: Mapping[str, Any]) -> str:
     chosen, split = receipt["chosen"], receipt["split"]
     own = next((row for row in receipt["figures"] if row["of"] == "this" and row["split"] == "val"), None)
     value = own["figures"].get(chosen["by"].rpartition("/")[2]) if own else None
-    told = "" if value is None else f", {value:.4f}"
-    kept = "the test split had no part in the choice" if split == "test" else "test=false keeps the test split unseen"
-    return f"The net is best.ckpt of step {chosen['step']}, chosen by {chosen['by']}{told}; {kept}."
+    shown = "" if value is None else f" ({value:.4f})"
+    kept = "The test split had no part in the choice" if split == "test" else "test=false keeps the test split unseen"
+    return f"Measured: best.ckpt of step {chosen['step']}, chosen by {chosen['by']}{shown}. {kept}."
 
 
 def _metric(receipt: Mapping[str, Any]) -> list[str]:
@@ -50,46 +111,43 @@ def _metric(receipt: Mapping[str, Any]) -> list[str]:
     own, dense = rows.get(("this", "eager")), rows.get(("dense", "eager"))
     if own is None:
         return []
-    text = f"{split}/{metric} of the module is {own['figures'][metric]:.4f}"
+    text = f"{split}/{metric}: {own['figures'][metric]:.4f}"
     if dense is None:
-        return [
-            f"{text}; no baseline given, so there is no dense metric and no agreement: baseline=<run directory> "
-            "gives them."
-        ]
-    told = own["agreement"]
+        return [f"{text}. For the metrics of a trained dense net add baseline=<run directory>."]
+    agreement = own["agreement"]
     equal = (
-        f"their outputs differ by {told['largest']:.3g} at most"
-        if told["share"] is None
-        else f"{told['share']:.4f} of their {told['n']} predictions are equal"
+        f"Outputs differ by {agreement['largest']:.3g} at most"
+        if agreement["share"] is None
+        else f"{agreement['share']:.4f} of {agreement['n']} predictions are equal"
     )
-    return [f"{text}, of the dense net {dense['figures'][metric]:.4f}; {equal}."]
+    return [f"{text}; dense net: {dense['figures'][metric]:.4f}. {equal}."]
 
 
 def _energy(energy: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    for name, of in (("energy_gpu_j", "its GPUs"), ("energy_cpu_j", "the processors of its machines")):
+    for name, of in (("energy_gpu_j", "GPUs"), ("energy_cpu_j", "processors")):
         joules, dense = energy["this"].get(name), energy["dense"].get(name)
         if joules is not None:
-            beside = "" if dense is None else f", that of the dense net {dense / 3600:.3g} Wh"
-            yield f"Training took {joules / 3600:.3g} Wh of {of}{beside}."
+            other = "" if dense is None else f"; dense net: {dense / 3600:.3g} Wh"
+            yield f"Training took {joules / 3600:.3g} Wh of the {of}{other}."
 
 
 def _file(receipt: Mapping[str, Any]) -> list[str]:
     row = shipped(receipt["files"])
     if row is None:
-        return ["No file could be exported: see what was not measured."]
-    text = f"The file that ships ({row['target']}) has {row['bytes']:,} bytes, {row['gzipped']:,} after gzip"
+        return ["No file could be exported. See what was not measured."]
+    text = f"File {row['target']}: {row['bytes']:,} bytes, {row['gzipped']:,} gzipped"
     if row["ratio"] is not None:
-        text += f": {row['ratio']:.3f} and {row['gzipped_ratio']:.3f} of the dense net's"
+        text += f"; compared with the dense file {resized(row['ratio'])}, gzipped {resized(row['gzipped_ratio'])}"
     found = [f"{text}."]
     packed = next((other for other in receipt["files"] if (other["of"], other["target"]) == ("this", "weights")), row)
     if packed["bytes"] < PACKED * row["bytes"]:
         found.append(
-            f"Its weights alone, packed into their bits for torch (weights), have {packed['bytes']:,} bytes, "
-            f"{packed['gzipped']:,} after gzip; {row['target']} stores at least a byte for each."
+            f"File weights (for torch, packed bits): {packed['bytes']:,} bytes, {packed['gzipped']:,} gzipped. "
+            f"{row['target']} stores at least a byte for each weight."
         )
     if receipt.get("undeclared"):
-        return [*found, f"No export ships it, for its data declare {receipt['undeclared']}."]
-    return [*found, f"python scripts/export.py run=<run directory> target={row['target']} ships it."]
+        return [*found, f"It can't be exported: the data declare {receipt['undeclared']}."]
+    return [*found, f"Export it with python scripts/export.py run=<run directory> target={row['target']}."]
 
 
 def shipped(files: Iterable[Row]) -> Row | None:
@@ -98,46 +156,18 @@ def shipped(files: Iterable[Row]) -> Row | None:
     return next((own[target] for target in SHIPS if target in own), None)
 
 
-def _fastest(rows: Iterable[Row]) -> list[str]:
-    """For each cell the fastest form of this net."""
-    cells: dict[tuple[Any, ...], list[Row]] = {}
-    for row in rows:
-        if row["of"] == "this":
-            cells.setdefault(_cell(row), []).append(row)
-    found = []
-    for some in cells.values():
-        best = min(some, key=lambda row: row["median_ms"])
-        beside = [
-            f"{best[f'over_{key}']:.2f} of the time of the dense net {name} ({told_verdict(best, key)})"
-            for key, name in (("eager", "in eager fp32"), ("bf16", "compiled in bf16"), ("twin", "in the same runtime"))
-            if best[f"over_{key}"] is not None
-        ]
-        found.append(
-            f"{_where(best)}: {best['backend']} is this net's fastest, {best['median_ms']:.3f} ms, {', '.join(beside)}."
-        )
-    return found
-
-
 def busy(
     rows: Iterable[Row], of: str = "dense", again: str = "python scripts/receipt.py run=<run directory>"
 ) -> list[str]:
     """A sentence if calls of one and the same net, `of` in eager, differ too much; `again` is the command that measures
-    anew.
+    again.
     """
     wide = max(
         (row["p90_ms"] / row["p10_ms"] for row in rows if (row["of"], row["backend"]) == (of, "eager")), default=1.0
     )
     if wide < WIDE:
         return []
-    whose = "dense" if of == "dense" else "eager"
-    return [
-        f"The machine was busy: the {whose} net's own calls differ by a factor of {wide:.1f} (p90 over p10); measure "
-        f"again when it is idle: {again}."
-    ]
-
-
-def _cell(row: Row) -> tuple[Any, ...]:
-    return row["device"], row["batch"], row["threads"]
+    return [f"The machine was busy: equal calls differ by a factor of {wide:.1f}. When it is idle, run {again}."]
 
 
 def _where(row: Row) -> str:
@@ -153,36 +183,20 @@ def _integers_beside_bf16(rows: Iterable[Row]) -> list[str]:
             and row["backend"] in ("onnx_int8", "aot_inductor")
             and row["beside_bf16"] in ("slower", "same")
         ):
-            word = "slower than" if row["beside_bf16"] == "slower" else "no faster than"
             found.append(
-                f"{_where(row)}: the integers of {row['backend']} are {word} the dense net compiled in bf16 "
-                f"({row['over_bf16']:.2f} of its time), which needs no quantization: here they buy bytes, not time."
+                f"{_where(row)}: {row['backend']} is {_compared(row, 'bf16')}, which needs no quantization. Here int8 "
+                "saves bytes, not time."
             )
     return found
 
 
 def _zeros(receipt: Mapping[str, Any]) -> str:
-    """What zeros do not buy."""
-    rows = {(row["of"], row["backend"], *_cell(row)): row for row in receipt["latency"]}
-    pairs = []
-    for (of, backend, *cell), row in rows.items():
-        dense = rows.get(("dense", backend, *cell))
-        if of == "this" and dense is not None:
-            pairs.append(
-                f"{backend} {row['median_ms']:.3f} ms beside the dense {dense['median_ms']:.3f} ms at batch "
-                f"{row['batch']}"
-            )
+    """Zeros save bytes of a gzipped file, and no time."""
     file = shipped(receipt["files"])
-    text = (
-        f"{receipt['size']['sparsity']:.1%} of the layers' weights are zero, which buys no time by itself: they are "
-        "stored and computed "
-    )
-    text += "like any other weight"
-    if pairs and not receipt["structure"]:  # else the nets differ in more than zeros
-        text += f" ({'; '.join(pairs[:4])})"
+    text = f"{receipt['size']['sparsity']:.1%} of the layers' weights are zero, which saves no time by itself"
     if file is not None and file["gzipped_ratio"] is not None:
-        text += f". What they buy is {file['gzipped_ratio']:.3f} of the gzipped bytes"
-    return text + "; channels that are removed (compression=prune_channels) buy time."
+        text += f"; gzipped, the file is {resized(file['gzipped_ratio'])}"
+    return text + ". Removed channels save time (compression=prune_channels)."
 
 
 def method(receipt: Mapping[str, Any], warmup: int) -> list[str]:

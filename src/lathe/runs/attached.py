@@ -116,17 +116,17 @@ def _monitoring(name: str, node: Any, task: Task) -> Any:
 
 
 def _own_monitor(name: str, node: dict[str, Any], task: Task) -> str | None:
-    """What `monitor: auto` stands for; of a task whose metrics nobody knows a checkpoint keeps the newest epoch.
+    """The metric that `monitor: auto` means; None for a checkpoint of a task whose metrics are not known in advance.
 
     Raises:
         UserError: another callback needs one.
     """
     if not task.monitor:
-        words = f"callbacks.{name}.monitor=auto: nobody knows what {type(task.driven).__name__} logs"
-        way = f"callbacks.{name}.monitor=val_loss callbacks.{name}.mode=min"
+        start = f"callbacks.{name}.monitor=auto: {type(task.driven).__name__} declares no metrics"
         if canonical(str(node.get("_target_"))) != "lathe.callbacks.Checkpoint":
-            raise UserError(f"{words}: name a metric, such as {way}.")
-        rank_zero_only(print)(f"{words}, so best.ckpt is the newest epoch; name a metric, such as {way}.")
+            way = f"callbacks.{name}.monitor=val_loss callbacks.{name}.mode=min"
+            raise UserError(f"{start}. Name one, such as {way}.")
+        rank_zero_only(print)(f"{start}, so best.ckpt is the last epoch.")
     return task.monitor or None
 
 

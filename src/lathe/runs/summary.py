@@ -1,8 +1,7 @@
-"""The short table at the end of a run."""
+"""The short table at the end of a run, and the commands to try next."""
 
 import shlex
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -10,12 +9,13 @@ from rich.table import Table
 
 from lathe.config.composed import flatten
 from lathe.runs.metric_names import split_of
+from lathe.runs.places import shown
 from lathe.runs.rundir import RunDir
 from lathe.runs.typed import run_words, train_words, typed_script, value_typed
 
 
-def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
-    """Prints the final metrics of the run of `cfg`, where it lies, and three commands to try next."""
+def show(result: dict[str, Any], run: RunDir, console: Console | None = None) -> None:
+    """Print the final metrics of `run` and its directory."""
     console = console or Console()
     table = Table(title="Run complete", show_header=False, title_justify="left")
     names = _of(result, "test") or _of(result, "val")
@@ -34,17 +34,17 @@ def show(result: dict[str, Any], run: RunDir, cfg: dict[str, Any], console: Cons
     for name, value in _costs(result):
         table.add_row(name, value)
     table.add_row("seconds", f"{result['seconds']:.1f}")
-    try:
-        shown = run.path.relative_to(Path.cwd())
-    except ValueError:
-        shown = run.path
-    table.add_row("run directory", str(shown))
     console.print(table)
-    for note in result.get("notes", []):
+    for note in (f"Run directory: {shown(run.path)}", *result.get("notes", [])):
         console.print(note, soft_wrap=True, highlight=False, markup=False)
-    console.print("Next:")
-    for command in proposals(run, shown, cfg):
-        console.print(f"  {command}", soft_wrap=True, highlight=False, markup=False)
+
+
+def show_next(run: RunDir, cfg: dict[str, Any], console: Console | None = None) -> None:
+    """Print the pages that `run` of `cfg` has written, and commands to try next."""
+    console = console or Console()
+    pages = [f"Samples page: {shown(page)}" for page in sorted(run.path.glob("samples/*.html"))]
+    for line in (*pages, "Next:", *(f"  {command}" for command in proposals(run, cfg))):
+        console.print(line, soft_wrap=True, highlight=False, markup=False)
 
 
 def _of(result: dict[str, Any], split: str) -> list[str]:
@@ -70,16 +70,21 @@ def _metric(value: float | None) -> str:
     return "not finite" if value is None else f"{value:.4f}"
 
 
-def proposals(run: RunDir, shown: Path, cfg: dict[str, Any]) -> list[str]:
-    """Commands that make sense after `run`, which lies at `shown` for who types them: its metrics on the validation
-    split, the same run with half its learning rate, and with other seeds."""
+def proposals(run: RunDir, cfg: dict[str, Any]) -> list[str]:
+    """Commands that make sense after `run`: its metrics on the validation split, the same run with half its learning
+    rate and with other seeds, a report of all runs of its name, and what shows the files of its loggers."""
     words = retyped(run.overrides if (run.path / "overrides.yaml").is_file() else [], flatten(cfg))
-    evaluate = ["python", typed_script("scripts/evaluate.py"), *run_words("run", shown, cfg), "split=val"]
+    evaluate = ["python", typed_script("scripts/evaluate.py"), *run_words("run", shown(run.path), cfg), "split=val"]
     found = [evaluate] if run.best.exists() else []
     rate = cfg["optimizer"].get("lr")
     if isinstance(rate, (int, float)):
         found.append([*train_words(), *without(words, "optimizer.lr"), f"optimizer.lr={rate / 2:g}"])
     found.append([*train_words(), "-m", *without(words, "seed"), "seed=1,2,3"])
+    found.append(["python", typed_script("scripts/report.py"), f"runs={value_typed(shown(run.path.parent))}"])
+    if any(run.path.rglob("events.out.tfevents.*")):
+        found.append(["tensorboard", "--logdir", shown(run.path)])
+    if offline := sorted(run.path.glob("wandb/offline-run-*")):
+        found.append(["wandb", "sync", *(shown(part) for part in offline)])
     return [shlex.join(command) for command in found]
 
 

@@ -9,6 +9,8 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from lathe.callbacks import Checkpoint, Compression, DeviceStats, Progress, Samples, Throughput, numbers
+from lathe.config.direction import lower_is_better
+from lathe.config.splits import split_of
 from lathe.errors import did_you_mean
 from lathe.runs import rundir
 from lathe.runs.build import make_task
@@ -124,7 +126,7 @@ def conclude(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     result["objective"] = result.get(name) if name else None
     notes = list(result.get("notes", []))
     if not name:
-        notes.append(_nameless(cfg))
+        notes.append(_nameless(cfg, result))
     elif result["objective"] is None:
         reason = "it is not finite" if name in wild else _why(name, result)
         notes.append(f"objective is null: there is no {name}, {reason}; a sweeper that optimises gets no number")
@@ -133,8 +135,8 @@ def conclude(cfg: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     return {**result, "notes": notes} if notes else result
 
 
-def _nameless(cfg: dict[str, Any]) -> str:
-    """Why no metric is named as the objective."""
+def _nameless(cfg: dict[str, Any], result: dict[str, Any]) -> str:
+    """Why no metric is named as the objective, and which could be."""
     trainer = cfg["trainer"]
     off = "fast_dev_run" if trainer.get("fast_dev_run") else "enable_checkpointing"
     left_out = trainer.get("fast_dev_run") or trainer.get("enable_checkpointing") is False
@@ -144,6 +146,13 @@ def _nameless(cfg: dict[str, Any]) -> str:
         return (
             f"objective is null: trainer.{off}={str(trainer[off]).lower()} leaves callbacks.checkpoint out, and with "
             f"it the metric that it monitors: {name} names one."
+        )
+    logged = sorted((name for name in result if split_of(name) == "val"), key=lower_is_better)
+    if monitor == "auto" and logged:
+        way = "min" if lower_is_better(logged[0]) else "max"
+        return (
+            f"No monitor: best.ckpt is the last epoch. The module logs {', '.join(logged[:5])}: add "
+            f"callbacks.checkpoint.monitor={logged[0]} callbacks.checkpoint.mode={way}."
         )
     return "objective is null: neither objective nor the monitor of callbacks.checkpoint names a metric."
 

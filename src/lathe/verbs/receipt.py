@@ -4,13 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from lathe.errors import require
-from lathe.receipt import page
 from lathe.receipt.measured import write
 from lathe.runs.rundir import RunDir
 
 
 def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
-    """Measures the finished run that `cfg["request"]` names, prints the tables, and returns the receipt.
+    """Measures the finished run that `cfg["request"]` names, and returns the receipt.
 
     Raises:
         UserError: the run is under way, has no best checkpoint, or the baseline is none.
@@ -23,6 +22,4 @@ def receipt(cfg: dict[str, Any]) -> dict[str, Any]:
     run.checkpoint("best")
     baseline = Path(request["baseline"]) if request["baseline"] is not None else None
     with run.locked():
-        found = write(run, cfg, baseline, request["effort"])
-    page.show(found)
-    return found
+        return write(run, cfg, baseline, request["effort"])

@@ -131,10 +131,11 @@ def _tell_end(
         log_result(logger, result, run.best)
     if trainer.is_global_zero:
         run.finish(result)
-        summary.show(result, run, cfg)
+        summary.show(result, run)
         small = any(isinstance(callback, Compression) for callback in callbacks)
         if small and "pruned" not in result and cfg["compression"]["receipt"] != "none":
             write_receipt(run, cfg)
+        summary.show_next(run, cfg)
 
 
 def check_loaders(cfg: dict[str, Any], datamodule: LightningDataModule) -> None:

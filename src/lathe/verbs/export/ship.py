@@ -80,36 +80,32 @@ def ship_one(run: RunDir, request: Mapping[str, Any], name: str, options: Mappin
 
 
 def show(reports: Mapping[str, Any], run: Path, console: Console | None = None) -> None:
-    """Prints a line for each target, within 80 columns: the largest difference of a logit as a share of the largest,
-    the share of equal predictions, and the metrics of the run's own net and of the file."""
+    """Print a line for each target, within 80 columns: the metrics of the run's own net and of the file, the share of
+    predictions that are equal in the file and in the module that was exported, and the largest difference of a logit as
+    a share of the largest."""
     if not reports:
         return
     first = next(iter(reports.values()))
     title = f"Exports: {first['metric']} on {first['samples']} held-out samples ({first['split']})"
     if first["held_out"] is None:
-        title = "Exports: compared on noise alone"
+        title = "Exports: compared on noise only"
     table = Table(title=title, title_justify="left")
-    for column in ("target", "in", "difference", "equal", "run", "file", "s"):
+    for column in ("target", "in", "run", "file", "equal\npredictions", "logits\ndiffer by"):
         table.add_column(column, justify="left" if column in ("target", "in") else "right")
     for name, report in reports.items():
         held, metric, figures = report["held_out"], report["metric"], report["figures"]
         metrics = [_metric(figures[which][metric]) for which in ("trained", "file")] if figures else ["-", "-"]
-        table.add_row(
-            name,
-            report["arithmetic"],
-            f"{(held or report['odd_inputs'])['relative']:.1e}",
-            _equal((held or report["odd_inputs"])["agreement"]),
-            *metrics,
-            f"{report['seconds']:.1f}",
-        )
+        difference = held or report["odd_inputs"]
+        equal = "-" if difference["agreement"] is None else f"{difference['agreement']:.2%}"
+        table.add_row(name, report["arithmetic"], *metrics, equal, f"{difference['relative']:.1e}")
     console = console or Console()
     console.print(table)
+    changed = [name for name, report in reports.items() if (f := report["figures"]) and f["trained"] != f["module"]]
+    if changed:
+        note = "the export changed the net (calibration, input size): equal predictions compare the file with that net"
+        console.print(f"{', '.join(changed)}: {note}.", highlight=False)
     for name in reports:
         console.print(f"{run / 'exports' / name}", soft_wrap=True, highlight=False)
-
-
-def _equal(share: float | None) -> str:
-    return "-" if share is None else f"{share:.4f}"
 
 
 def _metric(value: float | None) -> str:
