@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_only, rank_zero_warn
 
 from lathe.config.words import key_of
 
-# The groups whose choices describe a run, the most telling first.
+# The groups whose choices describe a run, the most important first.
 GROUPS = [
     *("experiment", "model", "data", "task", "optimizer", "scheduler", "compression"),
     *("strategy", "precision", "compile", "performance", "trainer", "callbacks", "debug"),
@@ -36,7 +36,7 @@ def run_facts(leaves: Mapping[str, Any], environment: Mapping[str, str] = os.env
 
 
 def main_facts(facts: Mapping[str, Any], choices: Mapping[str, Any], typed: Sequence[str]) -> dict[str, Any]:
-    """The few of `facts` that tell runs apart: the chosen groups, `ALWAYS`, what the overrides `typed` set, and the run
+    """The few of `facts` in which runs differ: the chosen groups, `ALWAYS`, what the overrides `typed` set, and the run
     directory. `choices` are those of Hydra; of a node that was typed in full, only that it was."""
     words = {key_of(word): word.partition("=")[2] for word in typed}
     chosen = {group: str(words.get(group, choices.get(group) or "null")) for group in GROUPS}
