@@ -187,7 +187,8 @@ def _matrix(gathered: Gathered) -> str:
             cells += f"<td{style}>{n or ''}</td>"
         rows.append(f"<tr><th>{name}</th>{cells}</tr>")
     top = f"<thead><tr><th>true \\ predicted</th>{head}</tr></thead>"
-    drawn = f'<table class="matrix">{top}<tbody>{"".join(rows)}</tbody></table>'
+    long = " long" if max(map(len, gathered.names)) > 3 else ""  # names of columns are turned then
+    drawn = f'<table class="matrix{long}">{top}<tbody>{"".join(rows)}</tbody></table>'
     return figure(
         drawn, "Samples by class (row) and prediction (column). The stronger the colour, the larger the share."
     )
